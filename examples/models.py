@@ -1,0 +1,80 @@
+"""The examples' three models, each small enough to train on one core."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+__all__ = ["ByteGPT", "digits_mlp", "fashion_cnn"]
+
+
+def digits_mlp() -> nn.Module:
+    """(batch, 64) -> logits (batch, 10); 4,810 parameters."""
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def fashion_cnn() -> nn.Module:
+    """(batch, 1, 28, 28) -> logits (batch, 10); 105,866 parameters.
+
+    No BatchNorm: its statistics are the first thing to go wrong on non-IID data (arXiv:1910.00189).
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),  # (batch, 16, 28, 28)
+        nn.MaxPool2d(2),  # (batch, 16, 14, 14); before the ReLU, which is the same and four times less work
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),  # (batch, 32, 14, 14)
+        nn.MaxPool2d(2),  # (batch, 32, 7, 7)
+        nn.ReLU(),
+        nn.Flatten(),  # (batch, 1568)
+        nn.Linear(1568, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+class ByteGPT(nn.Module):
+    """A decoder-only transformer over bytes: int64 (batch, time) -> logits (batch, time, 256), time <= context.
+
+    About 12 layers width^2 parameters, one million as it comes. Pre-norm, learned positions, the output tied to the
+    embedding, as in GPT-2 (Radford et al., 2019) and Andrej Karpathy's nanoGPT.
+    """
+
+    def __init__(self, layers: int = 5, heads: int = 4, width: int = 128, context: int = 128) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(256, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:
+                # GPT-2: what is added to the residual stream is smaller, because 2 x layers of them add up.
+                nn.init.normal_(weight, std=0.02 / (2 * layers) ** 0.5 if name.endswith("out.weight") else 0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        time = torch.arange(tokens.shape[1], device=tokens.device)  # (time,)
+        x = self.bytes(tokens) + self.positions(time)  # (batch, time, width)
+        return F.linear(self.norm(self.blocks(x)), self.bytes.weight)  # (batch, time, 256)
+
+
+class _Block(nn.Module):
+    """Attention, then a perceptron, each added to what came in."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width, bias=False)
+        self.attention_out = nn.Linear(width, width, bias=False)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_in = nn.Linear(width, 4 * width, bias=False)
+        self.mlp_out = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, time, width = x.shape
+        qkv = self.queries_keys_values(self.attention_norm(x))  # (batch, time, 3 width)
+        q, k, v = qkv.view(batch, time, 3 * self.heads, -1).transpose(1, 2).chunk(3, 1)  # (batch, heads, time, head)
+        heard = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (batch, heads, time, head)
+        x = x + self.attention_out(heard.transpose(1, 2).reshape(batch, time, width))
+        added: torch.Tensor = self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+        return x + added

@@ -1,0 +1,172 @@
+"""The `gossip` command. Nothing heavy is imported before a command runs: `gossip --help` must answer at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossip.errors import ConfigError, GossipError, IdentityError
+
+__all__ = ["app", "main"]
+
+# Rich markup in the help would cost 60 ms of imports; pretty tracebacks would print the user's variables.
+app = typer.Typer(
+    name="gossip",
+    help="Train one model on many machines with nobody in charge.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+# What follows SCRIPT is the script's own, options included.
+SCRIPT_COMMAND = {"allow_interspersed_args": False}
+
+Script = Annotated[Path, typer.Argument(metavar="SCRIPT", help="The training script.", show_default=False)]
+ScriptArgs = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own, options included.")]
+SecretFile = Annotated[Path | None, typer.Option(metavar="FILE", help="The secret, as `gossip secret` made it.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="TOML with the keys of gossip.Config.")
+]
+Threads = Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads of arithmetic.")]
+NodeAddress = Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where a node listens.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
+TimeoutS = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the node.")]
+
+
+def print_version(wanted: bool = True) -> None:
+    """Print the version."""
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("gossip-trainer"))
+        raise typer.Exit
+
+
+@app.callback()
+def gossip(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+@app.command("version")
+def version_command() -> None:
+    """Print the version."""
+    print_version()
+
+
+@app.command(context_settings=SCRIPT_COMMAND)
+def run(
+    script: Script,
+    args: ScriptArgs = None,
+    seed: Annotated[
+        list[str] | None, typer.Option(metavar="HOST:PORT|INVITE", help="A node to join through; may be repeated.")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Default 127.0.0.1:0.")] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="What others should dial, behind a forwarded port.")
+    ] = None,
+    secret_file: SecretFile = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No secret: anybody may join and read.")] = False,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keeps the node's identity and its swarm.")
+    ] = None,
+    config: ConfigFile = None,
+    log: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON lines: one a second, one an event.")] = None,
+    threads: Threads = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No live line and no closing table.")] = False,
+) -> None:
+    """Run a training script as one node of a swarm."""
+    if threads is not None:  # before numpy and torch are imported: they read these once
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    from node import cli
+
+    settings = cli.RunSettings(
+        seeds=tuple(seed or ()),
+        listen=listen,
+        advertise=advertise,
+        secret_file=secret_file,
+        insecure=insecure,
+        state_dir=state_dir,
+        config=config,
+        log=log,
+        quiet=quiet,
+    )
+    raise typer.Exit(cli.run(script, args or [], settings))
+
+
+@app.command(context_settings=SCRIPT_COMMAND)
+def local(
+    script: Script,
+    args: ScriptArgs = None,
+    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, max=64, help="Processes to start.")] = 4,
+    threads: Annotated[int, typer.Option(metavar="N", min=1, help="Threads of arithmetic a process.")] = 1,
+    config: ConfigFile = None,
+    log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Keeps each node's log and output.")] = None,
+) -> None:
+    """Start a swarm of processes on this machine, all running one script."""
+    from node import cli
+
+    raise typer.Exit(cli.local(script, args or [], nodes=nodes, threads=threads, config=config, log_dir=log_dir))
+
+
+@app.command()
+def demo(
+    nodes: Annotated[int, typer.Option(min=3, max=16, help="Processes to start with.")] = 4,
+    json: Json = False,
+    seconds_limit: Annotated[float, typer.Option(min=1, help="Give up after so many seconds.")] = 90.0,
+) -> None:
+    """Train on real data, kill the first node half-way, let another join, and show that it did not matter."""
+    from node import cli
+
+    raise typer.Exit(cli.demo(nodes=nodes, as_json=json, limit_s=seconds_limit))
+
+
+@app.command()
+def status(address: NodeAddress, secret_file: SecretFile = None, json: Json = False, timeout_s: TimeoutS = 5.0) -> None:
+    """Ask a running node for its id, its members and its metrics."""
+    from node import cli
+
+    cli.status(address, secret_file=secret_file, as_json=json, timeout_s=timeout_s)
+
+
+@app.command()
+def secret() -> None:
+    """Make a swarm secret and print it."""
+    from node import cli
+
+    cli.secret()
+
+
+@app.command()
+def invite(
+    address: NodeAddress,
+    secret_file: Annotated[Path, typer.Option(metavar="FILE", help="The swarm's secret.", show_default=False)],
+    timeout_s: TimeoutS = 5.0,
+) -> None:
+    """Print one line that lets a newcomer join through the node at HOST:PORT."""
+    from node import cli
+
+    cli.invite(address, secret_file=secret_file, timeout_s=timeout_s)
+
+
+def main() -> None:
+    """The console script. Exit codes: 0 done, 1 the script raised, 2 usage, 3 could not start or save, 130, 143."""
+    try:
+        app(prog_name="gossip")
+    except GossipError as error:
+        print(f"gossip: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError | IdentityError) else 3)
+
+
+if __name__ == "__main__":
+    main()

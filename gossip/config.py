@@ -1,0 +1,198 @@
+"""One frozen Config, the same for a node and for a simulated peer; the formula stands beside the knob."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gossip.codecs import get_codec
+from gossip.errors import ConfigError
+from gossip.mixing import check_outer
+
+__all__ = ["Config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """When to mix, how, and every limit. Construct with keywords, from a preset, or with :meth:`from_toml`.
+
+    Raises :class:`~gossip.errors.ConfigError` for a value that cannot work, naming what would.
+    """
+
+    swarm: str = "default"  # swarms of different names refuse each other
+
+    # -- when to mix -------------------------------------------------------------------------------------------------
+    mix_every_steps: int | None = 8  # local steps between a finished exchange and the next offer (jittered by 25 %)
+    mix_every_s: float | None = None  # or this many seconds, whichever comes first; None: steps alone
+
+    # -- how to mix (gossip.mixing states the equations) -------------------------------------------------------------
+    outer_momentum: float = 0.0  # alpha: m <- alpha m + beta (mean - phi)
+    outer_rate: float = 1.0  # beta: phi <- phi + m; stable for 0 < beta < 2 (1 - alpha^2). 0 and 1: the plain pair mean
+    staleness_exponent: float = 0.5  # a: weight = 1/2 (1 + gap)^-a, gap in whole mixing rounds between the two
+    codec: str = "fp32"  # what crosses the wire: fp32, bf16, fp16
+    average_optimizer: bool = False  # average the optimizer's state (momentum, second moments) with the weights
+    norm_bound: float = 10.0  # refuse |theirs - ours| > bound * (|ours| + sqrt(elements))
+
+    # -- exchanges ---------------------------------------------------------------------------------------------------
+    incoming_exchanges: int = 2  # at once, beside one outgoing; each costs two vectors of memory. 1 with outer momentum
+    reply_timeout_s: float = 5.0  # an offer without an answer; a partner answers at its next step boundary or BUSY
+    boundary_patience_s: float = 2.0  # BUSY when the training loop has reached no step boundary for this long
+    slowest_rate_mb_s: float = 0.5  # MB/s; a transfer may take median + 6 MAD, never less than bytes over this rate
+    stall_s: float = 3.0  # a transfer in which nothing moved for this long has failed
+    bench_s: float = 30.0  # a partner that failed is not sampled for this long, doubling up to 16 times this
+    doubt_s: float = 30.0  # how long a COMMIT without an answer is asked after before the exchange is dropped
+
+    # -- membership: SWIM with Lifeguard -----------------------------------------------------------------------------
+    probe_period_s: float = 2.0
+    probe_timeout_min_s: float = 0.5  # timeout = clamp(3 RTT, min, max) * (1 + local health)
+    probe_timeout_max_s: float = 1.0
+    indirect_probes: int = 3
+    suspicion_periods: float = 4.0  # suspicion lasts this * max(1, log10 N) probe periods, less with more accusers
+    gossip_period_s: float = 0.5
+    gossip_fanout: int = 3
+    push_pull_period_s: float = 30.0
+    heal_period_s: float = 30.0  # one DEAD record or seed is dialled this often, which heals partitions
+    dead_kept_s: float = 86_400.0  # DEAD means "do not sample", never "forget"
+    max_members: int = 10_000  # about 250 B each; the largest full table measured
+    progress_period_s: float = 1.0  # a member's own step, sample and loss counts are signed anew at most this often
+
+    # -- joining -----------------------------------------------------------------------------------------------------
+    join_timeout_s: float = 20.0  # with nobody reachable for this long a node starts alone (and merges later)
+    donors: int = 4  # members that a newcomer fetches its state from at once
+    seed_backoff_s: float = 1.0  # first retry of a seed that is down; doubles
+    seed_backoff_max_s: float = 60.0
+
+    # -- links -------------------------------------------------------------------------------------------------------
+    max_links: int = 256  # kept connections
+    idle_s: float = 60.0  # a link without traffic for this long is closed
+    hello_timeout_s: float = 5.0  # from the first byte to a finished Hello
+    chunk_elements: int = 65_536  # 256 KiB of fp32: in cache, and 0.1 s at 20 Mbit/s before a probe gets through
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_type(field.name, getattr(self, field.name), str(field.type))
+        if self.mix_every_steps is None and self.mix_every_s is None:
+            raise ConfigError("Nothing says when to mix: set mix_every_steps (as 8) or mix_every_s (as 30.0).")
+        for name in POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"{name} = {value!r} cannot work: it must be a positive number.")
+        if not 1 <= self.incoming_exchanges <= 8:
+            raise ConfigError("incoming_exchanges must lie between 1 and 8: each costs two vectors of memory.")
+        if not 0 <= self.staleness_exponent <= 4:
+            raise ConfigError("staleness_exponent must lie between 0 (no weighting) and 4.")
+        if not 1024 <= self.chunk_elements <= 1 << 20:
+            raise ConfigError("chunk_elements must lie between 1024 and 1048576 (4 KiB to 4 MiB of fp32).")
+        if self.probe_timeout_min_s > self.probe_timeout_max_s:
+            raise ConfigError("probe_timeout_min_s is above probe_timeout_max_s: exchange the two.")
+        if not self.swarm or len(self.swarm) > 64:
+            raise ConfigError("swarm must be a name of 1 to 64 characters.")
+        check_outer(self.outer_momentum, self.outer_rate)
+        get_codec(self.codec)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a mix is the plain pair mean, without outer momentum."""
+        return self.outer_momentum == 0.0 and self.outer_rate == 1.0
+
+    @property
+    def incoming_limit(self) -> int:
+        """Incoming exchanges at once: with outer momentum one exchange at a time in all, since two concurrent outer
+        steps would count the same local progress twice."""
+        return self.incoming_exchanges if self.plain else 1
+
+    # -- presets -----------------------------------------------------------------------------------------------------
+    @classmethod
+    def lan(cls, **changes: Any) -> Config:
+        """Machines of one network: 1 Gbit/s, under a millisecond. The defaults."""
+        return cls(**changes)
+
+    @classmethod
+    def wan(cls, **changes: Any) -> Config:
+        """Scattered machines: 100 Mbit/s and 50 ms, lossy. Half the bytes, mixed four times as rarely."""
+        preset: dict[str, Any] = {
+            "mix_every_steps": 32,
+            "codec": "bf16",
+            "reply_timeout_s": 10.0,
+            "slowest_rate_mb_s": 0.1,
+            "stall_s": 10.0,
+            "hello_timeout_s": 10.0,
+            "join_timeout_s": 60.0,
+            "chunk_elements": 32_768,
+        }
+        return cls(**(preset | changes))
+
+    @classmethod
+    def datacentre(cls, **changes: Any) -> Config:
+        """10 Gbit/s and more: mix twice as often, expect answers sooner, longer chunks."""
+        preset: dict[str, Any] = {
+            "mix_every_steps": 4,
+            "slowest_rate_mb_s": 10.0,
+            "stall_s": 2.0,
+            "chunk_elements": 262_144,
+        }
+        return cls(**(preset | changes))
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Config:
+        """A TOML file of these keys, at the top or under ``[gossip]``; ``preset = "wan"`` names where to start from."""
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"Cannot read the config {path}: {error.strerror}.") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}.") from error
+        section = table.get("gossip", table)
+        if not isinstance(section, dict):
+            raise ConfigError(f"{path}: gossip must be a table, written [gossip].")
+        try:
+            return cls.from_mapping(section)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_mapping(cls, table: Mapping[str, Any]) -> Config:
+        """The same keys from a mapping, as a scenario's ``[gossip]`` section gives them."""
+        changes = dict(table)
+        preset = changes.pop("preset", "lan")
+        if preset not in PRESETS:
+            raise ConfigError(f"preset = {preset!r} is unknown: take one of {', '.join(PRESETS)}.")
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in changes:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise ConfigError(f"{name!r} is not a setting" + (f"; did you mean {near[0]!r}?" if near else "."))
+        config: Config = getattr(cls, preset)(**changes)
+        return config
+
+
+PRESETS = ("lan", "wan", "datacentre")
+POSITIVE = (
+    "mix_every_steps", "mix_every_s", "norm_bound", "reply_timeout_s", "boundary_patience_s", "slowest_rate_mb_s",
+    "stall_s", "bench_s", "doubt_s", "probe_period_s", "probe_timeout_min_s", "probe_timeout_max_s", "indirect_probes",
+    "suspicion_periods", "gossip_period_s", "gossip_fanout", "push_pull_period_s", "heal_period_s", "dead_kept_s",
+    "max_members", "progress_period_s", "join_timeout_s", "donors", "seed_backoff_s", "seed_backoff_max_s",
+    "max_links", "idle_s", "hello_timeout_s",
+)  # fmt: skip
+
+
+def check_type(name: str, value: object, annotation: str) -> None:
+    """Refuse a value of another type than the annotation's (TOML gives 8 where 8.0 is meant; that is allowed)."""
+    wanted = annotation.replace(" | None", "")
+    if value is None and "None" in annotation:
+        return
+    right = {
+        "int": isinstance(value, int) and not isinstance(value, bool),
+        "float": isinstance(value, int | float) and not isinstance(value, bool),
+        "str": isinstance(value, str),
+        "bool": isinstance(value, bool),
+    }[wanted]
+    if not right:
+        kind = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}[wanted]
+        raise ConfigError(f"{name} = {value!r} cannot work: it must be {kind}.")

@@ -1,0 +1,157 @@
+"""What a peer wants done. A driver performs effects in order, without awaiting between them; a peer calls nobody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gossip.ids import Address, PeerId
+from gossip.messages import Message
+
+__all__ = [
+    "Adopt", "Collect", "Dial", "Effect", "MemberChanged", "MemberState", "Mix", "Notice", "Release", "Send", "Serve",
+    "Snapshot", "Transfer", "TryDial", "Unlink",
+]  # fmt: skip
+
+
+class MemberState(Enum):
+    """What we hold a member to be."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to a peer: over the link its session began on, else over the newest link, else dial ``address``
+    first (when it is None and there is no link, drop the message)."""
+
+    to: PeerId
+    message: Message
+    address: Address | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a link to an address; ``expect`` is the id that must answer there, None for a seed."""
+
+    address: Address
+    expect: PeerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TryDial:
+    """Find out whether ``address`` accepts a TCP connection, for a member that asked; report with ``dial_tried``."""
+
+    asker: PeerId
+    address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class Unlink:
+    """Close every link to a peer, telling it why: a code, and a plain sentence."""
+
+    peer: PeerId
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Copy the live vector at the next step boundary and keep it under this session; report with ``snapshotted``."""
+
+    session: int
+    full: bool  # with the optimizer's state
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Stream the session's snapshot to the partner and theirs to us at once; report ``streamed`` or ``failed``."""
+
+    session: int
+    partner: PeerId
+    full: bool
+    deadline_s: float  # from now
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Both sides committed: at the next step boundary apply ``x += shift(snapshot, difference, weight)``."""
+
+    session: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The session is over: stop its streams and forget its buffers (after Mix: once it is applied)."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Stream elements [start, stop) of the session's snapshot to a newcomer, as raw float32."""
+
+    session: int
+    partner: PeerId
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Receive elements [start, stop) into the joining vector of ``size`` elements; report ``collected`` as chunks
+    arrive, and ``failed`` when they stop."""
+
+    session: int
+    partner: PeerId
+    start: int
+    stop: int
+    size: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """The joining vector is whole: overwrite the live weights (and optimizer state) with it at the next step boundary,
+    and report with ``adopted``."""
+
+    optimizer_keys: tuple[str, ...]
+    optimizer_scalars: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChanged:
+    """A member's state as we hold it changed; ``before`` is None for one we hear of for the first time."""
+
+    peer: PeerId
+    before: MemberState | None
+    after: MemberState
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something a person should read, once: a kind for logs, and a sentence."""
+
+    kind: str
+    sentence: str
+
+
+Effect = (
+    Send
+    | Dial
+    | TryDial
+    | Unlink
+    | Snapshot
+    | Transfer
+    | Mix
+    | Release
+    | Serve
+    | Collect
+    | Adopt
+    | MemberChanged
+    | Notice
+)

@@ -1,0 +1,218 @@
+"""Bytes <-> messages, with every limit; no sockets.
+
+A frame is a 12-byte prefix (magic, header length, body length), one msgpack map, and a raw body. Only a Chunk has a
+body, and its length is checked against our own layout by whoever expects it, so nothing a peer says sets how much we
+allocate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from gossip.errors import ProtocolError
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.messages import MESSAGES, TAGS, Chunk, Hint, Kind, Message, Update
+
+__all__ = ["MAX_BODY_BYTES", "MAX_HEADER_BYTES", "PREFIX_BYTES", "decode", "encode", "read_prefix"]
+
+MAGIC = b"GSP1"
+PREFIX = struct.Struct(">4sII")
+PREFIX_BYTES = PREFIX.size
+MAX_HEADER_BYTES = 65_536  # 128 records of 250 B fit twice
+MAX_BODY_BYTES = 4 << 20  # the largest chunk a Config allows, in fp32
+MAX_INT = 2**63 - 1
+
+
+def encode(message: Message, body_bytes: int = 0) -> bytes:
+    """The prefix and header of a frame; the caller sends ``body_bytes`` of body after it."""
+    cls = type(message)
+    header: dict[str, Any] = {"t": TAGS[cls]}
+    for name, kind in FIELDS[cls]:
+        value = getattr(message, name)
+        form = kind.form
+        if form in ("record", "record?"):
+            value = None if value is None else pack_record(value)
+        elif form in ("updates", "records"):
+            value = [pack_update(update) for update in value]
+        header[name] = value
+    packed: bytes = msgpack.packb(header, use_bin_type=True)
+    if len(packed) > MAX_HEADER_BYTES:
+        raise ValueError(f"a {TAGS[cls]} header of {len(packed)} bytes is over the limit of {MAX_HEADER_BYTES}")
+    return PREFIX.pack(MAGIC, len(packed), body_bytes) + packed
+
+
+def read_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """(header bytes, body bytes) of the frame that begins with these 12 bytes; raises ProtocolError over a limit."""
+    magic, header_bytes, body_bytes = PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise ProtocolError("The other side does not speak this protocol (wrong magic).")
+    if not 1 <= header_bytes <= MAX_HEADER_BYTES:
+        raise ProtocolError(f"A frame claims a header of {header_bytes} bytes; the limit is {MAX_HEADER_BYTES}.")
+    if body_bytes > MAX_BODY_BYTES:
+        raise ProtocolError(f"A frame claims a body of {body_bytes} bytes; the limit is {MAX_BODY_BYTES}.")
+    return header_bytes, body_bytes
+
+
+def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0) -> Message:
+    """The message of one header; raises ProtocolError for anything a correct peer does not send."""
+    try:
+        table = msgpack.unpackb(
+            header, raw=False, strict_map_key=True, object_pairs_hook=unique_keys,
+            max_ext_len=0, max_array_len=4096, max_map_len=256, max_str_len=4096, max_bin_len=8192,
+        )  # fmt: skip
+    except ProtocolError:
+        raise
+    except Exception as error:  # msgpack raises ValueError, its own kinds, UnicodeDecodeError and RecursionError
+        raise ProtocolError(f"A frame's header is not valid msgpack ({type(error).__name__}).") from None
+    if not isinstance(table, dict) or not isinstance(table.get("t"), str):
+        raise ProtocolError("A frame's header is not a message.")
+    cls = MESSAGES.get(table.pop("t"))
+    if cls is None:
+        raise ProtocolError("A frame holds a message of unknown type.")
+    if body_bytes and cls is not Chunk:
+        raise ProtocolError(f"A {TAGS[cls]} message came with a body; only chunks have one.")
+    fields = FIELDS[cls]
+    if len(table) != len(fields):
+        raise ProtocolError(f"A {TAGS[cls]} message has {len(table)} fields instead of {len(fields)}.")
+    values = []
+    for name, kind in fields:
+        if name not in table:
+            raise ProtocolError(f"A {TAGS[cls]} message lacks its field {name}.")
+        try:
+            values.append(READERS[kind.form](table[name], kind.bound))
+        except (ValueError, TypeError, KeyError):
+            raise ProtocolError(f"A {TAGS[cls]} message has a wrong {name}.") from None
+    built: Message = cls(*values)
+    return built
+
+
+def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ProtocolError("A frame's header repeats a key.")
+    return table
+
+
+# -- records -----------------------------------------------------------------------------------------------------
+RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord))
+
+
+def pack_record(record: MemberRecord) -> list[Any]:
+    return [getattr(record, name) for name in RECORD_FIELDS]
+
+
+def pack_update(update: Update) -> list[Any]:
+    if isinstance(update, Hint):
+        return [update.peer, update.incarnation, update.dead, update.by]
+    return pack_record(update)
+
+
+def read_record(value: Any) -> MemberRecord:
+    if not isinstance(value, list) or len(value) != len(RECORD_FIELDS):
+        raise ValueError
+    (peer, key, incarnation, sequence, left, address, homes, ready, genesis, base, steps, samples, loss, version,
+     signature) = value  # fmt: skip
+    return MemberRecord(
+        id=read_id(peer), public_key=read_bytes(key, 32), incarnation=read_int(incarnation, MAX_INT),
+        sequence=read_int(sequence, MAX_INT), left=read_bool(left), address=read_address(address),
+        homes=tuple(read_id(home) for home in read_list(homes, 3)), ready=read_bool(ready),
+        genesis=read_bytes(genesis, 16), base_samples=read_int(base, MAX_INT), steps=read_int(steps, MAX_INT),
+        samples=read_int(samples, MAX_INT), loss=None if loss is None else read_float(loss),
+        version=read_float(version), signature=read_bytes(signature, 64),
+    )  # fmt: skip
+
+
+def read_update(value: Any) -> Update:
+    if isinstance(value, list) and len(value) == 4:
+        peer, incarnation, dead, by = value
+        return Hint(read_id(peer), read_int(incarnation, MAX_INT), read_bool(dead), read_id(by))
+    return read_record(value)
+
+
+def read_address(value: Any) -> Address | None:
+    if value is None:
+        return None
+    host, port = read_list(value, 2)
+    return Address(read_text(host, 255), read_int(port, 65_535))
+
+
+# -- plain values -------------------------------------------------------------------------------------------------
+def read_int(value: Any, bound: int) -> int:
+    if type(value) is not int or not 0 <= value <= bound:
+        raise ValueError
+    return value
+
+
+def read_float(value: Any, _: int = 0) -> float:
+    if type(value) is not float or not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def read_bool(value: Any, _: int = 0) -> bool:
+    if type(value) is not bool:
+        raise ValueError
+    return value
+
+
+def read_text(value: Any, bound: int) -> str:
+    if type(value) is not str or len(value) > bound:
+        raise ValueError
+    return value
+
+
+def read_bytes(value: Any, bound: int) -> bytes:
+    if type(value) is not bytes or len(value) > bound:
+        raise ValueError
+    return value
+
+
+def read_id(value: Any, _: int = 0) -> PeerId:
+    if type(value) is not bytes or len(value) != 16:
+        raise ValueError
+    return PeerId(value)
+
+
+def read_list(value: Any, bound: int) -> list[Any]:
+    if type(value) is not list or len(value) > bound:
+        raise ValueError
+    return value
+
+
+def read_scalar(value: Any) -> tuple[str, float]:
+    name, number = read_list(value, 2)
+    return read_text(name, 64), read_float(number)
+
+
+def read_any(value: Any, bound: int) -> Any:
+    """Plain nested values for a person or a comparison; whoever uses them checks them again."""
+    return tuple(freeze(item) for item in read_list(value, bound))
+
+
+def freeze(value: Any) -> Any:
+    return tuple(freeze(item) for item in value) if isinstance(value, list) else value
+
+
+READERS: dict[str, Callable[[Any, int], Any]] = {
+    "int": read_int,
+    "float": read_float,
+    "bool": read_bool,
+    "text": read_text,
+    "bytes": read_bytes,
+    "id": read_id,
+    "record?": lambda value, _: None if value is None else read_record(value),
+    "updates": lambda value, bound: tuple(read_update(item) for item in read_list(value, bound)),
+    "records": lambda value, bound: tuple(read_update(item) for item in read_list(value, bound)),
+    "names": lambda value, bound: tuple(read_text(item, 64) for item in read_list(value, bound)),
+    "scalars": lambda value, bound: tuple(read_scalar(item) for item in read_list(value, bound)),
+    "any": read_any,
+}
+FIELDS: dict[type, tuple[tuple[str, Kind], ...]] = {
+    cls: tuple((field.name, field.metadata["kind"]) for field in dataclasses.fields(cls)) for cls in MESSAGES.values()
+}

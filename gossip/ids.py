@@ -1,0 +1,70 @@
+"""Who a peer is, where it can be reached, and the record it signs about itself."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import NamedTuple, NewType
+
+from gossip.errors import ConfigError
+
+__all__ = ["Address", "MemberRecord", "PeerId", "parse_address", "peer_id_of", "short"]
+
+PeerId = NewType("PeerId", bytes)
+"""16 bytes, the hash of a public key: who, for all time. Never an address."""
+
+
+def peer_id_of(public_key: bytes) -> PeerId:
+    """The id of the owner of an Ed25519 public key (32 bytes): the first 128 bits of its SHA-256."""
+    return PeerId(hashlib.sha256(b"gossip id" + public_key).digest()[:16])
+
+
+def short(peer: PeerId) -> str:
+    """The first eight hexadecimal digits, as people see it."""
+    return peer.hex()[:8]
+
+
+class Address(NamedTuple):
+    """Where a peer listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """``host:port`` or ``[v6]:port``; raises :class:`ConfigError` naming what is wrong."""
+    host, colon, port = text.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"{text!r} is not an address: write an IPv6 host in brackets, as in [::1]:7700.")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{text!r} is not an address: write host:port, as in 10.0.0.5:7700.")
+    return Address(host, int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """What a member says of itself, signed by its own key.
+
+    Ordering between two records of one id: higher ``incarnation`` wins, then ``left``, then higher ``sequence``.
+    """
+
+    id: PeerId
+    public_key: bytes  # 32 bytes; the id is its hash
+    incarnation: int  # raised by the owner alone: at every start, and to refute an accusation
+    sequence: int = 0  # raised by the owner at every new record within an incarnation
+    left: bool = False  # LEFT instead of ALIVE
+    address: Address | None = None  # None: nobody can dial it
+    homes: tuple[PeerId, ...] = ()  # at most 3 reachable members it keeps links to, when nobody can dial it
+    ready: bool = False  # it holds the swarm's weights: may be averaged with, and takes a share of the data
+    genesis: bytes = b""  # 16 bytes: which run its weights come from
+    base_samples: int = 0  # samples behind the checkpoint that this run was resumed from
+    steps: int = 0
+    samples: int = 0
+    loss: float | None = None
+    version: float = 0.0  # mixing rounds behind its weights, averaged as the weights are
+    signature: bytes = b""  # 64 bytes over all the above

@@ -1,0 +1,249 @@
+"""A newcomer takes the swarm's weights: surveyed, then fetched in pieces from several members at once, resumably.
+
+    IDLE -> SURVEY (what do the donors have?) -> COLLECTING (pieces) -> ADOPTING (at our step boundary) -> IDLE
+
+A donor that dies, stalls or is busy gives its piece back, from the last whole chunk on, and another takes it. The
+pieces come from different members, whose weights differ by the consensus distance: the newcomer starts inside the
+swarm's spread, and its first exchanges draw it in like any other member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from gossip.config import Config
+from gossip.effects import Adopt, Collect, Effect, Release, Send, Serve, Snapshot
+from gossip.exchange import Local
+from gossip.ids import PeerId
+from gossip.messages import Abort, Busy, Fetch, Refuse, Serving
+
+__all__ = ["Donating", "Joining"]
+
+SERVED_AT_ONCE = 2  # pieces a donor streams at once: each holds one snapshot
+SURVEY_S = 1.0  # from the first answer on, how long the others are waited for
+RETRY_S = 1.0  # with every donor busy
+
+
+class Phase(Enum):
+    IDLE = auto()
+    SURVEY = auto()
+    COLLECTING = auto()
+    ADOPTING = auto()
+
+
+@dataclass(slots=True)
+class Piece:
+    """Elements [start, stop) of the joining vector; ``start`` advances with what has arrived."""
+
+    start: int
+    stop: int
+    donor: PeerId
+    deadline: float
+
+
+class Joining:
+    """The taking side. ``local.genesis`` changes when the weights are ours, not before."""
+
+    def __init__(self, local: Local, config: Config, new_session: Callable[[], int]) -> None:
+        self.local, self.config, self.new_session = local, config, new_session
+        self.phase = Phase.IDLE
+        self.genesis = b""
+        self.began = 0.0
+        self.deadline = float("inf")
+        self.surveys: dict[int, PeerId] = {}
+        self.answers: dict[PeerId, Serving] = {}
+        self.pieces: dict[int, Piece] = {}  # by session
+        self.missing: list[tuple[int, int]] = []  # ranges nobody is sending
+        self.candidates: list[PeerId] = []  # donors that may be asked, the best first
+        self.keys: tuple[str, ...] = ()
+        self.scalars: tuple[tuple[str, float], ...] = ()
+        self.version = 0.0
+        self.donors: set[PeerId] = set()
+
+    @property
+    def size(self) -> int:
+        return self.local.elements + len(self.keys) * self.local.trained_elements
+
+    def begin(self, genesis: bytes, candidates: list[PeerId], now: float) -> list[Effect]:
+        """Ask up to ``config.donors`` members what they have; candidates: ready members of that genesis, shuffled."""
+        self.phase, self.genesis, self.began = Phase.SURVEY, genesis, now
+        self.answers, self.pieces, self.missing, self.donors = {}, {}, [], set()
+        self.candidates = candidates[: 4 * self.config.donors]
+        self.deadline = now + self.config.reply_timeout_s
+        self.surveys = {self.new_session(): peer for peer in self.candidates[: self.config.donors]}
+        return [Send(peer, Fetch(session, (), 0, 0)) for session, peer in self.surveys.items()]
+
+    def on_serving(self, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
+        piece = self.pieces.get(serving.session)
+        if piece is not None and piece.donor == sender:
+            same = serving.genesis == self.genesis and serving.optimizer_keys == self.keys
+            return [] if same else self.give_back(serving.session, now)
+        if self.phase is not Phase.SURVEY or self.surveys.pop(serving.session, None) != sender:
+            return []
+        if serving.genesis == self.genesis:
+            self.answers[sender] = serving
+            self.deadline = min(self.deadline, now + SURVEY_S)
+        return [] if self.surveys else self.collect(now)
+
+    def on_refused(self, sender: PeerId, session: int, now: float) -> list[Effect]:
+        """Busy, Refuse or Abort."""
+        if self.surveys.get(session) == sender:
+            del self.surveys[session]
+            return self.collect(now) if self.phase is Phase.SURVEY and not self.surveys else []
+        piece = self.pieces.get(session)
+        return self.give_back(session, now) if piece is not None and piece.donor == sender else []
+
+    def collect(self, now: float) -> list[Effect]:
+        """The survey is over: agree on what to take, cut it into pieces, ask for them."""
+        if not self.answers:
+            return self.stop()
+        freshest = max(self.answers.values(), key=lambda answer: answer.version)
+        # A module trained by an optimizer takes the optimizer's state too; otherwise there is nowhere to put it.
+        self.keys = freshest.optimizer_keys if self.local.trained_elements else ()
+        self.scalars = freshest.optimizer_scalars if self.keys else ()
+        donors = [peer for peer, answer in self.answers.items() if answer.optimizer_keys == freshest.optimizer_keys]
+        self.version = sum(self.answers[peer].version for peer in donors) / len(donors)
+        self.phase, self.deadline = Phase.COLLECTING, float("inf")
+        unasked = [peer for peer in self.candidates if peer not in self.answers]
+        self.candidates = donors + unasked
+        step = self.config.chunk_elements
+        chunks = -(-self.size // step)
+        share = -(-chunks // len(donors)) * step
+        self.missing = [(at, min(at + share, self.size)) for at in range(0, self.size, share)]
+        return self.assign(now)
+
+    def assign(self, now: float) -> list[Effect]:
+        """Give missing ranges to donors that send us nothing at the moment."""
+        effects: list[Effect] = []
+        sending = {piece.donor for piece in self.pieces.values()}
+        free = [peer for peer in self.candidates if peer not in sending]
+        while self.missing and free and len(self.pieces) < self.config.donors:
+            (start, stop), donor, session = self.missing.pop(), free.pop(0), self.new_session()
+            seconds = self.config.reply_timeout_s + 4 * (stop - start) / (self.config.slowest_rate_mb_s * 1e6)
+            self.pieces[session] = Piece(start, stop, donor, now + seconds)
+            effects.append(Collect(session, donor, start, stop, self.size, seconds))
+            effects.append(Send(donor, Fetch(session, self.keys, start, stop)))
+        if self.missing and not self.pieces:
+            self.deadline = now + RETRY_S  # everybody refused: Peer finds other candidates
+        return effects
+
+    def collected(self, session: int, position: int, now: float) -> list[Effect]:
+        """Elements up to ``position`` of this piece have arrived and passed their checksums."""
+        piece = self.pieces.get(session)
+        if piece is None:
+            return []
+        piece.start = position
+        if position < piece.stop:
+            return []
+        del self.pieces[session]
+        self.donors.add(piece.donor)
+        if self.missing:
+            return [Release(session), *self.assign(now)]
+        if self.pieces:
+            return [Release(session)]
+        self.phase = Phase.ADOPTING
+        return [Release(session), Adopt(self.keys, self.scalars)]
+
+    def give_back(self, session: int, now: float) -> list[Effect]:
+        """This piece's donor failed; what has not arrived goes to another."""
+        piece = self.pieces.pop(session, None)
+        if piece is None:
+            return []
+        if piece.start < piece.stop:
+            self.missing.append((piece.start, piece.stop))
+        if piece.donor in self.candidates:
+            self.candidates.remove(piece.donor)
+        return [Release(session), Send(piece.donor, Abort(session, "moved")), *self.assign(now)]
+
+    def unlinked(self, peer: PeerId, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for session in [one for one, donor in self.surveys.items() if donor == peer]:
+            effects += self.on_refused(peer, session, now)
+        for session in [one for one, piece in self.pieces.items() if piece.donor == peer]:
+            effects += self.give_back(session, now)
+        return effects
+
+    def more_candidates(self, candidates: list[PeerId], now: float) -> list[Effect]:
+        self.candidates = candidates[: 4 * self.config.donors]
+        self.deadline = float("inf")
+        return self.assign(now)
+
+    @property
+    def starved(self) -> bool:
+        """Ranges are missing and no donor is left: Peer should name others."""
+        return self.phase is Phase.COLLECTING and bool(self.missing) and not self.pieces
+
+    def tick(self, now: float) -> list[Effect]:
+        if self.phase is Phase.SURVEY and self.deadline <= now:
+            self.surveys = {}
+            return self.collect(now)
+        effects: list[Effect] = []
+        for session in [one for one, piece in self.pieces.items() if piece.deadline <= now]:
+            effects += self.give_back(session, now)
+        return effects
+
+    def next_deadline(self) -> float:
+        return min((piece.deadline for piece in self.pieces.values()), default=self.deadline)
+
+    def stop(self) -> list[Effect]:
+        """Give up, or done: back to IDLE."""
+        effects: list[Effect] = []
+        for session, piece in self.pieces.items():
+            effects += [Send(piece.donor, Abort(session, "moved")), Release(session)]
+        self.phase, self.deadline = Phase.IDLE, float("inf")
+        self.pieces, self.surveys, self.answers, self.missing = {}, {}, {}, []
+        return effects
+
+
+class Donating:
+    """The giving side: a snapshot a piece, at most two at once."""
+
+    def __init__(self, local: Local, config: Config) -> None:
+        self.local, self.config = local, config
+        self.table: dict[int, tuple[PeerId, Fetch, float]] = {}
+
+    def on_fetch(
+        self, sender: PeerId, fetch: Fetch, scalars: tuple[tuple[str, float], ...], now: float
+    ) -> list[Effect]:
+        local = self.local
+        if not local.ready:
+            return [Send(sender, Refuse(fetch.session, "not-ready"))]
+        if fetch.start == fetch.stop:
+            answer = Serving(fetch.session, local.version, local.genesis, local.optimizer_keys, scalars)
+            return [Send(sender, answer)]
+        size = local.elements + len(fetch.optimizer_keys) * local.trained_elements
+        if not 0 <= fetch.start < fetch.stop <= size or fetch.optimizer_keys not in ((), local.optimizer_keys):
+            return [Send(sender, Refuse(fetch.session, "range"))]
+        asleep = now - local.boundary_at > self.config.boundary_patience_s
+        if len(self.table) >= SERVED_AT_ONCE or fetch.session in self.table or asleep:
+            return [Send(sender, Busy(fetch.session))]
+        seconds = self.config.reply_timeout_s + 4 * (fetch.stop - fetch.start) / (self.config.slowest_rate_mb_s * 1e6)
+        self.table[fetch.session] = (sender, fetch, now + seconds)
+        return [Snapshot(fetch.session, bool(fetch.optimizer_keys))]
+
+    def snapshotted(self, session: int) -> list[Effect]:
+        entry = self.table.get(session)
+        if entry is None:
+            return []
+        sender, fetch, _ = entry
+        local = self.local
+        return [
+            Send(sender, Serving(session, local.version, local.genesis, fetch.optimizer_keys, ())),
+            Serve(session, sender, fetch.start, fetch.stop),
+        ]
+
+    def end(self, session: int) -> list[Effect]:
+        """Served, or the stream broke, or the newcomer took the piece elsewhere."""
+        return [Release(session)] if self.table.pop(session, None) is not None else []
+
+    def unlinked(self, peer: PeerId) -> list[Effect]:
+        return [e for session in [s for s, (p, _, _) in self.table.items() if p == peer] for e in self.end(session)]
+
+    def tick(self, now: float) -> list[Effect]:
+        return [e for session in [s for s, (_, _, d) in self.table.items() if d <= now] for e in self.end(session)]
+
+    @property
+    def deadline(self) -> float:
+        return min((deadline for _, _, deadline in self.table.values()), default=float("inf"))

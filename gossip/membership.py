@@ -1,0 +1,383 @@
+"""Who is alive, and why we think so: SWIM with Lifeguard over a full table, and push-pull against what gossip missed.
+
+:mod:`gossip.view` holds the rules for states, :mod:`gossip.detector` probes, :mod:`gossip.myself` keeps our own record;
+here are the messages and the times.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, Unpack
+
+from gossip.config import Config
+from gossip.detector import PIGGYBACK, Detector
+from gossip.effects import Dial, Effect, MemberState, Send
+from gossip.errors import ProtocolError, RemoteError
+from gossip.ids import MemberRecord, PeerId
+from gossip.messages import (
+    MAX_BUCKETS, MAX_RECORDS, MAX_UPDATES, Ack, Digest, Gossip, Hint, Message, Nack, Ping, PingReq, Records, Update,
+)  # fmt: skip
+from gossip.myself import Myself, Own
+from gossip.records import Sign, Verify, newer, signed
+from gossip.rumours import Rumours
+from gossip.table import Entry, Table
+from gossip.view import TELL_EVERY_S, View
+
+__all__ = ["Membership"]
+
+FAREWELLS = 8  # members told directly, beside those linked, that we leave
+HEAL_ALONE = 3  # dials each probe period while nobody is alive to us
+BOOK = 1_024  # records kept for the next start: 256 KiB
+
+
+class Membership:
+    """One peer's view of the swarm. Effects are returned; after every call ``deadline`` says when to call :meth:`tick`.
+
+    ``me`` is our record as it should first appear; its ``steps`` and ``samples`` are those of earlier lives. A message
+    with a record that its owner did not sign raises :class:`~gossip.errors.RemoteError` and changes nothing.
+    """
+
+    def __init__(
+        self, me: MemberRecord, *, sign: Sign, verify: Verify, config: Config, rng: random.Random, now: float
+    ) -> None:
+        me = signed(me, sign)
+        self._config, self._rng = config, rng
+        self._table = Table(me, 2 * config.max_members, now)
+        self._rumours = Rumours(config.gossip_period_s, now)
+        self._detector = Detector(self._table, self._rumours, config, rng, now)
+        self._view = View(self._table, self._rumours, self._detector, verify, config, now)
+        self._myself = Myself(me, self._table, self._rumours, sign, config, now)
+        self._push_pull_s = now + rng.random() * config.push_pull_period_s
+        self._heal_s = now + rng.random() * config.heal_period_s
+        self._left = False
+        self._handlers: dict[type, Callable[[PeerId, Entry | None, Any, float, list[Effect]], None]] = {
+            Ping: self._on_ping,
+            Ack: self._on_ack,
+            PingReq: self._on_ping_req,
+            Nack: self._on_nack,
+            Gossip: self._on_gossip,
+            Digest: self._on_digest,
+            Records: self._on_records,
+        }
+
+    # -- driver --------------------------------------------------------------------------------------------------------
+    @property
+    def deadline(self) -> float:
+        if self._left:
+            return float("inf")
+        return min(
+            self._detector.deadline, self._view.deadline, self._rumours.due_s, self._myself.due_s,
+            self._push_pull_s, self._heal_s,
+        )  # fmt: skip
+
+    def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
+        """A Ping, Ack, PingReq, Nack, Gossip, Digest or Records arrived over a link to ``sender``."""
+        out: list[Effect] = []
+        if self._left:
+            return out
+        self._notice_sleep(now)
+        entry = self._table.entries.get(sender)
+        if entry is not None:
+            entry.acked_s = now
+        self._handlers[type(message)](sender, entry, message, now, out)
+        if sender in self._detector.targets:
+            self._detector.proved(sender, out)
+        if entry is not None and (entry.state is MemberState.SUSPECT or entry.state is MemberState.DEAD):
+            if entry.restored:
+                self._view.trust(entry, entry.record, now)
+            else:
+                self._view.warn(entry, now, out)
+        return self._view.changed(out)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what is due."""
+        out: list[Effect] = []
+        if self._left:
+            return out
+        self._notice_sleep(now)
+        if now >= self._detector.deadline:
+            self._suspect(self._detector.tick(now, out), now)
+        if now >= self._view.deadline:
+            self._view.tick(now, out)
+        if now >= self._myself.due_s:
+            self._myself.tick(now)
+        if now >= self._rumours.due_s:
+            self._gossip(now, out)
+        if now >= self._push_pull_s:
+            self._push_pull_s = now + self._config.push_pull_period_s
+            for entry in self._table.sample(1, self._rng):
+                self._ask(entry, now, out)
+        if now >= self._heal_s:
+            self._heal(now, out)
+        return self._view.changed(out)
+
+    def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
+        """A first link to ``peer`` came up, and this is the record of its Hello. Raises as :meth:`receive` does."""
+        out: list[Effect] = []
+        if self._left:
+            return out
+        self._notice_sleep(now)
+        entries = self._table.entries
+        known = entries.get(peer)
+        if self._view.is_news(record):
+            self._view.hear(record, now, linked=True)
+        elif known is not None and newer(known.record, record):
+            out.append(Send(peer, Gossip((known.record,))))  # it has started anew and does not know how far it was
+        entry = entries.get(peer)
+        if entry is None:
+            if self._table.forgot(peer):  # it was gone for a day, and must come back with a higher incarnation
+                out.append(Send(peer, Gossip((Hint(peer, record.incarnation, True, self.me.id),))))
+            return out
+        entry.linked = True
+        self._table.links.add(peer)
+        entry.acked_s = now
+        self._detector.proved(peer, out)
+        if entry.restored:
+            self._view.trust(entry, entry.record, now)
+        elif entry.state is MemberState.DEAD or entry.state is MemberState.SUSPECT:
+            self._view.warn(entry, now, out)
+        # One of the two begins: who knows nobody else, or else the lower id. The answer runs both ways.
+        alone = len(self._table.alive) <= (entry.state is MemberState.ALIVE)
+        if (alone or self.me.id < peer) and entry.asked_s <= now - self._config.push_pull_period_s:
+            self._ask(entry, now, out, everything=alone)
+        return self._view.changed(out)
+
+    def unlinked(self, peer: PeerId, now: float) -> list[Effect]:
+        """The last link to ``peer`` broke. It is asked at once, over a new one, before anybody is accused."""
+        out: list[Effect] = []
+        entry = self._table.entries.get(peer)
+        if entry is not None:
+            entry.linked = False
+            self._table.links.discard(peer)
+            if not self._left and entry.state in (MemberState.ALIVE, MemberState.SUSPECT):
+                self._suspect(self._detector.doubt(entry, now, out), now)
+        return self._view.changed(out)
+
+    def dial_failed(self, peer: PeerId, now: float) -> list[Effect]:
+        """No link to ``peer`` could be opened: a direct probe has failed, and others are asked."""
+        out: list[Effect] = []
+        entry = self._table.entries.get(peer)
+        if entry is not None and not self._left:
+            self._suspect(self._detector.unreachable(entry, now, out), now)
+        return self._view.changed(out)
+
+    def acknowledged(self, peer: PeerId, now: float) -> None:
+        """Proof of life that is none of our messages, as a finished exchange."""
+        entry = self._table.entries.get(peer)
+        if entry is not None:
+            entry.acked_s = now
+            self._detector.acknowledged(peer)
+
+    def update_me(self, now: float, **changes: Unpack[Own]) -> None:
+        """Change our own record; ``steps`` and ``samples`` count this life. Steps, samples, loss and version alone are
+        signed at most every ``max(progress_period_s, 0.05 s * N)``, the last values then; anything else at once."""
+        if not self._left:
+            self._myself.update(changes, now)
+
+    def leave(self, now: float) -> list[Effect]:
+        """Say LEFT, to those linked and a few more. Nothing else comes from this membership afterwards."""
+        if self._left:
+            return []
+        self._left = True
+        self._myself.announce(now, left=True)
+        whom = {entry.record.id: entry for entry in self._table.sample(FAREWELLS, self._rng)}
+        whom |= {peer: self._table.entries[peer] for peer in self._table.links}
+        farewell = Gossip((self.me,))
+        return [Send(peer, farewell, entry.record.address) for peer, entry in whom.items()]
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+    def _on_ping(self, sender: PeerId, entry: Entry | None, ping: Ping, now: float, out: list[Effect]) -> None:
+        self._absorb(ping.updates, sender, entry, now, out)
+        out.append(Send(sender, Ack(ping.seq, self._rumours.take(PIGGYBACK, 1, self._table.size))))
+
+    def _on_ack(self, sender: PeerId, entry: Entry | None, ack: Ack, now: float, out: list[Effect]) -> None:
+        self._absorb(ack.updates, sender, entry, now, out)
+        self._detector.acked(sender, ack.seq, now)
+
+    def _on_ping_req(self, sender: PeerId, entry: Entry | None, asked: PingReq, now: float, out: list[Effect]) -> None:
+        self._absorb(asked.updates, sender, entry, now, out)
+        self._detector.request(sender, asked, now, out)
+
+    def _on_nack(self, sender: PeerId, entry: Entry | None, nack: Nack, now: float, out: list[Effect]) -> None:
+        self._suspect(self._detector.nacked(sender, nack.seq), now)
+
+    def _on_gossip(self, sender: PeerId, entry: Entry | None, gossip: Gossip, now: float, out: list[Effect]) -> None:
+        self._absorb(gossip.updates, sender, entry, now, out)
+
+    def _on_digest(self, sender: PeerId, entry: Entry | None, digest: Digest, now: float, out: list[Effect]) -> None:
+        if len(digest.hashes) not in (0, 8 * MAX_BUCKETS):
+            raise ProtocolError(f"A digest has {len(digest.hashes)} bytes instead of {8 * MAX_BUCKETS} or none.")
+        if entry is None or now < entry.digest_s + TELL_EVERY_S:
+            return
+        entry.digest_s = now
+        if digest.hashes and entry.asked_all and now < entry.asked_s + TELL_EVERY_S:
+            return  # we have asked for everything at the same time, and it is coming
+        buckets = self._table.differing(digest.hashes)
+        if buckets:
+            self._send_records(sender, buckets, buckets if digest.hashes else b"", out)
+
+    def _on_records(self, sender: PeerId, entry: Entry | None, records: Records, now: float, out: list[Effect]) -> None:
+        # Who has asked for everything learns what the others know already, and need not tell them.
+        quiet = entry is not None and entry.asked_all and now < entry.asked_s + self._config.push_pull_period_s
+        self._absorb(records.records, sender, entry, now, out, pushed=True, quiet=quiet)
+        if records.want and entry is not None and entry.answer_due:
+            entry.answer_due = False  # once for each Digest of ours
+            self._send_records(sender, sorted(set(records.want)), b"", out)
+
+    def _send_records(self, peer: PeerId, buckets: Iterable[int], want: bytes, out: list[Effect]) -> None:
+        updates = list(self._table.updates_of(buckets))
+        while len(updates) > MAX_RECORDS:
+            out.append(Send(peer, Records(tuple(updates[:MAX_RECORDS]), b"")))
+            del updates[:MAX_RECORDS]
+        if updates or want:
+            out.append(Send(peer, Records(tuple(updates), want)))
+
+    def _ask(self, entry: Entry, now: float, out: list[Effect], everything: bool = False) -> None:
+        entry.asked_s, entry.asked_all, entry.answer_due = now, everything, True
+        digest = Digest(b"" if everything else self._table.digest())
+        out.append(Send(entry.record.id, digest, entry.record.address))
+
+    def _absorb(
+        self, updates: tuple[Update, ...], sender: PeerId, entry: Entry | None, now: float, out: list[Effect],
+        *, pushed: bool = False, quiet: bool = False,
+    ) -> None:  # fmt: skip
+        # All signatures first: a message is taken whole, or refused with nothing changed.
+        fresh = [update for update in updates if isinstance(update, Hint) or self._view.is_news(update)]
+        for update in fresh:
+            if isinstance(update, Hint):
+                if update.peer == self.me.id:
+                    self._on_own_hint(update, sender, entry, now, out)
+                else:
+                    self._view.accused(update, entry, now, out, pushed)
+            elif update.id == self.me.id:
+                if newer(update, self.me):
+                    self._myself.continue_from(update, now)
+            else:
+                self._view.hear(update, now, quiet)
+
+    def _on_own_hint(self, hint: Hint, sender: PeerId, entry: Entry | None, now: float, out: list[Effect]) -> None:
+        if hint.incarnation > self.me.incarnation:
+            return  # of an earlier life at best: its record says so signed, while hints could drive us out of bounds
+        if hint.incarnation == self.me.incarnation:
+            self._detector.blame_ourselves(1)  # we were too slow for somebody (Lifeguard, section IV-A)
+            if not self._myself.accused(now):
+                return
+        if entry is not None and entry.told_s <= now - TELL_EVERY_S:
+            entry.told_s = now
+            out.append(Send(sender, Gossip((self.me,))))
+
+    def _suspect(self, failed: list[Entry], now: float) -> None:
+        for entry in failed:
+            self._view.suspect(entry, self.me.id, now)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+    def _gossip(self, now: float, out: list[Effect]) -> None:
+        # SUSPECT members too: who is suspected must hear of it.
+        targets = self._table.sample(self._config.gossip_fanout, self._rng, suspects=True)
+        if not targets:
+            self._rumours.nobody()
+            return
+        updates = self._rumours.take(MAX_UPDATES, len(targets), self._table.size)
+        if updates:  # Pings may have told it all
+            gossip = Gossip(updates)
+            out.extend(Send(entry.record.id, gossip, entry.record.address) for entry in targets)
+        self._rumours.gossiped(now)
+
+    def _heal(self, now: float, out: list[Effect]) -> None:
+        """Dial somebody DEAD: it may only have been cut off. Also forgets those who are gone for long enough."""
+        config, dead = self._config, self._table.dead
+        self._table.forget(now - config.dead_kept_s)
+        alone = not self._table.alive
+        self._heal_s = now + (config.probe_period_s if alone else config.heal_period_s)
+        for peer in self._rng.sample(dead, min(len(dead), HEAL_ALONE if alone else 1)):
+            address = self._table.entries[peer].record.address
+            if address is not None:
+                out.append(Dial(address, peer))
+
+    def _notice_sleep(self, now: float) -> None:
+        """When a timer is half a second late this process was stopped: nobody is judged by that time."""
+        gap_s = now - self.deadline
+        if gap_s > self._config.probe_timeout_min_s:
+            self._detector.slept(gap_s)
+            self._view.slept(gap_s)
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+    @property
+    def me(self) -> MemberRecord:
+        """Our own record, as last signed."""
+        return self._myself.record
+
+    @property
+    def peers_known(self) -> int:
+        """Members in the table in any state, without ourselves."""
+        return len(self._table.entries) - 1
+
+    @property
+    def changes(self) -> int:
+        """Counts changes of :meth:`owners`."""
+        return self._table.changes
+
+    def alive(self) -> list[PeerId]:
+        """The ALIVE without ourselves, in no order: the list itself, to be read and not kept."""
+        return self._table.alive
+
+    def owners(self) -> list[PeerId]:
+        """Sorted ids of the ALIVE and ready, ourselves included: who shares the data."""
+        return self._table.owners()
+
+    def state(self, peer: PeerId) -> MemberState | None:
+        entry = self._table.entries.get(peer)
+        return None if entry is None else entry.state
+
+    def record(self, peer: PeerId) -> MemberRecord | None:
+        entry = self._table.entries.get(peer)
+        return None if entry is None else entry.record
+
+    def rtt_s(self, peer: PeerId) -> float | None:
+        """Smoothed round trip of its Acks, in seconds."""
+        entry = self._table.entries.get(peer)
+        return None if entry is None else entry.rtt_s
+
+    def members(self) -> list[tuple[MemberRecord, MemberState]]:
+        """Everyone else we know of. Walks the table: for people, not for every message."""
+        return [(entry.record, entry.state) for entry in self._table.entries.values() if entry is not self._table.mine]
+
+    @property
+    def earlier_samples(self) -> int:
+        """Samples of our earlier lives, as far as they are known."""
+        return self._earlier_samples
+
+    @property
+    def swarm_samples(self) -> int:
+        """Samples of everyone ever known, and those behind the checkpoint that our run came from."""
+        not_signed = self._myself.samples - self.me.samples
+        return self._table.samples + self._table.base_of(self.me.genesis) + not_signed
+
+    def samples_of(self, genesis: bytes) -> int:
+        """The same for the members of one run, as their records have it."""
+        return self._table.samples_of(genesis)
+
+    # -- between lives -------------------------------------------------------------------------------------------------
+    def book(self) -> list[MemberRecord]:
+        """At most 1,024 records of members with an address, most recently alive first."""
+
+        def recent(entry: Entry) -> tuple[bool, float]:
+            return entry.state in (MemberState.ALIVE, MemberState.SUSPECT), max(entry.since_s, entry.acked_s)
+
+        entries = (e for e in self._table.entries.values() if e.record.address and e is not self._table.mine)
+        return [entry.record for entry in heapq.nlargest(BOOK, entries, key=recent)]
+
+    def restore(self, records: Iterable[MemberRecord], now: float) -> None:
+        """Remember a book as DEAD members, told to nobody and dialled at once; skips what is not acceptable."""
+        for record in records:
+            try:
+                news = self._view.is_news(record)
+            except RemoteError:
+                continue
+            if news and record.id == self.me.id:
+                self._myself.continue_from(record, now)
+            elif record.id not in self._table.entries:
+                self._table.add(record, MemberState.DEAD, now, restored=True)
+        self._heal_s = now

@@ -1,0 +1,265 @@
+"""Every message that crosses the wire, one frozen dataclass each.
+
+A field's metadata names its kind and bounds; :mod:`gossip.frames` turns messages into bytes and back by it, so that
+what is declared here is all that is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, dataclass_transform
+
+from gossip.ids import MemberRecord, PeerId
+
+__all__ = [
+    "MESSAGES", "TAGS", "Abort", "Accept", "Ack", "Busy", "Chunk", "Close", "Commit", "Digest", "Fetch", "Gossip",
+    "Hello", "Hint", "Message", "Nack", "Offer", "Outcome", "Ping", "PingReq", "Reach", "Reached", "Records", "Refuse",
+    "Serving", "Settled", "StatusQuery", "StatusReply", "Update",
+]  # fmt: skip
+
+MAX_UPDATES = 32  # of about 250 B each in one frame: 8 KiB, an eighth of a header
+MAX_RECORDS = 128  # 32 KiB, half a header
+MAX_BUCKETS = 256  # by the first byte of an id
+
+T = TypeVar("T")
+MESSAGES: dict[str, type] = {}
+"""Wire tag -> message class."""
+TAGS: dict[type, str] = {}
+"""Message class -> wire tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a field looks on the wire: ``form`` and its bound (bytes, characters, items, or the largest integer)."""
+
+    form: str  # int, float, float?, bool, text, bytes, id, record, record?, updates, records, names, scalars, any
+    bound: int = 0
+
+
+def integer(bound: int = 2**63 - 1) -> Any:
+    return field(metadata={"kind": Kind("int", bound)})
+
+
+def of(form: str, bound: int = 0) -> Any:
+    return field(metadata={"kind": Kind(form, bound)})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(integer, of))
+def message(tag: str) -> Callable[[type[T]], type[T]]:
+    def register(cls: type[T]) -> type[T]:
+        built = dataclass(frozen=True, slots=True)(cls)
+        MESSAGES[tag] = built
+        TAGS[built] = tag
+        return built
+
+    return register
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """An accusation: SUSPECT, or DEAD. A hint, attributed to its author and rate-limited; only its owner is certain."""
+
+    peer: PeerId
+    incarnation: int
+    dead: bool
+    by: PeerId
+
+
+Update = MemberRecord | Hint
+
+
+# -- a link's first and last words ------------------------------------------------------------
+@message("hello")
+class Hello:
+    """Both sides' first frame. ``record`` is None for an observer, which may only ask for the status."""
+
+    version_min: int = integer(255)
+    version_max: int = integer(255)
+    swarm: str = of("text", 64)
+    fingerprint: str = of("text", 64)
+    capabilities: tuple[str, ...] = of("names", 16)
+    record: MemberRecord | None = of("record?")
+
+
+@message("close")
+class Close:
+    """The last frame of a link: a code and a plain sentence; with code "layout" our layout, so that both can name the
+    first difference."""
+
+    code: str = of("text", 32)
+    sentence: str = of("text", 400)
+    layout: tuple[Any, ...] = of("any", 49_152)
+
+
+# -- membership -------------------------------------------------------------------------------
+@message("ping")
+class Ping:
+    seq: int = integer()
+    updates: tuple[Update, ...] = of("updates", MAX_UPDATES)
+
+
+@message("ack")
+class Ack:
+    seq: int = integer()
+    updates: tuple[Update, ...] = of("updates", MAX_UPDATES)
+
+
+@message("ping-req")
+class PingReq:
+    """Probe ``target`` for me; answer Ack with my seq, or Nack when your own probe times out."""
+
+    seq: int = integer()
+    target: PeerId = of("id")
+    updates: tuple[Update, ...] = of("updates", MAX_UPDATES)
+
+
+@message("nack")
+class Nack:
+    seq: int = integer()
+
+
+@message("gossip")
+class Gossip:
+    updates: tuple[Update, ...] = of("updates", MAX_UPDATES)
+
+
+@message("digest")
+class Digest:
+    """One 8-byte hash for each of 256 buckets of ids (the first byte): what differs is sent as Records.
+
+    ``hashes`` is 2,048 bytes, or empty to ask for everything.
+    """
+
+    hashes: bytes = of("bytes", 8 * MAX_BUCKETS)
+
+
+@message("records")
+class Records:
+    """Entries of the buckets that differ. ``want``: the numbers of buckets whose entries are asked for in return."""
+
+    records: tuple[Update, ...] = of("records", MAX_RECORDS)
+    want: bytes = of("bytes", MAX_BUCKETS)
+
+
+@message("reach")
+class Reach:
+    """Can you open a connection to the address in my record? (A node behind NAT learns so that nobody can.)"""
+
+
+@message("reached")
+class Reached:
+    ok: bool = of("bool")
+
+
+# -- exchange ---------------------------------------------------------------------------------
+@message("offer")
+class Offer:
+    """Average with me. ``version`` is the mixing rounds behind my weights, ``weight`` the largest I allow."""
+
+    session: int = integer()
+    fingerprint: str = of("text", 64)
+    genesis: bytes = of("bytes", 16)
+    version: float = of("float")
+    weight: float = of("float")
+    codec: str = of("text", 16)
+    optimizer_keys: tuple[str, ...] = of("names", 4)  # empty: weights alone
+
+
+@message("accept")
+class Accept:
+    """Agreed: the streams begin. The weight is what both will use."""
+
+    session: int = integer()
+    version: float = of("float")
+    weight: float = of("float")
+    optimizer_keys: tuple[str, ...] = of("names", 4)
+
+
+@message("busy")
+class Busy:
+    session: int = integer()
+
+
+@message("refuse")
+class Refuse:
+    session: int = integer()
+    code: str = of("text", 32)
+
+
+@message("commit")
+class Commit:
+    """All of yours arrived and passed every check; I apply as soon as you say the same."""
+
+    session: int = integer()
+
+
+@message("abort")
+class Abort:
+    session: int = integer()
+    code: str = of("text", 32)
+
+
+@message("outcome")
+class Outcome:
+    """Our link broke between my Commit and yours: did you commit?"""
+
+    session: int = integer()
+
+
+@message("settled")
+class Settled:
+    session: int = integer()
+    committed: bool = of("bool")
+
+
+@message("chunk")
+class Chunk:
+    """One piece of a vector; its body is the encoded elements and nothing else carries a body."""
+
+    session: int = integer()
+    index: int = integer(2**32)
+    checksum: int = integer(2**64 - 1)  # xxh3-64 of the body
+
+
+# -- joining ----------------------------------------------------------------------------------
+@message("fetch")
+class Fetch:
+    """Send me elements [start, stop) of your state; start == stop asks only what there is."""
+
+    session: int = integer()
+    optimizer_keys: tuple[str, ...] = of("names", 4)
+    start: int = integer()
+    stop: int = integer()
+
+
+@message("serving")
+class Serving:
+    """What a donor's state is; chunks follow when a range was asked for."""
+
+    session: int = integer()
+    version: float = of("float")
+    genesis: bytes = of("bytes", 16)
+    optimizer_keys: tuple[str, ...] = of("names", 4)
+    optimizer_scalars: tuple[tuple[str, float], ...] = of("scalars", 16)
+
+
+# -- status -----------------------------------------------------------------------------------
+@message("status?")
+class StatusQuery:
+    after: bytes = of("bytes", 16)  # members with larger ids; empty for the first page
+
+
+@message("status")
+class StatusReply:
+    """One page: the node's metrics, and members as (id, address, state, steps, samples, loss, ready)."""
+
+    metrics: tuple[Any, ...] = of("any", 4_096)
+    members: tuple[Any, ...] = of("any", 49_152)
+    more: bool = of("bool")
+
+
+Message = (
+    Hello | Close | Ping | Ack | PingReq | Nack | Gossip | Digest | Records | Reach | Reached | Offer | Accept | Busy
+    | Refuse | Commit | Abort | Outcome | Settled | Chunk | Fetch | Serving | StatusQuery | StatusReply
+)  # fmt: skip

@@ -1,0 +1,109 @@
+"""Our own record: the only one that we sign, and whose incarnation we raise."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypedDict
+
+from gossip.config import Config
+from gossip.effects import MemberState
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.records import Sign, signed
+from gossip.rumours import Rumours
+from gossip.table import Table
+
+__all__ = ["Myself", "Own"]
+
+PROGRESS = frozenset({"steps", "samples", "loss", "version"})
+PROGRESS_S_PER_MEMBER = 0.05  # 20 progress updates a second in the whole swarm
+REFUTE_EVERY_S = 0.2  # so that accusing us costs the swarm five updates a second at most
+
+
+class Own(TypedDict, total=False):
+    """What a peer can change about itself. ``steps`` and ``samples`` count this life alone."""
+
+    address: Address | None
+    homes: tuple[PeerId, ...]
+    ready: bool
+    genesis: bytes
+    base_samples: int
+    steps: int
+    samples: int
+    loss: float | None
+    version: float
+
+
+class Myself:
+    """``record`` is as last signed; ``due_s`` is when :meth:`tick` has something to sign."""
+
+    def __init__(
+        self, record: MemberRecord, table: Table, rumours: Rumours, sign: Sign, config: Config, now: float
+    ) -> None:
+        self.record = record
+        self._table, self._rumours, self._sign, self._config = table, rumours, sign, config
+        self._earlier = {"steps": record.steps, "samples": record.samples}  # of earlier lives
+        self._pending: dict[str, Any] = {}  # not signed yet
+        self._progress_s = now  # progress alone is not signed before this
+        self._refuted_s = -math.inf
+        self._accused = False  # and not refuted yet
+        rumours.put(record, now)
+
+    @property
+    def due_s(self) -> float:
+        progress_s = self._progress_s if self._pending else math.inf
+        return min(progress_s, self._refuted_s + REFUTE_EVERY_S) if self._accused else progress_s
+
+    @property
+    def samples(self) -> int:
+        """Up to date, signed or not."""
+        return int(self._pending.get("samples", self.record.samples))
+
+    def tick(self, now: float) -> None:
+        if self._accused and now >= self._refuted_s + REFUTE_EVERY_S:
+            self.refute(now)
+        elif self._pending and now >= self._progress_s:
+            self.announce(now)
+
+    def update(self, changes: Own, now: float) -> None:
+        """Progress alone is signed at most every ``max(progress_period_s, 0.05 s * N)``, anything else at once."""
+        fields: dict[str, Any] = dict(changes)
+        for name in self._earlier.keys() & fields.keys():
+            fields[name] += self._earlier[name]
+        for name, value in fields.items():
+            if value != self._pending.get(name, getattr(self.record, name)):
+                self._pending[name] = value
+        if self._pending and (now >= self._progress_s or not self._pending.keys() <= PROGRESS):
+            self.announce(now)
+
+    def announce(self, now: float, **changes: Any) -> None:
+        """Sign a new record with what is pending and these changes, and tell it."""
+        changes = {"sequence": self.record.sequence + 1} | self._pending | changes
+        self._pending = {}
+        self.record = signed(dataclasses.replace(self.record, **changes), self._sign)
+        state = MemberState.LEFT if self.record.left else MemberState.ALIVE
+        self._table.place(self._table.mine, self.record, state, now)
+        self._progress_s = now + max(self._config.progress_period_s, PROGRESS_S_PER_MEMBER * self._table.size)
+        self._rumours.put(self.record, now)
+
+    def accused(self, now: float) -> bool:
+        """Somebody doubts our present incarnation. Returns whether it is refuted now, rather than soon."""
+        self._accused = True
+        if now < self._refuted_s + REFUTE_EVERY_S:
+            return False
+        self.refute(now)
+        return True
+
+    def refute(self, now: float) -> None:
+        self._accused = False
+        self._refuted_s = now
+        self.announce(now, incarnation=self.record.incarnation + 1, sequence=0)
+
+    def continue_from(self, record: MemberRecord, now: float) -> None:
+        """A record of ours that is newer than ours comes from an earlier life: go on above it, and from its counts."""
+        counts = {name: self._pending.get(name, getattr(self.record, name)) for name in self._earlier}
+        for name, earlier in self._earlier.items():
+            more = max(0, getattr(record, name) - earlier)
+            self._earlier[name] += more
+            counts[name] += more
+        self.announce(now, incarnation=record.incarnation + 1, sequence=0, **counts)

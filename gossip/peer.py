@@ -1,0 +1,482 @@
+"""Peer: one member's decisions behind receive, tick and deadline. Both drivers run this and nothing else."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from gossip.bootstrap import Reachability, Seeds, answer_reach
+from gossip.config import Config
+from gossip.effects import Dial, Effect, MemberState, Notice, Send
+from gossip.exchange import Exchanges, Local
+from gossip.ids import Address, MemberRecord, PeerId, short
+from gossip.joining import Donating, Joining, Phase
+from gossip.membership import Membership
+from gossip.messages import (
+    Abort,
+    Accept,
+    Ack,
+    Busy,
+    Commit,
+    Digest,
+    Fetch,
+    Gossip,
+    Message,
+    Nack,
+    Offer,
+    Outcome,
+    Ping,
+    PingReq,
+    Reach,
+    Reached,
+    Records,
+    Refuse,
+    Serving,
+    Settled,
+)  # fmt: skip
+from gossip.selection import Bench, uniform
+
+__all__ = ["Peer"]
+
+BOOK_DIALS = 4  # members of the address book tried at once after a restart
+RIPE_S = 2.0  # how long nobody may be ready before the smallest id declares the run begun
+CONSIDER_S = 1.0  # how often the groups of different genesis are compared
+
+
+class Peer:
+    """One member of a swarm, without I/O: every method takes ``now`` (seconds, monotonic) and returns effects in order.
+
+    ``elements``: float32 elements of the weights; ``trained_elements``: of one optimizer key. ``sign`` and ``verify``
+    are the identity's; ``expected`` holds the ids that seeds from an invite must prove.
+    """
+
+    def __init__(
+        self,
+        me: MemberRecord,
+        *,
+        sign: Callable[[bytes], bytes],
+        verify: Callable[[bytes, bytes, bytes], bool],
+        config: Config,
+        fingerprint: str,
+        elements: int,
+        trained_elements: int = 0,
+        rng: random.Random,
+        seeds: tuple[Address, ...] = (),
+        expected: Mapping[Address, PeerId] | None = None,
+        book: Iterable[MemberRecord] = (),
+        now: float,
+    ) -> None:
+        self.id, self.config, self.rng = me.id, config, rng
+        self.local = Local(fingerprint, elements, trained_elements, genesis=me.genesis, boundary_at=now)
+        self.membership = Membership(me, sign=sign, verify=verify, config=config, rng=rng, now=now)
+        self.bench = Bench(config.bench_s)
+        self.exchanges = Exchanges(me.id, self.local, config, self.new_session, self.choose, self.bench.failed)
+        self.joining = Joining(self.local, config, self.new_session)
+        self.donating = Donating(self.local, config)
+        self.seeds = Seeds(seeds, dict(expected or {}), config, now)
+        self.reach = Reachability()
+        self.optimizer_scalars: tuple[tuple[str, float], ...] = ()
+        self.linked_peers: dict[PeerId, None] = {}
+        self.distances_sq: deque[float] = deque(maxlen=8)  # |theirs - ours|^2 of the last exchanges
+        self.relative_sq: deque[float] = deque(maxlen=3)  # the same over |ours|^2
+        self.steps = self.samples = 0
+        self.due_steps = 0  # the step count at which the driver should call stepped()
+        self.due_at = math.inf  # and the time, for mixing by the clock
+        self.retry_at = 0.0
+        self.join_by = now + config.join_timeout_s
+        self.ripe_at = math.inf
+        self.consider_at = now
+        self.changes_seen = -1
+        self.alone = False
+        self.left = False
+        book = list(book)
+        self.membership.restore(book, now)
+        self.hopeful = bool(seeds or book)
+
+    # -- for drivers and people ----------------------------------------------------------------------------------
+    @property
+    def ready(self) -> bool:
+        """Whether this peer holds the weights of a run, and may train and mix."""
+        return self.local.ready
+
+    @property
+    def deadline(self) -> float:
+        own = min(self.seeds.next_at if self.seeds.seeds else math.inf, self.reach.next_ping_at, self.consider_at)
+        if self.local.ready and self.due_at < math.inf and self.exchanges.outgoing is None:
+            own = min(own, max(self.due_at, self.retry_at))
+        return min(
+            own, self.membership.deadline, self.exchanges.deadline, self.joining.next_deadline(), self.donating.deadline
+        )
+
+    @property
+    def consensus_distance(self) -> float:
+        """sqrt(mean |x_i - mean|^2) over the swarm, estimated from the last exchanges: for two random members the
+        expectation of |x_i - x_j|^2 is twice that mean square (times n/(n-1)). nan before the first exchange."""
+        if not self.distances_sq:
+            return math.nan
+        return math.sqrt(0.5 * sum(self.distances_sq) / len(self.distances_sq))
+
+    def agreement(self) -> float:
+        """The largest |theirs - ours| / |ours| of the last three exchanges; inf before the first."""
+        return math.sqrt(max(self.relative_sq)) if self.relative_sq else math.inf
+
+    # -- beginning and end ---------------------------------------------------------------------------------------
+    def start(self, now: float) -> list[Effect]:
+        if not self.hopeful:
+            return self.begin_run(now, "No seed was given: this node starts a swarm.")
+        effects = self.seeds.tick(now, False, self.rng)
+        known = [record for record in self.membership.book() if record.address is not None]
+        for record in self.rng.sample(known, min(BOOK_DIALS, len(known))):
+            if record.address is not None:
+                effects.append(Dial(record.address, record.id))
+        return effects
+
+    def begin_run(self, now: float, why: str) -> list[Effect]:
+        """Become ready with the weights we have."""
+        self.local.ready = True
+        self.membership.update_me(now, ready=True)
+        self.mixed(now)
+        return [Notice("started", why)]
+
+    def resume(self, genesis: bytes, base_samples: int, version: float, now: float) -> list[Effect]:
+        """The weights now come from a checkpoint of the run ``genesis`` with ``base_samples`` behind it."""
+        self.local.genesis, self.local.version = genesis, version
+        self.membership.update_me(now, genesis=genesis, base_samples=base_samples, version=version)
+        return self.exchanges.abandon()
+
+    def leave(self, now: float) -> list[Effect]:
+        self.left = True
+        return [*self.exchanges.abandon(), *self.joining.stop(), *self.membership.leave(now)]
+
+    # -- links ---------------------------------------------------------------------------------------------------
+    def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
+        """A link to ``peer`` finished its Hello; ``record`` is what it signed of itself."""
+        self.linked_peers[peer] = None
+        self.bench.forget(peer)
+        effects = self.membership.linked(peer, record, now)
+        effects += self.reach.linked(peer, self.membership.me)
+        if self.membership.me.address is None:
+            self.refresh_homes(now)
+        self.consider_at = now
+        return effects
+
+    def unlinked(self, peer: PeerId, now: float) -> list[Effect]:
+        """The last link to ``peer`` is gone. Sessions on it ended with it."""
+        self.linked_peers.pop(peer, None)
+        effects = self.membership.unlinked(peer, now)
+        effects += self.exchanges.unlinked(peer, now)
+        effects += self.joining.unlinked(peer, now)
+        effects += self.donating.unlinked(peer)
+        if self.membership.me.address is None:
+            self.refresh_homes(now)
+        return effects + self.after(now)
+
+    def dial_failed(self, peer: PeerId | None, now: float) -> list[Effect]:
+        """Nobody, or somebody else, answered where ``peer`` should be (None: a seed)."""
+        if peer is None or peer in self.linked_peers:
+            return []
+        effects = self.membership.dial_failed(peer, now)
+        effects += self.exchanges.unlinked(peer, now)
+        effects += self.joining.unlinked(peer, now)
+        return effects + self.after(now)
+
+    def dial_tried(self, asker: PeerId, ok: bool, now: float) -> list[Effect]:
+        return [Send(asker, Reached(ok))]
+
+    def refresh_homes(self, now: float) -> None:
+        dialable = {p for p in self.linked_peers if (r := self.membership.record(p)) is not None and r.address}
+        homes = self.reach.choose_homes(self.linked_peers, dialable, now)
+        if homes != self.membership.me.homes:
+            self.membership.update_me(now, homes=homes)
+
+    # -- messages ------------------------------------------------------------------------------------------------
+    def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
+        exchanges = self.exchanges
+        effects: list[Effect]
+        match message:
+            case Ping() | Ack() | PingReq() | Nack() | Gossip() | Digest() | Records():
+                return self.membership.receive(sender, message, now)
+            case Offer():
+                effects = exchanges.on_offer(sender, message, now)
+            case Accept():
+                effects = exchanges.on_accept(sender, message, now)
+            case Commit():
+                effects = exchanges.on_commit(sender, message.session, now)
+            case Busy() | Refuse() | Abort():
+                effects = self.on_refusal(sender, message, now)
+            case Outcome():
+                effects = exchanges.on_outcome(sender, message.session, now)
+            case Settled():
+                effects = exchanges.on_settled(sender, message, now)
+            case Fetch():
+                effects = self.on_fetch(sender, message, now)
+            case Serving():
+                effects = self.joining.on_serving(sender, message, now)
+            case Reach():
+                effects = answer_reach(sender, self.membership.record(sender))
+            case Reached():
+                effects = self.on_reached(sender, message.ok, now)
+            case _:
+                effects = []
+        return effects + self.after(now)
+
+    def on_refusal(self, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:
+        session = message.session
+        if session in self.exchanges.table:
+            match message:
+                case Busy():
+                    return self.exchanges.on_busy(sender, session, now)
+                case Refuse():
+                    return self.exchanges.on_refuse(sender, session, now)
+                case Abort():
+                    return self.exchanges.on_abort(sender, session, message.code, now)
+        entry = self.donating.table.get(session)
+        if entry is not None and entry[0] == sender:
+            return self.donating.end(session)
+        return self.joining.on_refused(sender, session, now)
+
+    def on_fetch(self, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
+        if self.joining.phase is not Phase.IDLE and self.local.ready:
+            # We are about to take other weights. Should the newcomer come from the very group we go to, one of the two
+            # must give way, or they would swap: the larger genesis stays.
+            record = self.membership.record(sender)
+            if record is None or record.genesis != self.joining.genesis or self.local.genesis < record.genesis:
+                return [Send(sender, Refuse(fetch.session, "joining"))]
+            return [*self.joining.stop(), *self.donating.on_fetch(sender, fetch, self.optimizer_scalars, now)]
+        return self.donating.on_fetch(sender, fetch, self.optimizer_scalars, now)
+
+    def on_reached(self, sender: PeerId, ok: bool, now: float) -> list[Effect]:
+        address = self.membership.me.address
+        if not self.reach.on_reached(sender, ok) or address is None:
+            return []
+        self.membership.update_me(now, address=None)
+        self.refresh_homes(now)
+        return [self.reach.notice(address)]
+
+    # -- reports of the driver -----------------------------------------------------------------------------------
+    def stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]:
+        """The training loop is at a step boundary, ``steps`` and ``samples`` into its life; call it at least when
+        ``due_steps`` is reached, and every quarter of a second or so."""
+        local = self.local
+        local.boundary_at = now
+        if self.config.mix_every_steps is not None:
+            local.version += (steps - self.steps) / self.config.mix_every_steps
+        self.steps, self.samples = steps, samples
+        self.membership.update_me(now, steps=steps, samples=samples, loss=loss, version=local.version)
+        return self.maybe_mix(now)
+
+    def maybe_mix(self, now: float) -> list[Effect]:
+        if not self.local.ready or self.left or now < self.retry_at or self.joining.phase is not Phase.IDLE:
+            return []
+        due = self.steps >= self.due_steps if self.config.mix_every_steps is not None else False
+        if not (due or now >= self.due_at or self.local.settling):
+            return []
+        if self.choose(set(), now) is None:
+            self.retry_at = now + 0.25
+            return []
+        return self.exchanges.begin(now) + self.after(now)
+
+    def snapshotted(self, session: int, now: float) -> list[Effect]:
+        """The snapshot asked for is taken."""
+        self.local.boundary_at = now
+        if session in self.donating.table:
+            return self.donating.snapshotted(session)
+        return self.exchanges.snapshotted(session, now) + self.after(now)
+
+    def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
+        """An exchange's streams are whole: |theirs - ours|^2 and |ours|^2."""
+        exchange = self.exchanges.table.get(session)
+        effects = self.exchanges.streamed(session, difference_sq, own_sq, now)
+        if exchange is not None:
+            self.membership.acknowledged(exchange.partner, now)
+            if math.isfinite(difference_sq):
+                self.distances_sq.append(difference_sq)
+                self.relative_sq.append(difference_sq / own_sq if own_sq > 0 else difference_sq)
+        return effects + self.after(now)
+
+    def failed(self, session: int, code: str, now: float) -> list[Effect]:
+        """Streams of this session (exchange, piece fetched, piece served) ended early."""
+        effects = self.exchanges.failed(session, code, now)
+        effects += self.joining.give_back(session, now)
+        effects += self.donating.end(session)
+        return effects + self.after(now)
+
+    def collected(self, session: int, position: int, now: float) -> list[Effect]:
+        effects = self.joining.collected(session, position, now)
+        if self.joining.phase is Phase.ADOPTING:
+            effects = [*self.exchanges.abandon(), *effects]
+        return effects + self.after(now)
+
+    def served(self, session: int, now: float) -> list[Effect]:
+        return self.donating.end(session)
+
+    def adopted(self, now: float) -> list[Effect]:
+        """The joining vector is in the model now."""
+        joining, local = self.joining, self.local
+        merged = local.ready
+        local.genesis, local.version, local.ready = joining.genesis, joining.version, True
+        local.boundary_at = now
+        self.membership.update_me(now, genesis=local.genesis, version=local.version, ready=True)
+        donors = len(joining.donors)
+        text = (
+            f"Took the weights of run {local.genesis.hex()[:8]} from {donors} member{'s' if donors > 1 else ''} "
+            f"in {now - joining.began:.1f} s"
+        )
+        text += ", which had more samples behind it than the run this node came from." if merged else "."
+        self.mixed(now)
+        return [*joining.stop(), Notice("merged" if merged else "joined", text)]
+
+    def settle(self, on: bool, now: float) -> list[Effect]:
+        """Mix continuously with the plain mean (True), or as configured (False)."""
+        self.local.settling = on
+        self.local.boundary_at = now
+        self.retry_at = 0.0
+        return self.maybe_mix(now) if on else []
+
+    # -- time ----------------------------------------------------------------------------------------------------
+    def tick(self, now: float) -> list[Effect]:
+        if self.left:
+            return []
+        effects = self.membership.tick(now)
+        effects += self.exchanges.tick(now)
+        effects += self.joining.tick(now)
+        effects += self.donating.tick(now)
+        effects += self.seeds.tick(now, bool(self.linked_peers), self.rng)
+        effects += self.reach.tick(now)
+        if now >= self.consider_at:
+            self.consider_at = now + CONSIDER_S
+            effects += self.consider(now)
+        if now >= self.due_at:
+            effects += self.maybe_mix(now)
+        return effects + self.after(now)
+
+    def after(self, now: float) -> list[Effect]:
+        """Note what ended: when the next mix is due, and who earned trust."""
+        exchanges = self.exchanges
+        effects: list[Effect] = []
+        if exchanges.mixed_at:
+            for partner in exchanges.mixed_at:
+                self.bench.succeeded(partner)
+                self.membership.acknowledged(partner, now)
+            exchanges.mixed_at.clear()
+            self.mixed(now)
+        if exchanges.gave_up:
+            exchanges.gave_up = False
+            self.retry_at = now + 0.02 + 0.08 * self.rng.random()  # apart, or those who collided collide again
+        if self.joining.starved and self.joining.deadline <= now:
+            effects += self.joining.more_candidates(self.donors(self.joining.genesis), now)
+            if self.joining.starved:
+                self.joining.deadline = now + CONSIDER_S
+        return effects
+
+    def mixed(self, now: float) -> None:
+        """A mix is a mix, whoever asked: the next is due an interval from here, jittered by a quarter so that two
+        partners who mixed together do not stay in step."""
+        jitter = 0.75 + 0.5 * self.rng.random()
+        if self.config.mix_every_steps is not None:
+            self.due_steps = self.steps + max(1, round(self.config.mix_every_steps * jitter))
+        if self.config.mix_every_s is not None:
+            self.due_at = now + self.config.mix_every_s * jitter
+
+    # -- choices -------------------------------------------------------------------------------------------------
+    def new_session(self) -> int:
+        return self.rng.getrandbits(62)
+
+    def choose(self, asked: set[PeerId], now: float) -> PeerId | None:
+        genesis, membership = self.local.genesis, self.membership
+
+        def fits(peer: PeerId) -> bool:
+            record = membership.record(peer)
+            return (
+                record is not None and record.ready and record.genesis == genesis
+                and not self.bench.sits_out(peer, now)
+                and (record.address is not None or peer in self.linked_peers)
+            )  # fmt: skip
+
+        return uniform(membership.alive(), self.rng, fits, asked)
+
+    def donors(self, genesis: bytes) -> list[PeerId]:
+        """Ready members of a run that we can reach, in random order."""
+        found = []
+        for peer in self.membership.alive():
+            record = self.membership.record(peer)
+            reachable = record is not None and (record.address is not None or peer in self.linked_peers)
+            if reachable and record is not None and record.ready and record.genesis == genesis:
+                found.append(peer)
+        self.rng.shuffle(found)
+        return found
+
+    def consider(self, now: float) -> list[Effect]:
+        """Once a second: are we alone, is there a run to join, is there a larger one to merge into?"""
+        effects = self.consider_company(now)
+        if self.joining.phase is not Phase.IDLE or self.left:
+            return effects
+        if self.local.ready and self.membership.changes == self.changes_seen:
+            return effects
+        totals = self.runs()
+        mine = totals.pop(self.local.genesis, 0)
+        if self.local.ready:
+            self.changes_seen = self.membership.changes
+            mine = self.membership.samples_of(self.local.genesis)
+        if totals:
+            genesis = max(totals, key=lambda run: (totals[run], run))
+            if not self.local.ready or (totals[genesis], genesis) > (mine, self.local.genesis):
+                self.changes_seen = -1  # until it has worked
+                if self.local.ready:
+                    donors = self.donors(genesis)
+                    effects.append(self.merging(donors, totals[genesis], mine))
+                return effects + self.joining.begin(genesis, self.donors(genesis), now)
+        return effects if self.local.ready else effects + self.consider_start(mine > 0 or self.same_run(), now)
+
+    def merging(self, donors: list[PeerId], theirs: int, mine: int) -> Notice:
+        who = short(donors[0]) if donors else "others"
+        return Notice(
+            "merging",
+            f"Met a run with {theirs} samples behind it (of {who}); ours has {mine}, so this node takes its weights.",
+        )
+
+    def same_run(self) -> bool:
+        return bool(self.donors(self.local.genesis))
+
+    def runs(self) -> dict[bytes, int]:
+        """Samples behind each run that has a ready, living member."""
+        found: dict[bytes, int] = {}
+        for peer in self.membership.alive():
+            record = self.membership.record(peer)
+            if record is not None and record.ready and record.genesis not in found:
+                found[record.genesis] = self.membership.samples_of(record.genesis)
+        return found
+
+    def consider_start(self, joinable: bool, now: float) -> list[Effect]:
+        """Nobody offers another run. Take our own from those of the same one; or begin: with nobody reachable when the
+        time is up, or as the smallest id among members who all wait for each other."""
+        if joinable and self.same_run():
+            return self.joining.begin(self.local.genesis, self.donors(self.local.genesis), now)
+        others = self.membership.alive()
+        if others:
+            if self.ripe_at == math.inf:
+                self.ripe_at = now + RIPE_S
+            if now >= self.ripe_at and self.id < min(others):
+                return self.begin_run(now, "Everybody here waits for weights: this node, whose id is smallest, begins.")
+        if now >= self.join_by:
+            return self.begin_run(
+                now, "No member could be reached: this node starts alone, and merges when it meets others."
+            )
+        return []
+
+    def consider_company(self, now: float) -> list[Effect]:
+        if not self.local.ready:
+            return []
+        alone = not self.membership.alive()
+        if alone and not self.alone:
+            self.alone = True
+            return [Notice("alone", "This node is alone: it trains on, and looks for others.")]
+        if self.alone and not alone:
+            self.alone = False
+            return [Notice("together", "This node is no longer alone.")]
+        return []
+
+    def members(self) -> list[tuple[MemberRecord, MemberState]]:
+        return self.membership.members()

@@ -1,0 +1,87 @@
+"""What is still to be told: each update goes out a number of times, the least told and then the newest first."""
+
+from __future__ import annotations
+
+import math
+
+from gossip.ids import MemberRecord, PeerId
+from gossip.messages import Update
+
+__all__ = ["Rumours", "retransmits"]
+
+LEVELS = 24  # over the 20 retransmissions of the largest table
+MAX_RUMOURS = 1024  # beyond this the push-pull carries the rest: 32 a frame and 6 frames a second are told in 5 s
+
+
+def retransmits(members: int) -> int:
+    """How often each member passes an update on: ``4 ceil(log10(N + 1))`` (SWIM, section 4.1; memberlist's factor)."""
+    return 4 * math.ceil(math.log10(members + 1))
+
+
+class Rumours:
+    """One record and one hint for each member at most, a newer one in the place of an older."""
+
+    def __init__(self, period_s: float, now: float) -> None:
+        self.due_s = math.inf  # when the next frame of gossip goes out; never while there is nothing to say
+        self._period_s = period_s
+        self._gossiped_s = now - period_s
+        self._levels: list[dict[bytes, Update]] = [{} for _ in range(LEVELS)]  # times told -> what, newest last
+        self._told: dict[bytes, int] = {}  # key -> times told
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def put(self, update: Update, now: float) -> None:
+        """Start telling this, at once if we have been silent, and stop telling what it replaces."""
+        if self.due_s == math.inf:
+            self.due_s = max(now, self._gossiped_s + self._period_s)
+        # A hint does not replace a record nor the other way: progress of a suspect would silence its accusers.
+        key = update.id if isinstance(update, MemberRecord) else hint_key(update.peer)
+        self._discard(key)
+        self._levels[0][key] = update
+        self._told[key] = 0
+        if len(self._told) > MAX_RUMOURS:
+            most_told = next(level for level in reversed(self._levels) if level)
+            self._discard(next(iter(most_told)))
+
+    def gossiped(self, now: float) -> None:
+        """A frame of gossip went out: the next one a period later, if anything is left to say."""
+        self._gossiped_s = now
+        self.due_s = now + self._period_s if self._told else math.inf
+
+    def nobody(self) -> None:
+        """There is nobody to tell. Whoever comes is news, and starts this again."""
+        self.due_s = math.inf
+
+    def silence(self, peer: PeerId) -> None:
+        """Stop telling a hint about this member: it was refuted."""
+        self._discard(hint_key(peer))
+
+    def take(self, count: int, copies: int, members: int) -> tuple[Update, ...]:
+        """At most ``count`` updates for a frame that goes to ``copies`` peers, counted as told that often."""
+        if not self._told:
+            return ()
+        limit = min(retransmits(members), LEVELS)
+        taken: list[tuple[int, bytes, Update]] = []
+        for told, waiting in enumerate(self._levels):
+            while waiting and len(taken) < count:
+                key, update = waiting.popitem()
+                taken.append((told + copies, key, update))
+            if len(taken) >= count:
+                break
+        for told, key, update in reversed(taken):  # the newest goes in last again
+            if told < limit:
+                self._levels[told][key] = update
+                self._told[key] = told
+            else:
+                del self._told[key]
+        return tuple([update for _, _, update in taken])
+
+    def _discard(self, key: bytes) -> None:
+        told = self._told.pop(key, None)
+        if told is not None:
+            del self._levels[told][key]
+
+
+def hint_key(peer: PeerId) -> bytes:
+    return peer + b"!"

@@ -1,0 +1,305 @@
+"""Everyone we know of: one entry each, sampled, summed and digested without walking the table."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from gossip.effects import MemberState
+from gossip.ids import MemberRecord, PeerId
+from gossip.messages import MAX_BUCKETS, Hint, Update
+
+__all__ = ["Allowance", "Entry", "Table"]
+
+ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
+DIGEST = struct.Struct(f"<{MAX_BUCKETS}Q")
+MAX_FINISHED_RUNS = 64  # runs without members whose sums are kept
+
+
+class Allowance:
+    """A token bucket: ``rate`` a second, ``burst`` at once."""
+
+    __slots__ = ("_at_s", "_burst", "_rate", "_tokens")
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self._rate, self._burst = rate, burst
+        self._tokens, self._at_s = burst, now
+
+    def take(self, now: float) -> bool:
+        """Whether one more is within the allowance; if so it is spent."""
+        self._tokens = min(self._burst, self._tokens + (now - self._at_s) * self._rate)
+        self._at_s = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class Entry:
+    """One member as we hold it. Only :class:`Table` changes ``record`` and ``state``."""
+
+    __slots__ = (
+        "accusers", "acked_s", "allowance", "answer_due", "asked_all", "asked_s", "at", "counted", "digest_s",
+        "expires_s", "hash", "linked", "record", "restored", "rtt_s", "shares", "since_s", "state", "told_s",
+    )  # fmt: skip
+
+    def __init__(self, record: MemberRecord, state: MemberState, now: float) -> None:
+        self.record = record
+        self.state = state
+        self.since_s = now  # when it came into this state
+        self.restored = False  # DEAD only because we remember it from an earlier life: no evidence, and told to nobody
+        self.at = -1  # its place among those of its state
+        self.shares = False  # ALIVE and ready
+        self.counted = 0  # samples of its that are in the sums: the most it ever claimed
+        self.hash = 0  # its part of the digest
+        self.accusers: tuple[PeerId, ...] = ()  # of a SUSPECT; of a DEAD the one who said so
+        self.expires_s = math.inf  # when a SUSPECT is DEAD
+        self.linked = False
+        self.acked_s = -math.inf  # latest proof of life
+        self.rtt_s: float | None = None  # smoothed, from its direct Acks
+        self.told_s = -math.inf  # when we last told it what is said of it
+        self.asked_s = -math.inf  # when we last sent it a Digest
+        self.asked_all = False  # that one was empty
+        self.answer_due = False  # it may still name the buckets that it wants in answer
+        self.digest_s = -math.inf  # when it last sent us one
+        self.allowance: Allowance | None = None  # for its hints
+
+    def hint(self) -> Hint:
+        """What is said of a SUSPECT or DEAD member."""
+        record = self.record
+        return Hint(record.id, record.incarnation, self.state is DEAD, self.accusers[0])
+
+
+class Run:
+    """Sums over the members whose weights come from one genesis."""
+
+    __slots__ = ("base", "members", "samples")
+
+    def __init__(self) -> None:
+        self.members, self.samples, self.base = 0, 0, 0
+
+
+class Table:
+    """Every change is O(1). Bounded: the longest gone are forgotten first, and their samples stay in the sums."""
+
+    def __init__(self, me: MemberRecord, limit: int, now: float) -> None:
+        self.entries: dict[PeerId, Entry] = {}
+        self.links: set[PeerId] = set()
+        self.changes = 0  # of the set of ALIVE and ready members
+        self.samples = 0  # of everyone ever known
+        self._limit = limit
+        self._of: dict[MemberState, list[PeerId]] = {state: [] for state in MemberState}  # without ourselves
+        self._gone: OrderedDict[PeerId, None] = OrderedDict()  # DEAD and LEFT, the longest gone first
+        self._forgotten: OrderedDict[PeerId, tuple[int, int, bytes]] = OrderedDict()  # incarnation, samples, genesis
+        self._runs: dict[bytes, Run] = {}
+        self._max_runs = MAX_FINISHED_RUNS
+        self._sharing: set[PeerId] = set()
+        self._owners: tuple[int, list[PeerId]] = (-1, [])
+        self._hashes = [0] * MAX_BUCKETS
+        self._buckets: list[list[PeerId]] = [[] for _ in range(MAX_BUCKETS)]
+        self.alive = self._of[ALIVE]
+        self.suspects = self._of[SUSPECT]
+        self.dead = self._of[DEAD]
+        self._mine = me.id
+        mine = self.add(me, ALIVE, now)
+        assert mine is not None
+        self.mine = mine
+
+    @property
+    def size(self) -> int:
+        """N of every formula: the members that take part, ourselves included."""
+        return len(self.alive) + len(self.suspects) + 1
+
+    # -- change --------------------------------------------------------------------------------------------------------
+    def add(self, record: MemberRecord, state: MemberState, now: float, restored: bool = False) -> Entry | None:
+        """A new entry; None when there is no room, or when this is a record of one that we forgot as gone."""
+        forgotten = self._forgotten.get(record.id)
+        if forgotten is not None and record.incarnation <= forgotten[0]:
+            return None  # or members who forget at different times would teach it to each other for ever
+        if len(self.entries) >= self._limit and not self._forget_oldest():
+            return None
+        entry = self.entries[record.id] = Entry(record, state, now)
+        entry.restored = restored
+        if forgotten is not None:
+            _, entry.counted, genesis = self._forgotten.pop(record.id)
+            if genesis in self._runs:
+                self._runs[genesis].samples -= entry.counted
+            self._run(record.genesis).samples += entry.counted
+        self._run(record.genesis).members += 1
+        self._count(entry, record)
+        self._buckets[record.id[0]].append(record.id)
+        self._enter(entry)
+        return entry
+
+    def place(self, entry: Entry, record: MemberRecord, state: MemberState, now: float) -> None:
+        """Hold the member to be as this record says, and in this state."""
+        if state is not entry.state or entry.restored or record.incarnation != entry.record.incarnation:
+            self._leave(entry)
+            if state is not entry.state:
+                entry.since_s = now
+            self._replace(entry, record)
+            entry.state, entry.restored = state, False
+            self._enter(entry)
+        else:
+            self._replace(entry, record)
+            if record.ready is not entry.shares and state is ALIVE:
+                self._share(entry, record.ready)
+
+    def forget(self, before_s: float) -> None:
+        """Drop those who are gone since before this time."""
+        while self._gone and self.entries[next(iter(self._gone))].since_s < before_s:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> bool:
+        if not self._gone:
+            return False
+        peer = next(iter(self._gone))
+        entry = self.entries[peer]
+        self._leave(entry)
+        del self.entries[peer]
+        self._buckets[peer[0]].remove(peer)  # of about N / 256
+        self.links.discard(peer)
+        self._run(entry.record.genesis).members -= 1
+        self._forgotten[peer] = (entry.record.incarnation, entry.counted, entry.record.genesis)
+        if len(self._forgotten) > self._limit:
+            self._forgotten.popitem(last=False)
+        return True
+
+    def _enter(self, entry: Entry) -> None:
+        peer, state = entry.record.id, entry.state
+        if peer != self._mine:
+            entry.at = len(self._of[state])
+            self._of[state].append(peer)
+            if state is DEAD or state is LEFT:
+                self._gone[peer] = None
+        if not entry.restored:
+            entry.hash = entry_hash(entry.record, state)
+            self._hashes[peer[0]] ^= entry.hash
+        self._share(entry, state is ALIVE and entry.record.ready)
+
+    def _leave(self, entry: Entry) -> None:
+        peer, state = entry.record.id, entry.state
+        if peer != self._mine:
+            those = self._of[state]
+            last = those.pop()
+            if last != peer:
+                those[entry.at] = last
+                self.entries[last].at = entry.at
+            self._gone.pop(peer, None)
+        self._hashes[peer[0]] ^= entry.hash
+        entry.hash = 0
+        self._share(entry, False)
+
+    def _share(self, entry: Entry, shares: bool) -> None:
+        if shares is not entry.shares:
+            entry.shares = shares
+            self.changes += 1
+            if shares:
+                self._sharing.add(entry.record.id)
+            else:
+                self._sharing.discard(entry.record.id)
+
+    def _replace(self, entry: Entry, record: MemberRecord) -> None:
+        old = entry.record
+        if record is old:
+            return
+        if record.genesis != old.genesis:
+            self._run(old.genesis).members -= 1
+            self._run(old.genesis).samples -= entry.counted
+            self._run(record.genesis).members += 1
+            self._run(record.genesis).samples += entry.counted
+        self._count(entry, record)
+        entry.record = record
+
+    def _count(self, entry: Entry, record: MemberRecord) -> None:
+        run = self._run(record.genesis)
+        run.base = max(run.base, record.base_samples)
+        # The most it ever claimed, since one that restarts without its memory claims less and the sum must not shrink.
+        more = record.samples - entry.counted
+        if more > 0:
+            entry.counted += more
+            run.samples += more
+            self.samples += more
+
+    def _run(self, genesis: bytes) -> Run:
+        run = self._runs.get(genesis)
+        if run is None:
+            if len(self._runs) >= self._max_runs:
+                self._runs = {key: run for key, run in self._runs.items() if run.members}
+                self._max_runs = MAX_FINISHED_RUNS + 2 * len(self._runs)  # so that dropping them costs O(1) each
+            run = self._runs[genesis] = Run()
+        return run
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+    def forgot(self, peer: PeerId) -> bool:
+        """Whether this is one that was gone for so long that we dropped it."""
+        return peer in self._forgotten
+
+    def owners(self) -> list[PeerId]:
+        """Sorted ids of the ALIVE and ready, ourselves included; sorted anew only after a change."""
+        if self._owners[0] != self.changes:
+            self._owners = (self.changes, sorted(self._sharing))
+        return self._owners[1]
+
+    def base_of(self, genesis: bytes) -> int:
+        run = self._runs.get(genesis)
+        return 0 if run is None else run.base
+
+    def samples_of(self, genesis: bytes) -> int:
+        run = self._runs.get(genesis)
+        return 0 if run is None else run.samples + run.base
+
+    def sample(
+        self, count: int, rng: random.Random, suspects: bool = False, without: PeerId | None = None
+    ) -> list[Entry]:
+        """Up to ``count`` different ALIVE (and SUSPECT) members that we can send to, uniformly."""
+        alive, entries = self.alive, self.entries
+        doubted = self.suspects if suspects else []
+        total = len(alive) + len(doubted)
+        chosen: list[Entry] = []
+        if total <= 2 * count:
+            few = [entries[peer] for peer in (*alive, *doubted)]
+            rng.shuffle(few)
+            candidates: Iterator[Entry] = iter(few)
+        else:  # four draws each: where most are out of reach a few less are found, rather than walking the table
+            draws = (int(rng.random() * total) for _ in range(4 * count))
+            candidates = (entries[alive[i] if i < len(alive) else doubted[i - len(alive)]] for i in draws)
+        for entry in candidates:
+            reachable = entry.linked or entry.record.address is not None
+            if reachable and entry.record.id != without and entry not in chosen:
+                chosen.append(entry)
+                if len(chosen) == count:
+                    break
+        return chosen
+
+    # -- digests -------------------------------------------------------------------------------------------------------
+    def digest(self) -> bytes:
+        """8 bytes for each of 256 buckets: the XOR of its entries' hashes."""
+        return DIGEST.pack(*self._hashes)
+
+    def differing(self, hashes: bytes) -> bytes:
+        """The numbers of the buckets in which this digest differs from ours; all for an empty one."""
+        if not hashes:
+            return bytes(range(MAX_BUCKETS))
+        theirs = DIGEST.unpack(hashes)
+        return bytes([number for number, ours in enumerate(self._hashes) if ours != theirs[number]])
+
+    def updates_of(self, buckets: Iterable[int]) -> Iterator[Update]:
+        """The entries of these buckets: a record, and behind it the hint if the member is SUSPECT or DEAD."""
+        for number in buckets:
+            for peer in self._buckets[number]:
+                entry = self.entries[peer]
+                if not entry.restored:
+                    yield entry.record
+                    if entry.state is SUSPECT or entry.state is DEAD:
+                        yield entry.hint()
+
+
+def entry_hash(record: MemberRecord, state: MemberState) -> int:
+    """Without the sequence: progress is gossip's alone, or no two digests would ever be equal."""
+    text = record.id + record.incarnation.to_bytes(8, "little") + state.value.encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

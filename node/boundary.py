@@ -1,0 +1,157 @@
+"""Where the training thread and the network thread meet: the step boundary, and nowhere else.
+
+The network thread leaves wishes (a snapshot, a shift to add, weights to take over); the training thread fulfils them
+between two steps. Nobody waits for anybody: without wishes a visit is one attribute read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.errors import LayoutError
+from node.snapshot import ModelState, Parts, Pending
+
+__all__ = ["Boundary", "Done", "Vector", "VectorPool"]
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(slots=True, eq=False)
+class Vector:
+    """A host vector of the pool, shared by ``users`` sessions."""
+
+    array: Floats
+    parts: Parts
+    users: int = 1
+
+
+class VectorPool:
+    """Host vectors, reused: an exchange needs two (snapshot and difference) and page faults would cost as much as the
+    transfer. Used by both threads."""
+
+    KEPT = 8  # 2 x (1 outgoing + 2 incoming) and a joiner's donation or two
+
+    def __init__(self, state: ModelState) -> None:
+        self.state = state
+        self.lock = threading.Lock()
+        self.free: dict[int, list[Floats]] = {}
+
+    def take(self, parts: Parts, size: int | None = None) -> Vector:
+        """A vector of those parts; the network thread names the size, since the optimizer's state is not its to read."""
+        if size is None:
+            size = self.state.size(parts)
+        with self.lock:
+            kept = self.free.get(size)
+            array = kept.pop() if kept else None
+        return Vector(self.state.buffer(size) if array is None else array, parts)
+
+    def give(self, vector: Vector) -> None:
+        with self.lock:
+            vector.users -= 1
+            if vector.users:
+                return
+            kept = self.free.setdefault(vector.array.size, [])
+            if len(kept) < self.KEPT:
+                kept.append(vector.array)
+
+
+@dataclass(slots=True)
+class Done:
+    """What one visit fulfilled. ``copies`` must be done before the arrays are used by the network thread."""
+
+    snapshots: list[tuple[int, Vector]] = field(default_factory=list)  # by session
+    copies: list[Pending] = field(default_factory=list)
+    shifted: list[Vector] = field(default_factory=list)
+    adopted: bool = False
+
+
+@dataclass(slots=True)
+class Adoption:
+    vector: Floats
+    optimizer_keys: tuple[str, ...]
+    optimizer_scalars: tuple[tuple[str, float], ...]
+
+
+class Boundary:
+    """Wishes of the network thread, fulfilled by the training thread. ``wanted`` is read without the lock: a wish that
+    comes a moment too late waits for the next step."""
+
+    def __init__(self, state: ModelState, pool: VectorPool) -> None:
+        self.state, self.pool = state, pool
+        self.lock = threading.Lock()
+        self.wake = threading.Event()  # for a training thread that has nothing else to do (joining, settling)
+        self.wanted = False
+        self.requests: dict[int, bool] = {}  # session -> full
+        self.shifts: list[Vector] = []
+        self.adoption: Adoption | None = None
+
+    # -- network thread ------------------------------------------------------------------------------------------
+    def want_snapshot(self, session: int, full: bool) -> None:
+        with self.lock:
+            self.requests[session] = full
+            self.signal()
+
+    def cancel(self, session: int) -> None:
+        with self.lock:
+            self.requests.pop(session, None)
+
+    def want_shift(self, shift: Vector) -> None:
+        with self.lock:
+            self.shifts.append(shift)
+            self.signal()
+
+    def want_adoption(self, adoption: Adoption) -> None:
+        """Shifts not yet applied belong to the weights that go: they are dropped."""
+        with self.lock:
+            self.adoption = adoption
+            dropped, self.shifts = self.shifts, []
+            self.signal()
+        for shift in dropped:
+            self.pool.give(shift)
+
+    def signal(self) -> None:
+        self.wanted = True
+        self.wake.set()
+
+    # -- training thread -----------------------------------------------------------------------------------------
+    def visit(self, on_adopt: Callable[[Floats], None]) -> Done:
+        """Fulfil everything; shifts before snapshots, so that what is sent includes what was received."""
+        with self.lock:
+            requests, self.requests = self.requests, {}
+            shifts, self.shifts = self.shifts, []
+            adoption, self.adoption = self.adoption, None
+            self.wanted = False
+            self.wake.clear()
+        done = Done(shifted=shifts)
+        if adoption is not None:
+            self.adopt(adoption)
+            on_adopt(adoption.vector)
+            done.adopted = True
+        for shift in shifts:
+            done.copies.append(self.state.add(shift.array, shift.parts))
+        taken: dict[Parts, Vector] = {}
+        for session, full in requests.items():
+            parts: Parts = "full" if full else "weights"
+            vector = taken.get(parts)
+            if vector is None:
+                vector = taken[parts] = self.pool.take(parts)
+                done.copies.append(self.state.begin_read(vector.array, parts))
+            else:
+                vector.users += 1
+            done.snapshots.append((session, vector))
+        return done
+
+    def adopt(self, adoption: Adoption) -> None:
+        """The weights, and the optimizer's state where this optimizer keeps that state: a donor may train with another
+        one, and then ours begins afresh."""
+        if adoption.optimizer_keys:
+            with contextlib.suppress(LayoutError):
+                self.state.write(adoption.vector, adoption.optimizer_keys, dict(adoption.optimizer_scalars))
+                return
+        self.state.write(adoption.vector[: self.state.layout.size])

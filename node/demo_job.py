@@ -1,0 +1,59 @@
+"""What each process of `gossip demo` runs: a small perceptron learns scikit-learn's 1,797 handwritten digits.
+
+The examples hold the same loop for reading; this one travels with the package, and needs nothing beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from node import Node
+
+RATE = 0.2  # falls to 0 as the samples come in: four models averaged in pairs ended at 97.5 to 97.8 % over three seeds
+
+
+def main() -> None:
+    """Train until the whole swarm has seen ``--samples``, agree, and print one JSON line with the test accuracy."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, required=True, help="stop when the whole swarm has trained on so many")
+    parser.add_argument("--step-delay", type=float, required=True, help="seconds to sleep after each step")
+    args = parser.parse_args()
+
+    images, labels = load_digits(return_X_y=True)
+    x = torch.from_numpy(images / 16).float()  # (1797, 64) in 0..1
+    y = torch.from_numpy(labels).long()  # (1797,)
+    parts = train_test_split(range(len(y)), test_size=0.2, random_state=0, stratify=labels)
+    train, test = map(torch.tensor, parts)  # indices, (1437,) and (360,)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=1e-3)
+    with Node(model, optimizer) as node:
+        while node.swarm_samples < args.samples:
+            for inputs, targets in node.shard((x[train], y[train]), batch_size=16):
+                loss = F.cross_entropy(model(inputs), targets)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                node.step(loss=loss, samples=len(inputs))
+                optimizer.param_groups[0]["lr"] = RATE * max(0.0, 1 - node.swarm_samples / args.samples)
+                time.sleep(args.step_delay)  # digits are so easy that nobody could watch
+                if node.swarm_samples >= args.samples:
+                    break
+        distance = node.settle(3.0)
+        with torch.no_grad():
+            accuracy = (model(x[test]).argmax(1) == y[test]).float().mean().item()
+    print(json.dumps({"accuracy": accuracy, "consensus_distance": distance}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Connections: one Link is one stream after its Hello, with control frames ahead of bulk and a bound on everything."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import trio
+
+from gossip.errors import ProtocolError
+from gossip.frames import PREFIX_BYTES, decode, encode, read_prefix
+from gossip.ids import Address, PeerId
+from gossip.messages import Chunk, Message
+from node.stream import BrokenLinkError, ByteStream
+
+__all__ = ["Bulk", "FrameReader", "Link", "Links", "Network"]
+
+READ_AHEAD_BYTES = 16_384  # a few control frames; more would copy the start of every chunk twice
+OUTBOX_FRAMES = 1_024  # a peer that reads none of so many has stopped: the link is closed
+CONTROL_BURST = 32  # control frames between two chunks, so that neither starves the other
+
+
+class Network(Protocol):
+    """Where streams come from: TCP, or memory in tests."""
+
+    async def connect(self, address: Address) -> ByteStream:
+        """Raises OSError or BrokenLinkError when nobody answers."""
+
+    async def serve(self, handler: Callable[[ByteStream], Awaitable[None]], nursery: trio.Nursery) -> None:
+        """Accept until cancelled; ``handler`` is an async function, started in ``nursery`` for each stream."""
+
+
+class Bulk(Protocol):
+    """Something to stream over a link, a chunk at a time."""
+
+    def next_frame(self) -> tuple[bytes, memoryview] | None:
+        """The next frame's prefix and header, and its body; None when all is sent."""
+
+
+class FrameReader:
+    """Frames from a stream: small reads ahead for headers, bodies straight into the receiver's buffer."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.stream = stream
+        self.buffer = memoryview(bytearray(READ_AHEAD_BYTES))
+        self.start = self.end = 0
+        self.bytes_received = 0
+
+    async def message(self) -> tuple[Message, int] | None:
+        """The next frame's message and the length of its body, which must be read next; None at a proper end."""
+        prefix = bytearray(PREFIX_BYTES)
+        if self.start == self.end:
+            self.start = self.end = 0
+            if not await self.fill():
+                return None
+        await self.exactly(memoryview(prefix))
+        header_bytes, body_bytes = read_prefix(prefix)
+        header = bytearray(header_bytes)
+        await self.exactly(memoryview(header))
+        return decode(header, body_bytes), body_bytes
+
+    async def fill(self) -> int:
+        count = await self.stream.receive_into(self.buffer[self.end :])
+        self.end += count
+        self.bytes_received += count
+        return count
+
+    async def exactly(self, out: memoryview) -> None:
+        """Fill ``out``: what was read ahead first, then directly for what is large."""
+        filled = 0
+        while filled < len(out):
+            ready = min(self.end - self.start, len(out) - filled)
+            if ready:
+                out[filled : filled + ready] = self.buffer[self.start : self.start + ready]
+                self.start += ready
+                filled += ready
+                continue
+            self.start = self.end = 0
+            if len(out) - filled >= READ_AHEAD_BYTES:
+                count = await self.stream.receive_into(out[filled:])
+                self.bytes_received += count
+                filled += count
+            else:
+                count = await self.fill()
+            if not count:
+                raise BrokenLinkError(f"The connection to {self.stream.peer_host} ended inside a frame.")
+
+    async def discard(self, count: int) -> None:
+        scratch = memoryview(bytearray(min(count, 65_536)))
+        while count:
+            piece = scratch[: min(count, len(scratch))]
+            await self.exactly(piece)
+            count -= len(piece)
+
+
+class Link:
+    """An authenticated connection to one peer."""
+
+    def __init__(self, stream: ByteStream, reader: FrameReader, peer: PeerId, dialled: Address | None) -> None:
+        self.stream, self.reader, self.peer, self.dialled = stream, reader, peer, dialled
+        self.outbox: deque[bytes] = deque()
+        self.bulk: dict[int, Bulk] = {}  # by session
+        self.wake = trio.Event()
+        self.used_at = trio.current_time()
+        self.bytes_sent = 0
+        self.closing = False
+        self.cancel_scope: trio.CancelScope | None = None
+
+    @property
+    def bytes_received(self) -> int:
+        return self.reader.bytes_received
+
+    def send(self, message: Message) -> None:
+        if len(self.outbox) >= OUTBOX_FRAMES:
+            self.close_now()
+            return
+        self.outbox.append(encode(message))
+        self.wake.set()
+
+    def start_bulk(self, session: int, bulk: Bulk) -> None:
+        self.bulk[session] = bulk
+        self.wake.set()
+
+    def stop_bulk(self, session: int) -> None:
+        self.bulk.pop(session, None)
+
+    def finish(self) -> None:
+        """Close once the outbox is sent."""
+        self.closing = True
+        self.wake.set()
+
+    def close_now(self) -> None:
+        self.stream.close_now()
+        if self.cancel_scope is not None:
+            self.cancel_scope.cancel()
+
+    async def write_loop(self, sent: Callable[[int], None], finished: Callable[[int], None]) -> None:
+        """Send until closed: control frames first, then one chunk of each bulk stream in turn."""
+        while True:
+            if not self.outbox and not self.bulk:
+                if self.closing:
+                    return
+                self.wake = trio.Event()
+                await self.wake.wait()
+                continue
+            frames: list[bytes] = []
+            while self.outbox and len(frames) < CONTROL_BURST:
+                frames.append(self.outbox.popleft())
+            if frames:
+                joined = frames[0] if len(frames) == 1 else b"".join(frames)
+                await self.stream.send_all(joined)
+                self.bytes_sent += len(joined)
+                self.used_at = trio.current_time()
+            if self.bulk:
+                session = next(iter(self.bulk))
+                bulk = self.bulk.pop(session)
+                frame = bulk.next_frame()
+                if frame is None:
+                    finished(session)
+                    continue
+                self.bulk[session] = bulk  # to the back of the row
+                header, body = frame
+                await self.stream.send_all(header)
+                await self.stream.send_all(body)
+                self.bytes_sent += len(header) + body.nbytes
+                self.used_at = trio.current_time()
+                sent(session)
+
+    async def read_loop(
+        self,
+        on_message: Callable[[Message], None],
+        on_chunk: Callable[[Chunk, int], memoryview | None],
+        on_body: Callable[[Chunk], None],
+    ) -> None:
+        """Read until the other side ends. ``on_chunk`` gives the buffer for a body of that many bytes, or None when the
+        session is over and the body is to be thrown away; ``on_body`` is called when it is filled."""
+        while True:
+            got = await self.reader.message()
+            if got is None:
+                return
+            message, body_bytes = got
+            self.used_at = trio.current_time()
+            if not isinstance(message, Chunk):
+                on_message(message)
+                continue
+            if not body_bytes:
+                raise ProtocolError("A chunk came without a body.")
+            place = on_chunk(message, body_bytes)
+            if place is None:
+                await self.reader.discard(body_bytes)
+            else:
+                await self.reader.exactly(place)
+                on_body(message)
+
+
+class Links:
+    """The pool: several links to one peer may exist for a moment (both dialled at once); the newest one is used."""
+
+    def __init__(self) -> None:
+        self.by_peer: dict[PeerId, list[Link]] = {}
+        self.closed_bytes_sent = 0
+        self.closed_bytes_received = 0
+
+    def add(self, link: Link) -> bool:
+        """True when this is the first link to its peer."""
+        links = self.by_peer.setdefault(link.peer, [])
+        links.append(link)
+        return len(links) == 1
+
+    def remove(self, link: Link) -> bool:
+        """True when no link to its peer is left."""
+        self.closed_bytes_sent += link.bytes_sent
+        self.closed_bytes_received += link.bytes_received
+        links = self.by_peer.get(link.peer, [])
+        if link in links:
+            links.remove(link)
+        if not links:
+            self.by_peer.pop(link.peer, None)
+        return not links
+
+    def newest(self, peer: PeerId) -> Link | None:
+        links = self.by_peer.get(peer)
+        return links[-1] if links else None
+
+    def all(self) -> list[Link]:
+        return [link for links in self.by_peer.values() for link in links]
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.closed_bytes_sent + sum(link.bytes_sent for link in self.all())
+
+    @property
+    def bytes_received(self) -> int:
+        return self.closed_bytes_received + sum(link.bytes_received for link in self.all())
+
+    def __len__(self) -> int:
+        return sum(len(links) for links in self.by_peer.values())

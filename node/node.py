@@ -1,0 +1,513 @@
+"""Node: what a training loop holds."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import secrets
+import signal
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import torch
+import trio
+from torch import Tensor, nn
+
+from gossip.codecs import self_test
+from gossip.config import Config
+from gossip.errors import CheckpointError, ConfigError, LocalError
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.mixing import OuterStep
+from gossip.peer import Peer
+from node import checkpoint
+from node.boundary import Boundary, Done, VectorPool
+from node.handshake import Greeter
+from node.identity import Identity, verify
+from node.progress import Figures, Progress
+from node.runtime import Runtime
+from node.settings import Settings, advertised
+from node.sharding import Shard
+from node.snapshot import ModelState
+from node.statedir import Memory, StateDir
+from node.tcp import TcpNetwork
+from node.thread import NetworkThread
+from node.tls import swarm_contexts
+
+__all__ = ["Member", "Metrics", "Node"]
+
+REPORT_S = 0.25  # how often the network thread hears of progress when nothing else happens
+VISIT_S = 0.002  # between two visits of the network thread's wishes: a step of a tiny model is not slowed by each
+REMEMBER_S = 30.0  # how often the address book is written
+LEAVE_S = 1.0  # for LEFT to be sent
+SETTLED = 1e-4  # |theirs - ours| / |ours| of an exchange that found nothing left to agree on
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Another node, or this one, as this node knows it."""
+
+    id: str  # 32 hexadecimal digits
+    address: str | None  # None: it dials out, and nobody can dial it
+    state: str  # alive, suspect, dead, left
+    steps: int
+    samples: int
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """One reading. Seconds are medians over recent events; nan before the first."""
+
+    steps: int
+    samples: int
+    exchanges_done: int
+    exchanges_failed: int
+    bytes_sent: int
+    bytes_received: int
+    exchange_seconds: float  # from the agreed start of the streams to both COMMITs
+    step_overhead_seconds: float  # inside step()
+    members_alive: int  # with this node
+    consensus_distance: float  # sqrt(mean |x_i - mean|^2) over the swarm, estimated from recent exchanges
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the network thread last told the training thread."""
+
+    members: tuple[Member, ...] = ()
+    owners: tuple[PeerId, ...] = ()
+    changes: int = -1
+    others_samples: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class Node:
+    """One node of a swarm beside an ordinary training loop; used as ``with Node(model, optimizer, ...) as node``.
+
+    ``model``: a torch module, or a mapping of names to tensors or writable arrays. ``seeds``: "host:port" of any nodes,
+    or invites; empty starts a swarm. ``listen``: "host:port", port 0 for a free one, "none" to only dial out.
+    ``advertise``: the address others should dial, when it differs. ``secret``: the file that holds the swarm's secret.
+    ``state_dir``: where the node's key and address book are kept; None: a new identity at every start. What is not
+    given comes from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG.
+
+    Raises LocalError and its kinds (ConfigError, IdentityError, LayoutError) with one sentence saying what to do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Mapping[str, Any],
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        seeds: Iterable[str] = (),
+        listen: str | None = None,
+        advertise: str | None = None,
+        secret: str | os.PathLike[str] | None = None,
+        state_dir: str | os.PathLike[str] | None = None,
+        config: Config | None = None,
+    ) -> None:
+        self_test()
+        self.settings = Settings.gather(seeds, listen, advertise, secret, state_dir, config)
+        self.config = self.settings.config
+        self.model, self.optimizer = model, optimizer
+        self.state = ModelState(model, optimizer)
+        if self.config.average_optimizer and optimizer is None:
+            raise ConfigError("average_optimizer needs the optimizer: write Node(model, optimizer).")
+        self.identity = Identity.load(self.settings.state_dir)
+        self.state_dir = StateDir(self.settings.state_dir)
+        self.pool = VectorPool(self.state)
+        self.boundary = Boundary(self.state, self.pool)
+        self.outer = OuterStep(self.state.layout.parameters, self.config.outer_momentum, self.config.outer_rate)
+        self.thread = NetworkThread()
+        self.runtime: Runtime | None = None
+        self.view = View()
+        self.steps = self.samples = 0
+        self.loss: Any = None
+        self.passes = 0
+        self.overheads: deque[float] = deque(maxlen=512)
+        self.due_steps: float = 0
+        self.visited_at = 0.0
+        self.reported_at = -math.inf
+        self.optimizer_at = -math.inf
+        self.incarnation = 0
+        self.leaving: trio.Event | None = None
+        self.handler: Any = None
+
+    # -- life ----------------------------------------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        if self.runtime is not None:
+            raise LocalError("This Node was used already: make a new one for each run.")
+        if not self.outer.plain:
+            self.reset_outer()
+        self.install_handler()
+        try:
+            self.thread.start(self.network_main)
+            self.join()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Say LEFT and stop, in about a second at most; ``with`` does it."""
+        if self.leaving is not None:
+            self.thread.call(self.leaving.set)
+        self.thread.join(2 * LEAVE_S)
+        if self.handler is not None:
+            signal.signal(signal.SIGTERM, self.handler)
+            self.handler = None
+
+    def install_handler(self) -> None:
+        """SIGTERM leaves the with block; a program with a handler of its own keeps it."""
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+
+            def leave(number: int, frame: FrameType | None) -> None:
+                raise SystemExit(128 + number)
+
+            self.handler = signal.signal(signal.SIGTERM, leave)
+
+    def join(self) -> None:
+        """Until this node holds weights to train: taken from the swarm, or its own."""
+        runtime = self.runtime
+        assert runtime is not None
+        while True:
+            self.boundary.wake.wait(0.02)
+            self.thread.check()
+            self.visit()
+            if runtime.peer.ready and not self.boundary.wanted:
+                return
+            if runtime.refusal is not None and not runtime.dialling and not len(runtime.links):
+                raise LocalError(f"Could not join: {runtime.refusal}") from runtime.refusal
+
+    async def network_main(self, started: Any) -> None:
+        settings = self.settings
+        network = TcpNetwork(settings.listen, self.config.hello_timeout_s)
+        bound = await network.bind()
+        memory = self.state_dir.read()
+        self.incarnation = memory.incarnation + 1
+        now = trio.current_time()
+        peer = self.make_peer(advertised(settings, bound), memory, now)
+        progress = Progress.from_environment(
+            time.time(), self.identity.id.hex(), str(peer.membership.me.address or bound or "nowhere"), os.environ
+        )
+        contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
+        runtime = self.runtime = Runtime(
+            peer, self.config, network, Greeter(self.config.swarm, self.state.layout), contexts, self.boundary, self.pool,
+            self.outer, lambda kind, sentence: progress.event(time.time(), kind, sentence),
+        )  # fmt: skip
+        runtime.after_perform = self.after_perform
+        self.remember()
+        if self.state_dir.damaged:
+            progress.event(time.time(), "state", self.state_dir.damaged)
+        self.leaving = trio.Event()
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(runtime.main)
+                nursery.start_soon(self.look, progress)
+                nursery.start_soon(self.keep_memory)
+                self.refresh()
+                started()
+                await self.leaving.wait()
+                await runtime.leave(LEAVE_S)
+                nursery.cancel_scope.cancel()
+        finally:
+            network.close()
+            self.remember()
+            self.refresh()
+            progress.close(time.time(), self.figures())
+
+    def make_peer(self, address: Address | None, memory: Memory, now: float) -> Peer:
+        identity = self.identity
+        record = MemberRecord(
+            identity.id, identity.public_key, self.incarnation, address=address, samples=memory.samples,
+            genesis=secrets.token_bytes(16),
+        )  # fmt: skip
+        optimizer = self.optimizer
+        trained = 0
+        if optimizer is not None:
+            parameters = {id(p): p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+            trained = sum(p.numel() for p in parameters.values())
+        return Peer(
+            record, sign=identity.sign, verify=verify, config=self.config, fingerprint=self.state.layout.fingerprint,
+            elements=self.state.layout.size, trained_elements=trained, rng=random.Random(secrets.randbits(64)),
+            seeds=self.settings.seeds, expected=self.settings.expected, book=memory.book, now=now,
+        )  # fmt: skip
+
+    # -- network thread ------------------------------------------------------------------------------------------
+    def after_perform(self) -> None:
+        peer = self.peer
+        waiting = peer.exchanges.outgoing is None and self.config.mix_every_steps is not None
+        self.due_steps = peer.due_steps if waiting else math.inf
+
+    async def look(self, progress: Progress) -> None:
+        while True:
+            self.refresh()
+            progress.tick(time.time(), self.figures)
+            await trio.sleep(REPORT_S)
+
+    async def keep_memory(self) -> None:
+        while True:
+            await trio.sleep(REMEMBER_S)
+            self.remember()
+
+    def remember(self) -> None:
+        membership = self.peer.membership
+        self.state_dir.write(self.incarnation, membership.me.samples, membership.book())
+
+    def refresh(self) -> None:
+        runtime = self.runtime
+        if runtime is None:
+            return
+        membership = runtime.peer.membership
+        members = tuple(
+            Member(
+                record.id.hex(), str(record.address) if record.address is not None else None, state.value, record.steps,
+                record.samples, record.loss,
+            )
+            for record, state in runtime.peer.members()
+        )  # fmt: skip
+        changes = membership.changes
+        owners = self.view.owners if changes == self.view.changes else tuple(membership.owners())
+        self.view = View(
+            members, owners, changes, membership.swarm_samples - membership.me.samples, runtime.links.bytes_sent,
+            runtime.links.bytes_received,
+        )  # fmt: skip
+
+    def figures(self) -> Figures:
+        metrics = self.metrics()
+        peer = self.peer
+        partner = peer.exchanges.last_partner
+        seconds = metrics.exchange_seconds
+        loss = peer.membership.me.loss
+        return Figures(
+            steps=metrics.steps, samples=metrics.samples, swarm_samples=self.swarm_samples, loss=loss,
+            members_alive=metrics.members_alive, exchanges_done=metrics.exchanges_done,
+            exchanges_failed=metrics.exchanges_failed, exchange_seconds=None if math.isnan(seconds) else seconds,
+            bytes_sent=metrics.bytes_sent, bytes_received=metrics.bytes_received,
+            partner=partner.hex()[:8] if partner is not None else None, alone=peer.alone,
+        )  # fmt: skip
+
+    @property
+    def peer(self) -> Peer:
+        if self.runtime is None:
+            raise LocalError("This Node is not running: use it inside its with block.")
+        return self.runtime.peer
+
+    # -- the training loop's ---------------------------------------------------------------------------------------
+    @property
+    def id(self) -> str:
+        """32 hexadecimal digits: the hash of this node's public key."""
+        return self.identity.id.hex()
+
+    @property
+    def address(self) -> str:
+        """What others dial, "host:port"; "none" for a node that nobody can dial."""
+        address = self.peer.membership.me.address
+        return str(address) if address is not None else "none"
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Everybody this node knows of, itself included, at most a quarter of a second old."""
+        return self.view.members
+
+    @property
+    def swarm_samples(self) -> int:
+        """Samples trained by the whole swarm so far, the departed and earlier lives of the run included. Others' counts
+        are a second or two old, so schedules and stopping rules agree about as closely."""
+        earlier = self.runtime.peer.membership.earlier_samples if self.runtime is not None else 0
+        return self.view.others_samples + earlier + self.samples
+
+    def step(self, loss: Any = None, samples: int = 1) -> None:
+        """Call after ``optimizer.step()``: counts the step, and lets finished exchanges land between two steps.
+
+        ``loss``: a scalar tensor or number, for people; ``samples``: the batch's size. Never waits for the network, nor
+        for a GPU. Raises LocalError when the network thread has died.
+        """
+        start = time.perf_counter()
+        self.steps += 1
+        self.samples += samples
+        if loss is not None:
+            self.loss = loss.detach() if isinstance(loss, Tensor) else loss
+        wished = self.boundary.wanted or self.steps >= self.due_steps
+        if (wished and start - self.visited_at > VISIT_S) or start - self.reported_at > REPORT_S:
+            self.visited_at = start
+            self.visit()
+        self.overheads.append(time.perf_counter() - start)
+
+    def visit(self) -> None:
+        """The step boundary: fulfil the network thread's wishes and report."""
+        self.thread.check()
+        runtime = self.runtime
+        if runtime is None:
+            return
+        done = self.boundary.visit(self.adopted)
+        now = time.perf_counter()
+        optimizer = None
+        if now - self.optimizer_at > 5.0 or (self.optimizer is not None and not runtime.peer.local.optimizer_keys):
+            self.optimizer_at = now
+            optimizer = (self.state.optimizer_keys, tuple(self.state.optimizer_scalars().items()))
+        self.reported_at = now
+        self.thread.call(runtime.at_boundary, self.steps, self.samples, self.read_loss(), done, optimizer)
+
+    def adopted(self, vector: Any) -> None:
+        self.outer.reset(vector)
+
+    def reset_outer(self) -> None:
+        vector = self.pool.take("weights")
+        self.state.read(vector.array)
+        self.outer.reset(vector.array)
+        self.pool.give(vector)
+
+    def read_loss(self) -> float | None:
+        loss = self.loss
+        if isinstance(loss, Tensor) and loss.is_cuda:
+            return self.read_cuda_loss(loss)
+        if loss is None:
+            return None
+        value = float(loss)
+        return value if math.isfinite(value) else None
+
+    def read_cuda_loss(self, loss: Tensor) -> float | None:
+        """The loss of the last report whose copy has arrived: asking for this one would wait for the device."""
+        value = None
+        pending = getattr(self, "loss_copy", None)
+        if pending is not None and pending[1].query():
+            value = float(pending[0])
+            self.last_loss = value if math.isfinite(value) else None
+            self.loss_copy = pending = None
+        if pending is None:
+            host = torch.empty((), pin_memory=True)
+            host.copy_(loss, non_blocking=True)
+            self.loss_copy = (host, torch.cuda.current_stream(loss.device).record_event())
+        return getattr(self, "last_loss", None)
+
+    def shard(self, dataset: Any, batch_size: int, shuffle: bool = True, epochs: int = 1) -> Iterator[Any]:
+        """One pass (or ``epochs``) over this node's share of ``dataset``, in batches: divided by rendezvous hashing over
+        the members alive, and looked up anew as they come and go, so that a dead member's part is covered again."""
+        length = max(1, len(dataset[0]) if isinstance(dataset, tuple | list) else len(dataset))
+        # The swarm's count of passes, so that members agree on how this one is divided; our own where we are ahead.
+        self.passes = max(self.passes, self.swarm_samples // length)
+        shard = Shard(
+            dataset, batch_size, shuffle, epochs, self.identity.id, lambda: self.view.owners, lambda: self.view.changes,
+            first_pass=self.passes,
+        )  # fmt: skip
+        self.passes += epochs
+        return iter(shard)
+
+    def settle(self, seconds: float = 5.0) -> float:
+        """Mix without training until the nodes agree, or for ``seconds``; returns the consensus distance (nan when there
+        was nobody). Call it before evaluating or saving; every node that is done calls it about the same time."""
+        runtime, peer = self.runtime, self.peer
+        if runtime is None:
+            return math.nan
+        until = time.monotonic() + seconds
+        before = peer.exchanges.done
+        self.thread.call(lambda: runtime.perform(peer.settle(True, runtime.now)))
+        while time.monotonic() < until:
+            self.boundary.wake.wait(0.02)
+            self.visit()
+            if peer.exchanges.done - before >= 3 and peer.agreement() < SETTLED:
+                break
+        self.thread.call(lambda: runtime.perform(peer.settle(False, runtime.now)))
+        self.finish_exchanges(min(1.0, seconds))
+        if not self.outer.plain:
+            self.reset_outer()
+        return peer.consensus_distance
+
+    def finish_exchanges(self, seconds: float) -> None:
+        """Let those under way land, so that what is evaluated or saved is what the partners have too."""
+        runtime = self.runtime
+        assert runtime is not None
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.boundary.wake.wait(0.005)
+            self.visit()
+            if not runtime.peer.exchanges.table and not runtime.mixes_open and not self.boundary.wanted:
+                return
+
+    def metrics(self) -> Metrics:
+        """A reading of now."""
+        runtime, peer = self.runtime, self.peer
+        assert runtime is not None
+        return Metrics(
+            steps=self.steps, samples=self.samples, exchanges_done=peer.exchanges.done,
+            exchanges_failed=peer.exchanges.failures, bytes_sent=runtime.links.bytes_sent,
+            bytes_received=runtime.links.bytes_received, exchange_seconds=median(runtime.durations),
+            step_overhead_seconds=median(self.overheads), members_alive=len(peer.membership.alive()) + 1,
+            consensus_distance=peer.consensus_distance,
+        )  # fmt: skip
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write model, optimizer and the run's figures to ``path`` (safetensors, a small JSON beside it), atomically.
+
+        Raises CheckpointError in one sentence; the previous checkpoint is then intact.
+        """
+        peer = self.peer
+        tensors = self.model.state_dict() if isinstance(self.model, nn.Module) else dict(self.model)
+        tensors = {name: torch.as_tensor(value) for name, value in tensors.items()}
+        meta = {
+            "format": 1, "fingerprint": self.state.layout.fingerprint, "genesis": peer.local.genesis.hex(),
+            "version": peer.local.version, "steps": self.steps, "samples": self.samples,
+            "swarm_samples": self.swarm_samples, "node": self.id, "members": len(self.view.owners),
+        }  # fmt: skip
+        checkpoint.save(path, tensors, self.optimizer.state_dict() if self.optimizer is not None else None, meta)
+
+    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Continue the run of a checkpoint, with a swarm of any size; returns its figures.
+
+        A living swarm of the same run is ahead of any file, so then its weights stay. Others with another run behind
+        them merge by the rule for two runs: the one with fewer samples takes the other's weights.
+        """
+        saved = checkpoint.load(path)
+        meta = dict(saved.meta)
+        if meta.get("fingerprint", self.state.layout.fingerprint) != self.state.layout.fingerprint:
+            raise CheckpointError(f"{path} holds another model than this node's: load it into the model it was saved from.")
+        runtime, peer = self.runtime, self.peer
+        assert runtime is not None
+        genesis = bytes.fromhex(str(meta.get("genesis", peer.local.genesis.hex())))
+        if genesis == peer.local.genesis and self.swarm_samples >= int(meta.get("swarm_samples", 0)):
+            return meta
+        self.load_tensors(saved.tensors)
+        if self.optimizer is not None and saved.optimizer_state is not None:
+            self.optimizer.load_state_dict(saved.optimizer_state)
+        if not self.outer.plain:
+            self.reset_outer()
+        base, version = int(meta.get("swarm_samples", 0)), float(meta.get("version", 0.0))
+        resumed = threading.Event()
+
+        def resume() -> None:
+            runtime.perform(peer.resume(genesis, base, version, runtime.now))
+            self.refresh()
+            resumed.set()
+
+        self.thread.call(resume)
+        resumed.wait(5.0)
+        self.thread.check()
+        return meta
+
+    @torch.no_grad()
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        if isinstance(self.model, nn.Module):
+            self.model.load_state_dict(dict(tensors))
+            return
+        for name, value in self.model.items():
+            target = value if isinstance(value, Tensor) else torch.as_tensor(value)
+            target.copy_(tensors[name])
+
+
+def median(values: Iterable[float]) -> float:
+    found = list(values)
+    return statistics.median(found) if found else math.nan

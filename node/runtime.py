@@ -1,0 +1,531 @@
+"""The network thread of a node: performs a Peer's effects on real streams, keeps time, and decides nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from gossip.codecs import get_codec
+from gossip.config import Config
+from gossip.effects import (
+    Adopt,
+    Collect,
+    Dial,
+    Effect,
+    MemberChanged,
+    Mix,
+    Notice,
+    Release,
+    Send,
+    Serve,
+    Snapshot,
+    Transfer,
+    TryDial,
+    Unlink,
+)  # fmt: skip
+from gossip.errors import ProtocolError, RefusedError, RemoteError
+from gossip.ids import Address, PeerId, short
+from gossip.messages import Chunk, Close, Fetch, Hello, Message, Offer, Outcome, StatusQuery
+from gossip.mixing import OuterStep
+from gossip.peer import Peer
+from node.boundary import Adoption, Boundary, Done, Vector, VectorPool
+from node.handshake import Greeter
+from node.links import FrameReader, Link, Links, Network
+from node.sessions import Session, Sessions
+from node.status import status_page
+from node.stream import ByteStream
+from node.tcp import is_loopback, is_private
+from node.tls import Contexts, TlsStream
+from node.transfer import DifferenceReceiver, Sender, SliceReceiver
+
+__all__ = ["Runtime"]
+
+Floats = NDArray[np.float32]
+
+UNTRUSTED = 64  # streams before their Hello: silent sockets fill this pool, never the one of members
+PENDING_MESSAGES = 32  # kept for a peer that is being dialled
+DIALS = 16  # at once
+MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
+INLINE_ELEMENTS = 1 << 20  # a shift of up to 4 MB is computed in place, 1 ms; larger ones in a worker thread
+
+
+@dataclass(slots=True)
+class Pending:
+    """Messages for a peer that is being dialled."""
+
+    messages: deque[Message] = field(default_factory=lambda: deque(maxlen=PENDING_MESSAGES))
+
+
+class Runtime:
+    """Runs in one trio task tree; ``main`` until cancelled. All methods but ``main`` and tasks are synchronous and run in
+    trio's thread; the training thread reaches it through the token alone."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        config: Config,
+        network: Network,
+        greeter: Greeter,
+        contexts: Contexts | None,
+        boundary: Boundary,
+        pool: VectorPool,
+        outer: OuterStep,
+        on_event: Callable[[str, str], None],
+    ) -> None:
+        self.peer, self.config, self.network, self.greeter, self.contexts = peer, config, network, greeter, contexts
+        self.boundary, self.pool, self.outer, self.on_event = boundary, pool, outer, on_event
+        self.links = Links()
+        self.sessions = Sessions(pool)
+        self.codec = get_codec(config.codec)
+        self.pending: dict[PeerId, Pending] = {}
+        self.dialling: set[Address] = set()
+        self.dial_limit = trio.CapacityLimiter(DIALS)
+        self.untrusted = 0
+        self.rearm = trio.Event()
+        self.joining_vector: Floats | None = None
+        self.durations: deque[float] = deque(maxlen=64)
+        self.began: dict[int, float] = {}
+        self.refusal: RemoteError | None = None
+        self.told: set[str] = set()
+        self.stopping = False
+        self.mixes_open = 0
+        self.mix_in, self.mix_out = trio.open_memory_channel[tuple[Vector, Vector, float, bool]](64)
+        self.nursery: trio.Nursery | None = None
+        self.after_perform: Callable[[], None] = lambda: None
+
+    @property
+    def now(self) -> float:
+        return trio.current_time()
+
+    async def main(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            self.nursery = nursery
+            nursery.start_soon(self.network.serve, self.accept, nursery)
+            nursery.start_soon(self.keep_time)
+            nursery.start_soon(self.mixer)
+            nursery.start_soon(self.watch)
+            self.perform(self.peer.start(self.now))
+            task_status.started()
+
+    # -- effects -------------------------------------------------------------------------------------------------
+    def perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(to, message):
+                    self.send(to, message)
+                case Snapshot(session, full):
+                    self.boundary.want_snapshot(session, full)
+                case Transfer():
+                    self.transfer(effect)
+                case Mix(session, weight):
+                    self.mix(session, weight)
+                case Release(session):
+                    self.boundary.cancel(session)
+                    self.sessions.release(session)
+                    self.began.pop(session, None)
+                case Dial(address, expect):
+                    self.dial(address, expect)
+                case Collect():
+                    self.collect(effect)
+                case Serve():
+                    self.serve(effect)
+                case Adopt(keys, scalars):
+                    assert self.joining_vector is not None
+                    self.boundary.want_adoption(Adoption(self.joining_vector, keys, scalars))
+                case TryDial(asker, address):
+                    self.spawn(self.try_dial, asker, address)
+                case Unlink(peer, code, sentence):
+                    for link in list(self.links.by_peer.get(peer, [])):
+                        link.send(Close(code, sentence, ()))
+                        link.finish()
+                case Notice(kind, sentence):
+                    self.on_event(kind, sentence)
+                case MemberChanged(peer, _, after):
+                    self.on_event("member", f"Member {short(peer)} is {after.value}.")
+        self.rearm.set()
+        self.after_perform()
+
+    def spawn(self, task: Callable[..., Any], *args: object) -> None:
+        if self.nursery is not None and not self.stopping:
+            self.nursery.start_soon(task, *args)
+
+    def send(self, to: PeerId, message: Message) -> None:
+        session = getattr(message, "session", None)
+        link = self.sessions.links.get(session) if session is not None else None
+        link = link or self.links.newest(to)
+        if link is not None:
+            if isinstance(message, Offer | Fetch):
+                self.sessions.links[message.session] = link
+            link.send(message)
+            return
+        record = self.peer.membership.record(to)
+        if record is None or record.address is None or self.stopping:
+            return
+        self.pending.setdefault(to, Pending()).messages.append(message)
+        self.dial(record.address, to)
+
+    def transfer(self, effect: Transfer) -> None:
+        snapshot = self.sessions.snapshots.get(effect.session)
+        link = self.sessions.links.get(effect.session)
+        if snapshot is None or link is None or self.sizes(effect.full) != snapshot.array.size:
+            self.spawn(self.report_failed, effect.session, "layout" if link is not None else "broken")
+            return
+        chunk = self.config.chunk_elements
+        difference = self.pool.take(snapshot.parts, snapshot.array.size)
+        self.began[effect.session] = self.now
+        self.sessions.add(
+            Session(
+                effect.session, effect.partner, link,
+                sender=Sender(effect.session, snapshot.array, self.codec, chunk),
+                receiver=DifferenceReceiver(effect.session, snapshot.array, difference.array, self.codec, chunk),
+                difference=difference,
+            )
+        )  # fmt: skip
+
+    def sizes(self, full: bool) -> int:
+        local = self.peer.local
+        return local.elements + (len(local.optimizer_keys) * local.trained_elements if full else 0)
+
+    def mix(self, session: int, weight: float) -> None:
+        taken = self.sessions.take_mix(session)
+        began = self.began.get(session)
+        if began is not None:
+            self.durations.append(self.now - began)
+        if taken is not None:
+            self.mixes_open += 1
+            self.mix_in.send_nowait((*taken, weight, self.peer.local.settling))
+
+    async def mixer(self) -> None:
+        """One finished exchange after another becomes a shift for the step boundary."""
+        async for snapshot, difference, weight, plainly in self.mix_out:
+            if difference.array.size > INLINE_ELEMENTS:
+                await trio.to_thread.run_sync(self.shift, snapshot, difference, weight, plainly)
+            else:
+                self.shift(snapshot, difference, weight, plainly)
+            self.pool.give(snapshot)
+            self.boundary.want_shift(difference)
+            self.mixes_open -= 1
+
+    def shift(self, snapshot: Vector, difference: Vector, weight: float, plainly: bool) -> None:
+        if plainly:
+            difference.array *= np.float32(weight)
+        else:
+            self.outer.shift(snapshot.array, difference.array, weight)
+
+    def collect(self, effect: Collect) -> None:
+        if self.joining_vector is None or self.joining_vector.size != effect.size:
+            self.joining_vector = np.zeros(effect.size, np.float32)
+        link = self.links.newest(effect.partner)
+        if link is None:
+            self.spawn(self.report_failed, effect.session, "broken")
+            return
+        receiver = SliceReceiver(
+            effect.session, self.joining_vector, effect.start, effect.stop, self.config.chunk_elements,
+            lambda position: self.perform(self.peer.collected(effect.session, position, self.now)),
+        )  # fmt: skip
+        self.sessions.links[effect.session] = link
+        self.sessions.add(Session(effect.session, effect.partner, link, receiver=receiver))
+
+    def serve(self, effect: Serve) -> None:
+        snapshot = self.sessions.snapshots.get(effect.session)
+        link = self.sessions.links.get(effect.session)
+        if snapshot is None or link is None or effect.stop > snapshot.array.size:
+            self.spawn(self.report_failed, effect.session, "broken")
+            return
+        piece = snapshot.array[effect.start : effect.stop]
+        sender = Sender(effect.session, piece, get_codec("fp32"), self.config.chunk_elements)
+        self.sessions.add(Session(effect.session, effect.partner, link, sender=sender))
+
+    async def report_failed(self, session: int, code: str) -> None:
+        """A failure found while performing is reported after it, as a real one would be."""
+        await trio.lowlevel.checkpoint()
+        self.perform(self.peer.failed(session, code, self.now))
+
+    # -- reports of the training thread --------------------------------------------------------------------------
+    def at_boundary(
+        self,
+        steps: int,
+        samples: int,
+        loss: float | None,
+        done: Done,
+        optimizer: tuple[tuple[str, ...], tuple[tuple[str, float], ...]] | None = None,
+    ) -> None:
+        if optimizer is not None:
+            self.peer.local.optimizer_keys, self.peer.optimizer_scalars = optimizer
+        if done.adopted:
+            self.joining_vector = None
+            self.perform(self.peer.adopted(self.now))
+        if all(copy.done() for copy in done.copies):
+            self.copied(done)
+        else:
+            self.spawn(self.wait_for_copies, done)
+        self.perform(self.peer.stepped(steps, samples, loss, self.now))
+
+    async def wait_for_copies(self, done: Done) -> None:
+        while not all(copy.done() for copy in done.copies):
+            await trio.sleep(0.001)
+        self.copied(done)
+
+    def copied(self, done: Done) -> None:
+        for shift in done.shifted:
+            self.pool.give(shift)
+        for session, vector in done.snapshots:
+            if session in self.peer.exchanges.table or session in self.peer.donating.table:
+                self.sessions.snapshots[session] = vector
+                self.perform(self.peer.snapshotted(session, self.now))
+            else:
+                self.pool.give(vector)
+
+    # -- dialling and accepting ----------------------------------------------------------------------------------
+    def dial(self, address: Address, expect: PeerId | None) -> None:
+        me = self.peer.membership.me
+        if self.stopping or address in self.dialling or address == me.address:
+            return
+        if expect is not None and not self.may_dial(address):
+            self.drop_pending(expect)
+            return
+        self.dialling.add(address)
+        self.spawn(self.dial_task, address, expect)
+
+    def may_dial(self, address: Address) -> bool:
+        """Addresses in records come from others: a node on a public address dials no private one, and one on a network
+        no loopback."""
+        mine = self.peer.membership.me.address
+        if mine is None or is_loopback(mine.host):
+            return True
+        return not is_loopback(address.host) and (is_private(mine.host) or not is_private(address.host))
+
+    async def dial_task(self, address: Address, expect: PeerId | None) -> None:
+        link: Link | None = None
+        theirs: Hello | None = None
+        try:
+            async with self.dial_limit:
+                with trio.move_on_after(self.config.hello_timeout_s):
+                    stream = await self.network.connect(address)
+                    link, theirs = await self.handshake(stream, False, expect, address)
+        except RefusedError as error:
+            self.note_refusal(error, address)
+        except (OSError, RemoteError):
+            pass
+        finally:
+            self.dialling.discard(address)
+        if link is not None and theirs is not None:
+            await self.run_link(link, theirs)
+            return
+        if expect is not None:
+            self.drop_pending(expect)
+        self.perform(self.peer.dial_failed(expect, self.now))
+
+    def note_refusal(self, error: RefusedError, address: Address) -> None:
+        if error.code == "self":
+            return
+        if self.refusal is None:
+            self.refusal = error
+        if str(error) not in self.told and len(self.told) < 64:
+            self.told.add(str(error))
+            self.on_event("refused", f"{address}: {error}")
+
+    def drop_pending(self, peer: PeerId) -> None:
+        self.pending.pop(peer, None)
+
+    async def try_dial(self, asker: PeerId, address: Address) -> None:
+        ok = False
+        if self.may_dial(address):
+            with trio.move_on_after(self.config.hello_timeout_s), contextlib.suppress(OSError, RemoteError):
+                stream = await self.network.connect(address)
+                ok = True
+                await stream.aclose()
+        self.perform(self.peer.dial_tried(asker, ok, self.now))
+
+    async def accept(self, stream: ByteStream) -> None:
+        if self.untrusted >= UNTRUSTED or self.stopping:
+            stream.close_now()
+            return
+        self.untrusted += 1
+        link: Link | None = None
+        theirs: Hello | None = None
+        try:
+            with trio.move_on_after(self.config.hello_timeout_s):
+                link, theirs = await self.handshake(stream, True, None, None)
+        except RefusedError as error:
+            self.note_stranger(error)
+        except RemoteError:
+            pass
+        finally:
+            self.untrusted -= 1
+            if link is None:
+                stream.close_now()
+        if link is not None and theirs is not None:
+            await self.run_link(link, theirs)
+
+    def note_stranger(self, error: RefusedError) -> None:
+        if error.code in ("layout", "swarm", "version", "secret") and str(error) not in self.told:
+            if len(self.told) < 64:  # strangers fill no log
+                self.told.add(str(error))
+                self.on_event("refused", str(error))
+
+    async def handshake(
+        self, stream: ByteStream, server_side: bool, expect: PeerId | None, dialled: Address | None
+    ) -> tuple[Link, Hello]:
+        try:
+            proven = None
+            if self.contexts is not None:
+                tls = TlsStream(stream, self.contexts, server_side=server_side)
+                await tls.handshake()
+                stream, proven = tls, tls.peer_id
+            reader = FrameReader(stream)
+            theirs = await self.greeter.greet(stream, reader, self.peer.membership.me, proven, expect)
+        except BaseException:
+            stream.close_now()
+            raise
+        peer = theirs.record.id if theirs.record is not None else PeerId(b"observer")
+        return Link(stream, reader, peer, dialled), theirs
+
+    # -- a link's life -------------------------------------------------------------------------------------------
+    async def run_link(self, link: Link, theirs: Hello) -> None:
+        """From the finished Hello to the end of the stream."""
+        member = theirs.record
+        if member is not None:
+            if self.stopping or (len(self.links) >= self.config.max_links and not self.make_room()):
+                link.stream.close_now()
+                return
+            self.links.add(link)
+            pending = self.pending.pop(link.peer, None)
+            self.perform(self.peer.linked(link.peer, member, self.now))
+            for message in pending.messages if pending is not None else ():
+                self.send(link.peer, message)
+        try:
+            with trio.CancelScope() as scope:
+                link.cancel_scope = scope
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.write, link, scope)
+                    try:
+                        await self.read(link, member is None)
+                    finally:
+                        link.finish()
+                        scope.deadline = trio.current_time() + 1.0
+        except* RemoteError:
+            pass
+        finally:
+            link.stream.close_now()
+            if member is not None:
+                self.unlink(link)
+
+    async def write(self, link: Link, scope: trio.CancelScope) -> None:
+        def sent(session: int) -> None:
+            entry = self.sessions.table.get(session)
+            if entry is not None:
+                entry.moved_at = self.now
+
+        def finished(session: int) -> None:
+            if session in self.peer.donating.table:
+                self.perform(self.peer.served(session, self.now))
+
+        try:
+            await link.write_loop(sent, finished)
+            with trio.move_on_after(1.0):
+                await link.stream.aclose()
+        except RemoteError:
+            pass
+        scope.cancel()
+
+    async def read(self, link: Link, observer: bool) -> None:
+        window, count = self.now, 0
+
+        def on_message(message: Message) -> None:
+            nonlocal window, count
+            if self.now - window >= 1.0:
+                window, count = self.now, 0
+            count += 1
+            if count > MESSAGES_PER_S:
+                raise ProtocolError("A member sends too many messages.")
+            if isinstance(message, StatusQuery):
+                link.send(status_page(self, message.after))
+            elif isinstance(message, Close):
+                self.on_close(message)
+            elif isinstance(message, Hello) or observer:
+                raise ProtocolError("A message came that does not belong here.")
+            else:
+                if isinstance(message, Offer | Fetch | Outcome):
+                    self.sessions.links.setdefault(message.session, link)
+                self.perform(self.peer.receive(link.peer, message, self.now))
+
+        def on_body(chunk: Chunk) -> None:
+            session = self.sessions.table.get(chunk.session)
+            if session is None or session.receiver is None:
+                return
+            session.moved_at = self.now
+            if not session.receiver.arrived(chunk):
+                self.perform(self.peer.failed(session.id, "checksum", self.now))
+            elif session.receiver.done and isinstance(session.receiver, DifferenceReceiver):
+                self.perform(self.peer.streamed(session.id, *Sessions.norms(session), self.now))
+
+        await link.read_loop(on_message, lambda chunk, size: self.sessions.place(link, chunk, size), on_body)
+
+    def on_close(self, message: Close) -> None:
+        if message.code in ("layout", "swarm", "version") and message.sentence not in self.told and len(self.told) < 64:
+            self.told.add(message.sentence)
+            self.on_event("refused", f"A member refused this node: {message.sentence}")
+
+    def unlink(self, link: Link) -> None:
+        broken = self.sessions.on(link)
+        last = self.links.remove(link)
+        for session in broken:
+            self.sessions.links.pop(session, None)
+            self.perform(self.peer.failed(session, "broken", self.now))
+        if last:
+            self.perform(self.peer.unlinked(link.peer, self.now))
+
+    def make_room(self) -> bool:
+        """Close the link that was idle the longest, if there is one without a session."""
+        busy = set(self.sessions.links.values())
+        idle = [link for link in self.links.all() if link not in busy and link.peer not in self.peer.reach.homes]
+        if not idle:
+            return False
+        min(idle, key=lambda link: link.used_at).finish()
+        return True
+
+    # -- time ----------------------------------------------------------------------------------------------------
+    async def keep_time(self) -> None:
+        while True:
+            self.rearm = trio.Event()
+            deadline = self.peer.deadline
+            with trio.move_on_at(deadline if deadline < math.inf else self.now + 3600):
+                await self.rearm.wait()
+            if self.now >= self.peer.deadline:
+                self.perform(self.peer.tick(self.now))
+                if self.peer.deadline <= self.now:  # a deadline that a tick did not move must not spin
+                    await trio.sleep(0.01)
+
+    async def watch(self) -> None:
+        """Streams that stopped moving, links that are idle."""
+        while True:
+            await trio.sleep(self.config.stall_s / 4)
+            now = self.now
+            for session in self.sessions.stalled(now, self.config.stall_s):
+                self.on_event("stalled", f"A transfer with {short(session.partner)} stopped moving; its link is closed.")
+                session.link.close_now()
+            busy = set(self.sessions.links.values())
+            for link in self.links.all():
+                if now - link.used_at > self.config.idle_s and link not in busy:
+                    link.finish()
+
+    async def leave(self, within_s: float) -> None:
+        """Say LEFT, let it be sent, close every link."""
+        self.perform(self.peer.leave(self.now))
+        self.stopping = True
+        for link in self.links.all():
+            link.finish()
+        with trio.move_on_after(within_s):
+            while len(self.links):
+                await trio.sleep(0.005)
+        for link in self.links.all():
+            link.close_now()

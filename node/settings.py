@@ -1,0 +1,106 @@
+"""Where a node's settings come from: arguments win over the environment, which is how the command line passes them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gossip.config import Config
+from gossip.errors import ConfigError
+from gossip.ids import Address, PeerId, parse_address
+from node.identity import is_invite, parse_invite, read_secret
+from node.tcp import is_loopback
+
+__all__ = ["Settings", "advertised"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All a node needs to know before it starts. ``listen`` None: it only dials out."""
+
+    seeds: tuple[Address, ...]
+    expected: Mapping[Address, PeerId]  # ids that seeds from an invite must prove
+    listen: Address | None
+    advertise: Address | None
+    secret: bytes | None
+    state_dir: Path | None
+    config: Config
+
+    @classmethod
+    def gather(
+        cls,
+        seeds: Iterable[str] | None,
+        listen: str | None,
+        advertise: str | None,
+        secret: str | os.PathLike[str] | None,
+        state_dir: str | os.PathLike[str] | None,
+        config: Config | None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Settings:
+        """Raises ConfigError or IdentityError, one sentence, for what cannot work."""
+        given = [seeds] if isinstance(seeds, str) else list(seeds or ())
+        if not given:
+            given = [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
+        addresses: list[Address] = []
+        expected: dict[Address, PeerId] = {}
+        key: bytes | None = None
+        for text in given:
+            if is_invite(text):
+                invite = parse_invite(text)
+                key = invite.secret
+                addresses += invite.seeds
+                expected |= dict.fromkeys(invite.seeds, invite.seed_id)
+                continue
+            where, mark, wanted = text.partition("#")
+            address = parse_address(where)
+            addresses.append(address)
+            if mark:
+                expected[address] = peer_id(wanted, text)
+        file = secret if secret is not None else environment.get("GOSSIP_SECRET_FILE")
+        if file:
+            key = read_secret(Path(file))
+        where = listen or environment.get("GOSSIP_LISTEN") or "127.0.0.1:0"
+        bound = None if where == "none" else parse_address(where)
+        if bound is not None and key is None and not is_loopback(bound.host) and not environment.get("GOSSIP_INSECURE"):
+            raise ConfigError(
+                f"Listening on {bound} without a secret would let anybody change this model: make one with "
+                "'gossip secret' and give it with --secret-file, or say --insecure on a network you trust."
+            )
+        shown = advertise or environment.get("GOSSIP_ADVERTISE")
+        folder = state_dir if state_dir is not None else environment.get("GOSSIP_STATE_DIR")
+        if config is None:
+            path = environment.get("GOSSIP_CONFIG")
+            config = Config.from_toml(path) if path else Config()
+        return cls(
+            tuple(dict.fromkeys(addresses)), expected, bound, parse_address(shown) if shown else None, key,
+            Path(folder) if folder else None, config,
+        )  # fmt: skip
+
+
+def peer_id(text: str, seed: str) -> PeerId:
+    try:
+        value = bytes.fromhex(text)
+    except ValueError:
+        value = b""
+    if len(value) != 16:
+        raise ConfigError(f"{seed!r} is not a seed: after # belong the 32 hexadecimal digits of a node's id.")
+    return PeerId(value)
+
+
+def advertised(settings: Settings, bound: Address | None) -> Address | None:
+    """What others should dial: what was said, else where we listen; for "any address" the one that routes outwards."""
+    if settings.advertise is not None or bound is None:
+        return settings.advertise
+    if bound.host not in ("0.0.0.0", "::"):
+        return bound
+    target = settings.seeds[0] if settings.seeds else Address("192.0.2.1", 9)  # reserved for documentation
+    family = socket.AF_INET6 if bound.host == "::" and ":" in target.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(tuple(target))  # chooses a route; a datagram socket sends nothing by it
+            return Address(str(probe.getsockname()[0]), bound.port)
+        except OSError:
+            return Address(socket.gethostname(), bound.port)

@@ -1,0 +1,109 @@
+"""What a running node says of itself when asked, page by page; and how to ask."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from gossip.errors import LocalError, ProtocolError, RefusedError, RemoteError
+from gossip.frames import encode
+from gossip.ids import Address
+from gossip.messages import StatusQuery, StatusReply
+from node.handshake import Greeter
+from node.identity import Identity
+from node.links import FrameReader
+from node.stream import ByteStream
+from node.tcp import TcpNetwork
+from node.tls import TlsStream, swarm_contexts
+
+if TYPE_CHECKING:
+    from node.runtime import Runtime
+
+__all__ = ["PAGE", "query", "status_page"]
+
+PAGE = 200  # members of about 90 B in one frame of 64 KiB, three times over
+METRICS = (
+    "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
+    "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone",
+)  # fmt: skip
+
+
+def status_page(runtime: Runtime, after: bytes) -> StatusReply:
+    """Members with ids after ``after``, in order, and the metrics."""
+    peer = runtime.peer
+    me = peer.membership.me
+    distance = peer.consensus_distance
+    address = str(me.address) if me.address is not None else None
+    metrics = (
+        me.id.hex(), address, runtime.config.swarm, me.steps, me.samples, peer.membership.swarm_samples, me.loss,
+        len(peer.membership.alive()) + 1, peer.exchanges.done, peer.exchanges.failures, runtime.links.bytes_sent,
+        runtime.links.bytes_received, None if math.isnan(distance) else distance, peer.ready, peer.alone,
+    )  # fmt: skip
+    rows = sorted((record.id, record, state) for record, state in peer.members() if record.id > after)
+    page = tuple(
+        (record.id, str(record.address) if record.address else None, state.value, record.steps, record.samples,
+         record.loss, record.ready)
+        for _, record, state in rows[:PAGE]
+    )  # fmt: skip
+    return StatusReply(metrics, page, len(rows) > PAGE)
+
+
+def query(
+    address: Address, secret: bytes | None = None, timeout_s: float = 5.0, state_dir: Path | None = None
+) -> dict[str, Any]:
+    """Ask the node at ``address`` for its id, members and metrics, as an observer who joins nothing.
+
+    Raises LocalError in one sentence when nobody answers there, or the secret is not theirs.
+    """
+    try:
+        return trio.run(ask, address, secret, timeout_s)
+    except RefusedError as error:
+        raise LocalError(str(error)) from error
+    except (OSError, RemoteError, trio.TooSlowError) as error:
+        raise LocalError(f"No node answers at {address}: is it running, and is the address right?") from error
+
+
+async def ask(address: Address, secret: bytes | None, timeout_s: float) -> dict[str, Any]:
+    with trio.fail_after(timeout_s):
+        stream: ByteStream = await TcpNetwork(None, timeout_s).connect(address)
+        try:
+            if secret is not None:
+                tls = TlsStream(stream, swarm_contexts(Identity.fresh(), secret), server_side=False)
+                await tls.handshake()
+                stream = tls
+            reader = FrameReader(stream)
+            await Greeter("", None).greet(stream, reader, None, None, None)
+            return await read_pages(stream, reader)
+        finally:
+            stream.close_now()
+
+
+async def read_pages(stream: ByteStream, reader: FrameReader) -> dict[str, Any]:
+    members: list[dict[str, Any]] = []
+    after = b""
+    while True:
+        await stream.send_all(encode(StatusQuery(after)))
+        while True:
+            got = await reader.message()
+            if got is None:
+                raise ProtocolError("The node closed the connection.")
+            if isinstance(got[0], StatusReply):
+                reply = got[0]
+                break
+        for row in reply.members:
+            peer, where, state, steps, samples, loss, ready = row
+            members.append(
+                {"id": peer.hex(), "address": where, "state": state, "steps": steps, "samples": samples, "loss": loss,
+                 "ready": ready}
+            )  # fmt: skip
+            after = peer
+        if not reply.more or not reply.members:
+            break
+    metrics = dict(zip(METRICS, reply.metrics, strict=True))
+    return {
+        "id": metrics.pop("id"), "address": metrics.pop("address"), "swarm": metrics.pop("swarm"), "metrics": metrics,
+        "members": members,
+    }  # fmt: skip

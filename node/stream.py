@@ -1,0 +1,176 @@
+"""Bytes to one peer and back: over a socket, or in memory for tests and rehearsals."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Protocol
+
+import trio
+
+from gossip.errors import RemoteError
+
+__all__ = ["BrokenLinkError", "ByteStream", "MemoryStream", "PlainStream", "memory_stream_pair"]
+
+MEMORY_PIPE_BYTES = 65_536  # less than any payload worth testing, so that tests meet backpressure as sockets have it
+
+
+class BrokenLinkError(RemoteError):
+    """The connection is gone without a word: reset, cut off half-way, or closed by us under a waiting task."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__("broken", sentence)
+
+
+class ByteStream(Protocol):
+    """A duplex stream of bytes; one task at a time sends, while another may receive.
+
+    A cancelled ``receive_into`` loses nothing. A cancelled ``send_all`` has sent an unknown part: close the stream.
+    """
+
+    @property
+    def peer_host(self) -> str:
+        """The other side's address as the network shows it; not an identity."""
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """Fill the start of ``buffer`` (bytes, not empty) with what is there, waiting for at least one byte.
+
+        Returns the count; 0 once the other side has closed properly. Raises :class:`BrokenLinkError`.
+        """
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send every byte, waiting while the other side does not read; raises :class:`BrokenLinkError`."""
+
+    async def aclose(self) -> None:
+        """Close properly, in bounded time; tasks waiting on this stream get :class:`BrokenLinkError`."""
+
+    def close_now(self) -> None:
+        """Close abruptly, so that the other side sees a broken link and not an end; may be called twice."""
+
+
+class PlainStream:
+    """A connected TCP socket. Its options (``TCP_NODELAY`` and the like) are set by whoever made it."""
+
+    def __init__(self, sock: trio.socket.SocketType) -> None:
+        self._socket = sock
+        try:
+            self._peer_host = str(sock.getpeername()[0])
+        except OSError as error:  # accepted, and reset before we looked
+            sock.close()
+            raise BrokenLinkError("The connection was gone before it could be used.") from error
+
+    @property
+    def peer_host(self) -> str:
+        return self._peer_host
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        try:
+            count = await self._socket.recv_into(buffer)
+            if not count:
+                # The kernel reports a reset once, perhaps to a send, and shows the next reader an end. But a socket
+                # that was reset has no peer any more, while one whose peer closed properly still has.
+                self._socket.getpeername()
+            return count
+        except (OSError, trio.ClosedResourceError) as error:
+            raise self._broken() from error
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        sent = 0
+        try:
+            while sent < len(view):
+                sent += await self._socket.send(view[sent:])
+        except (OSError, trio.ClosedResourceError) as error:
+            raise self._broken() from error
+
+    async def aclose(self) -> None:
+        self._socket.close()
+        await trio.lowlevel.checkpoint()
+
+    def close_now(self) -> None:
+        if self._socket.fileno() < 0:
+            return
+        # Linger 0 makes it a reset: what is queued is dropped, and the other side knows at once.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
+
+    def _broken(self) -> BrokenLinkError:
+        return BrokenLinkError(f"The connection to {self._peer_host} broke.")
+
+
+def memory_stream_pair(capacity_bytes: int = MEMORY_PIPE_BYTES) -> tuple[MemoryStream, MemoryStream]:
+    """Two connected streams without a socket, each direction holding at most ``capacity_bytes`` unread."""
+    there, back = _Pipe(capacity_bytes), _Pipe(capacity_bytes)
+    return MemoryStream(outgoing=there, incoming=back), MemoryStream(outgoing=back, incoming=there)
+
+
+class MemoryStream:
+    """One end of :func:`memory_stream_pair`. Unlike trio's own, it breaks as a reset socket breaks."""
+
+    peer_host = "memory"
+
+    def __init__(self, *, outgoing: _Pipe, incoming: _Pipe) -> None:
+        self._outgoing = outgoing
+        self._incoming = incoming
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        return await self._incoming.take(buffer)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._outgoing.put(memoryview(data).cast("B"))
+
+    async def aclose(self) -> None:
+        self._outgoing.end()
+        self._incoming.break_off()
+        await trio.lowlevel.checkpoint()
+
+    def close_now(self) -> None:
+        self._outgoing.break_off()
+        self._incoming.break_off()
+
+
+class _Pipe:
+    """Bytes one way. ``_ended``: the writer closed, and the rest may still be read; ``_broken``: neither side may."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._unread = bytearray()
+        self._ended = False
+        self._broken = False
+        self._changed = trio.lowlevel.ParkingLot()
+
+    async def put(self, view: memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+        start = 0
+        while True:
+            if self._broken or self._ended:
+                raise BrokenLinkError("The connection in memory broke.")
+            end = start + self._capacity_bytes - len(self._unread)
+            self._unread += view[start:end]
+            start = min(end, len(view))
+            self._changed.unpark_all()
+            if start == len(view):
+                return
+            await self._changed.park()
+
+    async def take(self, buffer: memoryview) -> int:
+        await trio.lowlevel.checkpoint()
+        while not self._broken:
+            if self._unread:
+                count = min(len(buffer), len(self._unread))
+                buffer[:count] = self._unread[:count]
+                del self._unread[:count]
+                self._changed.unpark_all()
+                return count
+            if self._ended:
+                return 0
+            await self._changed.park()
+        raise BrokenLinkError("The connection in memory broke.")
+
+    def end(self) -> None:
+        self._ended = True
+        self._changed.unpark_all()
+
+    def break_off(self) -> None:
+        self._broken = True
+        self._changed.unpark_all()

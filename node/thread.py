@@ -1,0 +1,68 @@
+"""The network thread: one trio loop beside the training loop, started, stopped and watched from the training thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from gossip.errors import LocalError
+
+__all__ = ["NetworkThread"]
+
+
+class NetworkThread:
+    """Runs ``main(started)`` under trio in a daemon thread until it returns. ``started(stop)`` says that it is ready and
+    hands over what ends it."""
+
+    def __init__(self) -> None:
+        self.token: trio.lowlevel.TrioToken | None = None
+        self.failure: BaseException | None = None
+        self.begun = threading.Event()
+        self.ended = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def start(self, main: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
+        """Returns when ``main`` has called ``started``; raises in the caller's thread what ``main`` raised before."""
+        self.thread = threading.Thread(target=self.run, args=(main,), name="gossip-network", daemon=True)
+        self.thread.start()
+        self.begun.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def run(self, main: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
+        async def begin() -> None:
+            self.token = trio.lowlevel.current_trio_token()
+            await main(self.begun.set)
+
+        try:
+            # Restricted Ctrl-C: it belongs to the training thread.
+            trio.run(begin, strict_exception_groups=False)
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self.ended.set()
+            self.begun.set()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run ``function(*args)`` in the network thread, soon; nothing happens once it has ended."""
+        if self.token is not None:
+            with contextlib.suppress(trio.RunFinishedError):
+                self.token.run_sync_soon(function, *args)
+
+    def check(self) -> None:
+        """Raise in the training thread what ended the network thread: going on alone would be silently wrong."""
+        if self.failure is not None:
+            if isinstance(self.failure, LocalError):
+                raise self.failure
+            raise LocalError(
+                "The network thread ended by a fault of this library, and this node trains with nobody: "
+                f"{type(self.failure).__name__}: {self.failure}."
+            ) from self.failure
+
+    def join(self, timeout_s: float) -> None:
+        if self.thread is not None:
+            self.thread.join(timeout_s)

@@ -1,0 +1,1 @@
+"""Thousands of peers in virtual time."""

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossip.errors import LayoutError, ProtocolError
+from gossip.layout import Layout, LayoutSummary, Segment, chunk_count, chunk_slice
+
+WEIGHT = Segment("net.0.weight", (4, 3), "float32", "parameter")
+BIAS = Segment("net.0.bias", (4,), "float32", "parameter")
+MEAN = Segment("net.1.running_mean", (4,), "float32", "buffer")
+
+segments = st.builds(
+    Segment,
+    st.text(max_size=40),
+    st.lists(st.integers(0, 70_000), max_size=2).map(tuple),
+    st.sampled_from(["float16", "bfloat16", "float32", "float64"]),
+    st.sampled_from(["parameter", "buffer"]),
+)
+layouts = (
+    st.lists(segments, min_size=1, max_size=20, unique_by=lambda s: s.name)
+    .filter(lambda given: any(s.size for s in given))
+    .map(Layout)
+)
+
+
+def travelled(layout: Layout) -> LayoutSummary:
+    """What the other side holds after the summary crossed the wire."""
+    packed = msgpack.packb(layout.summary())
+    assert len(packed) <= 48 * 1024
+    return Layout.parse(msgpack.unpackb(packed, max_array_len=4096))
+
+
+def test_parameters_come_first_so_that_the_outer_step_has_a_prefix():
+    layout = Layout([WEIGHT, MEAN, BIAS])
+    assert layout.segments == (WEIGHT, BIAS, MEAN)
+    assert layout.offsets == (0, 12, 16)
+    assert (layout.parameters, layout.size) == (16, 20)
+
+
+def test_the_fingerprint_tells_every_field_and_the_order_apart():
+    changed = [
+        [WEIGHT, BIAS],
+        [BIAS, WEIGHT, MEAN],
+        [Segment("other", (4, 3), "float32", "parameter"), BIAS, MEAN],
+        [Segment("net.0.weight", (3, 4), "float32", "parameter"), BIAS, MEAN],
+        [Segment("net.0.weight", (12,), "float32", "parameter"), BIAS, MEAN],
+        [Segment("net.0.weight", (4, 3), "bfloat16", "parameter"), BIAS, MEAN],
+        [WEIGHT, BIAS, Segment("net.1.running_mean", (4,), "float32", "parameter")],
+    ]
+    ours = Layout([WEIGHT, BIAS, MEAN])
+    assert Layout([WEIGHT, MEAN, BIAS]).fingerprint == ours.fingerprint
+    assert len({ours.fingerprint, *(Layout(other).fingerprint for other in changed)}) == 1 + len(changed)
+    assert len(ours.fingerprint) == 32
+    for other in changed:
+        assert ours.difference(Layout(other)) != ""
+
+
+@pytest.mark.parametrize(
+    ("theirs", "sentence"),
+    [
+        ([WEIGHT, BIAS, MEAN], ""),
+        ([WEIGHT, MEAN], "Tensor 'net.0.bias' exists here and not there."),
+        ([WEIGHT, BIAS], "Tensor 'net.1.running_mean' exists here and not there."),
+        (
+            [WEIGHT, Segment("extra", (1,), "float32", "parameter"), BIAS, MEAN],
+            "Tensor 'extra' exists there and not here.",
+        ),
+        (
+            [WEIGHT, BIAS, MEAN, Segment("late", (1,), "float32", "buffer")],
+            "Tensor 'late' exists there and not here.",
+        ),
+        ([BIAS, WEIGHT, MEAN], "Tensor 1 is 'net.0.weight' here and 'net.0.bias' there."),
+        (
+            [WEIGHT, Segment("net.0.bias", (5,), "float32", "parameter"), MEAN],
+            "Tensor 'net.0.bias' has shape (4,) here and (5,) there.",
+        ),
+        (
+            [WEIGHT, Segment("net.0.bias", (4,), "bfloat16", "parameter"), MEAN],
+            "Tensor 'net.0.bias' has dtype float32 here and bfloat16 there.",
+        ),
+    ],
+)
+def test_a_difference_names_the_first_one(theirs, sentence):
+    ours, other = Layout([WEIGHT, BIAS, MEAN]), Layout(theirs)
+    assert ours.difference(other) == sentence
+    assert ours.difference(travelled(other)) == sentence
+
+
+def large(count: int, last: str = "float32") -> Layout:
+    given = [Segment(f"blocks.{i}.attention.weight", (64, 64), "float32", "parameter") for i in range(count - 1)]
+    return Layout([*given, Segment("head", (7,), last, "parameter")])
+
+
+def test_a_cut_summary_says_nothing_about_what_it_left_out():
+    there = travelled(large(6000, last="bfloat16"))
+    assert 500 < len(there.segments) < there.count == 6000
+    same_head = large(6000).difference(there)
+    assert same_head.startswith(f"The first {len(there.segments)} tensors are the same and a later one differs")
+    assert large(6000, last="bfloat16").difference(there) == ""
+    # A tensor of ours that is not among those sent may well exist there.
+    moved = Layout([Segment("head", (7,), "float32", "parameter"), *large(6000).segments[:-1]])
+    assert moved.difference(there) == "Tensor 1 is 'head' here and 'blocks.0.attention.weight' there."
+    assert large(10).difference(there) == "Tensor 'blocks.9.attention.weight' exists there and not here."
+
+
+@given(layouts)
+def test_a_summary_survives_the_wire(layout):
+    summary = travelled(layout)
+    assert summary == LayoutSummary(layout.fingerprint, layout.size, len(layout.segments), layout.segments)
+    assert layout.difference(summary) == ""
+
+
+@given(layouts, layouts)
+def test_a_difference_is_empty_exactly_when_the_layouts_are_equal(ours, theirs):
+    assert (ours.difference(theirs) == "") == (ours == theirs) == (ours.fingerprint == theirs.fingerprint)
+
+
+def test_a_name_from_a_stranger_cannot_write_to_the_terminal():
+    there = Layout([Segment("\x1b[2J" + "x" * 400, (1,), "float32", "parameter")])
+    sentence = Layout([WEIGHT]).difference(travelled(there))
+    assert sentence.isprintable()
+    assert len(sentence) < 200
+
+
+PRINT = "0" * 32
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        None,
+        "text",
+        (PRINT, 1, 1),
+        ("F" * 32, 1, 0, ()),
+        (b"0" * 32, 1, 0, ()),
+        (PRINT, True, 0, ()),
+        (PRINT, -1, 0, ()),
+        (PRINT, 1 << 60, 0, ()),
+        (PRINT, 1, 0, (("a", (1,), "float32", False),)),
+        (PRINT, 1, 1, (("a" * 513, (1,), "float32", False),)),
+        (PRINT, 1, 1, (("a", (1,), "int64", False),)),
+        (PRINT, 1, 1, (("a", (1,), ["float32"], False),)),
+        (PRINT, 1, 1, (("a", (1,), "float32", 0),)),
+        (PRINT, 1, 1, (("a", (1.0,), "float32", False),)),
+        (PRINT, 1, 1, (("a", (True,), "float32", False),)),
+        (PRINT, 1, 1, (("a", (1,) * 65, "float32", False),)),
+        (PRINT, 1, 1, (("a", 3, "float32", False),)),
+        (PRINT, 1, 5000, (("a", (1,), "float32", False),) * 4097),
+        (PRINT, 1, 200, (("a" * 500, (1,), "float32", False),) * 200),
+    ],
+)
+def test_a_summary_that_no_peer_sends_is_refused(summary):
+    with pytest.raises(ProtocolError):
+        Layout.parse(summary)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        [Segment("empty", (0, 5), "float32", "parameter")],
+        [WEIGHT, WEIGHT],
+        [Segment("z", (2,), "complex64", "parameter")],
+        [Segment("n", (2,), "int64", "buffer")],
+    ],
+)
+def test_what_cannot_be_averaged_is_refused_in_a_sentence(given):
+    with pytest.raises(LayoutError, match=r"\.$"):
+        Layout(given)
+
+
+@given(st.integers(1, 5000), st.integers(1, 700))
+def test_chunks_cover_every_element_once(size, chunk_elements):
+    elements = np.arange(size)
+    pieces = [elements[chunk_slice(i, size, chunk_elements)] for i in range(chunk_count(size, chunk_elements))]
+    assert all(0 < piece.size <= chunk_elements for piece in pieces)
+    assert np.array_equal(np.concatenate(pieces), elements)

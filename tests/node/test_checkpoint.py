@@ -1,0 +1,360 @@
+"""What was saved comes back, and what could not be saved leaves what was there."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from gossip.errors import CheckpointError
+from node import checkpoint
+
+torch.set_num_threads(1)
+
+
+def model_of(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "lr tensor": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), foreach=False),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True),
+}
+
+
+def train(model, optimizer, steps, seed):
+    generator = torch.Generator().manual_seed(seed)
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(16, 8, generator=generator)
+        loss = nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# Round trips ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path, make):
+    model = model_of(0)
+    optimizer = make(model.parameters())
+    train(model, optimizer, 5, seed=1)
+    checkpoint.save(tmp_path / "run", model.state_dict(), optimizer.state_dict(), {"steps": 5})
+    expected = train(model, optimizer, 5, seed=2)
+
+    other = model_of(1)
+    again = make(other.parameters())
+    loaded = checkpoint.load(tmp_path / "run")
+    other.load_state_dict(loaded.tensors)
+    again.load_state_dict(loaded.optimizer_state)
+    assert train(other, again, 5, seed=2) == expected
+    assert loaded.meta == {"steps": 5}
+
+
+def test_an_optimizer_that_has_not_stepped_round_trips(tmp_path):
+    model = model_of(0)
+    state = OPTIMIZERS["adam"](model.parameters()).state_dict()
+    checkpoint.save(tmp_path / "run", model.state_dict(), state, {})
+    assert checkpoint.load(tmp_path / "run").optimizer_state == state
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8")),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=8) | st.integers() | st.sampled_from(["$map", "$tensor"]), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(max_size=5).filter(lambda key: not key.startswith("$")), plain, max_size=4))
+def test_plain_data_comes_back_as_it_was(tmp_path_factory, meta):
+    path = tmp_path_factory.mktemp("plain") / "run"
+    checkpoint.save(path, {}, None, meta)
+    assert checkpoint.load(path).meta == meta
+    assert repr(checkpoint.inspect(path)) == repr(meta)  # also True apart from 1, and (1,) from [1]
+
+
+def test_numbers_that_json_lacks_come_back(tmp_path):
+    meta = {"loss": math.nan, "best": -math.inf, "lr": np.float32(0.5), "n": np.int64(3), "ok": np.bool_(True)}
+    checkpoint.save(tmp_path / "run", {}, None, meta)
+    back = checkpoint.inspect(tmp_path / "run")
+    assert math.isnan(back.pop("loss"))
+    assert back == {"best": -math.inf, "lr": 0.5, "n": 3, "ok": True}
+    strict = (tmp_path / "run.json").read_text()
+    json.loads(strict, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16),
+    *(torch.uint8, torch.bool),
+]
+
+
+def test_every_type_and_shape_is_what_the_library_reads(tmp_path):
+    tensors = {}
+    for dtype in DTYPES:
+        values = torch.arange(6).to(dtype)
+        tensors |= {f"{dtype}.flat": values, f"{dtype}.scalar": values[3].clone(), f"{dtype}.none": values[:0]}
+    tensors["transposed"] = torch.arange(6.0).reshape(2, 3).t()
+    tensors["strided"] = torch.arange(6.0)[::2]
+    tensors["conjugate"] = torch.tensor([1 + 2j]).conj()
+    tensors["parameter"] = nn.Parameter(torch.ones(2))
+    tensors["ünïcode/and spaces"] = torch.ones(1)
+    checkpoint.save(tmp_path / "run", tensors, None, {})
+    ours = checkpoint.load(tmp_path / "run").tensors
+    library = safetensors.torch.load_file(tmp_path / "run.safetensors")
+    assert set(ours) == set(library) == set(tensors)
+    for name, tensor in tensors.items():
+        for back in (ours[name], library[name]):
+            assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+            assert torch.equal(back.to(torch.complex128), tensor.detach().to(torch.complex128)), name
+
+
+def test_tied_tensors_are_stored_once_and_come_back_tied(tmp_path):
+    weight = torch.randn(100, 100)
+    tensors = {"embedding": weight, "head": weight, "row": weight[0], "copy": weight.clone()}
+    checkpoint.save(tmp_path / "run", tensors, None, {})
+    back = checkpoint.load(tmp_path / "run").tensors
+    assert all(torch.equal(back[name], tensors[name]) for name in tensors)
+    assert back["head"] is back["embedding"]
+    assert back["copy"] is not back["embedding"]
+    assert (tmp_path / "run.safetensors").stat().st_size < 2.2 * weight.nbytes
+
+
+def test_weights_that_another_tool_wrote_are_read(tmp_path):
+    safetensors.torch.save_file({"w": torch.ones(3)}, tmp_path / "run.safetensors")
+    loaded = checkpoint.load(tmp_path / "run.safetensors")
+    assert torch.equal(loaded.tensors["w"], torch.ones(3))
+    assert (loaded.optimizer_state, loaded.meta) == (None, {})
+
+
+def test_what_was_loaded_survives_the_next_save(tmp_path):
+    checkpoint.save(tmp_path / "run", {"w": torch.zeros(100_000)}, None, {})
+    loaded = checkpoint.load(tmp_path / "run")
+    checkpoint.save(tmp_path / "run", {"w": torch.ones(10)}, None, {})
+    assert torch.equal(loaded.tensors["w"], torch.zeros(100_000))
+    loaded.tensors["w"] += 1  # it is ours to write to, and the file does not change
+    assert torch.equal(checkpoint.load(tmp_path / "run").tensors["w"], torch.ones(10))
+
+
+def test_the_json_beside_describes_the_checkpoint(tmp_path):
+    model = model_of(0)
+    state = OPTIMIZERS["adam"](model.parameters()).state_dict()
+    checkpoint.save(tmp_path / "new" / "run.v1", model.state_dict(), state, {"steps": 7})
+    assert sorted(os.listdir(tmp_path / "new")) == ["run.v1.json", "run.v1.safetensors"]
+    assert json.loads((tmp_path / "new" / "run.v1.json").read_text()) == {
+        "checkpoint": "run.v1.safetensors",
+        "version": 1,
+        "elements": sum(t.numel() for t in model.state_dict().values()),
+        "meta": {"steps": 7},
+    }
+
+
+# What cannot be saved ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tensors", "state", "meta", "sentence"),
+    [
+        ({}, {"state": {0: {"hook": print}}, "param_groups": []}, {}, r"'state\.0\.hook' in the optimizer's state"),
+        ({}, {"state": {}, "param_groups": [{"betas": {1, 2}}]}, {}, r"'param_groups\.0\.betas'.* is set"),
+        ({}, None, {"x": torch.ones(1)}, "'x' in meta is Tensor"),
+        ({}, None, {"x": b""}, "'x' in meta is bytes"),
+        ({}, None, {1: 2}, "meta must be a mapping of names"),
+        ({}, None, [1], "meta must be a mapping of names"),
+        ({"optimizer/x": torch.ones(1)}, None, {}, "rename it"),
+        ({"__metadata__": torch.ones(1)}, None, {}, "rename it"),
+        ({"w": torch.ones(1, dtype=torch.complex128)}, None, {}, "w is torch.complex128"),
+        ({"w": torch.ones(2, 2).to_sparse()}, None, {}, "w is .*sparse"),
+        ({"w": torch.ones(2, device="meta")}, None, {}, "w is .*meta"),
+    ],
+)
+def test_what_cannot_be_written_is_named_and_nothing_is_touched(tmp_path, tensors, state, meta, sentence):
+    checkpoint.save(tmp_path / "run", {"w": torch.ones(1)}, None, {"steps": 1})
+    with pytest.raises(CheckpointError, match=sentence):
+        checkpoint.save(tmp_path / "run", tensors, state, meta)
+    assert checkpoint.inspect(tmp_path / "run") == {"steps": 1}
+    assert sorted(os.listdir(tmp_path)) == ["run.json", "run.safetensors"]
+
+
+def test_a_directory_is_no_place_for_a_checkpoint(tmp_path):
+    for call in (lambda p: checkpoint.save(p, {}, None, {}), checkpoint.load, checkpoint.inspect):
+        with pytest.raises(CheckpointError, match="is a directory; give a file name, as in"):
+            call(tmp_path)
+    (tmp_path / "run.safetensors").mkdir()
+    (tmp_path / "other.json").mkdir()
+    for name in ("run", "other"):
+        with pytest.raises(CheckpointError, match="no regular file"):
+            checkpoint.save(tmp_path / name, {}, None, {})
+    with pytest.raises(CheckpointError, match="no regular file"):
+        checkpoint.load(tmp_path / "run")
+
+
+def test_a_path_below_a_file_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"Could not save to .*; nothing was written; choose another path\.$"):
+        checkpoint.save(tmp_path / "file" / "run", {}, None, {})
+    with pytest.raises(CheckpointError, match=r"Could not read|no checkpoint at"):
+        checkpoint.load(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("limit", [0, 100, 4096, 500_000, 1_000_000])
+def test_a_file_that_cannot_grow_leaves_the_previous_checkpoint(tmp_path, limit):
+    # RLIMIT_FSIZE cuts the write off at a chosen byte (EFBIG), without needing root or a disk to fill.
+    path = tmp_path / "run.safetensors"
+    checkpoint.save(path, {"w": torch.ones(1000)}, None, {"steps": 1})
+    before = path.read_bytes(), path.with_suffix(".json").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.save(path, {"w": torch.ones(1_000_000)}, None, {"steps": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(caught.value) == (
+        f"Could not save to {path}: file too large; the previous checkpoint is intact; "
+        "free room or choose another path."
+    )
+    assert (path.read_bytes(), path.with_suffix(".json").read_bytes()) == before
+    assert sorted(os.listdir(tmp_path)) == ["run.json", "run.safetensors"]
+
+
+FULL_DISK = """
+import os, sys, torch
+from gossip.errors import CheckpointError
+from node import checkpoint
+path = sys.argv[1]
+checkpoint.save(path, {"w": torch.full((250_000,), 1.0)}, None, {"steps": 1})
+try:
+    checkpoint.save(path, {"w": torch.full((1_000_000,), 2.0)}, None, {"steps": 2})
+except CheckpointError as error:
+    print(error)
+print(checkpoint.load(path).tensors["w"].sum().item(), sorted(os.listdir(os.path.dirname(path))))
+checkpoint.save(path, {"w": torch.full((200_000,), 3.0)}, None, {"steps": 3})
+print(checkpoint.inspect(path))
+"""
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint_and_no_rubbish(tmp_path):
+    # A file system of 3 MB in a mount namespace of its own; where that is not allowed, the limit above must do.
+    mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=3m none "$0" && exec "$@"', str(tmp_path)]
+    if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True).returncode:
+        pytest.skip("may not mount a file system in a namespace here")
+    path = tmp_path / "run.safetensors"
+    done = subprocess.run(
+        [*mount, sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines() == [
+        f"Could not save to {path}: no space left on device; the previous checkpoint is intact; "
+        "free room or choose another path.",
+        "250000.0 ['run.json', 'run.safetensors']",
+        "{'steps': 3}",
+    ], done.stderr
+
+
+# Kills and rivals ----------------------------------------------------------------------------------------------------
+
+KILLS = """
+import json, os, random, signal, sys, time, torch
+from node import checkpoint
+torch.set_num_threads(1)
+path, kills = sys.argv[1], int(sys.argv[2])
+folder = os.path.dirname(path)
+
+def save(version):
+    tensors = {"w": torch.full((650_000,), float(version)), "v": torch.full((650_000,), float(version))}  # 5 MB
+    checkpoint.save(path, tensors, {"state": {0: {"m": torch.full((1000,), float(version))}}}, {"version": version})
+
+def writing():
+    return any(name.endswith(".tmp") for name in os.listdir(folder))
+
+version = 0
+save(0)
+for kill in range(kills):
+    before = sorted(os.listdir(folder))
+    child = os.fork()
+    if not child:
+        while True:
+            version += 1
+            save(version)
+    if kill % 2:
+        time.sleep(random.random() / 10)  # any moment
+    else:
+        while sorted(os.listdir(folder)) == before or not writing():  # certainly within a save
+            time.sleep(0.0005)
+        time.sleep(random.random() / 200)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    left = sum(name.endswith(".tmp") for name in os.listdir(folder))
+    loaded = checkpoint.load(path)
+    found = [loaded.meta["version"], loaded.optimizer_state["state"][0]["m"].unique().tolist()]
+    found += [loaded.tensors["w"].unique().tolist(), loaded.tensors["v"].unique().tolist()]
+    json.load(open(path.removesuffix(".safetensors") + ".json"))
+    print(json.dumps({"found": found, "least": version, "left": left}))
+    version = loaded.meta["version"]
+save(version + 1)
+print(json.dumps(sorted(os.listdir(folder))))
+"""
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+    path = tmp_path / "run.safetensors"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, str(path), "12"], capture_output=True, text=True, timeout=120, check=True
+    )
+    *rounds, files = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rounds) == 12
+    for kill in rounds:
+        version, *contents = kill["found"]
+        assert version >= kill["least"]
+        assert contents == [[version]] * 3
+    assert any(kill["left"] for kill in rounds), "no kill fell within a write"
+    assert files == ["run.json", "run.safetensors"], "what killed writers left is swept by the next save"
+
+
+def test_rivals_saving_to_one_path_at_once_all_succeed_and_one_stays(tmp_path):
+    failures = []
+
+    def save(number):
+        try:
+            for _ in range(15):
+                checkpoint.save(tmp_path / "run", {"w": torch.full((50_000,), float(number))}, None, {"who": number})
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    loaded = checkpoint.load(tmp_path / "run")
+    assert loaded.tensors["w"].unique().tolist() == [loaded.meta["who"]]
+    assert sorted(os.listdir(tmp_path)) == ["run.json", "run.safetensors"]

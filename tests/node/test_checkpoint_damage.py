@@ -1,0 +1,122 @@
+"""A checkpoint that is cut off, corrupt, a pickle or not there is refused in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossip.errors import CheckpointError
+from node import checkpoint
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "run.safetensors"
+    weight = torch.randn(20, 30)
+    state = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": weight * 2}}, "param_groups": [{"betas": (0.9, 0.99)}]}
+    checkpoint.save(path, {"w": weight, "tied": weight, "running": torch.arange(3)}, state, {"steps": 1})
+    return path.read_bytes()
+
+
+def test_a_file_cut_off_anywhere_is_refused(tmp_path, whole):
+    path = tmp_path / "run.safetensors"
+    header = 8 + int.from_bytes(whole[:8], "little")
+    cuts = {*range(12), *range(12, header, 97), header - 1, header, header + 1, *range(header, len(whole), 211)}
+    for cut in sorted({*cuts, len(whole) - 1}):
+        path.write_bytes(whole[:cut])
+        for call in (checkpoint.load, checkpoint.inspect):
+            with pytest.raises(CheckpointError, match=r"is cut off, corrupt, or no checkpoint; use another one\.$"):
+                call(path)
+
+
+@given(st.data())
+def test_a_corrupt_header_is_refused_or_read_but_never_anything_else(tmp_path_factory, whole, data):
+    header = 8 + int.from_bytes(whole[:8], "little")
+    corrupt = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        corrupt[data.draw(st.integers(0, header - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.mktemp("corrupt") / "run.safetensors"
+    path.write_bytes(corrupt)
+    with contextlib.suppress(CheckpointError):
+        assert isinstance(checkpoint.load(path), checkpoint.Checkpoint)
+
+
+def header_with(document):
+    return {"gossip": document if isinstance(document, str) else json.dumps(document)}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "",
+        "[]",
+        "{",
+        {},
+        {"version": 1},
+        {"version": 1, "optimizer": None, "tied": [], "meta": {}},
+        {"version": 1, "optimizer": None, "tied": {}, "meta": None},
+        {"version": 1, "optimizer": [], "tied": {}, "meta": {}},
+        {"version": 1, "optimizer": None, "tied": {"a": "missing"}, "meta": {}},
+        {"version": 1, "optimizer": None, "tied": {"a": ["w"]}, "meta": {}},
+        {"version": 1, "optimizer": {"$tensor": "missing"}, "tied": {}, "meta": {}},
+        {"version": 1, "optimizer": {"$tensor": []}, "tied": {}, "meta": {}},
+        {"version": 1, "optimizer": {"$map": [[[], 1]]}, "tied": {}, "meta": {}},
+        {"version": 1, "optimizer": {"$map": 3}, "tied": {}, "meta": {}},
+        {"version": 1, "optimizer": {"$tuple": 3}, "tied": {}, "meta": {}},
+        {"version": 1, "optimizer": None, "tied": {}, "meta": {"x": {"$float": "much"}}},
+        {"version": 1, "optimizer": None, "tied": {}, "meta": {"x": {"$float": None}}},
+        "[" * 100_000,
+    ],
+)
+def test_a_header_that_nobody_wrote_is_one_sentence(tmp_path, document):
+    path = tmp_path / "run.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(3)}, path, metadata=header_with(document))
+    with pytest.raises(CheckpointError, match="is cut off, corrupt, or no checkpoint"):
+        checkpoint.load(path)
+
+
+def test_a_newer_format_is_refused_by_its_number(tmp_path):
+    safetensors.torch.save_file(
+        {"w": torch.ones(3)}, tmp_path / "run.safetensors", metadata=header_with({"version": 2})
+    )
+    with pytest.raises(CheckpointError, match="has format 2, this version reads 1"):
+        checkpoint.load(tmp_path / "run")
+
+
+class Trap:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = str(mark)
+
+    def __reduce__(self):
+        return os.mkdir, (self.mark,)
+
+
+@pytest.mark.parametrize("name", ["run.safetensors", "run.pt"])
+@pytest.mark.parametrize("writer", ["pickle", "torch", "torch before 1.6"])
+def test_a_pickle_is_refused_and_never_opened(tmp_path, name, writer):
+    path, mark = tmp_path / name, tmp_path / "mark"
+    if writer == "pickle":
+        path.write_bytes(pickle.dumps({"w": Trap(mark)}))
+    else:
+        torch.save({"w": torch.ones(3), "trap": Trap(mark)}, path, _use_new_zipfile_serialization=writer == "torch")
+    for call in (checkpoint.load, checkpoint.inspect):
+        with pytest.raises(CheckpointError, match="is a pickle, which may run code"):
+            call(path)
+    assert not mark.exists()
+
+
+def test_a_missing_file_is_one_sentence(tmp_path):
+    with pytest.raises(CheckpointError, match=r"There is no checkpoint at .*run\.safetensors; check the path"):
+        checkpoint.load(tmp_path / "run")

@@ -1,0 +1,491 @@
+"""The `gossip` command: what it refuses, what it passes on, how it ends; and swarms of processes on this machine.
+
+Scripts here stand in for training: they write the log that a node would write, through the same Progress.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from gossip import __main__ as command
+from gossip.errors import ConfigError, IdentityError
+from gossip.ids import Address, PeerId
+from node import cli, demo, local
+from node.identity import Invite, new_secret, parse_secret, read_secret
+
+SEED_ID = PeerId(bytes(range(16)))
+
+# One pretended node: listens, logs a few rows, and ends with a JSON line.
+PRETENDED = """
+    import json, os, socket, sys, time
+    from node.progress import Figures, Progress
+
+    host, port = os.environ["GOSSIP_LISTEN"].split(":")
+    try:
+        server = socket.create_server((host, int(port)))
+    except OSError:
+        sys.exit(3)
+    seeds = os.environ.get("GOSSIP_SEEDS")
+    progress = Progress.from_environment(0.0, "ab" * 16, f"127.0.0.1:{server.getsockname()[1]}", os.environ)
+
+    def figures(step, swarm_samples):
+        return Figures(
+            steps=step, samples=16 * step, swarm_samples=swarm_samples, loss=1 / (1 + step), members_alive=2,
+            exchanges_done=step, exchanges_failed=0, exchange_seconds=0.01, bytes_sent=1000 * step, bytes_received=0,
+            partner=None, alone=False,
+        )
+"""
+
+
+def script_of(folder: Path, text: str, name: str = "train.py") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def pretended(folder: Path, text: str) -> Path:
+    return script_of(folder, textwrap.dedent(PRETENDED) + textwrap.dedent(text))
+
+
+def gossip(*args: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
+    return subprocess.run(
+        [sys.executable, "-m", "gossip", *map(str, args)],
+        env={**inherited, **variables}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def refused(monkeypatch, capsys, *args: str | Path) -> tuple[int, str]:
+    """The exit code and stderr of a command that is refused before it does anything."""
+    monkeypatch.setattr(sys, "argv", ["gossip", *map(str, args)])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code, capsys.readouterr().err
+
+
+# -- the command itself ------------------------------------------------------------------------------------------------
+def test_help_imports_nothing_heavy():
+    probe = (
+        "import sys\nfrom gossip.__main__ import main\nsys.argv[1:] = ['--help']\ntry:\n    main()\nfinally:\n"
+        "    print(*({'torch', 'trio', 'numpy', 'rich', 'cryptography', 'node', 'sim'} & set(sys.modules)), 'END')"
+    )
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    print(f"gossip --help: {time.perf_counter() - began:.3f} s")
+    assert "run a training script" in done.stdout.lower()
+    assert done.stdout.split("\n")[-2] == "END"
+
+
+def test_every_command_of_the_contract_is_there():
+    commands = command.app.registered_commands
+    names = {each.name or each.callback.__name__ for each in commands if each.callback}
+    assert {"run", "local", "demo", "status", "secret", "invite", "version"} <= names
+
+
+def test_the_version_is_the_distribution_s():
+    from importlib.metadata import version
+
+    assert gossip("--version").stdout == gossip("version").stdout == version("gossip-trainer") + "\n"
+
+
+def test_a_new_secret_is_alone_on_stdout_and_can_be_read_back():
+    done = gossip("secret")
+    assert len(parse_secret(done.stdout)) == 32
+    assert "umask 077" in done.stderr
+
+
+# -- gossip run: what is refused ---------------------------------------------------------------------------------------
+def test_each_setting_that_cannot_work_gets_its_own_sentence_and_code_2(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("GOSSIP_SECRET_FILE", raising=False)
+    monkeypatch.delenv("GOSSIP_LISTEN", raising=False)
+    script = script_of(tmp_path, "raise AssertionError('the script ran')")
+    broken = script_of(tmp_path, "mix_every_stepz = 3", "broken.toml")
+    junk = script_of(tmp_path, "password", "junk.secret")
+    gone = tmp_path / "gone"
+    for options, sentence in (
+        ([gone], f"There is no script {gone}: name a Python file."),
+        (["--seed", "10.0.0.5", script], "'10.0.0.5' is not an address: write host:port, as in 10.0.0.5:7700."),
+        (["--seed", "h:0", script], "--seed h:0 cannot be dialled: name the port."),
+        (["--seed", "gossip-invite-1:xx", script], "This is not a whole invite: copy it again"),
+        (["--listen", "::1:7700", script], "write an IPv6 host in brackets"),
+        (["--advertise", "1.2.3.4:0", script], "--advertise 1.2.3.4:0 cannot be dialled: name the port."),
+        (["--listen", "0.0.0.0:7700", script], "Listening on 0.0.0.0:7700 without a secret would let anybody in"),
+        (["--secret-file", gone, script], f"There is no swarm secret at {gone}"),
+        (["--secret-file", junk, script], f"{junk} does not hold a swarm secret"),
+        (["--insecure", "--secret-file", junk, script], "exclude each other: leave one out."),
+        (["--config", gone, script], f"Cannot read the config {gone}: No such file or directory."),
+        (["--config", broken, script], "'mix_every_stepz' is not a setting; did you mean 'mix_every_steps'?"),
+        (["--log", gone / "log", script], f"The log's folder {gone} does not exist: make it first."),
+    ):
+        code, told = refused(monkeypatch, capsys, "run", *options)
+        assert code == 2
+        assert sentence in told
+        assert told.startswith("gossip: ")
+        assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_loopback_needs_no_secret(host):
+    listen = str(Address(host, 7700))
+    assert cli.environment_of(cli.RunSettings(listen=listen), {})["GOSSIP_LISTEN"] == listen
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "node-3.example.org", "localhost.example.org"])
+def test_every_other_host_needs_a_secret_or_a_clear_word(host, tmp_path):
+    listen = str(Address(host, 7700))
+    with pytest.raises(ConfigError, match="without a secret"):
+        cli.environment_of(cli.RunSettings(listen=listen), {})
+    with pytest.raises(ConfigError, match="without a secret"):
+        cli.environment_of(cli.RunSettings(), {"GOSSIP_LISTEN": listen})
+    secret_file = script_of(tmp_path, new_secret(), "secret")
+    for settings, environment in (
+        (cli.RunSettings(listen=listen, secret_file=secret_file), {}),
+        (cli.RunSettings(listen=listen), {"GOSSIP_SECRET_FILE": str(secret_file)}),
+        (cli.RunSettings(listen=listen, insecure=True), {}),
+        (cli.RunSettings(listen=listen), {"GOSSIP_INSECURE": "1"}),
+    ):
+        assert cli.environment_of(settings, environment)["GOSSIP_LISTEN"] == listen
+
+
+# -- gossip run: what is passed on -------------------------------------------------------------------------------------
+def test_settings_become_the_variables_that_node_reads(tmp_path):
+    secret_file = script_of(tmp_path, new_secret(), "secret")
+    config = script_of(tmp_path, 'preset = "wan"', "config.toml")
+    settings = cli.RunSettings(
+        seeds=("10.0.0.5:7700", "[::1]:7701"), listen="0.0.0.0:7700", advertise="1.2.3.4:80", secret_file=secret_file,
+        state_dir=tmp_path / "state", config=config, log=tmp_path / "log", quiet=True,
+    )  # fmt: skip
+    assert cli.environment_of(settings, {"GOSSIP_INSECURE": "1"}) == {
+        "GOSSIP_SEEDS": "10.0.0.5:7700,[::1]:7701",
+        "GOSSIP_LISTEN": "0.0.0.0:7700",
+        "GOSSIP_ADVERTISE": "1.2.3.4:80",
+        "GOSSIP_SECRET_FILE": str(secret_file),
+        "GOSSIP_INSECURE": None,  # the option wins over what was inherited
+        "GOSSIP_STATE_DIR": str(tmp_path / "state"),
+        "GOSSIP_CONFIG": str(config),
+        "GOSSIP_LOG": str(tmp_path / "log"),
+        "GOSSIP_PROGRESS": "off",
+    }
+
+
+def test_what_is_not_given_is_left_to_the_environment():
+    assert cli.environment_of(cli.RunSettings(), {"GOSSIP_SEEDS": "a:1"}) == {"GOSSIP_PROGRESS": "line"}
+
+
+@pytest.mark.parametrize("with_state_dir", [False, True])
+def test_an_invite_becomes_seeds_with_their_id_and_a_private_secret_file(tmp_path, with_state_dir):
+    secret = parse_secret(new_secret())
+    invite = Invite(secret, (Address("10.0.0.5", 7700), Address("::1", 7700)), SEED_ID).text
+    settings = cli.RunSettings(seeds=(invite, "h:1"), state_dir=tmp_path / "state" if with_state_dir else None)
+    variables = cli.environment_of(settings, {})
+    assert variables["GOSSIP_SEEDS"] == f"10.0.0.5:7700#{SEED_ID.hex()},[::1]:7700#{SEED_ID.hex()},h:1"
+    path = Path(variables["GOSSIP_SECRET_FILE"] or "")
+    assert read_secret(path) == secret
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert (path.parent == tmp_path / "state") == with_state_dir
+    assert cli.environment_of(settings, {})["GOSSIP_SEEDS"] == variables["GOSSIP_SEEDS"]  # a restart keeps working
+
+
+def test_invites_that_contradict_each_other_or_the_options_are_refused(tmp_path):
+    mine, other = (Invite(parse_secret(new_secret()), (Address("h", 1),), SEED_ID).text for _ in range(2))
+    with pytest.raises(ConfigError, match="different swarms"):
+        cli.environment_of(cli.RunSettings(seeds=(mine, other)), {})
+    for options in ({"insecure": True}, {"secret_file": tmp_path / "secret"}):
+        with pytest.raises(ConfigError, match="An invite carries the swarm's secret"):
+            cli.environment_of(cli.RunSettings(seeds=(mine,), **options), {})
+    with pytest.raises(IdentityError):
+        cli.environment_of(cli.RunSettings(seeds=(mine[:-3],)), {})
+
+
+def test_options_after_the_script_are_the_script_s_own(tmp_path):
+    script_of(tmp_path, "NAME = 'beside'", "helper.py")
+    script = script_of(
+        tmp_path,
+        """
+        import json, os, sys
+        import helper
+        names = ("GOSSIP_SEEDS", "GOSSIP_PROGRESS", "OMP_NUM_THREADS")
+        print(json.dumps([sys.argv, __name__, helper.NAME, [os.environ.get(name) for name in names]]))
+        """,
+    )
+    own = ["--seed", "3", "--listen", "--", "-x", "data"]
+    done = gossip("run", "--seed", "h:1", "--seed", "h:2", "--threads", "1", script, *own)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[str(script), *own], "__main__", "beside", ["h:1,h:2", "line", "1"]]
+
+
+# -- gossip run: how it ends -------------------------------------------------------------------------------------------
+def test_a_script_that_raises_ends_with_code_1_and_its_own_traceback(tmp_path):
+    script = script_of(
+        tmp_path,
+        """
+        class Node:
+            def __enter__(self): return self
+            def __exit__(self, *_): print("left")
+        with Node():
+            {}["weights"]
+        """,
+    )
+    done = gossip("run", script)
+    assert done.returncode == 1
+    assert done.stdout == "left\n"
+    assert done.stderr.startswith(f'Traceback (most recent call last):\n  File "{script}", line 6, in <module>\n')
+    assert done.stderr.endswith("KeyError: 'weights'\n")
+    assert "runpy" not in done.stderr
+
+
+def test_a_script_that_does_not_parse_is_shown_where_it_breaks(tmp_path):
+    done = gossip("run", script_of(tmp_path, "loss = = 3"))
+    assert done.returncode == 1
+    assert "loss = = 3" in done.stderr
+    assert "runpy" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "told"),
+    [
+        ("import sys; sys.exit(5)", 5, ""),
+        ("import sys; sys.exit('no data')", 1, "no data\n"),
+        ("raise KeyboardInterrupt", 130, ""),
+        ("from gossip.errors import *; raise ConfigError('codec is unknown.')", 2, "gossip: codec is unknown.\n"),
+        ("from gossip.errors import *; raise LocalError('Port 7 is in use.')", 3, "gossip: Port 7 is in use.\n"),
+        ("from gossip.errors import *; raise RefusedError('secret', 'Wrong secret.')", 3, "gossip: Wrong secret.\n"),
+    ],
+)
+def test_the_exit_code_says_who_has_to_act(tmp_path, text, code, told):
+    done = gossip("run", script_of(tmp_path, text))
+    assert (done.returncode, done.stderr) == (code, told)
+
+
+def test_sigterm_unwinds_the_script_and_ends_with_143(tmp_path):
+    script = script_of(
+        tmp_path,
+        """
+        import time
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        finally:
+            print("left", flush=True)
+        """,
+    )
+    arguments = [sys.executable, "-m", "gossip", "run", script]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.stdout.read() == "left\n"
+    assert process.returncode == 143
+
+
+# -- gossip local ------------------------------------------------------------------------------------------------------
+def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path):
+    script = pretended(
+        tmp_path,
+        """
+        progress.tick(1.0, lambda: figures(12, 100))
+        progress.event(2.0, "alone", "This node is alone.")
+        progress.close(3.0, figures(34, 100))
+        print("noise")
+        print(json.dumps([bool(seeds), os.environ["OMP_NUM_THREADS"], sys.argv[1:]]))
+        sys.exit(4 if "--fail" in sys.argv and seeds is None else 0)
+        """,
+    )
+    done = gossip("local", "-n", "3", "--log-dir", tmp_path / "logs", script, "--fail", GOSSIP_SEEDS="h:1")
+    assert done.returncode == 4  # the worst
+    results = [line for line in done.stdout.splitlines() if "noise" not in line]
+    own = '"1", ["--fail"]]'
+    assert results == [f"node 0: [false, {own}", f"node 1: [true, {own}", f"node 2: [true, {own}"]
+    assert "node 1: This node is alone." in done.stderr
+    assert [row.split("│")[1:4] for row in done.stderr.splitlines() if row.startswith("│")] == [
+        [f" {number}    ", " 34    ", " 544     "] for number in range(3)
+    ]
+    assert len((tmp_path / "logs" / "node-2.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_port_that_another_program_took_is_replaced(tmp_path, monkeypatch, capsys):
+    script = pretended(tmp_path, "progress.close(1.0, figures(1, 1)); print('done')")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ports = iter([server.getsockname()[1], local.free_port()])
+        monkeypatch.setattr(local, "free_port", lambda: next(ports))
+        code = local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None)
+    assert code == 0
+    assert capsys.readouterr().out == "node 0: done\nnode 1: done\n"
+
+
+def test_sigterm_ends_every_process_of_a_local_swarm(tmp_path):
+    script = pretended(
+        tmp_path,
+        """
+        from pathlib import Path
+        Path(sys.argv[1], str(os.getpid())).touch()
+        time.sleep(60)
+        """,
+    )
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    arguments = [sys.executable, "-m", "gossip", "local", "-n", "2", script, pids]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        until = time.monotonic() + 30
+        while len(list(pids.iterdir())) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 143
+    children = [int(path.name) for path in pids.iterdir()]
+    assert len(children) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_a_process_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "GRACE_S", 0.2)
+    script = script_of(
+        tmp_path,
+        """
+        import signal, subprocess, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print(worker.pid, flush=True)
+        time.sleep(60)
+        """,
+    )
+    with local.LocalSwarm(script, [], folder=tmp_path) as swarm:
+        child = swarm.start()
+        until = time.monotonic() + 30
+        while not local.last_lines(child.out, 1) and time.monotonic() < until:
+            time.sleep(0.05)
+        worker = int(local.last_lines(child.out, 1)[0])
+    assert child.code == 128 + signal.SIGKILL
+    stat_line = Path(f"/proc/{worker}/stat")  # an orphan may wait as a zombie for whoever reaps it
+    assert not stat_line.exists() or stat_line.read_text().split()[2] == "Z"
+
+
+def test_a_row_still_being_written_is_left_for_later(tmp_path):
+    script = script_of(tmp_path, "")
+    with local.LocalSwarm(script, [], folder=tmp_path) as swarm:
+        child = swarm.start()
+        child.process.wait()
+        child.log.write_text('{"t":1,"event":"listening","address":"h:1"}\n{"t":2,"event":"al')
+        assert [row["t"] for row in child.new_rows()] == [1]
+        assert child.new_rows() == []
+        with child.log.open("a") as log:
+            log.write('one"}\n')
+        assert [row["event"] for row in child.new_rows()] == ["alone"]
+    assert child.address == "h:1"
+
+
+# -- gossip demo -------------------------------------------------------------------------------------------------------
+PLOT = """
+    total, accuracy = int(sys.argv[2]), {accuracy}
+    late = os.path.exists(os.environ["LATE"])
+    if late:
+        progress.event(0.5, "joined", "Took the weights.")
+    for step in range(40):
+        progress.tick(step + 1.0, lambda: figures(step, total // 2 if late else total * step // 30))
+        if step == 15 and not late:
+            open(os.environ["LATE"], "w").close()
+        time.sleep(0.04)
+    progress.close(50.0, figures(40, total))
+    print(json.dumps({{"accuracy": accuracy, "consensus_distance": 0.01}}))
+"""
+
+
+@pytest.fixture
+def plot(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.setenv("LATE", str(tmp_path / "late"))
+    return lambda accuracy: pretended(tmp_path, textwrap.dedent(PLOT).format(accuracy=accuracy))
+
+
+def test_the_demo_kills_the_seed_half_way_and_a_newcomer_joins_through_a_living_node(plot, capsys):
+    assert demo.run_demo(nodes=3, as_json=True, limit_s=60, job=plot(0.97)) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome["ok"]
+    assert [(row["node"], row["killed"], row["exit_code"]) for row in outcome["nodes"]] == [
+        (0, True, 128 + 9), (1, False, 0), (2, False, 0), (3, False, 0),
+    ]  # fmt: skip
+    assert [row["accuracy"] for row in outcome["nodes"]] == [None, 0.97, 0.97, 0.97]
+    told = "\n".join(outcome["events"])
+    assert "node 0 (the seed) killed with -9 at 2" in told
+    assert "node 3 starts, and knows nothing but the address of node 2" in told
+    assert "node 3: Took the weights." in told
+
+
+def test_the_demo_fails_when_a_node_has_not_learned(plot, capsys):
+    assert demo.run_demo(nodes=3, as_json=False, limit_s=60, job=plot(0.95)) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("95.0%") == 3
+    assert "Not every survivor and the newcomer reached 96%" in shown
+
+
+def test_the_demo_ends_in_time_and_says_so(tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    job = pretended(tmp_path, "time.sleep(60)")
+    assert demo.run_demo(nodes=3, as_json=True, limit_s=1, job=job) == 1
+    assert "time is up after 1 s" in json.loads(capsys.readouterr().out)["events"][-1]
+
+
+def test_the_demo_without_scikit_learn_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, told = refused(monkeypatch, capsys, "demo")
+    assert code == 3
+    assert told.endswith("pip install 'gossip-trainer[examples]'.\n")
+
+
+# -- gossip status and invite ------------------------------------------------------------------------------------------
+ANSWER = {
+    "id": SEED_ID.hex(),
+    "address": "127.0.0.1:7700",
+    "swarm": "default",
+    "metrics": {"steps": 1204, "loss": math.nan, "consensus_distance": None},
+    "members": [
+        {"id": "ab" * 16, "address": None, "state": "alive", "steps": 7, "samples": 70, "loss": 0.5, "ready": True}
+    ],
+}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Answers instead of a node; the questions that were asked."""
+    questions = []
+
+    def answer(address, secret_file, timeout_s):
+        questions.append((address, secret_file, timeout_s))
+        return ANSWER
+
+    monkeypatch.setattr(cli, "ask", answer)
+    return questions
+
+
+def test_status_is_a_table_for_people_and_json_for_programs(asked, capsys):
+    cli.status("127.0.0.1:7700", secret_file=None, as_json=True, timeout_s=2.0)
+    printed = capsys.readouterr().out
+    assert "NaN" not in printed
+    assert json.loads(printed) == {**ANSWER, "metrics": {"steps": 1204, "loss": None, "consensus_distance": None}}
+    cli.status("127.0.0.1:7700", secret_file=None, as_json=False, timeout_s=2.0)
+    table = capsys.readouterr().out
+    assert f"node {SEED_ID.hex()} at 127.0.0.1:7700, swarm 'default'" in table
+    assert "1,204" in table
+    assert "abababab" in table
+    assert asked == 2 * [("127.0.0.1:7700", None, 2.0)]
+
+
+def test_an_invite_names_the_id_that_the_node_proved(asked, capsys, tmp_path):
+    secret_file = script_of(tmp_path, new_secret(), "secret")
+    cli.invite("127.0.0.1:7700", secret_file=secret_file, timeout_s=5.0)
+    invite = capsys.readouterr().out.strip()
+    assert cli.resolve_seeds([invite]) == ([f"127.0.0.1:7700#{SEED_ID.hex()}"], read_secret(secret_file))

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import base64
+import contextlib
+import stat
+from pathlib import Path
+
+import msgpack
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossip.errors import IdentityError
+from gossip.ids import Address, PeerId, peer_id_of
+from node.identity import (
+    INVITE_PREFIX,
+    Identity,
+    Invite,
+    is_invite,
+    new_secret,
+    parse_invite,
+    parse_secret,
+    read_secret,
+    verify,
+)
+
+HOSTS = st.ip_addresses().map(str) | st.from_regex(r"[0-9a-z][0-9a-z.-]{0,60}", fullmatch=True)
+ADDRESSES = st.builds(Address, HOSTS, st.integers(1, 65_535))
+INVITES = st.builds(
+    Invite,
+    secret=st.binary(min_size=32, max_size=32),
+    seeds=st.lists(ADDRESSES, min_size=1, max_size=8).map(tuple),
+    seed_id=st.binary(min_size=16, max_size=16).map(PeerId),
+)
+INVITE = Invite(bytes(range(32)), (Address("10.0.0.5", 7700), Address("fe80::1", 7700)), PeerId(b"0123456789abcdef"))
+
+
+def test_an_identity_is_the_hash_of_its_public_key() -> None:
+    identity = Identity.fresh()
+    assert len(identity.public_key) == 32
+    assert identity.id == peer_id_of(identity.public_key)
+    assert identity.id != Identity.fresh().id
+
+
+@given(st.binary(max_size=200))
+def test_a_signature_holds_for_its_payload_and_key_alone(payload: bytes) -> None:
+    identity = Identity.fresh()
+    signature = identity.sign(payload)
+    assert verify(identity.public_key, payload, signature)
+    assert not verify(identity.public_key, payload + b"!", signature)
+    assert not verify(Identity.fresh().public_key, payload, signature)
+
+
+@given(st.binary(max_size=80), st.binary(max_size=20), st.binary(max_size=80))
+def test_junk_verifies_as_nothing_and_raises_nothing(public_key: bytes, payload: bytes, signature: bytes) -> None:
+    assert verify(public_key, payload, signature) is False
+    assert verify(Identity.fresh().public_key, payload, signature) is False
+
+
+def test_a_restart_finds_its_identity_again(tmp_path: Path) -> None:
+    state_dir = tmp_path / "made" / "as needed"
+    first = Identity.load(state_dir)
+    again = Identity.load(state_dir)
+    assert (again.id, again.public_key) == (first.id, first.public_key)
+    assert verify(first.public_key, b"payload", again.sign(b"payload"))
+    assert [path.name for path in state_dir.iterdir()] == ["identity.pem"]  # no partial file stays behind
+
+
+def test_without_a_state_directory_every_start_is_another_member() -> None:
+    assert Identity.load(None).id != Identity.load(None).id
+
+
+def test_only_the_owner_can_read_the_key(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    Identity.load(state_dir)
+    assert stat.S_IMODE((state_dir / "identity.pem").stat().st_mode) == 0o600
+    assert stat.S_IMODE(state_dir.stat().st_mode) == 0o700
+
+
+def _x25519_pem() -> bytes:
+    return X25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x00\xff junk", Identity.fresh().pem()[:60], Identity.fresh().pem(b"password"), _x25519_pem()],
+    ids=["empty", "junk", "cut short", "under a password", "another kind of key"],
+)
+def test_a_corrupt_identity_is_reported_and_never_replaced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "identity.pem"
+    path.write_bytes(content)
+    with pytest.raises(IdentityError, match="restore it from a copy, or delete it") as caught:
+        Identity.load(tmp_path)
+    assert str(path) in str(caught.value)
+    assert path.read_bytes() == content
+
+
+def test_a_state_directory_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    with pytest.raises(IdentityError, match="another state directory"):
+        Identity.load(file)  # not a directory: nothing to read in it
+    (tmp_path / "identity.pem").mkdir()
+    with pytest.raises(IdentityError, match="another state directory"):
+        Identity.load(tmp_path)
+
+
+def test_an_identity_that_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(IdentityError, match=r"No space left.*make the directory writable"):
+        Identity.load(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_secret_round_trips_through_its_file(tmp_path: Path) -> None:
+    text = new_secret()
+    path = tmp_path / "secret"
+    path.write_text(text + "\n")
+    assert read_secret(path) == parse_secret(text)
+    assert len(parse_secret(text)) == 32
+    assert new_secret() != text
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: "",
+        lambda text: text[:-1],
+        lambda text: text + "A",
+        lambda text: text.partition(":")[2],
+        lambda text: text[:30] + "!" + text[30:],
+        lambda text: text.replace("secret-1", "secret-2"),
+        lambda text: text[:-1] + "é",
+    ],
+)
+def test_what_is_not_a_secret_is_refused_without_repeating_it(tmp_path: Path, spoil) -> None:
+    text = spoil(new_secret())
+    with pytest.raises(IdentityError, match="gossip secret") as caught:
+        parse_secret(text)
+    path = tmp_path / "secret"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(IdentityError, match="does not hold a swarm secret") as caught_in_file:
+        read_secret(path)
+    assert str(path) in str(caught_in_file.value)
+    body = text.partition(":")[2] or text
+    assert not body or (body not in str(caught.value) and body not in str(caught_in_file.value))
+
+
+def test_a_missing_or_unreadable_secret_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(IdentityError, match=r"no swarm secret at .*absent"):
+        read_secret(tmp_path / "absent")
+    with pytest.raises(IdentityError, match="cannot be read"):
+        read_secret(tmp_path)
+
+
+@given(INVITES)
+def test_an_invite_round_trips(invite: Invite) -> None:
+    assert is_invite(invite.text)
+    assert parse_invite(invite.text) == invite
+    assert parse_invite(f"  {invite.text}\n") == invite
+
+
+def test_the_largest_invite_fits_its_own_limit() -> None:
+    seeds = tuple(Address("h" * 253, 65_535 - number) for number in range(8))
+    invite = Invite(bytes(32), seeds, PeerId(bytes(16)))
+    assert parse_invite(invite.text) == invite
+
+
+@given(st.data())
+def test_a_damaged_invite_is_refused_or_is_another_whole_one(data: st.DataObject) -> None:
+    text = INVITE.text
+    at = data.draw(st.integers(0, len(text) - 1))
+    damaged = text[:at] + data.draw(st.text(max_size=2)) + text[at + 1 :]
+    with contextlib.suppress(IdentityError):
+        assert parse_invite(damaged).text == damaged.strip()
+
+
+@given(st.text(max_size=100) | st.binary(max_size=200).map(lambda data: INVITE_PREFIX + data.hex()))
+def test_junk_is_no_invite(text: str) -> None:
+    with pytest.raises(IdentityError, match="not a whole invite"):
+        parse_invite(text)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [b"s" * 31, [["host", 1]], b"i" * 16],
+        [b"s" * 32, [["host", 1]], b"i" * 15],
+        [b"s" * 32, [], b"i" * 16],
+        [b"s" * 32, [["host", 1]] * 9, b"i" * 16],
+        [b"s" * 32, [["host", 0]], b"i" * 16],
+        [b"s" * 32, [["host", 65_536]], b"i" * 16],
+        [b"s" * 32, [["host", True]], b"i" * 16],
+        [b"s" * 32, [["", 1]], b"i" * 16],
+        [b"s" * 32, [["two words", 1]], b"i" * 16],
+        [b"s" * 32, [["h" * 254, 1]], b"i" * 16],
+        [b"s" * 32, [["host", 1, 2]], b"i" * 16],
+        [b"s" * 32, [[b"host", 1]], b"i" * 16],
+        [b"s" * 32, [["host", 1]], b"i" * 16, None],
+        [b"s" * 32, {"host": 1}, b"i" * 16],
+        ["s" * 32, [["host", 1]], b"i" * 16],
+    ],
+)
+def test_a_well_packed_invite_with_wrong_fields_is_refused(fields: list[object]) -> None:
+    text = INVITE_PREFIX + base64.urlsafe_b64encode(msgpack.packb(fields)).rstrip(b"=").decode()
+    with pytest.raises(IdentityError, match="not a whole invite"):
+        parse_invite(text)
+
+
+def test_an_invite_over_the_limit_is_refused_unread() -> None:
+    with pytest.raises(IdentityError, match="not a whole invite"):
+        parse_invite(INVITE_PREFIX + "A" * 1_000_000)
+
+
+def test_addresses_and_paths_are_not_taken_for_invites() -> None:
+    assert not is_invite("10.0.0.5:7700")
+    assert not is_invite(new_secret())
+    assert is_invite(f" {INVITE.text}")
+
+
+def test_no_secret_shows_in_a_repr() -> None:
+    identity = Identity.fresh()
+    assert "private" not in repr(identity).lower()
+    assert "secret" not in repr(INVITE)
+    assert repr(INVITE.secret) not in repr(INVITE)

@@ -1,0 +1,204 @@
+"""Progress: what people see of a node, driven by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossip.errors import ConfigError
+from node.progress import Figures, Progress
+
+ID = "3f2a91bc" + 24 * "0"
+START_S = 1_000_000.0
+
+
+def figures(**changes: Any) -> Figures:
+    row = Figures(
+        steps=1204,
+        samples=19264,
+        swarm_samples=77056,
+        loss=0.31234,
+        members_alive=4,
+        exchanges_done=150,
+        exchanges_failed=1,
+        exchange_seconds=0.0241,
+        bytes_sent=30_000_000,
+        bytes_received=20_000_000,
+        partner="9d01aa20",
+        alone=False,
+    )
+    row.update(changes)  # type: ignore[typeddict-item]
+    return row
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def start(**options: Any) -> tuple[Progress, io.StringIO]:
+    stream = options.pop("stream", None) or io.StringIO()
+    return Progress(START_S, ID, "127.0.0.1:7700", stream=stream, **options), stream
+
+
+def rows_of(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_a_plain_stream_gets_a_line_every_ten_seconds():
+    progress, stream = start()
+    for tenth in range(1, 202):
+        progress.tick(START_S + tenth / 10, figures)
+    start_of, end_of = (
+        "3f2a91bc  step 1,204  loss 0.3123  4 members  ",
+        " MB/s  150 exchanges (1 failed), last with 9d01aa20  samples 19,264 of 77,056",
+    )
+    assert stream.getvalue().splitlines() == [
+        "Node 3f2a91bc listens on 127.0.0.1:7700.",
+        start_of + "3.0/2.0" + end_of,  # 30 MB over the first 10 s
+        start_of + "0.0/0.0" + end_of,  # and nothing since
+    ]
+
+
+def test_a_terminal_has_one_line_rewritten_four_times_a_second(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    progress, stream = start(stream=Terminal())
+    stream.seek(0)
+    stream.truncate()
+    for hundredth in range(1, 101):
+        progress.tick(START_S + hundredth / 100, figures)
+    written = stream.getvalue()
+    assert written.count("\r") == 4
+    assert "\n" not in written
+    assert all(len(line) <= 59 for line in written.replace("\x1b[K", "").split("\r"))
+
+
+def test_a_node_alone_says_so_instead_of_counting_members():
+    progress, stream = start()
+    progress.tick(START_S + 10, lambda: figures(alone=True, members_alive=1, partner=None, loss=None))
+    assert "loss -  alone  3.0/2.0 MB/s  150 exchanges (1 failed)  samples 19,264 of 77,056\n" in stream.getvalue()
+
+
+def test_the_log_holds_one_row_a_second_and_each_event_and_the_end(tmp_path):
+    log = tmp_path / "node.jsonl"
+    progress, _ = start(log=log, line=False)
+    for tenth in range(1, 21):
+        row = figures(bytes_sent=tenth * 100_000, bytes_received=0)
+        progress.tick(START_S + tenth / 10, lambda row=row: row)
+    progress.event(START_S + 2.5, "alone", "This node is alone.", members=1)
+    progress.close(START_S + 3, figures(steps=1300))
+    rows = rows_of(log)
+    sentence = "Node 3f2a91bc listens on 127.0.0.1:7700."
+    assert rows[0] == {
+        "t": START_S, "event": "listening", "sentence": sentence, "id": ID, "address": "127.0.0.1:7700",
+    }  # fmt: skip
+    assert [(row["t"] - START_S, row["event"]) for row in rows[1:]] == [
+        (1.0, "progress"), (2.0, "progress"), (2.5, "alone"), (3.0, "final"),
+    ]  # fmt: skip
+    assert rows[1] == {
+        "t": START_S + 1, "event": "progress", **figures(bytes_sent=1_000_000, bytes_received=0),
+        "mb_s_sent": 1.0, "mb_s_received": 0.0,
+    }  # fmt: skip
+    assert rows[3] == {"t": START_S + 2.5, "event": "alone", "sentence": "This node is alone.", "members": 1}
+    assert rows[4]["steps"] == 1300
+
+
+def test_figures_are_looked_up_only_when_something_is_due(tmp_path):
+    looks = []
+    progress, _ = start(log=tmp_path / "log")
+    for hundredth in range(1, 301):
+        progress.tick(START_S + hundredth / 100, lambda: looks.append(1) or figures())
+    assert len(looks) == 3
+
+
+def test_a_clock_set_back_does_not_silence_the_log(tmp_path):
+    progress, _ = start(log=tmp_path / "log", line=False)
+    for second in range(1, 4):
+        progress.tick(START_S - 3600 + second, figures)
+    rows = rows_of(tmp_path / "log")
+    assert [row["event"] for row in rows] == ["listening"] + 3 * ["progress"]
+    assert all(row["mb_s_sent"] >= 0 for row in rows[1:])
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_diverged_loss_is_null_in_the_log_because_json_has_no_nan(tmp_path, loss):
+    progress, _ = start(log=tmp_path / "log", line=False)
+    progress.tick(START_S + 1, lambda: figures(loss=loss))
+    assert rows_of(tmp_path / "log")[1]["loss"] is None
+
+
+def test_the_log_is_appended_to_and_a_torn_row_spoils_no_other(tmp_path):
+    log = tmp_path / "log"
+    log.write_text('{"t":1,"event":"progress"}\n{"t":2,"ev')  # killed while writing
+    start(log=log, line=False)
+    first, torn, ours = log.read_text().splitlines()
+    assert json.loads(first)["t"] == 1
+    assert torn == '{"t":2,"ev'
+    assert json.loads(ours)["event"] == "listening"
+
+
+def test_a_full_disk_turns_the_log_off_with_one_notice_and_training_goes_on():
+    progress, stream = start(log=Path("/dev/full"))
+    for second in range(1, 10):
+        progress.tick(START_S + second, figures)
+    progress.event(START_S + 9, "alone", "This node is alone.")
+    notice = "The log /dev/full cannot be written (No space left on device) and is off from here; training goes on."
+    assert stream.getvalue().splitlines() == [
+        notice, "Node 3f2a91bc listens on 127.0.0.1:7700.", "This node is alone.",
+    ]  # fmt: skip
+
+
+def test_a_full_disk_is_told_even_where_the_line_is_off(capsys):
+    start(log=Path("/dev/full"), line=False)
+    assert "is off from here; training goes on." in capsys.readouterr().err
+
+
+def test_a_log_that_cannot_be_opened_is_refused_at_once(tmp_path):
+    with pytest.raises(ConfigError, match=r"The log .*nowhere.* cannot be opened \(No such file or directory\)"):
+        start(log=tmp_path / "nowhere" / "log")
+
+
+def test_a_terminal_that_went_away_stops_nothing(tmp_path):
+    progress, _ = start(log=tmp_path / "log", stream=Gone())
+    progress.tick(START_S + 10, figures)
+    progress.close(START_S + 11, figures())
+    assert [row["event"] for row in rows_of(tmp_path / "log")] == ["listening", "progress", "final"]
+
+
+def test_the_closing_table_shows_the_whole_run():
+    progress, stream = start()
+    progress.close(START_S + 60, figures())
+    table = stream.getvalue()
+    for shown in (
+        "node 3f2a91bc", "1,204", "19,264 of the swarm's 77,056", "0.3123", "150 done, 1 failed", "0.024 s (median)",
+        "30.0 MB, 20.0 MB",
+    ):  # fmt: skip
+        assert shown in table
+
+
+def test_nothing_is_written_after_the_close(tmp_path):
+    progress, stream = start(log=tmp_path / "log")
+    progress.close(START_S + 1, figures())
+    written = stream.getvalue(), (tmp_path / "log").read_bytes()
+    progress.tick(START_S + 60, figures)
+    progress.event(START_S + 61, "left", "Late.")
+    assert (stream.getvalue(), (tmp_path / "log").read_bytes()) == written
+
+
+def test_the_environment_of_gossip_run_chooses_the_outputs(tmp_path, capsys):
+    environment = {"GOSSIP_LOG": str(tmp_path / "log"), "GOSSIP_PROGRESS": "line"}
+    Progress.from_environment(START_S, ID, "127.0.0.1:7700", environment)
+    assert capsys.readouterr().err == "Node 3f2a91bc listens on 127.0.0.1:7700.\n"
+    assert rows_of(tmp_path / "log")[0]["id"] == ID
+    Progress.from_environment(START_S, ID, "127.0.0.1:7700", {"GOSSIP_PROGRESS": "off"})
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossip.errors import LayoutError
+from node.snapshot import ModelState, Pending
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+def convnet():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 10))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def vector_of(state, parts="weights"):
+    out = np.full(state.size(parts), np.nan, np.float32)
+    state.read(out, parts)
+    return out
+
+
+def slow_vector(tensors):
+    return torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors]).numpy()
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_vector_is_the_parameters_then_the_float_buffers():
+    model = convnet()
+    model(torch.randn(5, 1, 8, 8))
+    state = ModelState(model)
+    assert [s.name for s in state.layout.segments] == [
+        *(name for name, _ in model.named_parameters()),
+        "1.running_mean",
+        "1.running_var",
+    ]
+    assert state.layout.parameters == sum(p.numel() for p in model.parameters())
+    expected = slow_vector([*model.parameters(), model[1].running_mean, model[1].running_var])
+    np.testing.assert_array_equal(vector_of(state), expected)
+
+
+def test_integer_buffers_are_neither_sent_nor_touched():
+    model = convnet()
+    for _ in range(3):
+        model(torch.randn(5, 1, 8, 8))
+    state = ModelState(model)
+    state.add(np.ones(state.size(), np.float32))
+    state.write(np.full(state.size(), 0.5, np.float32))
+    assert model[1].num_batches_tracked.item() == 3
+    assert torch.all(model[1].running_var == 0.5)
+
+
+def test_add_moves_every_element_and_a_later_forward_sees_it():
+    model = convnet()
+    state = ModelState(model)
+    before = vector_of(state)
+    shift = np.random.default_rng(0).standard_normal(state.size()).astype(np.float32)
+    assert state.add(shift).done()
+    np.testing.assert_array_equal(vector_of(state), before + shift)
+    np.testing.assert_array_equal(model[3].bias.detach().numpy(), (before + shift)[state.layout.parameters - 10 :][:10])
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_write_then_read_is_the_identity():
+    state = ModelState(convnet())
+    vector = np.random.default_rng(1).standard_normal(state.size()).astype(np.float32)
+    state.write(vector)
+    np.testing.assert_array_equal(vector_of(state), vector)
+
+
+def test_a_read_is_a_copy_that_later_steps_do_not_change():
+    model = mlp()
+    state = ModelState(model)
+    out = np.empty(state.size(), np.float32)
+    pending = state.begin_read(out)
+    assert pending.done()
+    before = out.copy()
+    with torch.no_grad():
+        model[0].weight.zero_()
+    np.testing.assert_array_equal(out, before)
+    assert not np.array_equal(vector_of(state), before)
+
+
+def test_tied_weights_come_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(11, 6)
+            self.head = nn.Linear(6, 11, bias=False)
+            self.head.weight = self.embedding.weight
+
+    model = Tied()
+    for state in (ModelState(model), ModelState(model.state_dict())):
+        assert [s.name for s in state.layout.segments] == ["embedding.weight"]
+        before = vector_of(state)
+        state.add(np.ones(66, np.float32))
+        np.testing.assert_array_equal(vector_of(state), before + 1)
+
+
+def test_frozen_parameters_and_persistent_buffers_are_part_of_the_model_and_others_not():
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    model.register_buffer("scale", torch.ones(2))
+    model.register_buffer("cache", torch.ones(3), persistent=False)
+    assert [s.name for s in ModelState(model).layout.segments] == ["0.weight", "0.bias", "2.weight", "2.bias", "scale"]
+
+
+def test_each_tensor_keeps_its_dtype_and_is_rounded_once():
+    model = nn.ParameterDict(
+        {
+            "b16": nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
+            "f64": nn.Parameter(torch.full((2,), 1 / 3, dtype=torch.float64)),
+        }
+    )
+    state = ModelState(model)
+    assert {s.name: s.dtype for s in state.layout.segments} == {"b16": "bfloat16", "f64": "float64"}
+    shift = np.full(5, 2.0**-7 + 2.0**-9, np.float32)
+    state.add(shift)
+    assert model["b16"].dtype == torch.bfloat16
+    assert model["f64"].dtype == torch.float64
+    assert torch.all(model["b16"].float() == 1 + 2.0**-7)  # the nearest of the neighbours 2**-7 apart
+    assert torch.all(model["f64"] == torch.full((2,), 1 / 3, dtype=torch.float64) + float(shift[0]))
+    vector = vector_of(state)
+    state.write(vector)
+    np.testing.assert_array_equal(vector_of(state), vector)
+
+
+def test_memory_format_changes_nothing():
+    model = convnet()
+    expected = vector_of(ModelState(model))
+    state = ModelState(model.to(memory_format=torch.channels_last))
+    np.testing.assert_array_equal(vector_of(state), expected)
+    state.add(np.ones(state.size(), np.float32))
+    np.testing.assert_array_equal(vector_of(state), expected + 1)
+
+
+def test_names_are_those_of_the_model_inside_a_compiled_one():
+    wrapper = nn.Module()
+    wrapper._orig_mod = mlp()
+    assert ModelState(wrapper).layout == ModelState(mlp()).layout
+
+
+def test_a_float_buffer_that_is_replaced_is_followed():
+    model = convnet()
+    state = ModelState(model)
+    model[1].running_mean = torch.full((4,), 7.0)
+    model._apply(lambda tensor: tensor.clone())  # as .to(device) does
+    assert np.all(vector_of(state)[-8:-4] == 7.0)
+
+
+def test_loading_a_state_dict_is_followed():
+    model, other = convnet(), convnet()
+    state = ModelState(model)
+    model.load_state_dict(other.state_dict())
+    np.testing.assert_array_equal(vector_of(state), vector_of(ModelState(other)))
+
+
+# -- mappings ---------------------------------------------------------------------------------------------------------
+
+
+class Foreign:
+    """An array of another framework."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **kwargs):
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_of_a_mapping_are_shared_and_never_copied():
+    arrays = {
+        "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "step": np.array([3]),
+        "h": np.ones(2, np.float16),
+        "t": torch.zeros(2),
+        "f": Foreign(np.full(2, 5.0, np.float32)),
+    }
+    state = ModelState(arrays)
+    assert [(s.name, s.kind) for s in state.layout.segments] == [(n, "parameter") for n in ("w", "h", "t", "f")]
+    assert vector_of(state).tolist() == [0, 1, 2, 3, 4, 5, 1, 1, 0, 0, 5, 5]
+    state.add(np.ones(12, np.float32))
+    assert arrays["w"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert arrays["h"].tolist() == [2, 2]
+    assert arrays["t"].tolist() == [1, 1]
+    assert arrays["f"].array.tolist() == [6, 6]
+    assert arrays["step"].tolist() == [3]
+
+
+def read_only():
+    array = np.ones(3, np.float32)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ({}, "nothing to average"),
+        ({"n": torch.arange(3)}, "nothing to average"),
+        (nn.ReLU(), "nothing to average"),
+        ({"w": read_only()}, "read-only"),
+        ({"w": np.ones(3, np.longdouble)}, "cannot be shared"),
+        ({"w": [1.0, 2.0]}, "'w' is list"),
+        ({"w": torch.ones(2, dtype=torch.complex64)}, "complex64"),
+        ({"w": torch.ones(2, device="meta")}, "has no memory"),
+        ({1: torch.ones(2)}, "must be text"),
+        (nn.LazyLinear(3), "run one batch"),
+        ([torch.ones(2)], "not list"),
+    ],
+)
+def test_what_cannot_be_exchanged_is_refused_in_a_sentence(model, sentence):
+    with pytest.raises(LayoutError, match=sentence):
+        ModelState(model)
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    with pytest.raises(LayoutError, match="none of this model's tensors"):
+        ModelState(mlp(), torch.optim.SGD(mlp().parameters(), 0.1))
+
+
+def replace_parameter(model):
+    model[0].weight = nn.Parameter(torch.zeros(16, 8))
+
+
+def replace_module(model):
+    model[2] = nn.Linear(16, 3)
+
+
+def reshape_parameter(model):
+    model[0].weight.data = torch.zeros(8, 16)
+
+
+def change_dtype(model):
+    model.to(torch.bfloat16)
+
+
+def remove_parameter(model):
+    model[2].bias = None
+
+
+@pytest.mark.parametrize(
+    "change", [replace_parameter, replace_module, reshape_parameter, change_dtype, remove_parameter]
+)
+def test_a_model_that_changed_while_running_is_refused_and_not_read_wrongly(change):
+    model = mlp()
+    state = ModelState(model)
+    out = np.zeros(state.size(), np.float32)
+    change(model)
+    with pytest.raises(LayoutError, match="make a new Node"):
+        state.read(out)
+    assert not out.any()
+
+
+def test_an_array_replaced_in_its_mapping_is_refused():
+    arrays = {"w": np.zeros(3, np.float32)}
+    state = ModelState(arrays)
+    arrays["w"] = np.ones(3, np.float32)
+    with pytest.raises(LayoutError, match="write into it in place"):
+        state.add(np.ones(3, np.float32))
+
+
+def test_a_vector_of_the_wrong_size_changes_nothing():
+    state = ModelState(mlp())
+    before = vector_of(state)
+    for size in (before.size - 1, before.size + 1):
+        wrong = np.ones(size, np.float32)
+        for call in (state.read, state.add, state.write):
+            with pytest.raises(LayoutError, match="elements where"):
+                call(wrong)
+    np.testing.assert_array_equal(vector_of(state), before)
+
+
+# -- devices ----------------------------------------------------------------------------------------------------------
+
+
+class Event:
+    def __init__(self):
+        self.ready = False
+
+    def query(self):
+        return self.ready
+
+    def synchronize(self):
+        self.ready = True
+
+
+def test_a_copy_is_done_when_all_its_devices_are():
+    events = (Event(), Event())
+    pending = Pending(events)
+    assert not pending.done()
+    events[0].ready = True
+    assert not pending.done()
+    pending.wait()
+    assert pending.done()
+
+
+def test_a_buffer_is_ordinary_memory_without_an_accelerator():
+    state = ModelState(mlp())
+    buffer = state.buffer(state.size())
+    state.read(buffer)
+    assert np.array_equal(buffer, vector_of(state))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_on_cuda_a_read_is_of_its_moment_and_an_add_is_seen_by_the_next_step():
+    host = OrderedDict((name, torch.randn(1000, 1000)) for name in "abcd")
+    model = nn.ParameterDict({name: nn.Parameter(t.clone()) for name, t in host.items()})
+    model["a"].data, model["d"].data = model["a"].data.cuda(), model["d"].data.cuda()  # split: cuda, cpu, cuda
+    state = ModelState(model)
+    out = state.buffer(state.size())
+    pending = state.begin_read(out)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    pending.wait()
+    np.testing.assert_array_equal(out, slow_vector(host.values()))
+    adding = state.add(out)
+    again = np.empty_like(out)
+    state.read(again)
+    assert adding.done()
+    np.testing.assert_array_equal(again, out)

@@ -1,0 +1,247 @@
+"""The optimizer's part of a model's vector: averaged, and handed to a joiner whose optimizer is fresh."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossip.errors import LayoutError
+from node.snapshot import ModelState
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def vector_of(state, parts="weights"):
+    out = np.full(state.size(parts), np.nan, np.float32)
+    state.read(out, parts)
+    return out
+
+
+def slow_vector(tensors):
+    return torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors]).numpy()
+
+
+def train(model, optimizer, batches, seed):
+    """The losses of some steps on data that the seed alone decides."""
+    random = torch.Generator().manual_seed(seed)
+    losses = []
+    for _ in range(batches):
+        x, y = torch.randn(16, 8, generator=random), torch.randint(0, 3, (16,), generator=random)
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+OPTIMIZERS = {
+    "momentum": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True), ("momentum_buffer",)),
+    "adam": (lambda p: torch.optim.Adam(p, 0.01, amsgrad=True), ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")),
+    "adamw": (lambda p: torch.optim.AdamW(p, 0.01), ("exp_avg", "exp_avg_sq")),
+    "fused": (lambda p: torch.optim.AdamW(p, 0.01, fused=True), ("exp_avg", "exp_avg_sq")),
+    "nadam": (lambda p: torch.optim.NAdam(p, 0.01), ("exp_avg", "exp_avg_sq")),
+    "adagrad": (lambda p: torch.optim.Adagrad(p, 0.1), ("sum",)),
+}
+
+
+@pytest.mark.parametrize(("build", "keys"), OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_joiner_with_a_fresh_optimizer_continues_exactly_as_the_original(build, keys):
+    model = mlp()
+    optimizer = build(model.parameters())
+    train(model, optimizer, 5, seed=1)
+    state = ModelState(model, optimizer)
+    assert state.optimizer_keys == keys
+    full = vector_of(state, "full")
+    assert full.size == state.size("full") == state.layout.size * (1 + len(keys))
+
+    joiner = mlp()
+    fresh = build(joiner.parameters())
+    groups = copy.deepcopy([{k: v for k, v in group.items() if k != "params"} for group in fresh.param_groups])
+    joined = ModelState(joiner, fresh)
+    joined.write(full, state.optimizer_keys, state.optimizer_scalars())
+    np.testing.assert_array_equal(vector_of(joined, "full"), full)
+    assert [{k: v for k, v in group.items() if k != "params"} for group in fresh.param_groups] == groups
+    for mine, theirs in zip(joiner.parameters(), model.parameters(), strict=True):
+        ours, its = fresh.state[mine], optimizer.state[theirs]
+        assert ours.keys() == its.keys()
+        for key in ours:
+            assert (ours[key].dtype, ours[key].device) == (its[key].dtype, its[key].device)
+            assert torch.equal(ours[key], its[key])
+    assert train(joiner, fresh, 6, seed=2) == train(model, optimizer, 6, seed=2)
+
+
+def test_state_that_exists_is_overwritten_in_place():
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    train(model, optimizer, 3, seed=1)
+    state = ModelState(model, optimizer)
+    kept = optimizer.state[model[0].weight]["exp_avg"]
+    state.write(np.full(state.size("full"), 0.25, np.float32), state.optimizer_keys, {"step": 40.0})
+    assert optimizer.state[model[0].weight]["exp_avg"] is kept
+    assert torch.all(kept == 0.25)
+    assert state.optimizer_scalars() == {"step": 40.0}
+
+
+def test_full_is_the_weights_until_every_trained_parameter_has_state():
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    state = ModelState(model, optimizer)
+    assert state.optimizer_keys == ()
+    assert state.size("full") == state.size("weights")
+    assert state.optimizer_scalars() == {}
+    model[0].weight.grad = torch.ones(16, 8)
+    optimizer.step()
+    assert len(optimizer.state) == 1
+    assert state.optimizer_keys == ()
+    train(model, optimizer, 1, seed=1)
+    assert state.optimizer_keys == ("exp_avg", "exp_avg_sq")
+
+
+def test_frozen_parameters_have_no_share_in_the_optimizers_part():
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    state = ModelState(model, optimizer)
+    train(model, optimizer, 1, seed=1)
+    trained = [model[0].bias, model[2].weight, model[2].bias]
+    moments = [optimizer.state[p][key] for key in ("exp_avg", "exp_avg_sq") for p in trained]
+    np.testing.assert_array_equal(vector_of(state, "full"), slow_vector([*model.parameters(), *moments]))
+
+
+def test_add_reaches_the_optimizers_state():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    train(model, optimizer, 2, seed=1)
+    state = ModelState(model, optimizer)
+    before = vector_of(state, "full")
+    shift = np.random.default_rng(3).standard_normal(before.size).astype(np.float32)
+    state.add(shift, "full")
+    np.testing.assert_array_equal(vector_of(state, "full"), before + shift)
+
+
+def test_a_step_counter_is_no_state_in_a_models_shape():
+    model = nn.ParameterDict({"a": nn.Parameter(torch.tensor(1.0))})
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    (model["a"] ** 2).backward()
+    optimizer.step()
+    state = ModelState(model, optimizer)
+    assert state.optimizer_keys == ("exp_avg", "exp_avg_sq")
+    assert state.optimizer_scalars() == {"step": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("keys", "scalars"),
+    [
+        (("a", "b", "c", "d", "e"), {}),
+        (("a", "a"), {}),
+        (("not a name",), {}),
+        ((b"bytes",), {}),
+        ((), {"step": float("nan")}),
+        ((), {"step": -1.0}),
+        ((), {"../x": 1.0}),
+        ((), dict.fromkeys("abcde", 1.0)),
+    ],
+)
+def test_state_under_names_that_no_peer_sends_changes_nothing(keys, scalars):
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    state = ModelState(model, optimizer)
+    before = vector_of(state)
+    with pytest.raises(LayoutError):
+        state.write(np.ones(state.size() * (1 + len(keys)), np.float32), keys, scalars)
+    np.testing.assert_array_equal(vector_of(state), before)
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("keys", "scalars"),
+    [
+        (("momentum_buffer",), {}),
+        (("exp_avg",), {"step": 1.0}),
+        (("exp_avg", "exp_avg_sq"), {}),
+        (("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), {"step": 1.0}),
+        ((), {"step": 1.0}),
+    ],
+)
+def test_state_of_another_optimizer_is_refused_and_training_goes_on(keys, scalars):
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    steps = []
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    state = ModelState(model, optimizer)
+    before = vector_of(state)
+    with pytest.raises(LayoutError, match="Adam keeps exp_avg, exp_avg_sq, step for each parameter and was given"):
+        state.write(np.ones(state.size() * (1 + len(keys)), np.float32), keys, scalars)
+    np.testing.assert_array_equal(vector_of(state), before)
+    assert not optimizer.state
+    assert not steps
+    train(model, optimizer, 2, seed=1)
+    assert len(steps) == 2
+
+
+class Odd(torch.optim.SGD):
+    def step(self, closure=None):
+        raise RuntimeError("only on Sundays")
+
+
+def test_an_optimizer_that_cannot_be_tried_takes_weights_alone():
+    model = mlp()
+    state = ModelState(model, Odd(model.parameters(), 0.1))
+    with pytest.raises(LayoutError, match="only on Sundays"):
+        state.write(np.ones(2 * state.size(), np.float32), ("momentum_buffer",))
+    state.write(np.ones(state.size(), np.float32))
+    assert np.all(vector_of(state) == 1)
+
+
+def test_a_vector_too_short_for_its_keys_creates_no_state():
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    state = ModelState(model, optimizer)
+    with pytest.raises(LayoutError, match="elements where"):
+        state.write(np.ones(state.size(), np.float32), ("exp_avg", "exp_avg_sq"), {"step": 1.0})
+    assert not optimizer.state
+
+
+def test_optimizer_state_without_an_optimizer_is_refused():
+    state = ModelState(mlp())
+    with pytest.raises(LayoutError, match="There is no optimizer"):
+        state.write(np.ones(state.size(), np.float32), (), {"step": 1.0})
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_on_cuda_a_joiner_continues_as_the_original():
+    model = mlp().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    state = ModelState(model, optimizer)
+    full = state.buffer(state.size("full"))
+    state.read(full, "full")
+    joiner = mlp().cuda()
+    fresh = torch.optim.AdamW(joiner.parameters(), 0.01, fused=True)
+    ModelState(joiner, fresh).write(full, state.optimizer_keys, state.optimizer_scalars())
+    for mine, theirs in zip(joiner.parameters(), model.parameters(), strict=True):
+        mine.grad = theirs.grad.clone()
+    optimizer.step()
+    fresh.step()
+    for mine, theirs in zip(joiner.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)

