@@ -12,7 +12,8 @@ from gossip.messages import Ping, Reach, Reached
 
 __all__ = ["Reachability", "Seeds"]
 
-ASKED = 3  # members asked whether they can dial us: one may sit behind the same NAT, three rarely do
+ASKED = 3  # members asked whether they can dial us: one may be barred from dialling out, three rarely are
+PATIENCE_S = 10.0  # after the first answer: in a swarm of two there are no three to ask
 HOMES = 3
 HOME_PING_S = 20.0  # a third of the idle time, so that a home's link never goes idle
 
@@ -26,13 +27,22 @@ class Seeds:
         self.next_at = now
         self.delay_s = config.seed_backoff_s
 
-    def tick(self, now: float, linked: bool, rng: random.Random) -> list[Effect]:
-        if not self.seeds or now < self.next_at:
+    @property
+    def deadline(self) -> float:
+        return self.next_at if self.seeds else float("inf")
+
+    def unlinked(self, now: float) -> None:
+        """The last link is gone: ask the seeds soon, and not only when the pace of healing would."""
+        self.next_at = min(self.next_at, now + self.config.seed_backoff_s)
+
+    def tick(self, now: float, linked: bool, alive: Collection[Address], rng: random.Random) -> list[Effect]:
+        """``linked``: somebody is there; ``alive``: where living members listen, who need no dialling."""
+        if now < self.deadline:
             return []
         if linked:  # a partition may have us on the seeds' other side: try them at the pace of healing
             self.next_at, self.delay_s = now + self.config.heal_period_s, self.config.seed_backoff_s
             seed = rng.choice(self.seeds)
-            return [Dial(seed, self.expected.get(seed))]
+            return [] if seed in alive else [Dial(seed, self.expected.get(seed))]
         self.next_at = now + self.delay_s * (0.75 + 0.5 * rng.random())
         self.delay_s = min(2 * self.delay_s, self.config.seed_backoff_max_s)
         return [Dial(seed, self.expected.get(seed)) for seed in self.seeds]
@@ -46,7 +56,12 @@ class Reachability:
         self.answers: dict[PeerId, bool] = {}
         self.homes: list[PeerId] = []
         self.next_ping_at = float("inf")
+        self.decide_at = float("inf")
         self.settled = False
+
+    @property
+    def deadline(self) -> float:
+        return min(self.next_ping_at, self.decide_at)
 
     def linked(self, peer: PeerId, me: MemberRecord) -> list[Effect]:
         if self.settled or me.address is None or len(self.asked) >= ASKED or peer in self.asked:
@@ -54,18 +69,22 @@ class Reachability:
         self.asked.add(peer)
         return [Send(peer, Reach())]
 
-    def on_reached(self, sender: PeerId, ok: bool) -> bool:
-        """Note an answer; True when it has become certain that nobody can dial us."""
+    def on_reached(self, sender: PeerId, ok: bool, now: float) -> None:
+        """Note an answer. One that could settles it."""
         if sender not in self.asked or self.settled:
-            return False
+            return
         self.answers[sender] = ok
         if ok:
-            self.settled = True
+            self.settled, self.decide_at = True, float("inf")
+        else:
+            self.decide_at = now if len(self.answers) == ASKED else min(self.decide_at, now + PATIENCE_S)
+
+    def out_of_reach(self, now: float) -> bool:
+        """True once: when it has become certain enough that nobody can dial us."""
+        if now < self.decide_at:
             return False
-        if len(self.answers) == len(self.asked):
-            self.settled = True
-            return True
-        return False
+        self.settled, self.decide_at = True, float("inf")
+        return True
 
     def notice(self, address: Address) -> Notice:
         return Notice(
@@ -78,8 +97,8 @@ class Reachability:
         """Keep living homes, fill up with linked members that others can dial."""
         kept = [home for home in self.homes if home in linked]
         kept += [peer for peer in linked if peer in dialable and peer not in kept][: HOMES - len(kept)]
-        self.homes = kept
-        self.next_ping_at = now + HOME_PING_S if kept else float("inf")
+        self.homes = kept  # pinged when they are due, however often links come and go
+        self.next_ping_at = min(self.next_ping_at, now + HOME_PING_S) if kept else float("inf")
         return tuple(kept)
 
     def tick(self, now: float) -> list[Effect]:

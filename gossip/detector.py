@@ -105,7 +105,7 @@ class Detector:
         entry = self._table.entries.get(message.target)
         if entry is self._table.mine:
             out.append(Send(asker, Ack(message.seq, ())))
-        elif entry is None or not reachable(entry) or self._relays >= MAX_RELAYS:
+        elif entry is None or not entry.reachable or self._relays >= MAX_RELAYS:
             out.append(Send(asker, Nack(message.seq)))
         else:
             probe = self._begin(entry, now)
@@ -209,7 +209,7 @@ class Detector:
         if entry.state is not MemberState.ALIVE and entry.state is not MemberState.SUSPECT:
             return False
         homes = entry.record.homes
-        if reachable(entry) or self._table.mine.record.id in homes:
+        if entry.reachable or self._table.mine.record.id in homes:
             return True
         entries = self._table.entries
         return bool(homes) and not any(home in entries and entries[home].state is MemberState.ALIVE for home in homes)
@@ -218,7 +218,7 @@ class Detector:
         if len(self._probes) - self._relays >= MAX_PROBES:
             return
         probe = self._begin(entry, now)
-        if reachable(entry) and not refused:
+        if entry.reachable and not refused:
             self._arm(probe, now + self._timeout_s(entry))
             self._ping(probe, entry, out)
         else:
@@ -246,7 +246,7 @@ class Detector:
         helpers: list[Entry] = []
         if entry.record.address is None:  # only those with a link to it can ask
             homes = [entries[home] for home in entry.record.homes if home in entries]
-            helpers = [h for h in homes if h.state is MemberState.ALIVE and h is not self._table.mine and reachable(h)]
+            helpers = [h for h in homes if h.state is MemberState.ALIVE and h is not self._table.mine and h.reachable]
         helpers = helpers or self._table.sample(config.indirect_probes, self._rng, without=target)
         if not helpers:
             self._fail(probe, failed)
@@ -299,7 +299,3 @@ class Detector:
             if front is not None and front.due_s == due_s:
                 break
             heapq.heappop(self._timers)
-
-
-def reachable(entry: Entry) -> bool:
-    return entry.linked or entry.record.address is not None

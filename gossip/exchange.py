@@ -29,7 +29,8 @@ from gossip.mixing import pair_weight
 
 __all__ = ["Exchange", "Exchanges", "Local", "State"]
 
-VERDICTS = 256  # remembered outcomes; at most 3 exchanges at once and doubt_s to ask after them
+VERDICTS = 4_096  # commits remembered, 100 B each: doubt_s of asking after them at 100 exchanges a second
+TIMED = 256  # partners whose durations are remembered
 TRIES = 4  # partners asked in one mix before waiting: four BUSY in a row mean that everybody is mixing already
 DOUBT_RETRY_S = 1.0
 
@@ -44,7 +45,8 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Exchange:
-    """One side's view. ``theirs`` is the partner's version at the offer, ``committed`` whether their COMMIT is here."""
+    """One side's view. ``ours`` and ``theirs`` are the versions that the Offer and the Accept state, ``committed``
+    whether their COMMIT is here."""
 
     session: int
     partner: PeerId
@@ -54,6 +56,7 @@ class Exchange:
     since: float
     deadline: float
     state: State = State.PREPARING
+    ours: float = 0.0
     theirs: float = 0.0
     committed: bool = False
     asked: set[PeerId] = field(default_factory=set)
@@ -90,7 +93,7 @@ class Exchanges:
         self.new_session, self.choose, self.benched = new_session, choose, benched
         self.table: dict[int, Exchange] = {}
         self.outgoing: Exchange | None = None
-        self.verdicts: OrderedDict[tuple[PeerId, int], bool] = OrderedDict()
+        self.verdicts: OrderedDict[tuple[PeerId, int], None] = OrderedDict()  # what committed; nothing else did
         self.durations: OrderedDict[PeerId, deque[float]] = OrderedDict()
         self.done = self.failures = self.refused = 0
         self.last_partner: PeerId | None = None
@@ -104,8 +107,9 @@ class Exchanges:
     # -- our own initiative --------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:
         """Prepare an offer: the snapshot first, so that the partner's stream meets ours ready."""
-        if self.outgoing is not None or (not self.config.plain and self.table):
-            return []
+        moving = any(exchange.state is not State.DOUBT for exchange in self.table.values())
+        if moving or not self.room(1 + self.config.incoming_limit):
+            return []  # what is under way is a mix already; a second one would share its bandwidth
         keys = self.local.optimizer_keys if self.config.average_optimizer else ()
         exchange = Exchange(self.new_session(), self.me, True, 0.5, keys, now, float("inf"))
         self.outgoing = self.table[exchange.session] = exchange
@@ -115,10 +119,11 @@ class Exchanges:
         exchange = self.table.get(session)
         if exchange is None or exchange.state is not State.PREPARING:
             return []
+        exchange.ours = self.local.version
         if exchange.initiator:
             return self.offer(exchange, now)
         exchange.state = State.STREAMING
-        accept = Accept(session, self.local.version, exchange.weight, exchange.optimizer_keys)
+        accept = Accept(session, exchange.ours, exchange.weight, exchange.optimizer_keys)
         return [Send(exchange.partner, accept), self.transfer(exchange, now)]
 
     def offer(self, exchange: Exchange, now: float) -> list[Effect]:
@@ -133,16 +138,20 @@ class Exchanges:
         exchange.deadline = now + self.config.reply_timeout_s
         local = self.local
         message = Offer(
-            exchange.session, local.fingerprint, local.genesis, local.version, exchange.weight, self.config.codec,
+            exchange.session, local.fingerprint, local.genesis, exchange.ours, exchange.weight, self.config.codec,
             exchange.optimizer_keys,
         )  # fmt: skip
         return [Send(partner, message)]
 
+    def room(self, limit: int, leaving: int = 0) -> bool:
+        """Whether one more may begin beside the others (but for ``leaving``, which end for it). With outer momentum one
+        at a time in all: two concurrent outer steps would count the same local progress twice."""
+        return len(self.table) - leaving < (limit if self.config.plain else 1)
+
     def weight_cap(self) -> float:
         """1/2 for one exchange, 1/3 for the second at the same time, 1/4 for the third: what concurrent differences
         take from one vector stays below about one, so that nobody overshoots."""
-        waiting = self.outgoing is not None and self.outgoing.state is State.PREPARING
-        return 1 / (1 + len(self.table) - waiting)
+        return 1 / (1 + len(self.table))
 
     def transfer(self, exchange: Exchange, now: float) -> Transfer:
         local = self.local
@@ -164,19 +173,15 @@ class Exchanges:
             return [Send(sender, Refuse(session, "genesis"))]
         if offer.codec != self.config.codec:
             return [Send(sender, Refuse(session, "codec"))]
-        dropped: list[Effect] = []
         own = self.outgoing
-        if own is not None:
-            crossed = own.state is State.OFFERED and own.partner == sender
-            if crossed and self.me < sender:
-                return [Send(sender, Busy(session))]  # both offered at once: the smaller id's offer is the exchange
-            if crossed or own.state is State.PREPARING:
-                dropped = self.drop(own)  # a mix is a mix, whoever asked first
-        incoming = len(self.table) - (self.outgoing is not None)
-        full = incoming >= self.config.incoming_limit or (not self.config.plain and self.table)
+        crossed = own is not None and own.state is State.OFFERED and own.partner == sender
+        yields = own is not None and (crossed or own.state is State.PREPARING)  # a mix is a mix, whoever asked first
+        beside = own is not None and not yields
+        full = not self.room(self.config.incoming_limit + beside, yields)
         asleep = now - local.boundary_at > self.config.boundary_patience_s
-        if full or asleep or session in self.table or not 0 < offer.weight <= 0.5:
-            return [*dropped, Send(sender, Busy(session))]
+        if full or asleep or session in self.table or not 0 < offer.weight <= 0.5 or (crossed and self.me < sender):
+            return [Send(sender, Busy(session))]  # of two offers that cross, the smaller id's is the exchange
+        dropped = self.drop(own) if own is not None and yields else []
         keys = local.optimizer_keys if offer.optimizer_keys == local.optimizer_keys else ()
         keys = keys if self.config.average_optimizer else ()
         exchange = self.table[session] = Exchange(
@@ -189,8 +194,10 @@ class Exchanges:
 
     def on_accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
         exchange = self.table.get(accept.session)
-        if exchange is None or exchange.partner != sender or exchange.state is not State.OFFERED:
+        if exchange is None or exchange.partner != sender:
             return [Send(sender, Abort(accept.session, "late"))]
+        if exchange.state is not State.OFFERED:
+            return []  # said twice; an Abort could follow our COMMIT
         if not 0 < accept.weight <= exchange.weight or accept.optimizer_keys not in ((), exchange.optimizer_keys):
             return [Send(sender, Abort(accept.session, "terms")), *self.fail(exchange, now, "terms")]
         exchange.weight, exchange.theirs = accept.weight, accept.version
@@ -233,7 +240,7 @@ class Exchanges:
             verified = exchange.state in (State.VERIFIED, State.DOUBT)
             ended = self.finish(exchange, now) if verified else self.fail(exchange, now, "broken")
             return [*ended, Send(sender, Settled(session, verified))]
-        return [Send(sender, Settled(session, self.verdicts.get((sender, session), False)))]
+        return [Send(sender, Settled(session, (sender, session) in self.verdicts))]
 
     def on_settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
         exchange = self.table.get(settled.session)
@@ -285,6 +292,8 @@ class Exchanges:
     def doubt(self, exchange: Exchange, now: float) -> list[Effect]:
         if exchange.state is not State.DOUBT:
             exchange.state, exchange.since = State.DOUBT, now
+            if exchange is self.outgoing:
+                self.outgoing = None  # a partner that died at the worst moment costs one exchange, not doubt_s of them
         exchange.deadline = now + DOUBT_RETRY_S
         return [Send(exchange.partner, Outcome(exchange.session))]
 
@@ -310,38 +319,36 @@ class Exchanges:
         for exchange in list(self.table.values()):
             if exchange.state in (State.OFFERED, State.STREAMING):
                 effects.append(Send(exchange.partner, Abort(exchange.session, "replaced")))
+            elif exchange.state is State.PREPARING and not exchange.initiator:
+                effects.append(Send(exchange.partner, Busy(exchange.session)))
             effects += self.drop(exchange)
         return effects
 
     # -- endings -------------------------------------------------------------------------------------------------
     def finish(self, exchange: Exchange, now: float) -> list[Effect]:
-        self.remember(exchange, True)
+        self.verdicts[exchange.partner, exchange.session] = None
+        if len(self.verdicts) > VERDICTS:
+            self.verdicts.popitem(last=False)
         if exchange.state is not State.DOUBT:
             past = self.durations.setdefault(exchange.partner, deque(maxlen=8))
             past.append(now - exchange.since)
             self.durations.move_to_end(exchange.partner)
-            while len(self.durations) > VERDICTS:
+            if len(self.durations) > TIMED:
                 self.durations.popitem(last=False)
         self.done += 1
         self.last_partner = exchange.partner
         self.mixed_at.append(exchange.partner)
-        # The weights' age is averaged exactly as the weights are.
-        self.local.version += exchange.weight * (exchange.theirs - self.local.version)
+        # The weights' age is averaged exactly as the weights are: by the difference of what was exchanged.
+        self.local.version += exchange.weight * (exchange.theirs - exchange.ours)
         return [Mix(exchange.session, exchange.weight), *self.drop(exchange)]
 
     def fail(self, exchange: Exchange, now: float, code: str) -> list[Effect]:
-        self.remember(exchange, False)
         self.failures += 1
         if code not in ("replaced", "late", "leaving"):
             self.benched(exchange.partner, now)
         if exchange is self.outgoing:
             self.gave_up = True
         return self.drop(exchange)
-
-    def remember(self, exchange: Exchange, committed: bool) -> None:
-        self.verdicts[exchange.partner, exchange.session] = committed
-        while len(self.verdicts) > VERDICTS:
-            self.verdicts.popitem(last=False)
 
     def drop(self, exchange: Exchange) -> list[Effect]:
         self.table.pop(exchange.session, None)

@@ -24,9 +24,10 @@ __all__ = ["MAX_BODY_BYTES", "MAX_HEADER_BYTES", "PREFIX_BYTES", "decode", "enco
 MAGIC = b"GSP1"
 PREFIX = struct.Struct(">4sII")
 PREFIX_BYTES = PREFIX.size
-MAX_HEADER_BYTES = 65_536  # 128 records of 250 B fit twice
+MAX_HEADER_BYTES = 65_536  # a full Records message fits, whatever its records hold
 MAX_BODY_BYTES = 4 << 20  # the largest chunk a Config allows, in fp32
 MAX_INT = 2**63 - 1
+MAX_DEPTH = 4  # of nested values: a layout's summary needs three
 
 
 def encode(message: Message, body_bytes: int = 0) -> bytes:
@@ -36,7 +37,11 @@ def encode(message: Message, body_bytes: int = 0) -> bytes:
     for name, kind in FIELDS[cls]:
         value = getattr(message, name)
         form = kind.form
-        if form in ("record", "record?"):
+        if form == "float":
+            value = float(value)  # an int would be refused, as another type than declared
+        elif form == "scalars":
+            value = [(name, float(number)) for name, number in value]
+        elif form == "record?":
             value = None if value is None else pack_record(value)
         elif form in ("updates", "records"):
             value = [pack_update(update) for update in value]
@@ -49,6 +54,8 @@ def encode(message: Message, body_bytes: int = 0) -> bytes:
 
 def read_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
     """(header bytes, body bytes) of the frame that begins with these 12 bytes; raises ProtocolError over a limit."""
+    if len(prefix) != PREFIX_BYTES:
+        raise ProtocolError(f"A frame's prefix has {len(prefix)} bytes instead of {PREFIX_BYTES}.")
     magic, header_bytes, body_bytes = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise ProtocolError("The other side does not speak this protocol (wrong magic).")
@@ -101,10 +108,14 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 # -- records -----------------------------------------------------------------------------------------------------
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord))
+LOSS, VERSION = RECORD_FIELDS.index("loss"), RECORD_FIELDS.index("version")
 
 
 def pack_record(record: MemberRecord) -> list[Any]:
-    return [getattr(record, name) for name in RECORD_FIELDS]
+    values = [getattr(record, name) for name in RECORD_FIELDS]
+    values[LOSS] = None if record.loss is None else float(record.loss)
+    values[VERSION] = float(record.version)
+    return values
 
 
 def pack_update(update: Update) -> list[Any]:
@@ -162,7 +173,7 @@ def read_bool(value: Any, _: int = 0) -> bool:
 
 
 def read_text(value: Any, bound: int) -> str:
-    if type(value) is not str or len(value) > bound:
+    if type(value) is not str or len(value) > bound or not value.isprintable():  # a terminal obeys control characters
         raise ValueError
     return value
 
@@ -192,11 +203,18 @@ def read_scalar(value: Any) -> tuple[str, float]:
 
 def read_any(value: Any, bound: int) -> Any:
     """Plain nested values for a person or a comparison; whoever uses them checks them again."""
-    return tuple(freeze(item) for item in read_list(value, bound))
+    return tuple(freeze(item, 1) for item in read_list(value, bound))
 
 
-def freeze(value: Any) -> Any:
-    return tuple(freeze(item) for item in value) if isinstance(value, list) else value
+def freeze(value: Any, depth: int) -> Any:
+    """msgpack unpacks a thousand levels, and walking them would exhaust Python's own stack."""
+    if type(value) is list:
+        if depth == MAX_DEPTH:
+            raise ValueError
+        return tuple(freeze(item, depth + 1) for item in value)
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    raise ValueError
 
 
 READERS: dict[str, Callable[[Any, int], Any]] = {

@@ -61,6 +61,7 @@ class Joining:
         self.scalars: tuple[tuple[str, float], ...] = ()
         self.version = 0.0
         self.donors: set[PeerId] = set()
+        self.starving_since = float("inf")
 
     @property
     def size(self) -> int:
@@ -80,8 +81,9 @@ class Joining:
         if piece is not None and piece.donor == sender:
             same = serving.genesis == self.genesis and serving.optimizer_keys == self.keys
             return [] if same else self.give_back(serving.session, now)
-        if self.phase is not Phase.SURVEY or self.surveys.pop(serving.session, None) != sender:
+        if self.phase is not Phase.SURVEY or self.surveys.get(serving.session) != sender:
             return []
+        del self.surveys[serving.session]
         if serving.genesis == self.genesis:
             self.answers[sender] = serving
             self.deadline = min(self.deadline, now + SURVEY_S)
@@ -93,7 +95,7 @@ class Joining:
             del self.surveys[session]
             return self.collect(now) if self.phase is Phase.SURVEY and not self.surveys else []
         piece = self.pieces.get(session)
-        return self.give_back(session, now) if piece is not None and piece.donor == sender else []
+        return self.give_back(session, now, False) if piece is not None and piece.donor == sender else []
 
     def collect(self, now: float) -> list[Effect]:
         """The survey is over: agree on what to take, cut it into pieces, ask for them."""
@@ -103,7 +105,10 @@ class Joining:
         # A module trained by an optimizer takes the optimizer's state too; otherwise there is nowhere to put it.
         self.keys = freshest.optimizer_keys if self.local.trained_elements else ()
         self.scalars = freshest.optimizer_scalars if self.keys else ()
-        donors = [peer for peer, answer in self.answers.items() if answer.optimizer_keys == freshest.optimizer_keys]
+        donors = [
+            peer for peer, answer in self.answers.items()
+            if answer.optimizer_keys == freshest.optimizer_keys or not self.keys
+        ]  # fmt: skip
         self.version = sum(self.answers[peer].version for peer in donors) / len(donors)
         self.phase, self.deadline = Phase.COLLECTING, float("inf")
         unasked = [peer for peer in self.candidates if peer not in self.answers]
@@ -127,6 +132,9 @@ class Joining:
             effects.append(Send(donor, Fetch(session, self.keys, start, stop)))
         if self.missing and not self.pieces:
             self.deadline = now + RETRY_S  # everybody refused: Peer finds other candidates
+            self.starving_since = min(self.starving_since, now)
+        elif self.pieces:
+            self.starving_since = float("inf")
         return effects
 
     def collected(self, session: int, position: int, now: float) -> list[Effect]:
@@ -146,8 +154,8 @@ class Joining:
         self.phase = Phase.ADOPTING
         return [Release(session), Adopt(self.keys, self.scalars)]
 
-    def give_back(self, session: int, now: float) -> list[Effect]:
-        """This piece's donor failed; what has not arrived goes to another."""
+    def give_back(self, session: int, now: float, tell: bool = True) -> list[Effect]:
+        """This piece's donor failed; what has not arrived goes to another. ``tell``: it may still be sending."""
         piece = self.pieces.pop(session, None)
         if piece is None:
             return []
@@ -155,19 +163,22 @@ class Joining:
             self.missing.append((piece.start, piece.stop))
         if piece.donor in self.candidates:
             self.candidates.remove(piece.donor)
-        return [Release(session), Send(piece.donor, Abort(session, "moved")), *self.assign(now)]
+        told = [Send(piece.donor, Abort(session, "moved"))] if tell else []
+        return [Release(session), *told, *self.assign(now)]
 
     def unlinked(self, peer: PeerId, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for session in [one for one, donor in self.surveys.items() if donor == peer]:
             effects += self.on_refused(peer, session, now)
         for session in [one for one, piece in self.pieces.items() if piece.donor == peer]:
-            effects += self.give_back(session, now)
+            effects += self.give_back(session, now, False)
         return effects
 
     def more_candidates(self, candidates: list[PeerId], now: float) -> list[Effect]:
-        self.candidates = candidates[: 4 * self.config.donors]
-        self.deadline = float("inf")
+        """Go on with these; give up when there was nobody for ``join_timeout_s``: that run may have died out."""
+        if now - self.starving_since >= self.config.join_timeout_s:
+            return self.stop()
+        self.candidates, self.deadline = candidates[: 4 * self.config.donors], float("inf")
         return self.assign(now)
 
     @property
@@ -192,7 +203,7 @@ class Joining:
         effects: list[Effect] = []
         for session, piece in self.pieces.items():
             effects += [Send(piece.donor, Abort(session, "moved")), Release(session)]
-        self.phase, self.deadline = Phase.IDLE, float("inf")
+        self.phase, self.deadline, self.starving_since = Phase.IDLE, float("inf"), float("inf")
         self.pieces, self.surveys, self.answers, self.missing = {}, {}, {}, []
         return effects
 
@@ -242,7 +253,15 @@ class Donating:
         return [e for session in [s for s, (p, _, _) in self.table.items() if p == peer] for e in self.end(session)]
 
     def tick(self, now: float) -> list[Effect]:
-        return [e for session in [s for s, (_, _, d) in self.table.items() if d <= now] for e in self.end(session)]
+        return self.abandon([session for session, (_, _, deadline) in self.table.items() if deadline <= now])
+
+    def abandon(self, sessions: list[int]) -> list[Effect]:
+        """End these, and tell the newcomer to go to another at once."""
+        effects: list[Effect] = []
+        for session in sessions:
+            effects.append(Send(self.table[session][0], Abort(session, "ended")))
+            effects += self.end(session)
+        return effects
 
     @property
     def deadline(self) -> float:

@@ -6,21 +6,33 @@ here are the messages and the times.
 
 from __future__ import annotations
 
-import heapq
+import math
 import random
 from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
 from gossip.config import Config
 from gossip.detector import PIGGYBACK, Detector
-from gossip.effects import Dial, Effect, MemberState, Send
+from gossip.effects import Dial, Effect, MemberState, Notice, Send
 from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import MemberRecord, PeerId
 from gossip.messages import (
-    MAX_BUCKETS, MAX_RECORDS, MAX_UPDATES, Ack, Digest, Gossip, Hint, Message, Nack, Ping, PingReq, Records, Update,
+    MAX_BUCKETS,
+    MAX_RECORDS,
+    MAX_UPDATES,
+    Ack,
+    Digest,
+    Gossip,
+    Hint,
+    Message,
+    Nack,
+    Ping,
+    PingReq,
+    Records,
+    Update,
 )  # fmt: skip
 from gossip.myself import Myself, Own
-from gossip.records import Sign, Verify, newer, signed
+from gossip.records import Sign, Verify, claims_more, signed
 from gossip.rumours import Rumours
 from gossip.table import Entry, Table
 from gossip.view import TELL_EVERY_S, View
@@ -52,6 +64,7 @@ class Membership:
         self._push_pull_s = now + rng.random() * config.push_pull_period_s
         self._heal_s = now + rng.random() * config.heal_period_s
         self._left = False
+        self.deadline = now  # when to call tick
         self._handlers: dict[type, Callable[[PeerId, Entry | None, Any, float, list[Effect]], None]] = {
             Ping: self._on_ping,
             Ack: self._on_ack,
@@ -61,17 +74,9 @@ class Membership:
             Digest: self._on_digest,
             Records: self._on_records,
         }
+        self._arm()
 
     # -- driver --------------------------------------------------------------------------------------------------------
-    @property
-    def deadline(self) -> float:
-        if self._left:
-            return float("inf")
-        return min(
-            self._detector.deadline, self._view.deadline, self._rumours.due_s, self._myself.due_s,
-            self._push_pull_s, self._heal_s,
-        )  # fmt: skip
-
     def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
         """A Ping, Ack, PingReq, Nack, Gossip, Digest or Records arrived over a link to ``sender``."""
         out: list[Effect] = []
@@ -89,7 +94,7 @@ class Membership:
                 self._view.trust(entry, entry.record, now)
             else:
                 self._view.warn(entry, now, out)
-        return self._view.changed(out)
+        return self._done(out)
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due."""
@@ -111,25 +116,26 @@ class Membership:
                 self._ask(entry, now, out)
         if now >= self._heal_s:
             self._heal(now, out)
-        return self._view.changed(out)
+        return self._done(out)
 
     def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
         """A first link to ``peer`` came up, and this is the record of its Hello. Raises as :meth:`receive` does."""
         out: list[Effect] = []
-        if self._left:
+        if self._left or peer == self.me.id:
             return out
         self._notice_sleep(now)
         entries = self._table.entries
         known = entries.get(peer)
+        stranger = known is None or known.state is not MemberState.ALIVE
+        if known is not None and claims_more(known.record, record):
+            out.append(Send(peer, Gossip((known.record,))))  # it has started anew and does not know how far it was
         if self._view.is_news(record):
             self._view.hear(record, now, linked=True)
-        elif known is not None and newer(known.record, record):
-            out.append(Send(peer, Gossip((known.record,))))  # it has started anew and does not know how far it was
         entry = entries.get(peer)
         if entry is None:
             if self._table.forgot(peer):  # it was gone for a day, and must come back with a higher incarnation
                 out.append(Send(peer, Gossip((Hint(peer, record.incarnation, True, self.me.id),))))
-            return out
+            return self._done(out)
         entry.linked = True
         self._table.links.add(peer)
         entry.acked_s = now
@@ -138,22 +144,23 @@ class Membership:
             self._view.trust(entry, entry.record, now)
         elif entry.state is MemberState.DEAD or entry.state is MemberState.SUSPECT:
             self._view.warn(entry, now, out)
-        # One of the two begins: who knows nobody else, or else the lower id. The answer runs both ways.
+        # A member that we already held ALIVE is of our swarm: what we know, it knows but for what gossip missed.
         alone = len(self._table.alive) <= (entry.state is MemberState.ALIVE)
-        if (alone or self.me.id < peer) and entry.asked_s <= now - self._config.push_pull_period_s:
+        if alone or stranger:
             self._ask(entry, now, out, everything=alone)
-        return self._view.changed(out)
+        return self._done(out)
 
-    def unlinked(self, peer: PeerId, now: float) -> list[Effect]:
-        """The last link to ``peer`` broke. It is asked at once, over a new one, before anybody is accused."""
+    def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
+        """The last link to ``peer`` is gone. Unless it was closed in order, for want of use, the peer is asked at once,
+        over a new one, before anybody is accused."""
         out: list[Effect] = []
         entry = self._table.entries.get(peer)
         if entry is not None:
             entry.linked = False
             self._table.links.discard(peer)
-            if not self._left and entry.state in (MemberState.ALIVE, MemberState.SUSPECT):
+            if not orderly and not self._left and entry.state in (MemberState.ALIVE, MemberState.SUSPECT):
                 self._suspect(self._detector.doubt(entry, now, out), now)
-        return self._view.changed(out)
+        return self._done(out)
 
     def dial_failed(self, peer: PeerId, now: float) -> list[Effect]:
         """No link to ``peer`` could be opened: a direct probe has failed, and others are asked."""
@@ -161,7 +168,7 @@ class Membership:
         entry = self._table.entries.get(peer)
         if entry is not None and not self._left:
             self._suspect(self._detector.unreachable(entry, now, out), now)
-        return self._view.changed(out)
+        return self._done(out)
 
     def acknowledged(self, peer: PeerId, now: float) -> None:
         """Proof of life that is none of our messages, as a finished exchange."""
@@ -169,21 +176,24 @@ class Membership:
         if entry is not None:
             entry.acked_s = now
             self._detector.acknowledged(peer)
+            self._arm()
 
     def update_me(self, now: float, **changes: Unpack[Own]) -> None:
         """Change our own record; ``steps`` and ``samples`` count this life. Steps, samples, loss and version alone are
         signed at most every ``max(progress_period_s, 0.05 s * N)``, the last values then; anything else at once."""
         if not self._left:
             self._myself.update(changes, now)
+            self._arm()
 
     def leave(self, now: float) -> list[Effect]:
         """Say LEFT, to those linked and a few more. Nothing else comes from this membership afterwards."""
         if self._left:
             return []
-        self._left = True
         self._myself.announce(now, left=True)
+        self._left = True
+        self._arm()
         whom = {entry.record.id: entry for entry in self._table.sample(FAREWELLS, self._rng)}
-        whom |= {peer: self._table.entries[peer] for peer in self._table.links}
+        whom |= {peer: self._table.entries[peer] for peer in sorted(self._table.links)}
         farewell = Gossip((self.me,))
         return [Send(peer, farewell, entry.record.address) for peer, entry in whom.items()]
 
@@ -212,8 +222,9 @@ class Membership:
         if entry is None or now < entry.digest_s + TELL_EVERY_S:
             return
         entry.digest_s = now
-        if digest.hashes and entry.asked_all and now < entry.asked_s + TELL_EVERY_S:
-            return  # we have asked for everything at the same time, and it is coming
+        crossed = digest.hashes and now < entry.asked_s + TELL_EVERY_S
+        if crossed and (entry.asked_all or self.me.id < sender):
+            return  # each asked the other, and the answer to one runs both ways
         buckets = self._table.differing(digest.hashes)
         if buckets:
             self._send_records(sender, buckets, buckets if digest.hashes else b"", out)
@@ -244,16 +255,15 @@ class Membership:
         *, pushed: bool = False, quiet: bool = False,
     ) -> None:  # fmt: skip
         # All signatures first: a message is taken whole, or refused with nothing changed.
-        fresh = [update for update in updates if isinstance(update, Hint) or self._view.is_news(update)]
-        for update in fresh:
+        for update in self._view.fresh(updates):
             if isinstance(update, Hint):
                 if update.peer == self.me.id:
                     self._on_own_hint(update, sender, entry, now, out)
                 else:
                     self._view.accused(update, entry, now, out, pushed)
             elif update.id == self.me.id:
-                if newer(update, self.me):
-                    self._myself.continue_from(update, now)
+                if claims_more(update, self.me) and self._myself.continue_from(update, now):
+                    out.append(Notice("twin", "Another process signs with this node's key: stop one of the two."))
             else:
                 self._view.hear(update, now, quiet)
 
@@ -261,11 +271,12 @@ class Membership:
         if hint.incarnation > self.me.incarnation:
             return  # of an earlier life at best: its record says so signed, while hints could drive us out of bounds
         if hint.incarnation == self.me.incarnation:
-            self._detector.blame_ourselves(1)  # we were too slow for somebody (Lifeguard, section IV-A)
             if not self._myself.accused(now):
-                return
-        if entry is not None and entry.told_s <= now - TELL_EVERY_S:
-            entry.told_s = now
+                return  # soon: we have just refuted another
+            self._detector.blame_ourselves(1)  # we were too slow for somebody (Lifeguard, section IV-A)
+        # Not the limit of warnings: two that hold each other DEAD would spend it on those, and never answer.
+        if entry is not None and entry.answered_s <= now - TELL_EVERY_S:
+            entry.answered_s = now
             out.append(Send(sender, Gossip((self.me,))))
 
     def _suspect(self, failed: list[Entry], now: float) -> None:
@@ -292,9 +303,24 @@ class Membership:
         alone = not self._table.alive
         self._heal_s = now + (config.probe_period_s if alone else config.heal_period_s)
         for peer in self._rng.sample(dead, min(len(dead), HEAL_ALONE if alone else 1)):
-            address = self._table.entries[peer].record.address
-            if address is not None:
-                out.append(Dial(address, peer))
+            entry = self._table.entries[peer]
+            if entry.linked:  # a link that outlived the silence opens no second time
+                self._view.warn(entry, now, out)
+            elif entry.record.address is not None:
+                out.append(Dial(entry.record.address, peer))
+
+    def _done(self, out: list[Effect]) -> list[Effect]:
+        self._arm()
+        return self._view.changed(out)
+
+    def _arm(self) -> None:
+        if self._left:
+            self.deadline = math.inf
+        else:
+            self.deadline = min(
+                self._detector.deadline, self._view.deadline, self._rumours.due_s, self._myself.due_s,
+                self._push_pull_s, self._heal_s,
+            )  # fmt: skip
 
     def _notice_sleep(self, now: float) -> None:
         """When a timer is half a second late this process was stopped: nobody is judged by that time."""
@@ -335,19 +361,14 @@ class Membership:
         entry = self._table.entries.get(peer)
         return None if entry is None else entry.record
 
-    def rtt_s(self, peer: PeerId) -> float | None:
-        """Smoothed round trip of its Acks, in seconds."""
-        entry = self._table.entries.get(peer)
-        return None if entry is None else entry.rtt_s
-
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
         """Everyone else we know of. Walks the table: for people, not for every message."""
         return [(entry.record, entry.state) for entry in self._table.entries.values() if entry is not self._table.mine]
 
     @property
-    def earlier_samples(self) -> int:
-        """Samples of our earlier lives, as far as they are known."""
-        return self._earlier_samples
+    def my_samples(self) -> int:
+        """Our own, earlier lives included."""
+        return self._myself.samples
 
     @property
     def swarm_samples(self) -> int:
@@ -362,12 +383,7 @@ class Membership:
     # -- between lives -------------------------------------------------------------------------------------------------
     def book(self) -> list[MemberRecord]:
         """At most 1,024 records of members with an address, most recently alive first."""
-
-        def recent(entry: Entry) -> tuple[bool, float]:
-            return entry.state in (MemberState.ALIVE, MemberState.SUSPECT), max(entry.since_s, entry.acked_s)
-
-        entries = (e for e in self._table.entries.values() if e.record.address and e is not self._table.mine)
-        return [entry.record for entry in heapq.nlargest(BOOK, entries, key=recent)]
+        return self._table.latest(BOOK)
 
     def restore(self, records: Iterable[MemberRecord], now: float) -> None:
         """Remember a book as DEAD members, told to nobody and dialled at once; skips what is not acceptable."""
@@ -381,3 +397,4 @@ class Membership:
             elif record.id not in self._table.entries:
                 self._table.add(record, MemberState.DEAD, now, restored=True)
         self._heal_s = now
+        self._arm()

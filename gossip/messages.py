@@ -19,7 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_UPDATES = 32  # of about 250 B each in one frame: 8 KiB, an eighth of a header
-MAX_RECORDS = 128  # 32 KiB, half a header
+MAX_RECORDS = 120  # of 519 B at the very most: 61 KiB, so that nobody's long host name bursts another's header
 MAX_BUCKETS = 256  # by the first byte of an id
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ TAGS: dict[type, str] = {}
 class Kind:
     """How a field looks on the wire: ``form`` and its bound (bytes, characters, items, or the largest integer)."""
 
-    form: str  # int, float, float?, bool, text, bytes, id, record, record?, updates, records, names, scalars, any
+    form: str  # int, float, bool, text, bytes, id, record?, updates, records, names, scalars, any
     bound: int = 0
 
 

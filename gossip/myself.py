@@ -17,6 +17,7 @@ __all__ = ["Myself", "Own"]
 
 PROGRESS = frozenset({"steps", "samples", "loss", "version"})
 PROGRESS_S_PER_MEMBER = 0.05  # 20 progress updates a second in the whole swarm
+MAX_LIVES = 8  # different members may hold records of different age of an earlier life, but not many
 REFUTE_EVERY_S = 0.2  # so that accusing us costs the swarm five updates a second at most
 
 
@@ -46,6 +47,7 @@ class Myself:
         self._pending: dict[str, Any] = {}  # not signed yet
         self._progress_s = now  # progress alone is not signed before this
         self._refuted_s = -math.inf
+        self._lives = 1
         self._accused = False  # and not refuted yet
         rumours.put(record, now)
 
@@ -99,11 +101,18 @@ class Myself:
         self._refuted_s = now
         self.announce(now, incarnation=self.record.incarnation + 1, sequence=0)
 
-    def continue_from(self, record: MemberRecord, now: float) -> None:
-        """A record of ours that is newer than ours comes from an earlier life: go on above it, and from its counts."""
+    def continue_from(self, record: MemberRecord, now: float) -> bool:
+        """A record of ours that is newer than ours, or counts more, comes from an earlier life: go on above it, and
+        from its counts. Returns True once there were too many for that: some other process is living it now."""
+        self._lives += 1
+        incarnation = max(record.incarnation, self.record.incarnation) + 1
+        if self._lives >= MAX_LIVES:  # two that add each other's counts to their own would double them without end
+            self.announce(now, incarnation=incarnation, sequence=0)
+            return self._lives == MAX_LIVES
         counts = {name: self._pending.get(name, getattr(self.record, name)) for name in self._earlier}
         for name, earlier in self._earlier.items():
             more = max(0, getattr(record, name) - earlier)
             self._earlier[name] += more
             counts[name] += more
-        self.announce(now, incarnation=record.incarnation + 1, sequence=0, **counts)
+        self.announce(now, incarnation=incarnation, sequence=0, **counts)
+        return False

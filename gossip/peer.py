@@ -11,7 +11,7 @@ from gossip.bootstrap import Reachability, Seeds, answer_reach
 from gossip.config import Config
 from gossip.effects import Dial, Effect, MemberState, Notice, Send
 from gossip.exchange import Exchanges, Local
-from gossip.ids import Address, MemberRecord, PeerId, short
+from gossip.ids import Address, MemberRecord, PeerId
 from gossip.joining import Donating, Joining, Phase
 from gossip.membership import Membership
 from gossip.messages import (
@@ -36,13 +36,21 @@ from gossip.messages import (
     Serving,
     Settled,
 )  # fmt: skip
+from gossip.runs import Runs
 from gossip.selection import Bench, uniform
 
 __all__ = ["Peer"]
 
 BOOK_DIALS = 4  # members of the address book tried at once after a restart
-RIPE_S = 2.0  # how long nobody may be ready before the smallest id declares the run begun
-CONSIDER_S = 1.0  # how often the groups of different genesis are compared
+TRY_EVERY_S = 10.0  # how often one member may have us dial the address it claims
+WAIT_S = 0.25  # with nobody to mix with
+
+
+def next_due(due: float, every: float, jitter: float, now: float) -> float:
+    """An interval after the last was due, and not after it took place: then a node finishes one exchange per interval,
+    however long they take and whoever asks. Counted from each exchange it would be 2 ln 2 = 1.39 of them, since half
+    are asked for by others. What was missed is not made up for, and what came early buys three intervals at most."""
+    return min(max(due + every * jitter, now + every / 4), now + 3 * every)
 
 
 class Peer:
@@ -78,18 +86,14 @@ class Peer:
         self.seeds = Seeds(seeds, dict(expected or {}), config, now)
         self.reach = Reachability()
         self.optimizer_scalars: tuple[tuple[str, float], ...] = ()
-        self.linked_peers: dict[PeerId, None] = {}
+        self.linked_peers: dict[PeerId, float] = {}  # and when each last had us dial its address
         self.distances_sq: deque[float] = deque(maxlen=8)  # |theirs - ours|^2 of the last exchanges
         self.relative_sq: deque[float] = deque(maxlen=3)  # the same over |ours|^2
         self.steps = self.samples = 0
         self.due_steps = 0  # the step count at which the driver should call stepped()
         self.due_at = math.inf  # and the time, for mixing by the clock
         self.retry_at = 0.0
-        self.join_by = now + config.join_timeout_s
-        self.ripe_at = math.inf
-        self.consider_at = now
-        self.changes_seen = -1
-        self.alone = False
+        self.runs = Runs(self.local, self.membership, self.joining, self.linked_peers, self.begin_run, config, rng, now)
         self.left = False
         book = list(book)
         self.membership.restore(book, now)
@@ -103,8 +107,10 @@ class Peer:
 
     @property
     def deadline(self) -> float:
-        own = min(self.seeds.next_at if self.seeds.seeds else math.inf, self.reach.next_ping_at, self.consider_at)
-        if self.local.ready and self.due_at < math.inf and self.exchanges.outgoing is None:
+        if self.left:
+            return math.inf
+        own = min(self.seeds.deadline, self.reach.deadline, self.runs.next_at)
+        if self.local.ready and self.exchanges.outgoing is None and self.joining.phase is Phase.IDLE:
             own = min(own, max(self.due_at, self.retry_at))
         return min(
             own, self.membership.deadline, self.exchanges.deadline, self.joining.next_deadline(), self.donating.deadline
@@ -118,6 +124,11 @@ class Peer:
             return math.nan
         return math.sqrt(0.5 * sum(self.distances_sq) / len(self.distances_sq))
 
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else is alive to us, as last announced."""
+        return self.runs.alone
+
     def agreement(self) -> float:
         """The largest |theirs - ours| / |ours| of the last three exchanges; inf before the first."""
         return math.sqrt(max(self.relative_sq)) if self.relative_sq else math.inf
@@ -126,7 +137,7 @@ class Peer:
     def start(self, now: float) -> list[Effect]:
         if not self.hopeful:
             return self.begin_run(now, "No seed was given: this node starts a swarm.")
-        effects = self.seeds.tick(now, False, self.rng)
+        effects = self.seeds.tick(now, False, (), self.rng)
         known = [record for record in self.membership.book() if record.address is not None]
         for record in self.rng.sample(known, min(BOOK_DIALS, len(known))):
             if record.address is not None:
@@ -136,6 +147,8 @@ class Peer:
     def begin_run(self, now: float, why: str) -> list[Effect]:
         """Become ready with the weights we have."""
         self.local.ready = True
+        if not self.membership.me.base_samples:
+            self.runs.earlier_samples = self.membership.my_samples  # no part of these weights
         self.membership.update_me(now, ready=True)
         self.mixed(now)
         return [Notice("started", why)]
@@ -144,33 +157,41 @@ class Peer:
         """The weights now come from a checkpoint of the run ``genesis`` with ``base_samples`` behind it."""
         self.local.genesis, self.local.version = genesis, version
         self.membership.update_me(now, genesis=genesis, base_samples=base_samples, version=version)
-        return self.exchanges.abandon()
+        self.runs.changes_seen, self.runs.earlier_samples = -1, 0
+        return self.replaced()
+
+    def replaced(self) -> list[Effect]:
+        """The weights are others now: end what began from the old ones, and what would take others still."""
+        return [*self.exchanges.abandon(), *self.joining.stop(), *self.donating.abandon(list(self.donating.table))]
 
     def leave(self, now: float) -> list[Effect]:
         self.left = True
-        return [*self.exchanges.abandon(), *self.joining.stop(), *self.membership.leave(now)]
+        return [*self.replaced(), *self.membership.leave(now)]
 
     # -- links ---------------------------------------------------------------------------------------------------
     def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
         """A link to ``peer`` finished its Hello; ``record`` is what it signed of itself."""
-        self.linked_peers[peer] = None
-        self.bench.forget(peer)
         effects = self.membership.linked(peer, record, now)
+        self.linked_peers.setdefault(peer, -math.inf)
+        self.bench.forget(peer)
         effects += self.reach.linked(peer, self.membership.me)
         if self.membership.me.address is None:
             self.refresh_homes(now)
-        self.consider_at = now
+        self.runs.next_at = now
         return effects
 
-    def unlinked(self, peer: PeerId, now: float) -> list[Effect]:
-        """The last link to ``peer`` is gone. Sessions on it ended with it."""
+    def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
+        """The last link to ``peer`` is gone, and sessions on it ended with it. ``orderly``: closed for want of use,
+        which says nothing about the peer."""
         self.linked_peers.pop(peer, None)
-        effects = self.membership.unlinked(peer, now)
+        effects = self.membership.unlinked(peer, now, orderly)
         effects += self.exchanges.unlinked(peer, now)
         effects += self.joining.unlinked(peer, now)
         effects += self.donating.unlinked(peer)
         if self.membership.me.address is None:
             self.refresh_homes(now)
+        if not self.linked_peers:
+            self.seeds.unlinked(now)
         return effects + self.after(now)
 
     def dial_failed(self, peer: PeerId | None, now: float) -> list[Effect]:
@@ -198,6 +219,10 @@ class Peer:
         match message:
             case Ping() | Ack() | PingReq() | Nack() | Gossip() | Digest() | Records():
                 return self.membership.receive(sender, message, now)
+            case Offer() | Fetch() if self.left or self.holds(message.session):
+                effects = [Send(sender, Busy(message.session))]
+            case Offer() if self.joining.phase is Phase.ADOPTING:
+                effects = [Send(sender, Busy(message.session))]  # its snapshot would be of another run's weights
             case Offer():
                 effects = exchanges.on_offer(sender, message, now)
             case Accept():
@@ -215,12 +240,20 @@ class Peer:
             case Serving():
                 effects = self.joining.on_serving(sender, message, now)
             case Reach():
-                effects = answer_reach(sender, self.membership.record(sender))
+                effects = self.on_reach(sender, now)
             case Reached():
-                effects = self.on_reached(sender, message.ok, now)
+                self.reach.on_reached(sender, message.ok, now)
+                effects = []
             case _:
                 effects = []
         return effects + self.after(now)
+
+    def holds(self, session: int) -> bool:
+        """Whether this number is taken: buffers are kept by it."""
+        joining = self.joining
+        return any(
+            session in taken for taken in (self.exchanges.table, self.donating.table, joining.pieces, joining.surveys)
+        )
 
     def on_refusal(self, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:
         session = message.session
@@ -238,18 +271,22 @@ class Peer:
         return self.joining.on_refused(sender, session, now)
 
     def on_fetch(self, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
-        if self.joining.phase is not Phase.IDLE and self.local.ready:
-            # We are about to take other weights. Should the newcomer come from the very group we go to, one of the two
-            # must give way, or they would swap: the larger genesis stays.
-            record = self.membership.record(sender)
-            if record is None or record.genesis != self.joining.genesis or self.local.genesis < record.genesis:
+        if self.local.ready:
+            if not self.runs.should_serve(self.membership.record(sender)):
                 return [Send(sender, Refuse(fetch.session, "joining"))]
-            return [*self.joining.stop(), *self.donating.on_fetch(sender, fetch, self.optimizer_scalars, now)]
+            stopped = self.joining.stop()  # of two runs that would take each other's weights, ours is the larger
+            return [*stopped, *self.donating.on_fetch(sender, fetch, self.optimizer_scalars, now)]
         return self.donating.on_fetch(sender, fetch, self.optimizer_scalars, now)
 
-    def on_reached(self, sender: PeerId, ok: bool, now: float) -> list[Effect]:
+    def on_reach(self, sender: PeerId, now: float) -> list[Effect]:
+        if now < self.linked_peers.get(sender, now) + TRY_EVERY_S:
+            return []
+        self.linked_peers[sender] = now
+        return answer_reach(sender, self.membership.record(sender))
+
+    def check_reach(self, now: float) -> list[Effect]:
         address = self.membership.me.address
-        if not self.reach.on_reached(sender, ok) or address is None:
+        if not self.reach.out_of_reach(now) or address is None:
             return []
         self.membership.update_me(now, address=None)
         self.refresh_homes(now)
@@ -268,15 +305,16 @@ class Peer:
         return self.maybe_mix(now)
 
     def maybe_mix(self, now: float) -> list[Effect]:
-        if not self.local.ready or self.left or now < self.retry_at or self.joining.phase is not Phase.IDLE:
+        waiting = now < self.retry_at or self.exchanges.outgoing is not None or self.joining.phase is not Phase.IDLE
+        if not self.local.ready or self.left or waiting:
             return []
         due = self.steps >= self.due_steps if self.config.mix_every_steps is not None else False
         if not (due or now >= self.due_at or self.local.settling):
             return []
-        if self.choose(set(), now) is None:
-            self.retry_at = now + 0.25
-            return []
-        return self.exchanges.begin(now) + self.after(now)
+        effects = self.exchanges.begin(now) if self.choose(set(), now) is not None else []
+        if not effects:
+            self.retry_at = now + WAIT_S
+        return effects
 
     def snapshotted(self, session: int, now: float) -> list[Effect]:
         """The snapshot asked for is taken."""
@@ -287,11 +325,11 @@ class Peer:
 
     def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
         """An exchange's streams are whole: |theirs - ours|^2 and |ours|^2."""
-        exchange = self.exchanges.table.get(session)
+        exchange, refused = self.exchanges.table.get(session), self.exchanges.refused
         effects = self.exchanges.streamed(session, difference_sq, own_sq, now)
-        if exchange is not None:
+        if exchange is not None and effects:
             self.membership.acknowledged(exchange.partner, now)
-            if math.isfinite(difference_sq):
+            if self.exchanges.refused == refused:
                 self.distances_sq.append(difference_sq)
                 self.relative_sq.append(difference_sq / own_sq if own_sq > 0 else difference_sq)
         return effects + self.after(now)
@@ -318,7 +356,9 @@ class Peer:
         merged = local.ready
         local.genesis, local.version, local.ready = joining.genesis, joining.version, True
         local.boundary_at = now
-        self.membership.update_me(now, genesis=local.genesis, version=local.version, ready=True)
+        base = self.runs.base_samples(local.genesis)
+        self.runs.earlier_samples = 0
+        self.membership.update_me(now, genesis=local.genesis, base_samples=base, version=local.version, ready=True)
         donors = len(joining.donors)
         text = (
             f"Took the weights of run {local.genesis.hex()[:8]} from {donors} member{'s' if donors > 1 else ''} "
@@ -326,7 +366,7 @@ class Peer:
         )
         text += ", which had more samples behind it than the run this node came from." if merged else "."
         self.mixed(now)
-        return [*joining.stop(), Notice("merged" if merged else "joined", text)]
+        return [*self.replaced(), Notice("merged" if merged else "joined", text)]
 
     def settle(self, on: bool, now: float) -> list[Effect]:
         """Mix continuously with the plain mean (True), or as configured (False)."""
@@ -343,11 +383,11 @@ class Peer:
         effects += self.exchanges.tick(now)
         effects += self.joining.tick(now)
         effects += self.donating.tick(now)
-        effects += self.seeds.tick(now, bool(self.linked_peers), self.rng)
+        if now >= self.seeds.deadline:
+            effects += self.seeds.tick(now, bool(self.linked_peers), self.addresses(), self.rng)
+        effects += self.check_reach(now)
         effects += self.reach.tick(now)
-        if now >= self.consider_at:
-            self.consider_at = now + CONSIDER_S
-            effects += self.consider(now)
+        effects += self.runs.tick(now)
         if now >= self.due_at:
             effects += self.maybe_mix(now)
         return effects + self.after(now)
@@ -366,19 +406,18 @@ class Peer:
             exchanges.gave_up = False
             self.retry_at = now + 0.02 + 0.08 * self.rng.random()  # apart, or those who collided collide again
         if self.joining.starved and self.joining.deadline <= now:
-            effects += self.joining.more_candidates(self.donors(self.joining.genesis), now)
-            if self.joining.starved:
-                self.joining.deadline = now + CONSIDER_S
+            effects += self.joining.more_candidates(self.runs.donors(self.joining.genesis), now)
         return effects
 
     def mixed(self, now: float) -> None:
-        """A mix is a mix, whoever asked: the next is due an interval from here, jittered by a quarter so that two
-        partners who mixed together do not stay in step."""
+        """A mix is a mix, whoever asked: the next is due an interval later, jittered by a quarter so that two partners
+        who mixed together do not stay in step."""
         jitter = 0.75 + 0.5 * self.rng.random()
-        if self.config.mix_every_steps is not None:
-            self.due_steps = self.steps + max(1, round(self.config.mix_every_steps * jitter))
-        if self.config.mix_every_s is not None:
-            self.due_at = now + self.config.mix_every_s * jitter
+        every, every_s = self.config.mix_every_steps, self.config.mix_every_s
+        if every is not None:
+            self.due_steps = max(self.steps + 1, round(next_due(self.due_steps, every, jitter, self.steps)))
+        if every_s is not None:
+            self.due_at = next_due(self.due_at if self.due_at < math.inf else now, every_s, jitter, now)
 
     # -- choices -------------------------------------------------------------------------------------------------
     def new_session(self) -> int:
@@ -397,86 +436,9 @@ class Peer:
 
         return uniform(membership.alive(), self.rng, fits, asked)
 
-    def donors(self, genesis: bytes) -> list[PeerId]:
-        """Ready members of a run that we can reach, in random order."""
-        found = []
-        for peer in self.membership.alive():
-            record = self.membership.record(peer)
-            reachable = record is not None and (record.address is not None or peer in self.linked_peers)
-            if reachable and record is not None and record.ready and record.genesis == genesis:
-                found.append(peer)
-        self.rng.shuffle(found)
-        return found
-
-    def consider(self, now: float) -> list[Effect]:
-        """Once a second: are we alone, is there a run to join, is there a larger one to merge into?"""
-        effects = self.consider_company(now)
-        if self.joining.phase is not Phase.IDLE or self.left:
-            return effects
-        if self.local.ready and self.membership.changes == self.changes_seen:
-            return effects
-        totals = self.runs()
-        mine = totals.pop(self.local.genesis, 0)
-        if self.local.ready:
-            self.changes_seen = self.membership.changes
-            mine = self.membership.samples_of(self.local.genesis)
-        if totals:
-            genesis = max(totals, key=lambda run: (totals[run], run))
-            if not self.local.ready or (totals[genesis], genesis) > (mine, self.local.genesis):
-                self.changes_seen = -1  # until it has worked
-                if self.local.ready:
-                    donors = self.donors(genesis)
-                    effects.append(self.merging(donors, totals[genesis], mine))
-                return effects + self.joining.begin(genesis, self.donors(genesis), now)
-        return effects if self.local.ready else effects + self.consider_start(mine > 0 or self.same_run(), now)
-
-    def merging(self, donors: list[PeerId], theirs: int, mine: int) -> Notice:
-        who = short(donors[0]) if donors else "others"
-        return Notice(
-            "merging",
-            f"Met a run with {theirs} samples behind it (of {who}); ours has {mine}, so this node takes its weights.",
-        )
-
-    def same_run(self) -> bool:
-        return bool(self.donors(self.local.genesis))
-
-    def runs(self) -> dict[bytes, int]:
-        """Samples behind each run that has a ready, living member."""
-        found: dict[bytes, int] = {}
-        for peer in self.membership.alive():
-            record = self.membership.record(peer)
-            if record is not None and record.ready and record.genesis not in found:
-                found[record.genesis] = self.membership.samples_of(record.genesis)
-        return found
-
-    def consider_start(self, joinable: bool, now: float) -> list[Effect]:
-        """Nobody offers another run. Take our own from those of the same one; or begin: with nobody reachable when the
-        time is up, or as the smallest id among members who all wait for each other."""
-        if joinable and self.same_run():
-            return self.joining.begin(self.local.genesis, self.donors(self.local.genesis), now)
-        others = self.membership.alive()
-        if others:
-            if self.ripe_at == math.inf:
-                self.ripe_at = now + RIPE_S
-            if now >= self.ripe_at and self.id < min(others):
-                return self.begin_run(now, "Everybody here waits for weights: this node, whose id is smallest, begins.")
-        if now >= self.join_by:
-            return self.begin_run(
-                now, "No member could be reached: this node starts alone, and merges when it meets others."
-            )
-        return []
-
-    def consider_company(self, now: float) -> list[Effect]:
-        if not self.local.ready:
-            return []
-        alone = not self.membership.alive()
-        if alone and not self.alone:
-            self.alone = True
-            return [Notice("alone", "This node is alone: it trains on, and looks for others.")]
-        if self.alone and not alone:
-            self.alone = False
-            return [Notice("together", "This node is no longer alone.")]
-        return []
+    def addresses(self) -> set[Address]:
+        records = (self.membership.record(peer) for peer in self.membership.alive())
+        return {record.address for record in records if record is not None and record.address is not None}
 
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
         return self.membership.members()

@@ -11,7 +11,7 @@ import msgpack
 from gossip.errors import RemoteError
 from gossip.ids import MemberRecord, peer_id_of
 
-__all__ = ["Sign", "Verify", "check", "newer", "payload", "signed", "trusting", "unsigned"]
+__all__ = ["Sign", "Verify", "check", "claims_more", "newer", "payload", "signed", "trusting", "unsigned"]
 
 Sign = Callable[[bytes], bytes]
 """payload -> signature, with our own key."""
@@ -62,14 +62,24 @@ def newer(a: MemberRecord, b: MemberRecord) -> bool:
     return a.sequence > b.sequence
 
 
+def claims_more(a: MemberRecord, b: MemberRecord) -> bool:
+    """Whether an owner who signed ``a`` is behind in ``b``: it is older, or counts fewer samples or steps."""
+    return newer(a, b) or a.samples > b.samples or a.steps > b.steps
+
+
 def check(record: MemberRecord, verify: Verify) -> None:
     """Raise :class:`~gossip.errors.RemoteError` (code "record") unless the record is what its owner could have signed.
 
     The id must be the hash of the public key. With an empty key that cannot be said, and all rests on ``verify``: one
     for real keys refuses an empty key, one for a simulation or a test may accept it.
     """
-    numbers = (record.incarnation, record.sequence, record.base_samples, record.steps, record.samples)
-    if not all(0 <= number < MAX_INT for number in numbers):
+    if not (
+        0 <= record.incarnation < MAX_INT
+        and 0 <= record.sequence < MAX_INT
+        and 0 <= record.base_samples < MAX_INT
+        and 0 <= record.steps < MAX_INT
+        and 0 <= record.samples < MAX_INT
+    ):
         raise RemoteError("record", "A member record holds a number outside 0 to 2**53.")
     if not math.isfinite(record.version) or (record.loss is not None and not math.isfinite(record.loss)):
         raise RemoteError("record", "A member record holds a loss or a version that is not finite.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import math
 import random
 import struct
@@ -43,8 +44,9 @@ class Entry:
     """One member as we hold it. Only :class:`Table` changes ``record`` and ``state``."""
 
     __slots__ = (
-        "accusers", "acked_s", "allowance", "answer_due", "asked_all", "asked_s", "at", "counted", "digest_s",
-        "expires_s", "hash", "linked", "record", "restored", "rtt_s", "shares", "since_s", "state", "told_s",
+        "accusers", "acked_s", "allowance", "answer_due", "answered_s", "asked_all", "asked_s", "at", "counted",
+        "digest_s", "expires_s", "hash", "linked", "record", "restored", "rtt_s", "shares", "since_s", "state",
+        "told_s",
     )  # fmt: skip
 
     def __init__(self, record: MemberRecord, state: MemberState, now: float) -> None:
@@ -62,11 +64,17 @@ class Entry:
         self.acked_s = -math.inf  # latest proof of life
         self.rtt_s: float | None = None  # smoothed, from its direct Acks
         self.told_s = -math.inf  # when we last told it what is said of it
+        self.answered_s = -math.inf  # when we last answered what it says of us
         self.asked_s = -math.inf  # when we last sent it a Digest
         self.asked_all = False  # that one was empty
         self.answer_due = False  # it may still name the buckets that it wants in answer
         self.digest_s = -math.inf  # when it last sent us one
         self.allowance: Allowance | None = None  # for its hints
+
+    @property
+    def reachable(self) -> bool:
+        """Whether a message can go to it: over a link, or by dialling."""
+        return self.linked or self.record.address is not None
 
     def hint(self) -> Hint:
         """What is said of a SUSPECT or DEAD member."""
@@ -100,6 +108,7 @@ class Table:
         self._sharing: set[PeerId] = set()
         self._owners: tuple[int, list[PeerId]] = (-1, [])
         self._hashes = [0] * MAX_BUCKETS
+        self._digest = b""  # of these, packed; empty after a change
         self._buckets: list[list[PeerId]] = [[] for _ in range(MAX_BUCKETS)]
         self.alive = self._of[ALIVE]
         self.suspects = self._of[SUSPECT]
@@ -179,6 +188,7 @@ class Table:
         if not entry.restored:
             entry.hash = entry_hash(entry.record, state)
             self._hashes[peer[0]] ^= entry.hash
+            self._digest = b""
         self._share(entry, state is ALIVE and entry.record.ready)
 
     def _leave(self, entry: Entry) -> None:
@@ -191,6 +201,7 @@ class Table:
                 self.entries[last].at = entry.at
             self._gone.pop(peer, None)
         self._hashes[peer[0]] ^= entry.hash
+        self._digest = b""
         entry.hash = 0
         self._share(entry, False)
 
@@ -269,22 +280,34 @@ class Table:
             draws = (int(rng.random() * total) for _ in range(4 * count))
             candidates = (entries[alive[i] if i < len(alive) else doubted[i - len(alive)]] for i in draws)
         for entry in candidates:
-            reachable = entry.linked or entry.record.address is not None
-            if reachable and entry.record.id != without and entry not in chosen:
+            if entry.reachable and entry.record.id != without and entry not in chosen:
                 chosen.append(entry)
                 if len(chosen) == count:
                     break
         return chosen
 
+    def latest(self, count: int) -> list[MemberRecord]:
+        """Records of others with an address, most recently alive first. Walks the table."""
+
+        def recent(entry: Entry) -> tuple[bool, float]:
+            return entry.state is ALIVE or entry.state is SUSPECT, max(entry.since_s, entry.acked_s)
+
+        dialable = (e for e in self.entries.values() if e.record.address is not None and e is not self.mine)
+        return [entry.record for entry in heapq.nlargest(count, dialable, key=recent)]
+
     # -- digests -------------------------------------------------------------------------------------------------------
     def digest(self) -> bytes:
         """8 bytes for each of 256 buckets: the XOR of its entries' hashes."""
-        return DIGEST.pack(*self._hashes)
+        if not self._digest:
+            self._digest = DIGEST.pack(*self._hashes)
+        return self._digest
 
     def differing(self, hashes: bytes) -> bytes:
         """The numbers of the buckets in which this digest differs from ours; all for an empty one."""
         if not hashes:
             return bytes(range(MAX_BUCKETS))
+        if hashes == self.digest():
+            return b""
         theirs = DIGEST.unpack(hashes)
         return bytes([number for number, ours in enumerate(self._hashes) if ours != theirs[number]])
 

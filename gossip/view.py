@@ -21,8 +21,8 @@ from gossip.config import Config
 from gossip.detector import Detector, suspicion_s
 from gossip.effects import Effect, MemberChanged, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
-from gossip.messages import Gossip, Hint
-from gossip.records import Verify, check, newer
+from gossip.messages import Gossip, Hint, Update
+from gossip.records import Verify, check, claims_more, newer
 from gossip.rumours import Rumours
 from gossip.table import Allowance, Entry, Table
 
@@ -72,14 +72,30 @@ class View:
         entry = self._table.entries.get(record.id)
         if entry is not None:
             known = entry.record
-            if record is known:
-                return False
-            if not newer(record, known) and not (entry.restored and record.incarnation == known.incarnation):
-                return False
-            if record.incarnation > known.incarnation + MAX_JUMP and record.id != self._me:
+            if record.id == self._me:
+                if not claims_more(record, known):
+                    return False
+            elif not entry.restored and (record is known or not newer(record, known)):
+                return False  # of one that we only remember, any word is news: it is really a member
+            elif record.incarnation > known.incarnation + MAX_JUMP:
                 return False
         check(record, self._verify)
         return True
+
+    def fresh(self, updates: tuple[Update, ...]) -> list[Update]:
+        """Those that may change something; raises as :meth:`is_news`."""
+        entries = self._table.entries
+        fresh: list[Update] = []
+        for update in updates:
+            if isinstance(update, MemberRecord):
+                entry = entries.get(update.id)
+                # Most of what gossip brings is known; this line is where a large swarm spends its time.
+                if entry is not None and entry.record is update and not entry.restored:
+                    continue
+                if not self.is_news(update):
+                    continue
+            fresh.append(update)
+        return fresh
 
     def hear(self, record: MemberRecord, now: float, quiet: bool = False, linked: bool = False) -> None:
         """Take a checked record of another that is news; ``quiet``: everyone else knows it already."""
@@ -116,7 +132,7 @@ class View:
             return
         state = entry.state
         if entry.restored:
-            if hint.dead:  # somebody has reason to say what we only assumed
+            if hint.dead and not entry.record.left:  # somebody has reason to say what we only assumed
                 self.place(entry, entry.record, DEAD, now)
                 entry.accusers = (by,)
             return

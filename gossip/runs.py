@@ -1,0 +1,169 @@
+"""Whose weights a peer should have: begin a run, join one, or merge into a larger one; and whether anybody is there.
+
+A run is told by its genesis. Where two share a swarm, the members of the one with fewer samples behind it take the
+weights of the other.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Container
+from typing import NamedTuple
+
+from gossip.config import Config
+from gossip.effects import Effect, Notice
+from gossip.exchange import Local
+from gossip.ids import MemberRecord, PeerId, short
+from gossip.joining import Joining, Phase
+from gossip.membership import Membership
+
+__all__ = ["Run", "Runs", "outranks"]
+
+RIPE_S = 2.0  # how long nobody may be ready before the smallest id declares the run begun
+CONSIDER_S = 1.0  # how often the runs are compared
+STALEMATE_S = 600.0  # after which two runs that both hold themselves the larger go by the genesis alone
+EQUAL_SHARE = 1 / 64  # of their samples, by which two runs may differ and count as equal
+
+
+class Run(NamedTuple):
+    samples: int
+    genesis: bytes
+
+
+def outranks(theirs: Run, ours: Run) -> bool:
+    """Whether the members of ``ours`` take the weights of ``theirs``: more samples, and of equals the larger genesis.
+
+    Nearly equal counts as equal: what each side knows of the other is seconds old, and two runs of one pace would both
+    hold themselves the larger for as long as they train.
+    """
+    if abs(theirs.samples - ours.samples) <= EQUAL_SHARE * max(theirs.samples, ours.samples):
+        return theirs.genesis > ours.genesis
+    return theirs.samples > ours.samples
+
+
+class Runs:
+    """``begin_run`` makes the peer ready with the weights it has; ``linked`` holds those with a link to us."""
+
+    def __init__(
+        self,
+        local: Local,
+        membership: Membership,
+        joining: Joining,
+        linked: Container[PeerId],
+        begin_run: Callable[[float, str], list[Effect]],
+        config: Config,
+        rng: random.Random,
+        now: float,
+    ) -> None:
+        self.local, self.membership, self.joining, self.linked = local, membership, joining, linked
+        self.begin_run, self.rng = begin_run, rng
+        self.join_by = now + config.join_timeout_s
+        self.ripe_at = math.inf
+        self.next_at = now
+        self.changes_seen = -1  # of the members, when we last found nothing to do
+        self.divided_since = math.inf  # the first sight of another run
+        self.met = b""  # the run that we last said we would merge into
+        self.earlier_samples = 0  # counted for us, but from lives whose weights we began this run without
+        self.alone = False
+
+    def tick(self, now: float) -> list[Effect]:
+        """Once a second: are we alone, is there a run to join, is there a larger one to merge into?"""
+        if now < self.next_at:
+            return []
+        self.next_at = now + CONSIDER_S
+        effects, ready, membership = self.company(), self.local.ready, self.membership
+        if self.joining.phase is not Phase.IDLE or (ready and membership.changes == self.changes_seen):
+            return effects
+        rivals, mine = self.rivals(), self.ours()
+        # While two runs share the swarm their counts grow, and the answer may change without any change of members.
+        self.changes_seen = -1 if rivals else membership.changes
+        resumed = membership.me.base_samples > 0
+        self.divided_since = min(self.divided_since, now) if rivals else math.inf
+        if rivals:
+            rival = max(rivals)
+            donors = self.donors(rival.genesis)
+            stale = now - self.divided_since > STALEMATE_S and rival.genesis > mine.genesis
+            if donors and (outranks(rival, mine) or stale or not (ready or resumed)):
+                if ready and self.met != rival.genesis:
+                    self.met = rival.genesis
+                    effects.append(merging(donors[0], rival, mine))
+                return effects + self.joining.begin(rival.genesis, donors, now)
+        return effects if ready else effects + self.start(bool(rivals) and resumed, now)
+
+    def start(self, ahead: bool, now: float) -> list[Effect]:
+        """There is no other run to take. Take our own from those of the same one; or begin: ahead of every run here,
+        as the smallest id among members who all wait for each other, or with nobody reachable when the time is up."""
+        same = self.donors(self.local.genesis)
+        if same:
+            return self.joining.begin(self.local.genesis, same, now)
+        if ahead:
+            return self.begin_run(now, "The run of this node has more samples behind it than those it met: it goes on.")
+        others = self.membership.alive()
+        if others:
+            self.ripe_at = min(self.ripe_at, now + RIPE_S)
+            if now >= self.ripe_at and self.membership.me.id < min(others):
+                return self.begin_run(now, "Everybody here waits for weights: this node, whose id is smallest, begins.")
+        if now >= self.join_by:
+            text = "No member could be reached: this node starts alone, and merges when it meets others."
+            return self.begin_run(now, text)
+        return []
+
+    def company(self) -> list[Effect]:
+        alone = not self.membership.alive()
+        if not self.local.ready or alone == self.alone:
+            return []
+        self.alone = alone
+        if alone:
+            return [Notice("alone", "This node is alone: it trains on, and looks for others.")]
+        return [Notice("together", "This node is no longer alone.")]
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+    def ours(self) -> Run:
+        genesis = self.local.genesis
+        return Run(self.membership.samples_of(genesis) - self.earlier_samples, genesis)
+
+    def rivals(self) -> list[Run]:
+        """The other runs of ready, living members."""
+        found: dict[bytes, Run] = {}
+        for peer in self.membership.alive():
+            record = self.membership.record(peer)
+            if record is not None and record.ready and record.genesis not in found:
+                found[record.genesis] = Run(self.membership.samples_of(record.genesis), record.genesis)
+        found.pop(self.local.genesis, None)
+        return list(found.values())
+
+    def donors(self, genesis: bytes) -> list[PeerId]:
+        """Ready members of a run that we can reach, in random order."""
+        found = []
+        for peer in self.membership.alive():
+            record = self.membership.record(peer)
+            reachable = record is not None and (record.address is not None or peer in self.linked)
+            if reachable and record is not None and record.ready and record.genesis == genesis:
+                found.append(peer)
+        self.rng.shuffle(found)
+        return found
+
+    def base_samples(self, genesis: bytes) -> int:
+        """What its members say is behind a run from before it was resumed."""
+        records = (record for record, _ in self.membership.members())
+        return max((record.base_samples for record in records if record.genesis == genesis), default=0)
+
+    def should_serve(self, record: MemberRecord | None) -> bool:
+        """Whether to give this member our weights. If so, what we take ourselves is for the caller to stop."""
+        joining, ours = self.joining, self.ours()
+        if record is None or not record.ready or record.genesis == ours.genesis:
+            return joining.phase is Phase.IDLE  # a newcomer wants weights that stay
+        if joining.phase is Phase.ADOPTING:
+            return False
+        if outranks(Run(self.membership.samples_of(record.genesis), record.genesis), ours):
+            return ours.genesis > record.genesis  # each wants the other's: one must give way, or they would swap
+        return joining.phase is Phase.IDLE or joining.genesis == record.genesis
+
+
+def merging(donor: PeerId, theirs: Run, ours: Run) -> Notice:
+    return Notice(
+        "merging",
+        f"Met a run with {theirs.samples} samples behind it (of {short(donor)}); ours has {ours.samples}, so this node "
+        "takes its weights.",
+    )

@@ -1,0 +1,369 @@
+"""What crosses the wire comes back as it was, and nothing else gets in."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import random
+import struct
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossip.errors import ProtocolError
+from gossip.frames import (
+    FIELDS,
+    MAGIC,
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    PREFIX_BYTES,
+    decode,
+    encode,
+    read_prefix,
+)  # fmt: skip
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.messages import (
+    MAX_RECORDS,
+    MAX_UPDATES,
+    MESSAGES,
+    TAGS,
+    Chunk,
+    Gossip,
+    Hello,
+    Hint,
+    Offer,
+    Ping,
+    Reached,
+    Records,
+    Serving,
+    StatusReply,
+)  # fmt: skip
+
+INTS = st.integers(0, 2**63 - 1)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+IDS = st.binary(min_size=16, max_size=16).map(PeerId)
+LETTERS = st.characters(codec="utf-8", categories=["L", "N", "P", "S"])
+
+
+def texts(bound):
+    return st.text(LETTERS, max_size=min(bound, 12))
+
+
+def several(items, bound):
+    return st.lists(items, max_size=min(bound, 3)).map(tuple)
+
+
+RECORDS = st.builds(
+    MemberRecord,
+    id=IDS, public_key=st.binary(max_size=32), incarnation=INTS, sequence=INTS, left=st.booleans(),
+    address=st.none() | st.builds(Address, texts(255), st.integers(0, 65_535)), homes=several(IDS, 3),
+    ready=st.booleans(), genesis=st.binary(max_size=16), base_samples=INTS, steps=INTS, samples=INTS,
+    loss=st.none() | FLOATS, version=FLOATS, signature=st.binary(max_size=64),
+)  # fmt: skip
+UPDATES = RECORDS | st.builds(Hint, IDS, INTS, st.booleans(), IDS)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | INTS | FLOATS | texts(40) | st.binary(max_size=8),
+    lambda inner: several(inner, 3), max_leaves=6,
+).filter(lambda value: depth(value) <= 3)  # fmt: skip
+FORMS = {
+    "int": lambda bound: st.integers(0, bound),
+    "float": lambda bound: FLOATS,
+    "bool": lambda bound: st.booleans(),
+    "text": texts,
+    "bytes": lambda bound: st.binary(max_size=bound),
+    "id": lambda bound: IDS,
+    "record?": lambda bound: st.none() | RECORDS,
+    "updates": lambda bound: several(UPDATES, bound),
+    "records": lambda bound: several(UPDATES, bound),
+    "names": lambda bound: several(texts(64), bound),
+    "scalars": lambda bound: several(st.tuples(texts(64), FLOATS), bound),
+    "any": lambda bound: several(PLAIN, bound),
+}
+
+
+def depth(value):
+    return 1 + max(map(depth, value), default=0) if isinstance(value, tuple) else 0
+
+
+def messages_of(cls):
+    return st.builds(cls, **{name: FORMS[kind.form](kind.bound) for name, kind in FIELDS[cls]})
+
+
+def split(frame):
+    header_bytes, body_bytes = read_prefix(frame[:PREFIX_BYTES])
+    assert len(frame) == PREFIX_BYTES + header_bytes
+    return frame[PREFIX_BYTES:], body_bytes
+
+
+def table_of(message):
+    return msgpack.unpackb(split(encode(message))[0])
+
+
+def refused(table_or_bytes, body_bytes=0):
+    data = table_or_bytes if isinstance(table_or_bytes, bytes) else msgpack.packb(table_or_bytes)
+    with pytest.raises(ProtocolError) as caught:
+        decode(data, body_bytes)
+    return str(caught.value)
+
+
+LARGEST = MemberRecord(
+    PeerId(b"i" * 16), b"k" * 32, 2**63 - 1, 2**63 - 1, False, Address("h" * 255, 65_535), (PeerId(b"h" * 16),) * 3,
+    True, b"g" * 16, 2**63 - 1, 2**63 - 1, 2**63 - 1, 0.1, 0.1, b"s" * 64,
+)  # fmt: skip
+OFFER = Offer(7, "f" * 32, b"g" * 16, 1.5, 0.5, "fp32", ("exp_avg",))
+DEEP = b"\x91" * 900 + b"\x90"
+
+
+# -- round trips -----------------------------------------------------------------------------------------------------
+@settings(max_examples=600, deadline=None)
+@given(st.sampled_from(list(MESSAGES.values())).flatmap(messages_of))
+def test_every_message_comes_back_as_it_was(message):
+    header, _ = split(encode(message))
+    back = decode(header)
+    assert back == message
+    assert type(back) is type(message)
+
+
+@pytest.mark.parametrize("cls", MESSAGES.values(), ids=list(MESSAGES))
+def test_every_kind_of_field_has_a_reader_and_a_strategy(cls):
+    assert all(kind.form in FORMS for _, kind in FIELDS[cls])
+    assert MESSAGES[TAGS[cls]] is cls
+
+
+def test_the_prefix_says_how_long_header_and_body_are():
+    frame = encode(Chunk(1, 2, 2**64 - 1), 1000)
+    assert frame[:4] == MAGIC
+    assert read_prefix(frame[:PREFIX_BYTES]) == (len(frame) - PREFIX_BYTES, 1000)
+    assert decode(frame[PREFIX_BYTES:], 1000) == Chunk(1, 2, 2**64 - 1)
+
+
+def test_whole_numbers_where_floats_belong_are_sent_as_floats():
+    message = Serving(1, 3, b"", (), (("lr", 1),))
+    assert decode(split(encode(message))[0]) == message
+    gossip = Gossip((dataclasses.replace(LARGEST, loss=0, version=2),))
+    assert decode(split(encode(gossip))[0]) == gossip
+
+
+@pytest.mark.parametrize(
+    "message", [Records((LARGEST,) * MAX_RECORDS, bytes(range(256))), Ping(1, (LARGEST,) * MAX_UPDATES)]
+)
+def test_a_full_message_of_the_largest_records_fits_a_header(message):
+    assert decode(split(encode(message))[0]) == message
+
+
+def test_a_header_over_the_limit_is_not_sent():
+    with pytest.raises(ValueError, match="over the limit"):
+        encode(StatusReply(("x" * 300,) * 400, (), False))
+
+
+# -- prefixes --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        struct.pack(">4sII", b"HTTP", 10, 0),
+        struct.pack(">4sII", MAGIC, 2**32 - 1, 0),
+        struct.pack(">4sII", MAGIC, MAX_HEADER_BYTES + 1, 0),
+        struct.pack(">4sII", MAGIC, 0, 0),
+        struct.pack(">4sII", MAGIC, 10, 2**32 - 1),
+        struct.pack(">4sII", MAGIC, 10, MAX_BODY_BYTES + 1),
+        b"GSP1\0\0\0",
+        b"",
+    ],
+    ids=["wrong magic", "4 GiB header", "header one over", "no header", "4 GiB body", "body one over", "cut", "empty"],
+)
+def test_a_prefix_beyond_the_limits_is_refused(prefix):
+    with pytest.raises(ProtocolError):
+        read_prefix(prefix)
+
+
+def test_a_prefix_at_the_limits_is_read():
+    assert read_prefix(struct.pack(">4sII", MAGIC, MAX_HEADER_BYTES, MAX_BODY_BYTES)) == (
+        MAX_HEADER_BYTES,
+        MAX_BODY_BYTES,
+    )
+
+
+# -- hostile headers -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 60_000 + b"\x90",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdc\x10\x01" + b"\xc0" * 4097,
+        b"\xdf\xff\xff\xff\xff",
+        b"\xde\x01\x01" + b"".join(b"\xa2%c%c\xc0" % (97 + i // 26, 97 + i % 26) for i in range(257)),
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x82\xa1t\xa7reached\xa2ok\xd4\x05\x00",
+        b"\x82\xa1t\xa7reached\xa2ok\xc7\x00\x05",
+        b"\x82\xa1t\xa7reached\xa2ok\xd6\xff\x00\x00\x00\x01",
+        b"\x83\xa1t\xa7reached\xa2ok\xc3\xa2ok\xc3",
+        b"\x82\xa1t\xa7reached\x01\xc3",
+        b"\x82\xa1t\xa7reached\xa2\xff\xfe\xc3",
+        b"\x82\xa1t\xa7reached\xa2ok\xc3\x00",
+        b"\x81\x90\xc0",
+        b"\x90",
+        b"\xc0",
+        b"\x80",
+    ],
+    ids=[
+        "empty", "no msgpack", "nesting bomb", "4 Gi items", "array over", "4 Gi pairs", "map over", "4 GiB text",
+        "4 GiB bytes", "ext", "empty ext", "timestamp", "same key twice", "int key", "bad UTF-8", "trailing byte",
+        "list as key", "a list", "nil", "no tag",
+    ],
+)  # fmt: skip
+def test_what_no_correct_peer_sends_is_refused(data):
+    refused(data)
+
+
+def test_a_correct_header_is_accepted_where_its_twins_are_refused():
+    assert decode(b"\x82\xa1t\xa7reached\xa2ok\xc3") == Reached(True)
+
+
+@pytest.mark.parametrize("levels", [3, 200, 400, 900])
+def test_nested_values_end_the_link_and_not_the_process(levels):
+    """msgpack unpacks a thousand levels; walking them once exhausted Python's stack."""
+    nested = b"\x91" * levels + b"\x90"
+    header = b"\x84\xa1t\xa6status\xa7metrics\x90\xa7members" + nested + b"\xa4more\xc2"
+    if levels == 3:
+        assert decode(header) == StatusReply((), ((((),),),), False)
+    else:
+        refused(header)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [{"a": {}}], [[[[[1]]]]]], ids=["map", "maps", "deep"])
+def test_nested_values_hold_lists_and_plain_values_alone(value):
+    refused({"t": "status", "metrics": [value], "members": [], "more": False})
+
+
+def test_an_unknown_type_a_missing_and_an_unknown_field_are_refused():
+    table = table_of(OFFER)
+    assert "unknown type" in refused(table | {"t": "offers"})
+    assert "unknown type" in refused(table | {"t": ""})
+    assert "not a message" in refused(table | {"t": 5})
+    assert "fields instead" in refused({key: value for key, value in table.items() if key != "codec"})
+    assert "fields instead" in refused(table | {"extra": 1})
+    assert "lacks its field codec" in refused({("kodec" if key == "codec" else key): v for key, v in table.items()})
+
+
+@pytest.mark.parametrize("cls", [cls for cls in MESSAGES.values() if cls is not Chunk], ids=lambda cls: TAGS[cls])
+def test_only_a_chunk_has_a_body(cls):
+    header, _ = split(encode(example(cls)))
+    assert "came with a body" in refused(header, 1)
+
+
+def example(cls):
+    """The smallest message of a class."""
+    empty = {"int": 0, "float": 0.0, "bool": False, "text": "", "bytes": b"", "id": b"i" * 16, "record?": None}
+    return cls(**{name: empty.get(kind.form, ()) for name, kind in FIELDS[cls]})
+
+
+WRONG = {
+    "int": [-1, True, 1.0, None, "1", b"1", [], "over"],
+    "float": [1, True, math.nan, math.inf, -math.inf, None, "1.0"],
+    "bool": [0, 1, None, "yes"],
+    "text": [5, b"abc", None, "over", "\x1b[2J", "two\nlines", "null\0"],
+    "bytes": ["text", 5, None, "over"],
+    "id": [b"i" * 15, b"i" * 17, "i" * 16, None],
+    "record?": [5, [], [1, 2, 3, 4], "record"],
+    "updates": [None, 5, [5], [None], [[]], [[b"i" * 16, 1, True]], "over"],
+    "records": [None, 5, [5], [[b"i" * 16, -1, True, b"i" * 16]], [[b"i" * 16, 1, 1, b"i" * 16]], "over"],
+    "names": [None, "ab", [5], [b"ab"], ["x" * 65], "over"],
+    "scalars": [None, [5], [["lr"]], [["lr", 1]], [["lr", math.nan]], [[5, 1.0]], [["lr", 1.0, 1]], "over"],
+    "any": [None, 5, "text", {}, "over"],
+}  # fmt: skip
+
+
+def over(kind):
+    """Just beyond the bound of a field."""
+    return {
+        "int": lambda: kind.bound + 1 if kind.bound < 2**64 - 1 else -5,  # msgpack has no larger ones
+        "text": lambda: "x" * (kind.bound + 1), "bytes": lambda: b"x" * (kind.bound + 1),
+        "names": lambda: ["x"] * (kind.bound + 1), "scalars": lambda: [["x", 1.0]] * (kind.bound + 1),
+        "any": lambda: [0] * (kind.bound + 1),
+        "updates": lambda: [[b"i" * 16, 1, True, b"i" * 16]] * (kind.bound + 1),
+        "records": lambda: [[b"i" * 16, 1, True, b"i" * 16]] * (kind.bound + 1),
+    }[kind.form]()  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", MESSAGES.values(), ids=list(MESSAGES))
+def test_a_field_of_another_type_or_over_its_bound_is_refused(cls):
+    table = table_of(example(cls))
+    for name, kind in FIELDS[cls]:
+        for value in WRONG[kind.form]:
+            wrong = over(kind) if value == "over" and kind.form != "record?" else value
+            refused(table | {name: wrong})
+
+
+RECORD = table_of(Gossip((LARGEST,)))["updates"][0]
+WRONG_IN_RECORDS = {
+    "id": [b"", b"i" * 15, None], "public_key": [b"k" * 33, "k", None], "incarnation": [-1, 2**63, True, 1.0],
+    "sequence": [-1, 2**63, None], "left": [0, None], "address": [5, [], ["h"], ["h", 1, 1], ["h" * 256, 1],
+    ["h", 65_536], ["h", -1], [b"h", 1], ["h\n", 1]], "homes": [None, [b"i"], [b"i" * 16] * 4], "ready": [1, None],
+    "genesis": [b"g" * 17, "g"], "base_samples": [-1, 0.5], "steps": [-1, True], "samples": [2**64 - 1],
+    "loss": [1, math.nan, math.inf, "1"], "version": [1, None, math.nan, math.inf], "signature": [b"s" * 65, None],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_IN_RECORDS)
+def test_a_record_with_a_wrong_field_is_refused(name):
+    names = [field.name for field in dataclasses.fields(MemberRecord)]
+    assert decode(msgpack.packb({"t": "gossip", "updates": [RECORD]})) == Gossip((LARGEST,))
+    assert set(names) == set(WRONG_IN_RECORDS)
+    for value in WRONG_IN_RECORDS[name]:
+        wrong = [*RECORD]
+        wrong[names.index(name)] = value
+        refused({"t": "gossip", "updates": [wrong]})
+        refused({"t": "hello"} | table_of(example(Hello)) | {"record": wrong})
+    refused({"t": "gossip", "updates": [RECORD[:-1]]})
+    refused({"t": "gossip", "updates": [[*RECORD, 0]]})
+
+
+# -- fuzz ------------------------------------------------------------------------------------------------------------
+SAMPLES = [
+    OFFER,
+    Gossip((LARGEST, Hint(PeerId(b"p" * 16), 3, True, PeerId(b"q" * 16)))),
+    Records((LARGEST,) * 3, b"\1"),
+    Serving(1, 2.0, b"g" * 16, ("a", "b"), (("lr", 0.1),)),
+    StatusReply((1, "x", None, (1.5, ())), ((1,),), True),
+    *(example(cls) for cls in MESSAGES.values()),
+]
+
+
+@pytest.mark.parametrize("message", SAMPLES, ids=lambda message: TAGS[type(message)])
+def test_a_header_cut_short_anywhere_is_refused(message):
+    header, _ = split(encode(message))
+    for length in range(len(header)):
+        refused(header[:length])
+
+
+def test_nothing_but_a_protocol_error_comes_of_random_and_mutated_headers():
+    rng = random.Random(5)
+    read = 0
+    for _ in range(4_000):
+        header = bytearray(split(encode(rng.choice(SAMPLES)))[0])
+        if rng.random() < 0.25:
+            header = bytearray(rng.randbytes(rng.randrange(1, 200)))
+        for _ in range(rng.randrange(1, 6)):
+            at = rng.randrange(len(header))
+            match rng.randrange(4):
+                case 0:
+                    header[at] = rng.randrange(256)
+                case 1:
+                    header[at:at] = rng.randbytes(rng.randrange(1, 4))
+                case 2 if len(header) > 1:
+                    del header[at]
+                case _:
+                    header[at:at] = rng.choice(
+                        [DEEP, b"\xdc\x0f\xff", b"\xde\x00\xff", b"\xc7\xff\x01", b"\xcb\x7f\xf8"]
+                    )
+        with contextlib.suppress(ProtocolError):
+            read += type(decode(bytes(header), rng.choice([0, 0, 1]))) in TAGS
+        with contextlib.suppress(ProtocolError):
+            read_prefix(rng.choice([rng.randbytes(PREFIX_BYTES), MAGIC + rng.randbytes(8), rng.randbytes(7)]))
+    assert 0 < read < 1_000  # some mutations only change a value

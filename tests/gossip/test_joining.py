@@ -1,0 +1,397 @@
+"""A newcomer takes everything once, from whoever has it, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gossip.config import Config
+from gossip.effects import Adopt, Collect, Release, Send, Serve, Snapshot
+from gossip.exchange import Local
+from gossip.ids import PeerId
+from gossip.joining import RETRY_S, SERVED_AT_ONCE, SURVEY_S, Donating, Joining, Phase
+from gossip.messages import Abort, Busy, Fetch, Refuse, Serving
+from tests.gossip.swarm_harness import Swarm
+
+DONORS = [PeerId(bytes([65 + i]) * 16) for i in range(8)]
+A, B, C, D, E, *_ = DONORS
+GENESIS, CHUNK, SIZE = b"g" * 16, 1024, 10_000
+CONFIG = Config(chunk_elements=CHUNK)
+
+
+class Taker:
+    """A :class:`Joining` and what it has: which elements came from whom."""
+
+    def __init__(self, elements=SIZE, trained=0, config=CONFIG):
+        numbers = iter(range(1, 10_000))
+        self.local = Local("f", elements, trained)
+        self.joining = Joining(self.local, config, lambda: next(numbers))
+        self.fetches = {}  # session -> (donor, Fetch), as last asked
+        self.positions = {}
+        self.fetched = []  # (start, stop, donor)
+        self.adopt = None
+        self.now = 0.0
+
+    def do(self, effects):
+        for effect in effects:
+            match effect:
+                case Send(to, Fetch() as fetch):
+                    self.fetches[fetch.session] = (to, fetch)
+                    self.positions[fetch.session] = fetch.start
+                case Release(session):
+                    self.fetches.pop(session, None)
+                case Adopt():
+                    self.adopt = effect
+        return effects
+
+    def survey(self, donors=(A, B, C, D), version=1.0, keys=(), genesis=GENESIS, scalars=()):
+        """Begin, and let every donor asked answer."""
+        self.do(self.joining.begin(GENESIS, list(donors), self.now))
+        for session, (donor, _) in list(self.fetches.items()):
+            del self.fetches[session]
+            self.do(self.joining.on_serving(donor, Serving(session, version, genesis, keys, scalars), self.now))
+
+    def receive(self, session, chunks=1):
+        """Some whole chunks of a piece arrive."""
+        donor, fetch = self.fetches[session]
+        for _ in range(chunks):
+            position = self.positions[session]
+            if position == fetch.stop or session not in self.fetches:
+                return
+            self.positions[session] = min(position + CHUNK, fetch.stop)
+            self.fetched.append((position, self.positions[session], donor))
+            self.do(self.joining.collected(session, self.positions[session], self.now))
+
+    def receive_all(self):
+        while self.fetches:
+            self.receive(next(iter(self.fetches)), 1_000)
+
+    def receive_all_but(self, kept):
+        for session in [session for session in self.fetches if session != kept]:
+            self.receive(session, 1_000)
+
+    def covered_once(self):
+        ranges = sorted((start, stop) for start, stop, _ in self.fetched)
+        ends = [0, *(stop for _, stop in ranges)]
+        return [start for start, _ in ranges] == ends[:-1] and ends[-1] == self.joining.size
+
+
+def pieces(effects):
+    return [(e.partner, e.start, e.stop) for e in effects if isinstance(e, Collect)]
+
+
+# -- the survey ------------------------------------------------------------------------------------------------------
+def test_four_donors_are_asked_and_each_sends_a_quarter():
+    taker = Taker()
+    asked = taker.joining.begin(GENESIS, DONORS, 0.0)
+    assert [effect.to for effect in asked] == [A, B, C, D]
+    assert all(effect.message.start == effect.message.stop == 0 for effect in asked)
+    taker.survey()
+    joining = taker.joining
+    assert {piece.donor for piece in joining.pieces.values()} == {A, B, C, D}
+    assert sorted((p.start, p.stop) for p in joining.pieces.values()) == [
+        (0, 3072), (3072, 6144), (6144, 9216), (9216, SIZE)
+    ]  # fmt: skip
+    taker.receive_all()
+    assert taker.covered_once()
+    assert taker.adopt == Adopt((), ())
+    assert joining.phase is Phase.ADOPTING
+    assert joining.donors == {A, B, C, D}
+
+
+def test_each_piece_is_announced_to_the_driver_before_it_is_asked_for():
+    taker = Taker()
+    taker.do(taker.joining.begin(GENESIS, [A], 0.0))
+    [session] = taker.fetches
+    collect, send = taker.joining.on_serving(A, Serving(session, 1.0, GENESIS, (), ()), 0.0)
+    assert isinstance(collect, Collect)
+    assert (collect.start, collect.stop, collect.size) == (0, SIZE, SIZE)
+    assert send == Send(A, Fetch(collect.session, (), 0, SIZE))
+
+
+def test_a_survey_without_answers_ends_and_may_begin_again():
+    taker = Taker()
+    taker.survey([])
+    assert taker.joining.phase is Phase.SURVEY
+    asked = taker.joining.begin(GENESIS, [A, B], 0.0)
+    deadline = taker.joining.next_deadline()
+    assert deadline == CONFIG.reply_timeout_s
+    assert taker.joining.tick(deadline - 0.01) == []
+    assert taker.joining.phase is Phase.SURVEY
+    assert taker.joining.tick(deadline) == []
+    assert taker.joining.phase is Phase.IDLE
+    assert taker.joining.next_deadline() == float("inf")
+    assert taker.joining.on_serving(A, Serving(asked[0].message.session, 1.0, GENESIS, (), ()), 9.0) == []
+    assert len(taker.joining.begin(GENESIS, [C], 10.0)) == 1
+
+
+def test_a_second_after_the_first_answer_the_others_are_not_waited_for():
+    taker = Taker()
+    taker.do(taker.joining.begin(GENESIS, [A, B, C], 0.0))
+    first = next(iter(taker.fetches))
+    assert taker.joining.on_serving(A, Serving(first, 1.0, GENESIS, (), ()), 0.3) == []
+    assert taker.joining.next_deadline() == 0.3 + SURVEY_S
+    assert {donor for donor, *_ in pieces(taker.joining.tick(0.3 + SURVEY_S))} <= {A, B, C}
+    assert taker.joining.phase is Phase.COLLECTING
+
+
+def test_refusals_and_broken_links_end_the_waiting_early():
+    taker = Taker()
+    taker.do(taker.joining.begin(GENESIS, [A, B, C], 0.0))
+    a, b, c = taker.fetches
+    assert taker.joining.on_serving(A, Serving(a, 1.0, GENESIS, (), ()), 0.1) == []
+    assert taker.joining.on_refused(B, b, 0.1) == []
+    assert taker.joining.on_refused(B, c, 0.1) == []  # not B's to refuse
+    assert taker.joining.phase is Phase.SURVEY
+    taker.joining.unlinked(C, 0.1)
+    assert taker.joining.phase is Phase.COLLECTING
+
+
+def test_a_donor_of_another_run_is_not_taken_from():
+    taker = Taker()
+    taker.survey([A, B], genesis=b"x" * 16)
+    assert taker.joining.phase is Phase.IDLE
+
+
+def test_an_answer_by_another_than_was_asked_changes_nothing():
+    taker = Taker()
+    taker.do(taker.joining.begin(GENESIS, [A, B], 0.0))
+    a, _ = taker.fetches
+    assert taker.joining.on_serving(C, Serving(a, 1.0, GENESIS, (), ()), 0.1) == []
+    assert taker.joining.answers == {}
+    taker.joining.on_serving(A, Serving(a, 1.0, GENESIS, (), ()), 0.1)
+    assert set(taker.joining.answers) == {A}
+
+
+# -- optimizer state -------------------------------------------------------------------------------------------------
+def test_the_freshest_donor_decides_which_optimizer_state_is_taken():
+    taker = Taker(trained=500)
+    taker.do(taker.joining.begin(GENESIS, [A, B, C], 0.0))
+    a, b, c = taker.fetches
+    taker.joining.on_serving(A, Serving(a, 1.0, GENESIS, ("m",), (("lr", 0.1),)), 0.0)
+    taker.joining.on_serving(B, Serving(b, 5.0, GENESIS, ("m", "v"), (("lr", 0.2),)), 0.0)
+    effects = taker.joining.on_serving(C, Serving(c, 3.0, GENESIS, ("m", "v"), (("lr", 0.3),)), 0.0)
+    assert {donor for donor, *_ in pieces(effects)} == {B, C}
+    assert taker.joining.size == SIZE + 2 * 500
+    assert taker.joining.version == 4.0
+    taker.fetches.clear()
+    taker.do(effects)
+    taker.receive_all()
+    assert taker.covered_once()
+    assert taker.adopt == Adopt(("m", "v"), (("lr", 0.2),))
+
+
+def test_without_an_optimizer_the_weights_of_all_donors_will_do():
+    taker = Taker(trained=0)
+    taker.do(taker.joining.begin(GENESIS, [A, B], 0.0))
+    a, b = taker.fetches
+    taker.joining.on_serving(A, Serving(a, 1.0, GENESIS, ("m",), (("lr", 0.1),)), 0.0)
+    effects = taker.joining.on_serving(B, Serving(b, 5.0, GENESIS, ("m", "v"), ()), 0.0)
+    assert {donor for donor, *_ in pieces(effects)} == {A, B}
+    taker.fetches.clear()
+    taker.do(effects)
+    taker.receive_all()
+    assert taker.adopt == Adopt((), ())
+
+
+def test_a_donor_that_serves_something_else_than_it_said_loses_its_piece():
+    taker = Taker(trained=500)
+    taker.survey([A, B], keys=("m",))
+    session = next(s for s, (donor, _) in taker.fetches.items() if donor == A)
+    assert taker.joining.on_serving(A, Serving(session, 1.0, GENESIS, ("m",), ()), 0.1) == []
+    effects = taker.joining.on_serving(A, Serving(session, 1.0, b"x" * 16, ("m",), ()), 0.1)
+    assert effects[:2] == [Release(session), Send(A, Abort(session, "moved"))]
+
+
+# -- donors that fail ------------------------------------------------------------------------------------------------
+def test_a_donor_dying_amid_its_piece_costs_only_what_had_not_arrived():
+    taker = Taker()
+    taker.survey([A, B])
+    dying = next(s for s, (donor, _) in taker.fetches.items() if donor == A)
+    start, stop = taker.fetches[dying][1].start, taker.fetches[dying][1].stop
+    taker.receive(dying, 2)
+    assert taker.do(taker.joining.unlinked(A, 1.0)) == [Release(dying)]
+    assert taker.joining.missing == [(start + 2 * CHUNK, stop)]
+    taker.receive_all()
+    assert taker.covered_once()
+    assert {donor for at, _, donor in taker.fetched if at >= start + 2 * CHUNK and at < stop} == {B}
+    assert taker.adopt is not None
+
+
+@pytest.mark.parametrize("how", ["deadline", "checksum", "refused"])
+def test_a_piece_goes_to_another_however_its_donor_fails(how):
+    taker = Taker()
+    taker.survey([A, B, C])
+    joining = taker.joining
+    session = next(s for s, (donor, _) in taker.fetches.items() if donor == B)
+    taker.receive(session)
+    if how == "deadline":
+        taker.receive_all_but(session)
+        assert joining.tick(joining.next_deadline() - 0.01) == []
+        effects = joining.tick(joining.next_deadline())
+    else:
+        effects = joining.give_back(session, 1.0) if how == "checksum" else joining.on_refused(B, session, 1.0)
+    assert (Send(B, Abort(session, "moved")) in effects) == (how != "refused")  # who ended it needs no telling
+    taker.do(effects)
+    assert B not in joining.candidates
+    taker.receive_all()
+    assert taker.covered_once()
+
+
+def test_what_comes_for_a_piece_that_was_given_back_changes_nothing():
+    taker = Taker()
+    taker.survey([A, B])
+    session = next(s for s, (donor, _) in taker.fetches.items() if donor == A)
+    stop = taker.fetches[session][1].stop
+    taker.do(taker.joining.unlinked(A, 1.0))
+    missing = list(taker.joining.missing)
+    assert taker.joining.collected(session, stop, 1.1) == []
+    assert taker.joining.on_refused(A, session, 1.1) == taker.joining.give_back(session, 1.1) == []
+    assert taker.joining.on_serving(A, Serving(session, 1.0, GENESIS, (), ()), 1.1) == []
+    assert taker.joining.missing == missing
+
+
+def test_with_every_donor_refusing_it_waits_for_others():
+    taker = Taker()
+    taker.survey([A, B])
+    for session, (donor, _) in list(taker.fetches.items()):
+        taker.do(taker.joining.on_refused(donor, session, 1.0))
+    assert taker.joining.starved
+    assert taker.joining.next_deadline() == 1.0 + RETRY_S
+    assert taker.joining.more_candidates([], 2.0) == []
+    assert taker.joining.next_deadline() == 2.0 + RETRY_S
+    effects = taker.do(taker.joining.more_candidates([C], 3.0))
+    assert [donor for donor, *_ in pieces(effects)] == [C]
+    taker.receive_all()
+    assert taker.covered_once()
+    assert {donor for *_, donor in taker.fetched} == {C}
+
+
+def test_a_run_that_died_out_is_given_up():
+    taker = Taker()
+    taker.survey([A])
+    taker.do(taker.joining.unlinked(A, 1.0))
+    now = taker.joining.next_deadline()
+    while now < 1.0 + CONFIG.join_timeout_s:
+        assert taker.joining.more_candidates([], now) == []
+        assert taker.joining.phase is Phase.COLLECTING
+        now = taker.joining.next_deadline()
+    taker.joining.more_candidates([], now)
+    assert taker.joining.phase is Phase.IDLE
+
+
+def test_stopping_tells_those_who_send():
+    taker = Taker()
+    taker.survey([A, B])
+    sessions = list(taker.fetches)
+    effects = taker.joining.stop()
+    assert [e for e in effects if isinstance(e, Release)] == [Release(session) for session in sessions]
+    assert {e.to for e in effects if isinstance(e, Send)} == {A, B}
+    assert taker.joining.phase is Phase.IDLE
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_fails_everything_arrives_once(seed):
+    rng = random.Random(seed)
+    taker = Taker(elements=rng.randrange(1, 40_000))
+    taker.survey(DONORS[: rng.randrange(1, 5)])
+    for _ in range(300):
+        taker.now += 0.1
+        if taker.joining.starved:
+            taker.do(taker.joining.more_candidates(rng.sample(DONORS, rng.randrange(1, 8)), taker.now))
+        if not taker.fetches:
+            break
+        session = rng.choice(list(taker.fetches))
+        donor = taker.fetches[session][0]
+        match rng.randrange(8):
+            case 0:
+                taker.do(taker.joining.unlinked(donor, taker.now))
+            case 1:
+                taker.do(taker.joining.give_back(session, taker.now))
+            case 2:
+                taker.do(taker.joining.on_refused(donor, session, taker.now))
+            case _:
+                taker.receive(session, rng.randrange(1, 5))
+        sending = [piece.donor for piece in taker.joining.pieces.values()]
+        assert len(sending) == len(set(sending)) <= CONFIG.donors
+    assert taker.adopt is not None
+    assert taker.covered_once()
+
+
+# -- the giving side -------------------------------------------------------------------------------------------------
+def giver(**fields):
+    fields = {"genesis": GENESIS, "version": 2.0, "ready": True, "optimizer_keys": ("m",)} | fields
+    return Donating(Local("f", SIZE, 500, **fields), CONFIG)
+
+
+def test_a_donor_says_what_it_has_and_serves_a_snapshot():
+    donating = giver()
+    scalars = (("lr", 0.1),)
+    survey = donating.on_fetch(A, Fetch(1, (), 0, 0), scalars, 0.0)
+    assert survey == [Send(A, Serving(1, 2.0, GENESIS, ("m",), scalars))]
+    assert donating.table == {}
+    assert donating.on_fetch(A, Fetch(2, ("m",), 0, SIZE + 500), scalars, 0.0) == [Snapshot(2, True)]
+    assert donating.snapshotted(2) == [Send(A, Serving(2, 2.0, GENESIS, ("m",), ())), Serve(2, A, 0, SIZE + 500)]
+    assert donating.end(2) == [Release(2)]
+    assert donating.end(2) == donating.snapshotted(2) == []
+
+
+@pytest.mark.parametrize(
+    "fetch",
+    [Fetch(1, (), 5, 4), Fetch(1, (), 0, SIZE + 1), Fetch(1, ("m",), 0, SIZE + 501), Fetch(1, ("v",), 0, 10)],
+    ids=["backwards", "beyond", "beyond the state", "other state"],
+)
+def test_a_range_that_is_not_there_is_refused(fetch):
+    assert giver().on_fetch(A, fetch, (), 0.0) == [Send(A, Refuse(1, "range"))]
+
+
+def test_a_donor_that_is_not_ready_busy_or_asleep_says_so():
+    assert giver(ready=False).on_fetch(A, Fetch(1, (), 0, 0), (), 0.0) == [Send(A, Refuse(1, "not-ready"))]
+    donating = giver()
+    for session in range(SERVED_AT_ONCE):
+        assert donating.on_fetch(DONORS[session], Fetch(session, (), 0, 10), (), 0.0) == [Snapshot(session, False)]
+    assert donating.on_fetch(C, Fetch(9, (), 0, 10), (), 0.0) == [Send(C, Busy(9))]
+    assert giver().on_fetch(A, Fetch(1, (), 0, 10), (), 60.0) == [Send(A, Busy(1))]
+
+
+def test_a_piece_that_takes_too_long_frees_its_place_and_the_newcomer_hears_of_it():
+    donating = giver()
+    donating.on_fetch(A, Fetch(1, (), 0, 10), (), 0.0)
+    assert donating.tick(donating.deadline - 0.01) == []
+    assert donating.tick(donating.deadline) == [Send(A, Abort(1, "ended")), Release(1)]
+    assert donating.deadline == float("inf")
+    donating.on_fetch(A, Fetch(2, (), 0, 10), (), 0.0)
+    assert donating.unlinked(B) == []
+    assert donating.unlinked(A) == [Release(2)]
+
+
+# -- with real peers -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(6))
+def test_a_newcomer_gets_there_though_its_donors_are_killed(seed):
+    swarm = Swarm(seed, config=CONFIG)
+    swarm.chunk_s = 0.3
+    nodes = swarm.swarm(5, elements=40_000)
+    swarm.until(swarm.agreed, 120.0)
+    newcomer = swarm.start(0, 1, 2, elements=40_000)
+    rng = random.Random(seed)
+    for victim in rng.sample(nodes, 4):
+        swarm.run(0.3 + 2 * rng.random())
+        swarm.kill(victim)
+    swarm.until(lambda: newcomer.peer.ready, 120.0)
+    assert newcomer.kinds == ["joined"]
+    assert newcomer.genesis == nodes[0].genesis
+    assert newcomer.value == nodes[0].value  # all were equal
+
+
+def test_a_newcomer_whose_only_donor_dies_begins_alone():
+    swarm = Swarm(3, config=CONFIG)
+    swarm.chunk_s = 0.5
+    seed = swarm.start(elements=40_000)
+    newcomer = swarm.start(0, elements=40_000)
+    swarm.run(5.0)
+    assert newcomer.peer.joining.phase is Phase.COLLECTING
+    swarm.kill(seed)
+    swarm.until(lambda: newcomer.peer.ready, 2 * CONFIG.join_timeout_s)
+    assert newcomer.kinds[0] == "started"
+    assert newcomer.genesis != seed.genesis

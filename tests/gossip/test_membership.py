@@ -1,0 +1,379 @@
+"""What membership promises, in virtual time. A failing schedule names its seed."""
+
+import dataclasses
+import random
+
+import pytest
+
+from gossip.config import Config
+from gossip.detector import suspicion_s
+from gossip.effects import Dial, MemberChanged, MemberState, Send
+from gossip.errors import RemoteError
+from gossip.ids import Address
+from gossip.messages import MAX_RECORDS, Digest, Gossip, Hint, Ping, Records
+from tests.gossip.harness import World, acquainted, member, peer_id, record_of, sent
+
+ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
+
+
+# -- crashes ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(5))
+def test_a_machine_that_vanishes_is_dead_to_all_of_eight_within_20_s(seed):
+    world = World(seed)
+    nodes = world.swarm(8)
+    world.run(20)
+    world.power_off(nodes[seed])
+    world.until(lambda: world.states_of(nodes[seed].id) == {DEAD}, 20)
+    assert world.agreed()
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_a_killed_process_is_out_of_the_sample_within_a_second(count):
+    world = World(1)
+    nodes = world.swarm(count)
+    world.run(20)
+    assert world.agreed()
+    world.kill(nodes[1])
+    world.run(1)
+    assert ALIVE not in world.states_of(nodes[1].id)
+    assert all(nodes[1].id not in node.membership.owners() for node in world.living())
+    world.run(5)
+    assert world.states_of(nodes[1].id) == {DEAD}
+
+
+def test_a_hundred_notice_a_vanished_machine_within_40_s():
+    world = World(0)
+    nodes = world.swarm(100)
+    world.run(10)
+    world.power_off(nodes[50])
+    world.until(lambda: world.states_of(nodes[50].id) == {DEAD}, 40)
+
+
+def test_nobody_is_accused_for_ten_minutes_without_loss():
+    world = World(3)
+    nodes = world.swarm(8)
+    world.until(world.agreed, 10)
+    before = [len(node.seen) for node in nodes]
+    world.run(600)
+    assert [len(node.seen) for node in nodes] == before
+    assert {node.membership.me.incarnation for node in nodes} == {1}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_of_a_tenth_kills_nobody_for_good(seed):
+    world = World(seed, loss=0.1)
+    world.swarm(8)
+    world.run(300)
+    world.loss = 0.0
+    world.until(world.agreed, 60)
+
+
+def test_a_process_that_was_stopped_accuses_nobody_by_the_time_it_slept():
+    me = acquainted(8)
+    me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, False, peer_id(1)),)), 0.1)
+    now = me.deadline
+    while not sent(me.tick(now), Ping):  # it has a suspicion and a probe under way ...
+        now = me.deadline
+    wakes = now + 30  # ... and wakes half a minute later
+    effects = me.tick(wakes)
+    while me.deadline < wakes + 0.4:
+        effects += me.tick(me.deadline)
+    assert not [effect for effect in effects if isinstance(effect, MemberChanged)]
+    while me.deadline < wakes + 10:
+        effects += me.tick(me.deadline)
+    assert MemberChanged(peer_id(2), SUSPECT, DEAD) in effects  # the time that it was awake counts
+
+
+# -- suspicion and refutation -----------------------------------------------------------------------------------------
+def test_the_accused_refutes_with_the_next_incarnation():
+    me = acquainted(3)
+    effects = me.receive(peer_id(1), Gossip((Hint(me.me.id, 1, False, peer_id(2)),)), 1.0)
+    assert me.me.incarnation == 2
+    assert sent(effects, Gossip)[0].message.updates == (me.me,)
+    other = member(2)
+    other.linked(me.me.id, record_of(0), 0.0)
+    other.linked(peer_id(1), record_of(1), 0.0)
+    other.receive(peer_id(1), Gossip((Hint(me.me.id, 1, False, peer_id(1)),)), 1.0)
+    assert other.state(me.me.id) is SUSPECT
+    other.receive(peer_id(1), Gossip((me.me,)), 1.1)
+    assert other.state(me.me.id) is ALIVE
+
+
+def test_progress_does_not_refute():
+    me = acquainted(3)
+    me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, False, peer_id(1)),)), 1.0)
+    me.receive(peer_id(1), Gossip((record_of(2, sequence=9, samples=5),)), 1.1)
+    assert me.state(peer_id(2)) is SUSPECT
+    assert me.record(peer_id(2)).samples == 5
+
+
+@pytest.mark.parametrize("incarnation", [0, 2, 3, 2**52])
+def test_a_hint_about_another_incarnation_is_ignored(incarnation):
+    me = acquainted(3)
+    me.receive(peer_id(1), Gossip((Hint(peer_id(2), incarnation, True, peer_id(1)),)), 1.0)
+    assert me.state(peer_id(2)) is ALIVE
+    me.receive(peer_id(1), Gossip((Hint(me.me.id, incarnation, True, peer_id(1)),)), 1.0)
+    assert me.me.incarnation == 1
+
+
+def test_a_jump_of_over_a_thousand_incarnations_is_refused():
+    me = acquainted(3)
+    me.receive(peer_id(1), Gossip((record_of(2, incarnation=1002),)), 1.0)
+    assert me.record(peer_id(2)).incarnation == 1
+    me.receive(peer_id(1), Gossip((record_of(2, incarnation=1001),)), 1.0)
+    assert me.record(peer_id(2)).incarnation == 1001
+
+
+def test_a_dead_hint_about_one_we_hear_from_is_only_a_suspicion_and_reaches_it():
+    me = acquainted(3)
+    me.linked(peer_id(2), record_of(2), 1.0)
+    effects = me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, peer_id(3)),)), 2.0)
+    assert me.state(peer_id(2)) is SUSPECT
+    assert [send.to for send in sent(effects, Gossip)] == [peer_id(2)]
+    me.receive(peer_id(1), Gossip((Hint(peer_id(3), 1, True, peer_id(1)),)), 2.0)
+    assert me.state(peer_id(3)) is DEAD
+
+
+def test_a_dead_member_that_speaks_learns_what_is_said_of_it():
+    me = acquainted(3)
+    me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, peer_id(1)),)), 1.0)
+    effects = me.receive(peer_id(2), Gossip((record_of(2, sequence=1),)), 5.0)
+    assert me.state(peer_id(2)) is DEAD
+    assert [send.message.updates for send in sent(effects, Gossip)] == [(Hint(peer_id(2), 1, True, peer_id(1)),)]
+    assert not sent(me.receive(peer_id(2), Gossip((record_of(2, sequence=2),)), 5.5), Gossip)  # once a second
+    me.receive(peer_id(2), Gossip((record_of(2, incarnation=2),)), 5.6)
+    assert me.state(peer_id(2)) is ALIVE
+
+
+def test_a_ping_to_a_suspect_carries_the_suspicion():
+    me = acquainted(2)
+    me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, False, peer_id(1)),)), 0.1)
+    pings = []
+    while not pings:
+        pings = [ping for ping in sent(me.tick(me.deadline), Ping) if ping.to == peer_id(2)]
+    assert pings[0].message.updates[0] == Hint(peer_id(2), 1, False, peer_id(1))
+
+
+def test_suspicion_shrinks_with_accusers_between_lifeguards_bounds():
+    config = Config()
+    times = [suspicion_s(config, 100, accusers) for accusers in (1, 2, 3, 4)]
+    assert times[0] == pytest.approx(4 * 2 * 2.0)  # 4 max(1, log10 100) periods of 2 s
+    assert times == sorted(times, reverse=True)
+    assert times[3] == pytest.approx(times[0] / 3)
+    assert suspicion_s(config, 2, 1) == pytest.approx(8 / 3)  # nobody else could confirm
+
+
+def test_left_is_final_for_its_incarnation():
+    me = acquainted(3)
+    me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, peer_id(1)),)), 1.0)
+    me.receive(peer_id(1), Gossip((record_of(2, sequence=3, left=True),)), 2.0)
+    assert me.state(peer_id(2)) is LEFT
+    me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, peer_id(1)), record_of(2, sequence=9))), 3.0)
+    assert me.state(peer_id(2)) is LEFT
+    me.receive(peer_id(1), Gossip((record_of(2, incarnation=2),)), 4.0)
+    assert me.state(peer_id(2)) is ALIVE
+
+
+def test_a_leaver_is_known_to_have_left_within_3_s_and_never_dies():
+    world = World(5)
+    nodes = world.swarm(30)
+    world.until(world.agreed, 10)
+    world.leave(nodes[0])
+    world.run(3)
+    assert world.states_of(nodes[0].id) == {LEFT}
+    world.run(120)
+    assert world.states_of(nodes[0].id) == {LEFT}
+    changes = [c.after for n in nodes[1:] for _, c in n.seen if c.peer == nodes[0].id]
+    assert DEAD not in changes
+    assert nodes[0].membership.deadline == float("inf")
+
+
+# -- partitions and restarts ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(3))
+def test_halves_cut_off_for_a_minute_become_one_view_again(seed):
+    world = World(seed)
+    nodes = world.swarm(8)
+    world.run(20)
+    world.partition(lambda number: number < 4)
+    world.run(60)
+    assert all(len(node.membership.alive()) == 3 for node in nodes)
+    world.partition(None)
+    world.until(world.agreed, 60)
+
+
+def test_a_restart_finds_its_swarm_by_its_book_and_goes_on_from_its_samples():
+    world = World(7)
+    nodes = world.swarm(5)
+    world.run(5)
+    victim = nodes[2]
+    victim.membership.update_me(world.now, samples=1000, steps=10)
+    world.run(20)
+    world.kill(victim)
+    world.run(20)
+    assert world.states_of(victim.id) == {DEAD}
+    again = world.start(2, book=victim.membership.book())  # no seed, and the same incarnation as in its first life
+    again.membership.update_me(world.now, samples=5, steps=1)
+    world.run(20)
+    assert world.agreed()
+    record = nodes[0].membership.record(victim.id)
+    assert record.incarnation == again.membership.me.incarnation > 1
+    assert (record.samples, record.steps) == (1005, 11)
+    assert {node.membership.swarm_samples for node in world.living()} == {1005}
+
+
+def test_a_restored_member_is_not_trusted_until_heard_of_and_told_to_nobody():
+    me = member()
+    me.restore([record_of(1), record_of(2)], 0.0)
+    assert me.alive() == []
+    assert me.state(peer_id(1)) is DEAD
+    dials = [effect for effect in me.tick(0.0) if isinstance(effect, Dial)]
+    assert {(dial.address, dial.expect) for dial in dials} == {
+        (Address("host", 2), peer_id(1)),
+        (Address("host", 3), peer_id(2)),
+    }
+    effects = me.linked(peer_id(3), record_of(3), 1.0)
+    effects += me.receive(peer_id(3), Digest(b""), 1.1)
+    assert {record.id for send in sent(effects, Records) for record in send.message.records} == {me.me.id, peer_id(3)}
+    me.receive(peer_id(3), Records((record_of(1),), b""), 1.2)
+    assert me.state(peer_id(1)) is ALIVE
+    effects = me.linked(peer_id(2), record_of(2), 1.3)
+    assert me.state(peer_id(2)) is ALIVE
+    assert MemberChanged(peer_id(2), None, ALIVE) in effects
+
+
+def test_the_book_has_the_living_first_and_keeps_those_who_left():
+    me = acquainted(4)
+    me.receive(peer_id(1), Gossip((record_of(2, left=True), Hint(peer_id(3), 1, True, peer_id(1)))), 5.0)
+    assert [record.id for record in me.book()[:2]] != [peer_id(2), peer_id(3)]
+    assert {record.id for record in me.book()[:2]} == {peer_id(1), peer_id(4)}
+    assert {record.id for record in me.book()} == {peer_id(n) for n in (1, 2, 3, 4)}
+
+
+def test_two_who_hold_each_other_dead_over_an_open_link_find_out():
+    world = World(0)
+    a, b = world.swarm(2)
+    world.run(5)
+    world.cut = lambda one, other: True  # silence, but the connection outlives it
+    world.run(60)
+    assert (world.states_of(a.id), world.states_of(b.id)) == ({DEAD}, {DEAD})
+    assert a.links
+    world.cut = lambda one, other: False
+    world.until(world.agreed, 10)
+
+
+# -- joining and push-pull --------------------------------------------------------------------------------------------
+def test_a_table_of_a_thousand_arrives_over_one_link():
+    world = World(0)
+    first = world.start(0)
+    first.membership.linked(peer_id(1), record_of(1), 0.0)
+    updates = tuple(record_of(n) for n in range(2, 1001))
+    for start in range(0, len(updates), MAX_RECORDS):
+        first.membership.receive(peer_id(1), Records(updates[start : start + MAX_RECORDS], b""), 0.0)
+    newcomer = world.start(2000, seed=0)
+    world.run(0.2)
+    assert len(newcomer.membership.alive()) == 1001
+    assert newcomer.id in first.membership.alive()
+
+
+def test_a_push_pull_makes_two_tables_one_and_then_says_nothing():
+    a, b = member(0), member(100)
+    a.linked(peer_id(1), record_of(1), 0.0)
+    b.linked(peer_id(101), record_of(101), 0.0)
+    a.receive(peer_id(1), Records(tuple(record_of(n) for n in range(2, 90)), b""), 0.0)
+    b.receive(peer_id(101), Records(tuple(record_of(n, left=n % 2 == 0) for n in range(102, 180)), b""), 0.0)
+
+    def talk(effects_a, effects_b, now):
+        frames = 0
+        queue = [(a, b, e) for e in effects_a] + [(b, a, e) for e in effects_b]
+        while queue:
+            one, other, effect = queue.pop(0)
+            if isinstance(effect, Send) and effect.to == other.me.id:
+                frames += isinstance(effect.message, Records)
+                queue += [(other, one, e) for e in other.receive(one.me.id, effect.message, now)]
+        return frames
+
+    assert talk(a.linked(b.me.id, b.me, 1.0), b.linked(a.me.id, a.me, 1.0), 1.0) > 0
+    assert a.peers_known == b.peers_known
+    assert {*a.alive(), a.me.id} == {*b.alive(), b.me.id}
+    digest = a._table.digest()
+    assert digest == b._table.digest()
+    assert talk([Send(b.me.id, Digest(digest))], [], 40.0) == 0
+
+
+def test_a_want_is_answered_once_and_only_after_our_own_digest():
+    me = acquainted(20)
+    wanted = Records((), bytes(range(256)))
+    me._table.entries[peer_id(2)].answer_due = False
+    assert not sent(me.receive(peer_id(2), wanted, 1.0), Records)
+    assert len(sent(me.receive(peer_id(1), wanted, 1.0), Records)) == 1  # it was asked when it linked
+    assert not sent(me.receive(peer_id(1), wanted, 1.0), Records)
+
+
+def test_one_digest_a_second_is_answered():
+    me = acquainted(20)
+    answers = [len(sent(me.receive(peer_id(2), Digest(b""), 1.0 + 0.1 * i), Records)) for i in range(11)]
+    assert answers == [1, *[0] * 9, 1]
+
+
+def test_a_digest_of_another_length_is_the_senders_fault():
+    with pytest.raises(RemoteError):
+        acquainted(2).receive(peer_id(1), Digest(b"12345678"), 1.0)
+
+
+def test_a_forged_record_changes_nothing_of_its_message():
+    def verify(_key, _payload, signature):
+        return signature == b""
+
+    me = member(verify=verify)
+    me.linked(peer_id(1), record_of(1), 0.0)
+    forged = dataclasses.replace(record_of(3), signature=b"forged")
+    with pytest.raises(RemoteError):
+        me.receive(peer_id(1), Gossip((record_of(2), forged)), 1.0)
+    assert me.peers_known == 1
+
+
+# -- random schedules -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", [*range(25), 1026, 1266, 1382])  # the last three found faults
+def test_views_converge_once_faults_stop(seed):
+    """Kills, crashes, restarts, leaves, cuts and loss for a minute; invariants all along; one view after calm."""
+    rng = random.Random(f"schedule {seed}")
+    world = World(seed, loss=rng.choice((0.0, 0.05, 0.2)))
+    count = rng.randint(3, 10)
+    nodes = world.swarm(count)
+    world.run(5)
+    highest = {node.id: node.membership.me.incarnation for node in nodes}
+    samples = dict.fromkeys((node.id for node in nodes), 0)  # of this life
+    total = {}  # membership -> swarm samples
+    for _ in range(60):
+        living = world.living()
+        node = rng.choice(list(world.nodes.values()))
+        what = rng.choice(("kill", "power_off", "start", "start", "leave", "cut", "heal", "calm", "calm", "calm"))
+        if what in ("kill", "power_off", "leave") and node.running and len(living) > 2:
+            getattr(world, what)(node)
+        elif what == "start" and not node.running:
+            book = node.membership.book() if rng.random() < 0.5 else []
+            world.start(node.number, [n for n in range(count) if n != node.number], book)
+            samples[node.id] = 0
+        elif what == "cut":
+            sides = [rng.random() < 0.5 for _ in range(count)]
+            world.partition(sides.__getitem__)
+        elif what == "heal":
+            world.partition(None)
+        for node in world.living():
+            samples[node.id] += 10
+            node.membership.update_me(world.now, samples=samples[node.id], steps=samples[node.id] // 10)
+            world.arm(node)
+        world.run(1.0)
+        for node in world.living():
+            me = node.membership.me
+            highest[me.id] = max(highest[me.id], me.incarnation)
+        for node in world.living():
+            now_known = node.membership.swarm_samples
+            assert now_known >= total.get(node.membership, 0), f"samples shrank (seed {seed})"
+            total[node.membership] = now_known
+            for record, _ in node.membership.members():
+                assert record.incarnation <= highest[record.id], f"incarnation not the owner's (seed {seed})"
+    world.partition(None)
+    world.loss = 0.0
+    world.until(world.agreed, 400)
+    world.until(lambda: len({node.membership._table.digest() for node in world.living()}) == 1, 200)

@@ -1,0 +1,277 @@
+"""What membership spends, whom it probes, and how it speaks of itself; and the parts that keep it cheap."""
+
+import hashlib
+import random
+
+from gossip.config import Config
+from gossip.effects import MemberChanged, MemberState, Notice, Send
+from gossip.messages import MAX_UPDATES, Ack, Gossip, Hint, Nack, Ping, PingReq, Records
+from gossip.rumours import Rumours, retransmits
+from gossip.table import Table
+from tests.gossip.harness import World, acquainted, member, peer_id, record_of, sent
+
+ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+def test_a_flood_of_accusations_from_one_peer_moves_few_and_all_recover():
+    me = acquainted(1000)
+    hints = [Hint(peer_id(n), 1, dead, peer_id(by)) for n in range(2, 1001) for dead in (False, True) for by in (1, 7)]
+    for start in range(0, len(hints), MAX_UPDATES):
+        me.receive(peer_id(1), Gossip(tuple(hints[start : start + MAX_UPDATES])), 1.0)
+    accused = [peer_id(n) for n in range(1, 1001) if me.state(peer_id(n)) is not ALIVE]
+    assert 0 < len(accused) <= 64
+    me.receive(peer_id(1), Gossip(tuple(record_of(n, incarnation=2) for n in range(2, 1001))), 2.0)
+    assert len(me.alive()) == 1000
+
+
+def test_one_accuser_holds_a_bounded_number_of_accusations_whoever_tells_them():
+    me = acquainted(200)
+    for n in range(10, 200):
+        me.receive(peer_id(n), Gossip((Hint(peer_id(n - 1), 1, False, peer_id(5)),)), 1.0)
+    assert len([n for n in range(1, 201) if me.state(peer_id(n)) is SUSPECT]) == 32
+
+
+def test_accusing_us_again_and_again_costs_five_incarnations_a_second():
+    me = acquainted(3)
+    for step in range(1000):
+        now = 1.0 + step / 1000
+        if me.deadline <= now:
+            me.tick(now)
+        me.receive(peer_id(1), Gossip((Hint(me.me.id, me.me.incarnation, True, peer_id(1)),)), now)
+    assert 5 <= me.me.incarnation <= 7
+
+
+def test_the_table_stays_within_its_bound_and_loses_no_samples():
+    me = member(config=Config(max_members=50))
+    me.linked(peer_id(1), record_of(1), 0.0)
+    for n in range(2, 400):  # each comes, works and leaves
+        now = float(n)
+        me.receive(peer_id(1), Gossip((record_of(n, samples=10),)), now)
+        me.receive(peer_id(1), Gossip((record_of(n, samples=10, sequence=1, left=True),)), now)
+    assert me.peers_known + 1 == 100
+    assert me.swarm_samples == 3980
+    me.receive(peer_id(1), Gossip((record_of(350, samples=10),)), 500.0)  # an old record of one long gone
+    assert me.swarm_samples == 3980
+    me.receive(peer_id(1), Gossip((record_of(350, incarnation=2, samples=15),)), 500.0)
+    assert me.swarm_samples == 3985
+
+
+def test_the_living_are_never_evicted_for_newcomers():
+    me = member(config=Config(max_members=5))
+    me.linked(peer_id(1), record_of(1), 0.0)
+    for n in range(2, 100):
+        me.receive(peer_id(1), Gossip((record_of(n),)), float(n))
+    assert sorted(me.alive()) == sorted(peer_id(n) for n in range(1, 10))
+
+
+def test_new_members_are_taken_at_a_bounded_rate():
+    me = member(config=Config(max_members=100))
+    me.linked(peer_id(1), record_of(1), 0.0)
+    me.receive(peer_id(1), Records(tuple(record_of(n) for n in range(2, 130)), b""), 0.0)
+    assert me.peers_known == 101
+    me.receive(peer_id(1), Records(tuple(record_of(n) for n in range(130, 200)), b""), 0.01)
+    assert me.peers_known == 111
+
+
+def test_an_update_is_told_a_bounded_number_of_times_newest_first():
+    rumours = Rumours(0.5, 0.0)
+    for n in range(40):
+        rumours.put(record_of(n), 0.0)
+    first = rumours.take(MAX_UPDATES, 1, 1000)
+    assert [update.id for update in first] == [peer_id(n) for n in range(39, 7, -1)]
+    rumours.put(record_of(99), 0.0)
+    assert rumours.take(1, 1, 1000)[0].id == peer_id(99)
+    told = 33
+    while taken := rumours.take(MAX_UPDATES, 1, 1000):
+        told += len(taken)
+    assert told == 41 * retransmits(1000) == 41 * 16
+    assert len(rumours) == 0
+
+
+def test_rumours_are_bounded():
+    rumours = Rumours(0.5, 0.0)
+    for n in range(3000):
+        rumours.put(record_of(n), 0.0)
+    assert len(rumours) == 1024
+    assert rumours.take(1, 1, 3000)[0].id == peer_id(2999)
+
+
+# -- probes -----------------------------------------------------------------------------------------------------------
+def test_a_probe_for_another_is_answered_by_ack_or_nack():
+    me = acquainted(5)
+    ping = sent(me.receive(peer_id(1), PingReq(77, peer_id(2), ()), 1.0), Ping)[0]
+    assert ping.to == peer_id(2)
+    effects = me.receive(peer_id(2), Ack(ping.message.seq, ()), 1.1)
+    assert Send(peer_id(1), Ack(77, ())) in effects
+    me.receive(peer_id(1), PingReq(78, peer_id(3), ()), 1.2)
+    effects = me.dial_failed(peer_id(3), 1.3)
+    assert Send(peer_id(1), Nack(78)) in effects
+    assert me.state(peer_id(3)) is ALIVE  # that was another's question; our own is only being asked now
+    assert me.receive(peer_id(1), PingReq(79, peer_id(4000), ()), 1.4) == [Send(peer_id(1), Nack(79))]
+    me.receive(peer_id(1), PingReq(80, peer_id(4), ()), 1.5)
+    nacks = []
+    while not nacks:
+        nacks = sent(me.tick(me.deadline), Nack)
+    assert nacks == [Send(peer_id(1), Nack(80))]
+
+
+def test_nobody_is_suspected_while_one_helper_reaches_it():
+    me = acquainted(5)
+    asked = sent(me.dial_failed(peer_id(2), 1.0), PingReq)
+    assert len(asked) == 3
+    assert peer_id(2) not in {send.to for send in asked}
+    me.receive(asked[0].to, Nack(asked[0].message.seq), 1.1)
+    me.receive(asked[1].to, Nack(asked[1].message.seq), 1.1)
+    me.receive(asked[2].to, Ack(asked[2].message.seq, ()), 1.1)
+    me.receive(asked[0].to, Nack(asked[0].message.seq), 1.1)
+    assert me.state(peer_id(2)) is ALIVE
+
+
+def test_three_nacks_make_a_suspect_and_a_stranger_is_not_counted():
+    me = acquainted(8)
+    asked = sent(me.dial_failed(peer_id(2), 1.0), PingReq)
+    helpers = {send.to for send in asked}
+    stranger = next(peer_id(n) for n in range(3, 9) if peer_id(n) not in helpers)
+    for teller in (stranger, asked[0].to, asked[1].to, asked[0].to):
+        me.receive(teller, Nack(asked[0].message.seq), 1.1)
+    assert me.state(peer_id(2)) is ALIVE
+    effects = me.receive(asked[2].to, Nack(asked[0].message.seq), 1.1)
+    assert effects == [MemberChanged(peer_id(2), ALIVE, SUSPECT)]
+
+
+def test_a_finished_exchange_answers_a_probe():
+    me = acquainted(2)
+    me.unlinked(peer_id(1), 1.0)  # asks at once
+    me.acknowledged(peer_id(1), 1.1)
+    for _ in range(20):
+        if me.deadline > 3.0:
+            break
+        me.tick(me.deadline)
+    assert me.state(peer_id(1)) is ALIVE
+
+
+def test_who_cannot_be_dialled_is_probed_by_its_homes_alone():
+    world = World(2)
+    world.swarm(6)
+    world.run(1)
+    hidden = world.start(9, seed=0, address=None, homes=(peer_id(0),))
+    world.run(120)
+    assert world.agreed()
+    assert hidden.membership.me.incarnation == 1  # nobody accused it
+    world.power_off(hidden)
+    world.until(lambda: world.states_of(hidden.id) == {DEAD}, 40)
+
+
+# -- our own record ---------------------------------------------------------------------------------------------------
+def test_progress_is_signed_once_a_second_and_the_last_value_in_the_end():
+    me = acquainted(2)
+    sequence = me.me.sequence
+    for step in range(100):
+        me.update_me(1.0 + step / 100, steps=step + 1, samples=8 * (step + 1))
+        assert me.swarm_samples == 8 * (step + 1)
+    assert me.me.sequence == sequence + 1
+    me.tick(2.0)
+    assert (me.me.sequence, me.me.steps, me.me.samples) == (sequence + 2, 100, 800)
+
+
+def test_everything_else_is_signed_at_once():
+    me = acquainted(2)
+    me.update_me(1.0, samples=8)
+    changes = me.changes
+    me.update_me(1.01, samples=16, ready=False)
+    assert (me.me.ready, me.me.samples) == (False, 16)
+    assert me.changes == changes + 1
+    assert me.owners() == sorted([peer_id(1), peer_id(2)])
+    sequence = me.me.sequence
+    me.update_me(1.02, ready=False)
+    assert me.me.sequence == sequence
+
+
+def test_a_large_swarm_signs_its_progress_less_often():
+    me = acquainted(100)
+    me.update_me(1.0, samples=1)
+    me.update_me(2.5, samples=2)
+    assert me.me.samples == 1
+    me.update_me(1.0 + 0.05 * 101, samples=3)
+    assert me.me.samples == 3
+
+
+def test_a_record_of_an_earlier_life_is_continued_above():
+    me = member()
+    me.update_me(0.0, samples=7, steps=1)
+    me.linked(peer_id(1), record_of(1), 0.5)
+    me.receive(peer_id(1), Gossip((record_of(0, incarnation=40, samples=100, steps=10, left=True),)), 1.0)
+    assert (me.me.incarnation, me.me.samples, me.me.steps, me.me.left) == (41, 107, 11, False)
+    me.update_me(5.0, samples=9)
+    assert me.me.samples == 109
+
+
+def test_counts_of_an_earlier_life_are_not_lost_with_the_incarnation_known():
+    me = acquainted(2, samples=100)
+    effects = me.linked(peer_id(1), record_of(1, incarnation=2, samples=3), 1.0)
+    assert sent(effects, Gossip)[0].message.updates == (record_of(1, samples=100),)
+    again = member(1, incarnation=2)
+    again.update_me(0.5, samples=3)
+    again.receive(peer_id(0), sent(effects, Gossip)[0].message, 1.0)
+    assert (again.me.incarnation, again.me.samples) == (3, 103)
+
+
+def test_two_processes_of_one_key_do_not_add_each_others_counts_for_ever():
+    a, b = member(0), member(0)
+    a.update_me(0.0, samples=100)
+    b.update_me(0.0, samples=101)
+    notices = []
+    for step in range(100):
+        notices += a.receive(peer_id(1), Gossip((b.me,)), float(step))
+        notices += b.receive(peer_id(1), Gossip((a.me,)), float(step))
+    assert len([effect for effect in notices if isinstance(effect, Notice)]) == 2
+    assert a.me.samples < 101 * 2**16
+
+
+def test_samples_are_counted_by_run_and_for_all():
+    a, b = b"a" * 16, b"b" * 16
+    me = acquainted(3, genesis=a, samples=10, base_samples=5)
+    me.update_me(0.0, genesis=a, samples=1)
+    assert me.samples_of(a) == 36
+    me.receive(peer_id(1), Gossip((record_of(2, genesis=b, samples=12, sequence=1),)), 1.0)  # it took other weights
+    assert (me.samples_of(a), me.samples_of(b), me.swarm_samples) == (26, 12, 38)
+
+
+def test_one_change_is_reported_once_and_by_its_last_state():
+    me = acquainted(2)
+    dead = Hint(peer_id(9), 1, True, peer_id(8))
+    effects = me.receive(peer_id(1), Records((record_of(9), dead), b""), 1.0)
+    assert [e for e in effects if isinstance(e, MemberChanged)] == [MemberChanged(peer_id(9), None, DEAD)]
+
+
+# -- the table
+def test_the_table_agrees_with_a_slow_obvious_one():
+    rng = random.Random(4)
+    table = Table(record_of(0, samples=3), 40, 0.0)
+    best = {peer_id(0): 3}
+    held = {peer_id(0): (record_of(0, samples=3), ALIVE)}
+    for step in range(3000):
+        n = rng.randrange(1, 30)
+        genesis = bytes([rng.randrange(3)]) * 16
+        record = record_of(n, samples=rng.randrange(100), ready=rng.random() < 0.5, genesis=genesis, incarnation=step)
+        state = rng.choice(list(MemberState))
+        entry = table.entries.get(record.id)
+        if entry is None:
+            table.add(record, state, float(step))
+        else:
+            table.place(entry, record, state, float(step))
+        table.entries[record.id].accusers = (peer_id(0),)
+        held[record.id] = (record, state)
+        best[record.id] = max(best.get(record.id, 0), record.samples)
+        assert table.samples == sum(best.values())
+    for state in MemberState:
+        assert sorted(table._of[state]) == sorted(p for p, (_, s) in held.items() if s is state and p != peer_id(0))
+    assert table.owners() == sorted(p for p, (r, s) in held.items() if s is ALIVE and r.ready)
+    for genesis in {record.genesis for record, _ in held.values()}:
+        assert table.samples_of(genesis) == sum(best[p] for p, (r, _) in held.items() if r.genesis == genesis)
+    hashes = [0] * 256
+    for peer, (record, state) in held.items():
+        text = peer + record.incarnation.to_bytes(8, "little") + state.value.encode()
+        hashes[peer[0]] ^= int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    assert table.digest() == b"".join(h.to_bytes(8, "little") for h in hashes)
