@@ -1,6 +1,24 @@
 """One peer on real sockets, beside a training loop."""
 
-from gossip.config import Config
-from node.node import Member, Metrics, Node
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gossip.config import Config
+    from node.node import Member, Metrics, Node
 
 __all__ = ["Config", "Member", "Metrics", "Node"]
+
+
+def __getattr__(name: str) -> object:
+    """Import torch and trio only when a node is wanted (PEP 562): the command line answers without them."""
+    if name == "Config":
+        from gossip.config import Config
+
+        return Config
+    if name in __all__:
+        from node import node
+
+        return getattr(node, name)
+    raise AttributeError(f"module 'node' has no attribute {name!r}")

@@ -43,7 +43,7 @@ class VectorPool:
         self.free: dict[int, list[Floats]] = {}
 
     def take(self, parts: Parts, size: int | None = None) -> Vector:
-        """A vector of those parts; the network thread names the size, since the optimizer's state is not its to read."""
+        """A vector of those parts; the network thread names the size: the optimizer's state is not its to read."""
         if size is None:
             size = self.state.size(parts)
         with self.lock:

@@ -232,7 +232,8 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
         cells = (member[key] for key in ("address", "state", "steps", "samples", "loss", "ready"))
         members.add_row(member["id"][:8], *map(shown, cells))
     console.print(metrics)
-    console.print(members)
+    if answer["members"]:
+        console.print(members)
 
 
 def secret() -> None:

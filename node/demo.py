@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
@@ -19,7 +20,7 @@ __all__ = ["Outcome", "run_demo"]
 SAMPLES = 48_000  # of the whole swarm: 33 epochs, three times what 96 % takes
 STEP_DELAY_S = 0.03  # 750 steps of 16 on each of four nodes: some 25 s to watch
 TARGET = 0.96  # of digits' test set
-TOLD = ("joined", "merged", "alone", "together")  # what nodes log that is worth telling here
+TOLD = ("joined", "merged")  # what nodes log that is worth telling here
 
 
 @dataclass(slots=True)
@@ -57,9 +58,8 @@ def run_demo(*, nodes: int, as_json: bool, limit_s: float, job: Path | None = No
             print(json.dumps(asdict(outcome)))
         else:
             print_outcome(outcome)
-            for child in swarm.children:
-                if child.code and child is not stage.killed:
-                    print(*last_lines(child.err, ERROR_LINES), sep="\n")
+        for child in stage.broken:
+            print(*last_lines(child.err, ERROR_LINES), sep="\n", file=sys.stderr)
     return 0 if outcome.ok else 1
 
 
@@ -70,6 +70,7 @@ class Stage:
         self.outcome = Outcome()
         self.killed: Child | None = None
         self.newcomer: Child | None = None
+        self.broken: list[Child] = []  # ended with an error of their own
         self._swarm = swarm
         self._screen = screen
         self._since_s = time.monotonic()
@@ -90,6 +91,10 @@ class Stage:
             if self.killed is None and first.code is None and others and trained >= SAMPLES // 2:
                 self._turn(first, others[len(others) // 2], trained)
             self._screen.show()
+            self.broken = [child for child in self._swarm.children if child.code and child is not self.killed]
+            if self.broken:  # nothing is shown by waiting for the rest
+                self._tell(f"node {self.broken[0].number} ended with code {self.broken[0].code}")
+                break
             if time.monotonic() - self._since_s > limit_s:
                 self._tell(f"time is up after {limit_s:.0f} s")
                 break

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 
 import torch
@@ -52,7 +53,8 @@ def main() -> None:
         distance = node.settle(3.0)
         with torch.no_grad():
             accuracy = (model(x[test]).argmax(1) == y[test]).float().mean().item()
-    print(json.dumps({"accuracy": accuracy, "consensus_distance": distance}))
+    # A node that found nobody to agree with has no distance, and JSON no NaN.
+    print(json.dumps({"accuracy": accuracy, "consensus_distance": None if math.isnan(distance) else distance}))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from gossip.messages import Close, Hello
 from gossip.records import check
 from node.identity import verify
 from node.links import FrameReader
-from node.stream import ByteStream
+from node.stream import BrokenLinkError, ByteStream
 
 __all__ = ["PROTOCOL_VERSION", "Greeter"]
 
@@ -46,7 +46,10 @@ class Greeter:
         Raises RefusedError with a sentence for people when the two cannot work together. The caller bounds the time.
         """
         await stream.send_all(encode(self.hello(record)))
-        got = await reader.message()
+        try:
+            got = await reader.message()
+        except BrokenLinkError:  # a node that expects TLS resets what does not speak it
+            got = None
         if got is None:
             raise RefusedError(
                 "closed", f"{stream.peer_host} closed the connection at once; is it a node of this swarm, and do both "
@@ -81,7 +84,7 @@ class Greeter:
                 f"{host} speaks protocol versions {theirs.version_min} to {theirs.version_max}, this node "
                 f"{PROTOCOL_VERSION}: install the same release on both.",
             )
-        if theirs.swarm != self.swarm and theirs.record is not None:
+        if theirs.swarm != self.swarm and None not in (record, theirs.record):  # an observer is of no swarm
             raise RefusedError("swarm", f"{host} belongs to another swarm than {self.swarm!r}: check Config.swarm.")
         if theirs.record is None:
             return  # an observer
@@ -97,9 +100,7 @@ class Greeter:
         if self.layout is not None and theirs.fingerprint != self.layout.fingerprint:
             raise RefusedError("layout", "")
 
-    async def refuse(
-        self, stream: ByteStream, reader: FrameReader, theirs: Hello, error: RemoteError
-    ) -> RefusedError:
+    async def refuse(self, stream: ByteStream, reader: FrameReader, theirs: Hello, error: RemoteError) -> RefusedError:
         """Say why with a Close (never the exception's own text), hear the other side's, and name the difference."""
         layout = self.layout
         sentence = {

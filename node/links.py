@@ -11,7 +11,7 @@ import trio
 from gossip.errors import ProtocolError
 from gossip.frames import PREFIX_BYTES, decode, encode, read_prefix
 from gossip.ids import Address, PeerId
-from gossip.messages import Chunk, Message
+from gossip.messages import Chunk, Close, Message
 from node.stream import BrokenLinkError, ByteStream
 
 __all__ = ["Bulk", "FrameReader", "Link", "Links", "Network"]
@@ -105,6 +105,7 @@ class Link:
         self.used_at = trio.current_time()
         self.bytes_sent = 0
         self.closing = False
+        self.orderly = False  # closed for want of use, by either side
         self.cancel_scope: trio.CancelScope | None = None
 
     @property
@@ -129,6 +130,12 @@ class Link:
         """Close once the outbox is sent."""
         self.closing = True
         self.wake.set()
+
+    def retire(self) -> None:
+        """Close a link nobody needs at the moment, saying so: a link that ends without a word is a peer in doubt."""
+        self.orderly = True
+        self.send(Close("idle", "this link is not needed at the moment.", ()))
+        self.finish()
 
     def close_now(self) -> None:
         self.stream.close_now()

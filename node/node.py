@@ -4,89 +4,38 @@ from __future__ import annotations
 
 import math
 import os
-import random
-import secrets
 import signal
 import statistics
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
-import trio
 from torch import Tensor, nn
 
 from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import CheckpointError, ConfigError, LocalError
-from gossip.ids import Address, MemberRecord, PeerId
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from node import checkpoint
-from node.boundary import Boundary, Done, VectorPool
-from node.handshake import Greeter
-from node.identity import Identity, verify
-from node.progress import Figures, Progress
+from node.boundary import Boundary, VectorPool
+from node.progress import Figures
+from node.readings import Member, Metrics, View
 from node.runtime import Runtime
-from node.settings import Settings, advertised
+from node.service import LEAVE_S, REPORT_S, Service
+from node.settings import Settings
 from node.sharding import Shard
 from node.snapshot import ModelState
-from node.statedir import Memory, StateDir
-from node.tcp import TcpNetwork
 from node.thread import NetworkThread
-from node.tls import swarm_contexts
 
 __all__ = ["Member", "Metrics", "Node"]
 
-REPORT_S = 0.25  # how often the network thread hears of progress when nothing else happens
 VISIT_S = 0.002  # between two visits of the network thread's wishes: a step of a tiny model is not slowed by each
-REMEMBER_S = 30.0  # how often the address book is written
-LEAVE_S = 1.0  # for LEFT to be sent
 SETTLED = 1e-4  # |theirs - ours| / |ours| of an exchange that found nothing left to agree on
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """Another node, or this one, as this node knows it."""
-
-    id: str  # 32 hexadecimal digits
-    address: str | None  # None: it dials out, and nobody can dial it
-    state: str  # alive, suspect, dead, left
-    steps: int
-    samples: int
-    loss: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """One reading. Seconds are medians over recent events; nan before the first."""
-
-    steps: int
-    samples: int
-    exchanges_done: int
-    exchanges_failed: int
-    bytes_sent: int
-    bytes_received: int
-    exchange_seconds: float  # from the agreed start of the streams to both COMMITs
-    step_overhead_seconds: float  # inside step()
-    members_alive: int  # with this node
-    consensus_distance: float  # sqrt(mean |x_i - mean|^2) over the swarm, estimated from recent exchanges
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What the network thread last told the training thread."""
-
-    members: tuple[Member, ...] = ()
-    owners: tuple[PeerId, ...] = ()
-    changes: int = -1
-    others_samples: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
 
 
 class Node:
@@ -120,35 +69,29 @@ class Node:
         self.state = ModelState(model, optimizer)
         if self.config.average_optimizer and optimizer is None:
             raise ConfigError("average_optimizer needs the optimizer: write Node(model, optimizer).")
-        self.identity = Identity.load(self.settings.state_dir)
-        self.state_dir = StateDir(self.settings.state_dir)
         self.pool = VectorPool(self.state)
         self.boundary = Boundary(self.state, self.pool)
         self.outer = OuterStep(self.state.layout.parameters, self.config.outer_momentum, self.config.outer_rate)
+        self.service = Service(self.settings, self.state, self.boundary, self.pool, self.outer, self.figures)
         self.thread = NetworkThread()
-        self.runtime: Runtime | None = None
-        self.view = View()
         self.steps = self.samples = 0
         self.loss: Any = None
         self.passes = 0
         self.overheads: deque[float] = deque(maxlen=512)
-        self.due_steps: float = 0
         self.visited_at = 0.0
         self.reported_at = -math.inf
         self.optimizer_at = -math.inf
-        self.incarnation = 0
-        self.leaving: trio.Event | None = None
         self.handler: Any = None
 
     # -- life ----------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
-        if self.runtime is not None:
+        if self.service.runtime is not None:
             raise LocalError("This Node was used already: make a new one for each run.")
         if not self.outer.plain:
             self.reset_outer()
         self.install_handler()
         try:
-            self.thread.start(self.network_main)
+            self.thread.start(self.service.main)
             self.join()
         except BaseException:
             self.close()
@@ -162,8 +105,8 @@ class Node:
 
     def close(self) -> None:
         """Say LEFT and stop, in about a second at most; ``with`` does it."""
-        if self.leaving is not None:
-            self.thread.call(self.leaving.set)
+        if self.service.leaving is not None:
+            self.thread.call(self.service.leaving.set)
         self.thread.join(2 * LEAVE_S)
         if self.handler is not None:
             signal.signal(signal.SIGTERM, self.handler)
@@ -181,109 +124,17 @@ class Node:
     def join(self) -> None:
         """Until this node holds weights to train: taken from the swarm, or its own."""
         runtime = self.runtime
-        assert runtime is not None
         while True:
             self.boundary.wake.wait(0.02)
             self.thread.check()
             self.visit()
-            if runtime.peer.ready and not self.boundary.wanted:
+            ready, refusal = runtime.peer.ready and not self.boundary.wanted, runtime.doors.refusal
+            # A seed that only closes may be a forwarder whose node is down: it is tried until the time is up.
+            final = refusal is not None and (refusal.code == "closed") == ready
+            if final and not runtime.doors.dialling and not len(runtime.links):
+                raise LocalError(f"Could not join: {refusal}") from refusal
+            if ready:
                 return
-            if runtime.refusal is not None and not runtime.dialling and not len(runtime.links):
-                raise LocalError(f"Could not join: {runtime.refusal}") from runtime.refusal
-
-    async def network_main(self, started: Any) -> None:
-        settings = self.settings
-        network = TcpNetwork(settings.listen, self.config.hello_timeout_s)
-        bound = await network.bind()
-        memory = self.state_dir.read()
-        self.incarnation = memory.incarnation + 1
-        now = trio.current_time()
-        peer = self.make_peer(advertised(settings, bound), memory, now)
-        progress = Progress.from_environment(
-            time.time(), self.identity.id.hex(), str(peer.membership.me.address or bound or "nowhere"), os.environ
-        )
-        contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
-        runtime = self.runtime = Runtime(
-            peer, self.config, network, Greeter(self.config.swarm, self.state.layout), contexts, self.boundary, self.pool,
-            self.outer, lambda kind, sentence: progress.event(time.time(), kind, sentence),
-        )  # fmt: skip
-        runtime.after_perform = self.after_perform
-        self.remember()
-        if self.state_dir.damaged:
-            progress.event(time.time(), "state", self.state_dir.damaged)
-        self.leaving = trio.Event()
-        try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(runtime.main)
-                nursery.start_soon(self.look, progress)
-                nursery.start_soon(self.keep_memory)
-                self.refresh()
-                started()
-                await self.leaving.wait()
-                await runtime.leave(LEAVE_S)
-                nursery.cancel_scope.cancel()
-        finally:
-            network.close()
-            self.remember()
-            self.refresh()
-            progress.close(time.time(), self.figures())
-
-    def make_peer(self, address: Address | None, memory: Memory, now: float) -> Peer:
-        identity = self.identity
-        record = MemberRecord(
-            identity.id, identity.public_key, self.incarnation, address=address, samples=memory.samples,
-            genesis=secrets.token_bytes(16),
-        )  # fmt: skip
-        optimizer = self.optimizer
-        trained = 0
-        if optimizer is not None:
-            parameters = {id(p): p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-            trained = sum(p.numel() for p in parameters.values())
-        return Peer(
-            record, sign=identity.sign, verify=verify, config=self.config, fingerprint=self.state.layout.fingerprint,
-            elements=self.state.layout.size, trained_elements=trained, rng=random.Random(secrets.randbits(64)),
-            seeds=self.settings.seeds, expected=self.settings.expected, book=memory.book, now=now,
-        )  # fmt: skip
-
-    # -- network thread ------------------------------------------------------------------------------------------
-    def after_perform(self) -> None:
-        peer = self.peer
-        waiting = peer.exchanges.outgoing is None and self.config.mix_every_steps is not None
-        self.due_steps = peer.due_steps if waiting else math.inf
-
-    async def look(self, progress: Progress) -> None:
-        while True:
-            self.refresh()
-            progress.tick(time.time(), self.figures)
-            await trio.sleep(REPORT_S)
-
-    async def keep_memory(self) -> None:
-        while True:
-            await trio.sleep(REMEMBER_S)
-            self.remember()
-
-    def remember(self) -> None:
-        membership = self.peer.membership
-        self.state_dir.write(self.incarnation, membership.me.samples, membership.book())
-
-    def refresh(self) -> None:
-        runtime = self.runtime
-        if runtime is None:
-            return
-        membership = runtime.peer.membership
-        members = tuple(
-            Member(
-                record.id.hex(), str(record.address) if record.address is not None else None, state.value, record.steps,
-                record.samples, record.loss,
-            )
-            for record, state in runtime.peer.members()
-        )  # fmt: skip
-        changes = membership.changes
-        owners = self.view.owners if changes == self.view.changes else tuple(membership.owners())
-        self.view = View(
-            members, owners, changes, membership.swarm_samples - membership.me.samples, runtime.links.bytes_sent,
-            runtime.links.bytes_received,
-        )  # fmt: skip
 
     def figures(self) -> Figures:
         metrics = self.metrics()
@@ -300,16 +151,24 @@ class Node:
         )  # fmt: skip
 
     @property
-    def peer(self) -> Peer:
-        if self.runtime is None:
+    def runtime(self) -> Runtime:
+        if self.service.runtime is None:
             raise LocalError("This Node is not running: use it inside its with block.")
+        return self.service.runtime
+
+    @property
+    def peer(self) -> Peer:
         return self.runtime.peer
+
+    @property
+    def view(self) -> View:
+        return self.service.view
 
     # -- the training loop's ---------------------------------------------------------------------------------------
     @property
     def id(self) -> str:
         """32 hexadecimal digits: the hash of this node's public key."""
-        return self.identity.id.hex()
+        return self.service.identity.id.hex()
 
     @property
     def address(self) -> str:
@@ -326,8 +185,7 @@ class Node:
     def swarm_samples(self) -> int:
         """Samples trained by the whole swarm so far, the departed and earlier lives of the run included. Others' counts
         are a second or two old, so schedules and stopping rules agree about as closely."""
-        earlier = self.runtime.peer.membership.earlier_samples if self.runtime is not None else 0
-        return self.view.others_samples + earlier + self.samples
+        return self.view.others_samples + self.view.earlier_samples + self.samples
 
     def step(self, loss: Any = None, samples: int = 1) -> None:
         """Call after ``optimizer.step()``: counts the step, and lets finished exchanges land between two steps.
@@ -340,7 +198,7 @@ class Node:
         self.samples += samples
         if loss is not None:
             self.loss = loss.detach() if isinstance(loss, Tensor) else loss
-        wished = self.boundary.wanted or self.steps >= self.due_steps
+        wished = self.boundary.wanted or self.steps >= self.service.due_steps
         if (wished and start - self.visited_at > VISIT_S) or start - self.reported_at > REPORT_S:
             self.visited_at = start
             self.visit()
@@ -350,8 +208,6 @@ class Node:
         """The step boundary: fulfil the network thread's wishes and report."""
         self.thread.check()
         runtime = self.runtime
-        if runtime is None:
-            return
         done = self.boundary.visit(self.adopted)
         now = time.perf_counter()
         optimizer = None
@@ -394,24 +250,22 @@ class Node:
         return getattr(self, "last_loss", None)
 
     def shard(self, dataset: Any, batch_size: int, shuffle: bool = True, epochs: int = 1) -> Iterator[Any]:
-        """One pass (or ``epochs``) over this node's share of ``dataset``, in batches: divided by rendezvous hashing over
-        the members alive, and looked up anew as they come and go, so that a dead member's part is covered again."""
+        """One pass (or ``epochs``) over this node's share of ``dataset``, in batches: divided by rendezvous hashing
+        over the members alive, and looked up anew as they come and go: a dead member's part is covered again."""
         length = max(1, len(dataset[0]) if isinstance(dataset, tuple | list) else len(dataset))
         # The swarm's count of passes, so that members agree on how this one is divided; our own where we are ahead.
         self.passes = max(self.passes, self.swarm_samples // length)
         shard = Shard(
-            dataset, batch_size, shuffle, epochs, self.identity.id, lambda: self.view.owners, lambda: self.view.changes,
-            first_pass=self.passes,
+            dataset, batch_size, shuffle, epochs, self.service.identity.id, lambda: self.view.owners,
+            lambda: self.view.changes, first_pass=self.passes,
         )  # fmt: skip
         self.passes += epochs
         return iter(shard)
 
     def settle(self, seconds: float = 5.0) -> float:
-        """Mix without training until the nodes agree, or for ``seconds``; returns the consensus distance (nan when there
-        was nobody). Call it before evaluating or saving; every node that is done calls it about the same time."""
+        """Mix without training until the nodes agree, or for ``seconds``; returns the consensus distance (nan when
+        there was nobody). Call it before evaluating or saving, on every node about the same time."""
         runtime, peer = self.runtime, self.peer
-        if runtime is None:
-            return math.nan
         until = time.monotonic() + seconds
         before = peer.exchanges.done
         self.thread.call(lambda: runtime.perform(peer.settle(True, runtime.now)))
@@ -429,7 +283,6 @@ class Node:
     def finish_exchanges(self, seconds: float) -> None:
         """Let those under way land, so that what is evaluated or saved is what the partners have too."""
         runtime = self.runtime
-        assert runtime is not None
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.boundary.wake.wait(0.005)
@@ -440,7 +293,6 @@ class Node:
     def metrics(self) -> Metrics:
         """A reading of now."""
         runtime, peer = self.runtime, self.peer
-        assert runtime is not None
         return Metrics(
             steps=self.steps, samples=self.samples, exchanges_done=peer.exchanges.done,
             exchanges_failed=peer.exchanges.failures, bytes_sent=runtime.links.bytes_sent,
@@ -474,9 +326,10 @@ class Node:
         saved = checkpoint.load(path)
         meta = dict(saved.meta)
         if meta.get("fingerprint", self.state.layout.fingerprint) != self.state.layout.fingerprint:
-            raise CheckpointError(f"{path} holds another model than this node's: load it into the model it was saved from.")
+            raise CheckpointError(
+                f"{path} holds another model than this node's: load it into the model it was saved from."
+            )
         runtime, peer = self.runtime, self.peer
-        assert runtime is not None
         genesis = bytes.fromhex(str(meta.get("genesis", peer.local.genesis.hex())))
         if genesis == peer.local.genesis and self.swarm_samples >= int(meta.get("swarm_samples", 0)):
             return meta
@@ -490,7 +343,7 @@ class Node:
 
         def resume() -> None:
             runtime.perform(peer.resume(genesis, base, version, runtime.now))
-            self.refresh()
+            self.service.view = self.view.refreshed(runtime)
             resumed.set()
 
         self.thread.call(resume)

@@ -114,8 +114,9 @@ class Progress:
             self._log = None
         if self._stream is not None:
             self._print("\r\x1b[K" if self._terminal else "")
-            with contextlib.suppress(OSError, ValueError):
-                print_table(self._id, final, self._stream)
+            if final["steps"]:  # one that never got to train has said why, and a table of zeros would hide that
+                with contextlib.suppress(OSError, ValueError):
+                    print_table(self._id, final, self._stream)
             self._stream = None
 
     def _with_rates(self, now_s: float, figures: Figures) -> dict[str, Any]:

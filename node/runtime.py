@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -31,28 +30,25 @@ from gossip.effects import (
     TryDial,
     Unlink,
 )  # fmt: skip
-from gossip.errors import ProtocolError, RefusedError, RemoteError
+from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import Address, PeerId, short
 from gossip.messages import Chunk, Close, Fetch, Hello, Message, Offer, Outcome, StatusQuery
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from node.boundary import Adoption, Boundary, Done, Vector, VectorPool
+from node.doors import Doors
 from node.handshake import Greeter
-from node.links import FrameReader, Link, Links, Network
+from node.links import Link, Links, Network
 from node.sessions import Session, Sessions
 from node.status import status_page
-from node.stream import ByteStream
-from node.tcp import is_loopback, is_private
-from node.tls import Contexts, TlsStream
+from node.tls import Contexts
 from node.transfer import DifferenceReceiver, Sender, SliceReceiver
 
 __all__ = ["Runtime"]
 
 Floats = NDArray[np.float32]
 
-UNTRUSTED = 64  # streams before their Hello: silent sockets fill this pool, never the one of members
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
-DIALS = 16  # at once
 MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
 INLINE_ELEMENTS = 1 << 20  # a shift of up to 4 MB is computed in place, 1 ms; larger ones in a worker thread
 
@@ -65,8 +61,8 @@ class Pending:
 
 
 class Runtime:
-    """Runs in one trio task tree; ``main`` until cancelled. All methods but ``main`` and tasks are synchronous and run in
-    trio's thread; the training thread reaches it through the token alone."""
+    """Runs in one trio task tree; ``main`` until cancelled. All methods but ``main`` and tasks are synchronous and run
+    in trio's thread; the training thread reaches it through the token alone."""
 
     def __init__(
         self,
@@ -80,21 +76,19 @@ class Runtime:
         outer: OuterStep,
         on_event: Callable[[str, str], None],
     ) -> None:
-        self.peer, self.config, self.network, self.greeter, self.contexts = peer, config, network, greeter, contexts
+        self.peer, self.config = peer, config
         self.boundary, self.pool, self.outer, self.on_event = boundary, pool, outer, on_event
+        self.doors = Doors(
+            network, greeter, contexts, config, lambda: peer.membership.me, self.run_link, self.dial_failed, on_event
+        )
         self.links = Links()
         self.sessions = Sessions(pool)
         self.codec = get_codec(config.codec)
         self.pending: dict[PeerId, Pending] = {}
-        self.dialling: set[Address] = set()
-        self.dial_limit = trio.CapacityLimiter(DIALS)
-        self.untrusted = 0
         self.rearm = trio.Event()
         self.joining_vector: Floats | None = None
         self.durations: deque[float] = deque(maxlen=64)
         self.began: dict[int, float] = {}
-        self.refusal: RemoteError | None = None
-        self.told: set[str] = set()
         self.stopping = False
         self.mixes_open = 0
         self.mix_in, self.mix_out = trio.open_memory_channel[tuple[Vector, Vector, float, bool]](64)
@@ -108,7 +102,7 @@ class Runtime:
     async def main(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
             self.nursery = nursery
-            nursery.start_soon(self.network.serve, self.accept, nursery)
+            self.doors.open(nursery)
             nursery.start_soon(self.keep_time)
             nursery.start_soon(self.mixer)
             nursery.start_soon(self.watch)
@@ -132,7 +126,7 @@ class Runtime:
                     self.sessions.release(session)
                     self.began.pop(session, None)
                 case Dial(address, expect):
-                    self.dial(address, expect)
+                    self.doors.dial(address, expect)
                 case Collect():
                     self.collect(effect)
                 case Serve():
@@ -157,12 +151,23 @@ class Runtime:
         if self.nursery is not None and not self.stopping:
             self.nursery.start_soon(task, *args)
 
+    def dial_failed(self, peer: PeerId | None) -> None:
+        if peer is not None:
+            self.pending.pop(peer, None)
+        self.perform(self.peer.dial_failed(peer, self.now))
+
+    async def try_dial(self, asker: PeerId, address: Address) -> None:
+        ok = await self.doors.try_dial(address)
+        self.perform(self.peer.dial_tried(asker, ok, self.now))
+
     def send(self, to: PeerId, message: Message) -> None:
         session = getattr(message, "session", None)
         link = self.sessions.links.get(session) if session is not None else None
-        link = link or self.links.newest(to)
+        # An offer goes to one partner after another under one session, each over a link of its own.
+        if link is None or link.peer != to or isinstance(message, Offer | Fetch):
+            link = self.links.newest(to)
         if link is not None:
-            if isinstance(message, Offer | Fetch):
+            if isinstance(message, Offer):  # a Fetch that is more than a question was bound by its Collect
                 self.sessions.links[message.session] = link
             link.send(message)
             return
@@ -170,7 +175,7 @@ class Runtime:
         if record is None or record.address is None or self.stopping:
             return
         self.pending.setdefault(to, Pending()).messages.append(message)
-        self.dial(record.address, to)
+        self.doors.dial(record.address, to)
 
     def transfer(self, effect: Transfer) -> None:
         snapshot = self.sessions.snapshots.get(effect.session)
@@ -270,7 +275,7 @@ class Runtime:
         self.perform(self.peer.stepped(steps, samples, loss, self.now))
 
     async def wait_for_copies(self, done: Done) -> None:
-        while not all(copy.done() for copy in done.copies):
+        while not all(copy.done() for copy in done.copies):  # noqa: ASYNC110 - a CUDA event can only be polled
             await trio.sleep(0.001)
         self.copied(done)
 
@@ -283,111 +288,6 @@ class Runtime:
                 self.perform(self.peer.snapshotted(session, self.now))
             else:
                 self.pool.give(vector)
-
-    # -- dialling and accepting ----------------------------------------------------------------------------------
-    def dial(self, address: Address, expect: PeerId | None) -> None:
-        me = self.peer.membership.me
-        if self.stopping or address in self.dialling or address == me.address:
-            return
-        if expect is not None and not self.may_dial(address):
-            self.drop_pending(expect)
-            return
-        self.dialling.add(address)
-        self.spawn(self.dial_task, address, expect)
-
-    def may_dial(self, address: Address) -> bool:
-        """Addresses in records come from others: a node on a public address dials no private one, and one on a network
-        no loopback."""
-        mine = self.peer.membership.me.address
-        if mine is None or is_loopback(mine.host):
-            return True
-        return not is_loopback(address.host) and (is_private(mine.host) or not is_private(address.host))
-
-    async def dial_task(self, address: Address, expect: PeerId | None) -> None:
-        link: Link | None = None
-        theirs: Hello | None = None
-        try:
-            async with self.dial_limit:
-                with trio.move_on_after(self.config.hello_timeout_s):
-                    stream = await self.network.connect(address)
-                    link, theirs = await self.handshake(stream, False, expect, address)
-        except RefusedError as error:
-            self.note_refusal(error, address)
-        except (OSError, RemoteError):
-            pass
-        finally:
-            self.dialling.discard(address)
-        if link is not None and theirs is not None:
-            await self.run_link(link, theirs)
-            return
-        if expect is not None:
-            self.drop_pending(expect)
-        self.perform(self.peer.dial_failed(expect, self.now))
-
-    def note_refusal(self, error: RefusedError, address: Address) -> None:
-        if error.code == "self":
-            return
-        if self.refusal is None:
-            self.refusal = error
-        if str(error) not in self.told and len(self.told) < 64:
-            self.told.add(str(error))
-            self.on_event("refused", f"{address}: {error}")
-
-    def drop_pending(self, peer: PeerId) -> None:
-        self.pending.pop(peer, None)
-
-    async def try_dial(self, asker: PeerId, address: Address) -> None:
-        ok = False
-        if self.may_dial(address):
-            with trio.move_on_after(self.config.hello_timeout_s), contextlib.suppress(OSError, RemoteError):
-                stream = await self.network.connect(address)
-                ok = True
-                await stream.aclose()
-        self.perform(self.peer.dial_tried(asker, ok, self.now))
-
-    async def accept(self, stream: ByteStream) -> None:
-        if self.untrusted >= UNTRUSTED or self.stopping:
-            stream.close_now()
-            return
-        self.untrusted += 1
-        link: Link | None = None
-        theirs: Hello | None = None
-        try:
-            with trio.move_on_after(self.config.hello_timeout_s):
-                link, theirs = await self.handshake(stream, True, None, None)
-        except RefusedError as error:
-            self.note_stranger(error)
-        except RemoteError:
-            pass
-        finally:
-            self.untrusted -= 1
-            if link is None:
-                stream.close_now()
-        if link is not None and theirs is not None:
-            await self.run_link(link, theirs)
-
-    def note_stranger(self, error: RefusedError) -> None:
-        if error.code in ("layout", "swarm", "version", "secret") and str(error) not in self.told:
-            if len(self.told) < 64:  # strangers fill no log
-                self.told.add(str(error))
-                self.on_event("refused", str(error))
-
-    async def handshake(
-        self, stream: ByteStream, server_side: bool, expect: PeerId | None, dialled: Address | None
-    ) -> tuple[Link, Hello]:
-        try:
-            proven = None
-            if self.contexts is not None:
-                tls = TlsStream(stream, self.contexts, server_side=server_side)
-                await tls.handshake()
-                stream, proven = tls, tls.peer_id
-            reader = FrameReader(stream)
-            theirs = await self.greeter.greet(stream, reader, self.peer.membership.me, proven, expect)
-        except BaseException:
-            stream.close_now()
-            raise
-        peer = theirs.record.id if theirs.record is not None else PeerId(b"observer")
-        return Link(stream, reader, peer, dialled), theirs
 
     # -- a link's life -------------------------------------------------------------------------------------------
     async def run_link(self, link: Link, theirs: Hello) -> None:
@@ -450,13 +350,18 @@ class Runtime:
             if isinstance(message, StatusQuery):
                 link.send(status_page(self, message.after))
             elif isinstance(message, Close):
-                self.on_close(message)
+                self.on_close(link, message)
             elif isinstance(message, Hello) or observer:
                 raise ProtocolError("A message came that does not belong here.")
             else:
-                if isinstance(message, Offer | Fetch | Outcome):
-                    self.sessions.links.setdefault(message.session, link)
+                if not isinstance(message, Offer | Fetch | Outcome):
+                    self.perform(self.peer.receive(link.peer, message, self.now))
+                    return
+                session = message.session
+                self.sessions.links.setdefault(session, link)
                 self.perform(self.peer.receive(link.peer, message, self.now))
+                if session not in self.peer.exchanges.table and session not in self.peer.donating.table:
+                    self.sessions.links.pop(session, None)  # answered and over: what was refused is not remembered
 
         def on_body(chunk: Chunk) -> None:
             session = self.sessions.table.get(chunk.session)
@@ -470,10 +375,10 @@ class Runtime:
 
         await link.read_loop(on_message, lambda chunk, size: self.sessions.place(link, chunk, size), on_body)
 
-    def on_close(self, message: Close) -> None:
-        if message.code in ("layout", "swarm", "version") and message.sentence not in self.told and len(self.told) < 64:
-            self.told.add(message.sentence)
-            self.on_event("refused", f"A member refused this node: {message.sentence}")
+    def on_close(self, link: Link, message: Close) -> None:
+        link.orderly = link.orderly or message.code == "idle"
+        if message.code in ("layout", "swarm", "version"):
+            self.doors.tell(f"A member refused this node: {message.sentence}")
 
     def unlink(self, link: Link) -> None:
         broken = self.sessions.on(link)
@@ -482,7 +387,7 @@ class Runtime:
             self.sessions.links.pop(session, None)
             self.perform(self.peer.failed(session, "broken", self.now))
         if last:
-            self.perform(self.peer.unlinked(link.peer, self.now))
+            self.perform(self.peer.unlinked(link.peer, self.now, orderly=link.orderly))
 
     def make_room(self) -> bool:
         """Close the link that was idle the longest, if there is one without a session."""
@@ -490,7 +395,7 @@ class Runtime:
         idle = [link for link in self.links.all() if link not in busy and link.peer not in self.peer.reach.homes]
         if not idle:
             return False
-        min(idle, key=lambda link: link.used_at).finish()
+        min(idle, key=lambda link: link.used_at).retire()
         return True
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -511,21 +416,23 @@ class Runtime:
             await trio.sleep(self.config.stall_s / 4)
             now = self.now
             for session in self.sessions.stalled(now, self.config.stall_s):
-                self.on_event("stalled", f"A transfer with {short(session.partner)} stopped moving; its link is closed.")
+                self.on_event(
+                    "stalled", f"A transfer with {short(session.partner)} stopped moving; its link is closed."
+                )
                 session.link.close_now()
             busy = set(self.sessions.links.values())
             for link in self.links.all():
                 if now - link.used_at > self.config.idle_s and link not in busy:
-                    link.finish()
+                    link.retire()
 
     async def leave(self, within_s: float) -> None:
         """Say LEFT, let it be sent, close every link."""
         self.perform(self.peer.leave(self.now))
-        self.stopping = True
+        self.stopping = self.doors.closed = True
         for link in self.links.all():
             link.finish()
         with trio.move_on_after(within_s):
-            while len(self.links):
+            while len(self.links):  # noqa: ASYNC110 - a second at most, at the very end
                 await trio.sleep(0.005)
         for link in self.links.all():
             link.close_now()

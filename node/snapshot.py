@@ -158,11 +158,16 @@ class ModelState:
                     scalars[key] = max(float(value), scalars.get(key, -math.inf))
         return scalars
 
+    @property
+    def trained_elements(self) -> int:
+        """Elements of the trained parameters, which is what each of :attr:`optimizer_keys` takes in the vector."""
+        return sum(p.numel() for p in self._trained()) if self._optimizer is not None else 0
+
     def size(self, parts: Parts = "weights") -> int:
         """Elements of the vector of those parts, now: "full" grows when the optimizer first keeps state."""
         if parts == "weights":
             return self.layout.size
-        return self.layout.size + len(self.optimizer_keys) * sum(p.numel() for p in self._trained())
+        return self.layout.size + len(self.optimizer_keys) * self.trained_elements
 
     def buffer(self, elements: int) -> Floats:
         """A host vector to read into and add from: page-locked where the model is on CUDA, so that copies overlap."""

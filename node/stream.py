@@ -112,6 +112,7 @@ class MemoryStream:
     def __init__(self, *, outgoing: _Pipe, incoming: _Pipe) -> None:
         self._outgoing = outgoing
         self._incoming = incoming
+        self._closed = False
 
     async def receive_into(self, buffer: memoryview) -> int:
         return await self._incoming.take(buffer)
@@ -120,11 +121,15 @@ class MemoryStream:
         await self._outgoing.put(memoryview(data).cast("B"))
 
     async def aclose(self) -> None:
+        self._closed = True
         self._outgoing.end()
         self._incoming.break_off()
         await trio.lowlevel.checkpoint()
 
     def close_now(self) -> None:
+        if self._closed:
+            return  # a closed socket cannot be reset: what it sent last still arrives
+        self._closed = True
         self._outgoing.break_off()
         self._incoming.break_off()
 

@@ -15,8 +15,7 @@ __all__ = ["NetworkThread"]
 
 
 class NetworkThread:
-    """Runs ``main(started)`` under trio in a daemon thread until it returns. ``started(stop)`` says that it is ready and
-    hands over what ends it."""
+    """Runs ``main(started)`` under trio in a daemon thread until it returns; ``started()`` says that it is ready."""
 
     def __init__(self) -> None:
         self.token: trio.lowlevel.TrioToken | None = None
@@ -39,9 +38,10 @@ class NetworkThread:
             await main(self.begun.set)
 
         try:
-            # Restricted Ctrl-C: it belongs to the training thread.
-            trio.run(begin, strict_exception_groups=False)
+            trio.run(begin)
         except BaseException as error:
+            while isinstance(error, BaseExceptionGroup):  # of nurseries: the first cause is what a person can use
+                error = error.exceptions[0]
             self.failure = error
         finally:
             self.ended.set()

@@ -186,6 +186,12 @@ def test_the_closing_table_shows_the_whole_run():
         assert shown in table
 
 
+def test_a_node_that_never_trained_prints_no_table_of_zeros():
+    progress, stream = start()
+    progress.close(START_S + 60, figures(steps=0))
+    assert stream.getvalue() == "Node 3f2a91bc listens on 127.0.0.1:7700.\n"
+
+
 def test_nothing_is_written_after_the_close(tmp_path):
     progress, stream = start(log=tmp_path / "log")
     progress.close(START_S + 1, figures())

@@ -1,0 +1,67 @@
+"""What a node can be asked: its members, its metrics, and the view that the network thread leaves for the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from gossip.effects import MemberState
+from gossip.ids import PeerId
+from node.runtime import Runtime
+
+__all__ = ["Member", "Metrics", "View"]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Another node, or this one, as this node knows it."""
+
+    id: str  # 32 hexadecimal digits
+    address: str | None  # None: it dials out, and nobody can dial it
+    state: str  # alive, suspect, dead, left
+    steps: int
+    samples: int
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """One reading. Seconds are medians over recent events; nan before the first."""
+
+    steps: int
+    samples: int
+    exchanges_done: int
+    exchanges_failed: int
+    bytes_sent: int
+    bytes_received: int
+    exchange_seconds: float  # from the agreed start of the streams to both COMMITs
+    step_overhead_seconds: float  # inside step()
+    members_alive: int  # with this node
+    consensus_distance: float  # sqrt(mean |x_i - mean|^2) over the swarm, estimated from recent exchanges
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the network thread last told the training thread: one frozen object, replaced whole, so that no lock is
+    needed to read it."""
+
+    members: tuple[Member, ...] = ()
+    owners: tuple[PeerId, ...] = ()  # who shares the data: alive and ready, this node included
+    changes: int = -1  # counts changes of owners
+    others_samples: int = 0
+    earlier_samples: int = 0  # of this node's earlier lives
+
+    def refreshed(self, runtime: Runtime) -> Self:
+        peer = runtime.peer
+        membership = peer.membership
+        members = tuple(
+            Member(
+                record.id.hex(), str(record.address) if record.address is not None else None, state.value, record.steps,
+                record.samples, record.loss,
+            )
+            for record, state in [(membership.me, MemberState.ALIVE), *peer.members()]
+        )  # fmt: skip
+        changes = membership.changes
+        owners = self.owners if changes == self.changes else tuple(membership.owners())
+        others = membership.swarm_samples - membership.my_samples
+        return type(self)(members, owners, changes, others, membership.my_samples - peer.samples)

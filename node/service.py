@@ -1,0 +1,133 @@
+"""A node's network side from start to end: makes the Peer and its Runtime, looks at them for people, remembers."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable
+
+import trio
+
+from gossip.ids import Address, MemberRecord
+from gossip.mixing import OuterStep
+from gossip.peer import Peer
+from node.boundary import Boundary, VectorPool
+from node.handshake import Greeter
+from node.identity import Identity, verify
+from node.progress import Figures, Progress
+from node.readings import View
+from node.runtime import Runtime
+from node.settings import Settings, advertised
+from node.snapshot import ModelState
+from node.statedir import Memory, StateDir
+from node.tcp import TcpNetwork
+from node.tls import swarm_contexts
+
+__all__ = ["LEAVE_S", "REPORT_S", "Service"]
+
+REPORT_S = 0.25  # between two looks: what members and figures are at most too old
+REMEMBER_S = 30.0  # how often the address book is written
+LEAVE_S = 1.0  # for LEFT to be sent
+
+
+class Service:
+    """Runs in the network thread. The training thread reads ``view``, ``due_steps``, and plain numbers of ``runtime``.
+
+    ``figures`` is asked for the progress line and log, in the network thread.
+    """
+
+    def __init__(
+        self, settings: Settings, state: ModelState, boundary: Boundary, pool: VectorPool, outer: OuterStep,
+        figures: Callable[[], Figures],
+    ) -> None:  # fmt: skip
+        self.settings, self.state, self.boundary, self.pool, self.outer = settings, state, boundary, pool, outer
+        self.figures = figures
+        self.identity = Identity.load(settings.state_dir)
+        self.state_dir = StateDir(settings.state_dir)
+        self.incarnation = 0
+        self.runtime: Runtime | None = None
+        self.view = View()
+        self.due_steps: float = 0  # the step count at which the training thread should visit the boundary
+        self.leaving: trio.Event | None = None
+
+    async def main(self, started: Callable[[], None]) -> None:
+        """Until ``leaving`` is set. Raises LocalError before ``started``: the port in use, the log not writable."""
+        settings = self.settings
+        network = TcpNetwork(settings.listen, settings.config.hello_timeout_s)
+        bound = await network.bind()
+        try:
+            memory = self.state_dir.read()
+            self.incarnation = memory.incarnation + 1
+            peer = self.make_peer(advertised(settings, bound), memory, trio.current_time())
+            shown = str(peer.membership.me.address or bound or "no address: it only dials out")
+            progress = Progress.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
+            contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
+            runtime = self.runtime = Runtime(
+                peer, settings.config, network, Greeter(settings.config.swarm, self.state.layout), contexts,
+                self.boundary, self.pool, self.outer,
+                lambda kind, sentence: progress.event(time.time(), kind, sentence),
+            )  # fmt: skip
+            runtime.after_perform = self.after_perform
+            self.remember(runtime)
+            if self.state_dir.damaged:
+                progress.event(time.time(), "state", self.state_dir.damaged)
+            await self.serve(runtime, progress, started)
+        finally:
+            network.close()
+
+    async def serve(self, runtime: Runtime, progress: Progress, started: Callable[[], None]) -> None:
+        self.leaving = trio.Event()
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(runtime.main)
+                nursery.start_soon(self.look, runtime, progress)
+                nursery.start_soon(self.keep_memory, runtime)
+                self.view = self.view.refreshed(runtime)
+                started()
+                await self.leaving.wait()
+                await runtime.leave(LEAVE_S)
+                nursery.cancel_scope.cancel()
+        finally:
+            self.remember(runtime)
+            self.view = self.view.refreshed(runtime)
+            progress.close(time.time(), self.figures())
+
+    def make_peer(self, address: Address | None, memory: Memory, now: float) -> Peer:
+        identity, settings = self.identity, self.settings
+        record = MemberRecord(
+            identity.id, identity.public_key, self.incarnation, address=address, samples=memory.samples,
+            genesis=secrets.token_bytes(16),
+        )  # fmt: skip
+        return Peer(
+            record, sign=identity.sign, verify=verify, config=settings.config,
+            fingerprint=self.state.layout.fingerprint, elements=self.state.layout.size,
+            trained_elements=self.state.trained_elements, rng=random.Random(secrets.randbits(64)),
+            seeds=settings.seeds, expected=settings.expected, book=memory.book, now=now,
+        )  # fmt: skip
+
+    def after_perform(self) -> None:
+        """After every decision: the step at which the next mix is due, for the training thread to read."""
+        if self.runtime is not None:
+            peer = self.runtime.peer
+            waiting = peer.exchanges.outgoing is None and self.settings.config.mix_every_steps is not None
+            self.due_steps = peer.due_steps if waiting else math.inf
+
+    async def look(self, runtime: Runtime, progress: Progress) -> None:
+        while True:
+            self.view = self.view.refreshed(runtime)
+            progress.tick(time.time(), self.figures)
+            await trio.sleep(REPORT_S)
+
+    async def keep_memory(self, runtime: Runtime) -> None:
+        pause_s = 1.0  # soon at first: a node killed in its first seconds finds its swarm again too
+        while True:
+            await trio.sleep(pause_s)
+            self.remember(runtime)
+            pause_s = min(2 * pause_s, REMEMBER_S)
+
+    def remember(self, runtime: Runtime) -> None:
+        membership = runtime.peer.membership
+        self.state_dir.write(self.incarnation, membership.my_samples, membership.book())

@@ -1,0 +1,118 @@
+"""Nodes in this process, each beside a training loop in a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from gossip.config import Config
+from node import Node
+
+QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
+
+
+class Trainee(threading.Thread):
+    """``with Node(...)`` and a loop of ``work(); node.step()`` until stopped; ``do`` runs a function between steps."""
+
+    def __init__(self, model, optimizer=None, work=None, **options):
+        super().__init__(daemon=True)
+        self.model, self.optimizer, self.work = model, optimizer, work
+        self.options = {"config": QUICK} | options
+        self.node = None
+        self.at_entry = {}
+        self.error = None
+        self.left_in_s = None
+        self.running = threading.Event()
+        self.stopping = False
+        self.tasks = queue.SimpleQueue()
+
+    def run(self):
+        try:
+            with Node(self.model, self.optimizer, **self.options) as node:
+                self.node = node
+                if isinstance(self.model, nn.Module):
+                    self.at_entry = {name: value.clone() for name, value in self.model.state_dict().items()}
+                self.running.set()
+                while not self.stopping:
+                    while not self.tasks.empty():
+                        function, answer = self.tasks.get()
+                        try:
+                            answer.put(function(node))
+                        except Exception as error:  # it belongs to the test that asked
+                            answer.put(error)
+                    loss = self.work() if self.work is not None else None
+                    node.step(loss=loss, samples=4)
+                    time.sleep(0.002)
+                leaving = time.monotonic()
+            self.left_in_s = time.monotonic() - leaving
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.running.set()
+
+    def do(self, function):
+        answer = queue.SimpleQueue()
+        self.tasks.put((function, answer))
+        result = answer.get(timeout=30)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def stop(self):
+        self.stopping = True
+        self.join(10)
+        assert not self.is_alive()
+
+
+def until(what, seconds=20.0):
+    """Wait until it holds; the assertion names what did not."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"waited {seconds:g} s in vain"
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch):
+    torch.set_num_threads(1)
+    for name in list(os.environ):
+        if name.startswith("GOSSIP_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def train():
+    """``train(model, optimizer, work, **node_options)`` starts a Trainee, waits until it trains, and ends it after."""
+    started = []
+
+    def start(*args, **options):
+        trainee = Trainee(*args, **options)
+        trainee.start()
+        started.append(trainee)
+        assert trainee.running.wait(30)
+        if trainee.error is not None:
+            raise trainee.error
+        return trainee
+
+    yield start
+    errors = []
+    for trainee in started:
+        trainee.stop()
+        errors.append(trainee.error)
+    assert not any(errors), errors
+
+
+@pytest.fixture(name="until")
+def _until():
+    return until
+
+
+@pytest.fixture
+def quick():
+    return QUICK

@@ -1,0 +1,212 @@
+"""Swarms of processes on this machine, and the demo that is staged with one.
+
+Scripts here stand in for training: they write the log that a node would write, through the same Progress.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from node import demo, local
+
+# One pretended node: listens, logs a few rows, and ends with a JSON line.
+PRETENDED = """
+    import json, os, socket, sys, time
+    from node.progress import Figures, Progress
+
+    host, port = os.environ["GOSSIP_LISTEN"].split(":")
+    try:
+        server = socket.create_server((host, int(port)))
+    except OSError:
+        sys.exit(3)
+    seeds = os.environ.get("GOSSIP_SEEDS")
+    progress = Progress.from_environment(0.0, "ab" * 16, f"127.0.0.1:{server.getsockname()[1]}", os.environ)
+
+    def figures(step, swarm_samples):
+        return Figures(
+            steps=step, samples=16 * step, swarm_samples=swarm_samples, loss=1 / (1 + step), members_alive=2,
+            exchanges_done=step, exchanges_failed=0, exchange_seconds=0.01, bytes_sent=1000 * step, bytes_received=0,
+            partner=None, alone=False,
+        )
+"""
+
+
+def script_of(folder: Path, text: str, name: str = "train.py") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def pretended(folder: Path, text: str) -> Path:
+    return script_of(folder, textwrap.dedent(PRETENDED) + textwrap.dedent(text))
+
+
+# -- gossip local ------------------------------------------------------------------------------------------------------
+def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path):
+    script = pretended(
+        tmp_path,
+        """
+        progress.tick(1.0, lambda: figures(12, 100))
+        progress.event(2.0, "alone", "This node is alone.")
+        progress.close(3.0, figures(34, 100))
+        print("noise")
+        print(json.dumps([bool(seeds), os.environ["OMP_NUM_THREADS"], sys.argv[1:]]))
+        sys.exit(4 if "--fail" in sys.argv and seeds is None else 0)
+        """,
+    )
+    arguments = [sys.executable, "-m", "gossip", "local", "-n", "3", "--log-dir", tmp_path / "logs", script, "--fail"]
+    inherited = {**os.environ, "GOSSIP_SEEDS": "h:1"}  # must not reach the processes
+    done = subprocess.run(arguments, env=inherited, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4  # the worst
+    results = [line for line in done.stdout.splitlines() if "noise" not in line]
+    own = '"1", ["--fail"]]'
+    assert results == [f"node 0: [false, {own}", f"node 1: [true, {own}", f"node 2: [true, {own}"]
+    assert "node 1: This node is alone." in done.stderr
+    assert [row.split("│")[1:4] for row in done.stderr.splitlines() if row.startswith("│")] == [
+        [f" {number}    ", " 34    ", " 544     "] for number in range(3)
+    ]
+    assert len((tmp_path / "logs" / "node-2.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_port_that_another_program_took_is_replaced(tmp_path, monkeypatch, capsys):
+    script = pretended(tmp_path, "progress.close(1.0, figures(1, 1)); print('done')")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ports = iter([server.getsockname()[1], local.free_port()])
+        monkeypatch.setattr(local, "free_port", lambda: next(ports))
+        code = local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None)
+    assert code == 0
+    assert capsys.readouterr().out == "node 0: done\nnode 1: done\n"
+
+
+def test_sigterm_ends_every_process_of_a_local_swarm(tmp_path):
+    script = pretended(
+        tmp_path,
+        """
+        from pathlib import Path
+        Path(sys.argv[1], str(os.getpid())).touch()
+        time.sleep(60)
+        """,
+    )
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    arguments = [sys.executable, "-m", "gossip", "local", "-n", "2", script, pids]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        until = time.monotonic() + 30
+        while len(list(pids.iterdir())) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 143
+    children = [int(path.name) for path in pids.iterdir()]
+    assert len(children) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_a_process_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "GRACE_S", 0.2)
+    script = script_of(
+        tmp_path,
+        """
+        import signal, subprocess, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print(worker.pid, flush=True)
+        time.sleep(60)
+        """,
+    )
+    with local.LocalSwarm(script, [], folder=tmp_path) as swarm:
+        child = swarm.start()
+        until = time.monotonic() + 30
+        while not local.last_lines(child.out, 1) and time.monotonic() < until:
+            time.sleep(0.05)
+        worker = int(local.last_lines(child.out, 1)[0])
+    assert child.code == 128 + signal.SIGKILL
+    stat_line = Path(f"/proc/{worker}/stat")  # an orphan may wait as a zombie for whoever reaps it
+    assert not stat_line.exists() or stat_line.read_text().split()[2] == "Z"
+
+
+def test_a_row_still_being_written_is_left_for_later(tmp_path):
+    script = script_of(tmp_path, "")
+    with local.LocalSwarm(script, [], folder=tmp_path) as swarm:
+        child = swarm.start()
+        child.process.wait()
+        child.log.write_text('{"t":1,"event":"listening","address":"h:1"}\n{"t":2,"event":"al')
+        assert [row["t"] for row in child.new_rows()] == [1]
+        assert child.new_rows() == []
+        with child.log.open("a") as log:
+            log.write('one"}\n')
+        assert [row["event"] for row in child.new_rows()] == ["alone"]
+    assert child.address == "h:1"
+
+
+# -- gossip demo -------------------------------------------------------------------------------------------------------
+PLOT = """
+    from pathlib import Path
+
+    first, joined = Path(os.environ["PLOT"], "first"), Path(os.environ["PLOT"], "joined")
+    half = int(sys.argv[2]) // 2
+    if seeds is None:
+        first.write_text(f"127.0.0.1:{{server.getsockname()[1]}}")
+    elif seeds != first.read_text():  # the newcomer, through another than the first
+        progress.event(0.5, "joined", "Took the weights.")
+        joined.touch()
+    progress.tick(1.0, lambda: figures(10, half))
+    while seeds is None or not joined.exists():  # the first stays until it is killed
+        time.sleep(0.02)
+    progress.close(50.0, figures(40, 2 * half))
+    print(json.dumps({{"accuracy": {accuracy}, "consensus_distance": 0.01}}))
+"""
+
+
+@pytest.fixture
+def plot(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.setenv("PLOT", str(tmp_path))
+    return lambda accuracy: pretended(tmp_path, textwrap.dedent(PLOT).format(accuracy=accuracy))
+
+
+def test_the_demo_kills_the_seed_half_way_and_a_newcomer_joins_through_a_living_node(plot, capsys):
+    assert demo.run_demo(nodes=3, as_json=True, limit_s=60, job=plot(0.97)) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome["ok"]
+    assert [(row["node"], row["killed"], row["exit_code"]) for row in outcome["nodes"]] == [
+        (0, True, 128 + 9), (1, False, 0), (2, False, 0), (3, False, 0),
+    ]  # fmt: skip
+    assert [row["accuracy"] for row in outcome["nodes"]] == [None, 0.97, 0.97, 0.97]
+    told = "\n".join(outcome["events"])
+    assert "node 0 (the seed) killed with -9 at 24,000 samples" in told
+    assert "node 3 starts, and knows nothing but the address of node " in told
+    assert "node 3: Took the weights." in told
+
+
+def test_the_demo_fails_when_a_node_has_not_learned(plot, capsys):
+    assert demo.run_demo(nodes=3, as_json=False, limit_s=60, job=plot(0.95)) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("95.0%") == 3
+    assert "Not every survivor and the newcomer reached 96%" in shown
+
+
+def test_the_demo_ends_in_time_and_says_so(tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    job = pretended(tmp_path, "time.sleep(60)")
+    assert demo.run_demo(nodes=3, as_json=True, limit_s=1, job=job) == 1
+    assert "time is up after 1 s" in json.loads(capsys.readouterr().out)["events"][-1]
+
+
+def test_the_demo_shows_why_a_node_broke_instead_of_waiting_for_the_rest(tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    job = pretended(tmp_path, "if seeds: raise KeyError('weights')\ntime.sleep(60)")
+    assert demo.run_demo(nodes=3, as_json=True, limit_s=60, job=job) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["events"][-1].endswith("ended with code 1")
+    assert "KeyError: 'weights'" in shown.err
