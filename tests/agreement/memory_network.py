@@ -1,0 +1,239 @@
+"""The node's side of the agreement tests: real Runtimes on memory streams, in the virtual time of trio's mock clock.
+
+A connection is two of node.stream's memory streams with a carrier between them, which holds what one side sends for the
+latency and loses it while the two are cut off. Opening one takes what the simulator's links take: a latency to the
+acceptor's machine, one back, and one for the acceptor to hear of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+
+import numpy as np
+import trio
+import trio._core._run as scheduler
+import trio.testing
+
+from gossip.config import Config
+from gossip.ids import Address
+from gossip.mixing import OuterStep
+from gossip.peer import Peer
+from node.boundary import Boundary, VectorPool
+from node.handshake import Greeter
+from node.runtime import Runtime
+from node.snapshot import ModelState
+from node.stream import BrokenLinkError, ByteStream, MemoryStream, memory_stream_pair
+from sim.network import Network
+
+PIPE_BYTES = 1 << 20  # more than anybody sends at one instant, so that all of it arrives at one instant
+START_S = 1024.0
+"""When trio's clock starts. It jumps by differences, and from here on the difference of two times is exact (Sterbenz:
+the later one is less than twice the earlier), so that it jumps to the very number it was told to."""
+
+Handler = Callable[[ByteStream], Awaitable[None]]
+OnStep = Callable[[int, np.ndarray, int], None]
+
+
+class Carrier:
+    """One direction of a connection: what comes out of ``near`` goes into ``far`` a latency later."""
+
+    def __init__(
+        self, near: MemoryStream, far: MemoryStream, latency: Callable[[], float], cut: Callable[[], bool]
+    ) -> None:
+        self.near, self.far, self.latency, self.cut = near, far, latency, cut
+        self.back: Carrier
+        self.moving: deque[tuple[float, bytes | None, bool]] = deque()  # (due, bytes, or the end and whether proper)
+        self.more = trio.Event()
+
+    def put(self, data: bytes | None, proper: bool = True) -> None:
+        if not self.cut():
+            self.moving.append((trio.current_time() + self.latency(), data, proper))
+            self.more.set()
+
+    async def take(self) -> None:
+        buffer = memoryview(bytearray(PIPE_BYTES))
+        try:
+            while count := await self.near.receive_into(buffer):
+                self.put(bytes(buffer[:count]))
+            self.put(None, True)
+        except BrokenLinkError:
+            self.put(None, False)
+
+    async def give(self) -> None:
+        while True:
+            while not self.moving:
+                self.more = trio.Event()
+                await self.more.wait()
+            await trio.sleep_until(self.moving[0][0])
+            data = b""
+            while self.moving and self.moving[0][0] <= trio.current_time() and self.moving[0][1] is not None:
+                data += self.moving.popleft()[1] or b""
+            try:
+                if data:
+                    await self.far.send_all(data)
+                elif self.moving.popleft()[2]:
+                    await self.far.aclose()
+                    return
+                else:
+                    self.far.close_now()
+                    return
+            except BrokenLinkError:  # nobody holds that end any more: its machine says so
+                self.back.put(None, False)
+                return
+
+
+class World:
+    """The network of all nodes, which the test cuts and heals, and the nodes on it."""
+
+    def __init__(self, network: Network, nursery: trio.Nursery) -> None:
+        self.network, self.nursery = network, nursery
+        self.group_of: dict[int, int] | None = None
+        self.ports: dict[Address, Port] = {}
+        self.nodes: list[Trainer] = []
+
+    def partition(self, groups: Iterable[Iterable[int]]) -> None:
+        self.group_of = {index: number for number, group in enumerate(groups, 1) for index in group}
+
+    def heal(self) -> None:
+        self.group_of = None
+
+    def cut(self, a: int, b: int) -> bool:
+        return self.group_of is not None and self.group_of.get(a, 0) != self.group_of.get(b, 0)
+
+    def add(
+        self, peer: Peer, config: Config, vector: np.ndarray, on_step: OnStep, step_s: float, first_step_s: float
+    ) -> None:
+        node = Trainer(self, len(self.nodes), peer, config, vector, on_step, step_s)
+        self.nodes.append(node)
+        self.nursery.start_soon(node.main, trio.current_time() + first_step_s)
+
+
+class Port:
+    """A node's way to the network: node.links.Network over memory streams."""
+
+    def __init__(self, world: World, index: int, address: Address) -> None:
+        self.world, self.index, self.address = world, index, address
+        self.accepting: tuple[Handler, trio.Nursery] | None = None
+        world.ports[address] = self
+
+    async def serve(self, handler: Handler, nursery: trio.Nursery) -> None:
+        self.accepting = handler, nursery
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.accepting = None
+
+    async def connect(self, address: Address) -> ByteStream:
+        world, to = self.world, self.world.ports[address]
+
+        def there() -> float:
+            return world.network.latency(self.index, to.index)
+
+        def back() -> float:
+            return world.network.latency(to.index, self.index)
+
+        def cut() -> bool:
+            return world.cut(self.index, to.index)
+
+        if cut():
+            await trio.sleep_forever()  # until the caller has waited long enough
+        await trio.sleep(there())
+        listening = to.accepting is not None
+        if cut():
+            await trio.sleep_forever()
+        await trio.sleep(back())
+        if not listening:
+            raise ConnectionRefusedError(f"{address} refused")
+        ours, near = memory_stream_pair(PIPE_BYTES)
+        theirs, far = memory_stream_pair(PIPE_BYTES)
+        out, home = Carrier(near, far, there, cut), Carrier(far, near, back, cut)
+        out.back, home.back = home, out
+        for carrier in (out, home):
+            world.nursery.start_soon(carrier.take)
+            world.nursery.start_soon(carrier.give)
+        if not cut():
+            world.nursery.start_soon(self.knock, to, theirs, there())
+        return ours
+
+    async def knock(self, to: Port, stream: MemoryStream, after_s: float) -> None:
+        await trio.sleep(after_s)
+        if to.accepting is None:
+            stream.close_now()
+        else:
+            handler, nursery = to.accepting
+            nursery.start_soon(handler, stream)
+
+
+class Trainer:
+    """A Runtime and, in place of a training thread, a task that visits its boundary at the end of each step."""
+
+    def __init__(
+        self, world: World, index: int, peer: Peer, config: Config, vector: np.ndarray, on_step: OnStep, step_s: float
+    ) -> None:
+        address = peer.membership.me.address
+        assert address is not None
+        self.world, self.index, self.peer, self.vector = world, index, peer, vector
+        self.on_step, self.step_s, self.steps = on_step, step_s, 0
+        state = ModelState({"x": vector})
+        pool = VectorPool(state)
+        self.boundary = Boundary(state, pool)
+        self.outer = OuterStep(vector.size, config.outer_momentum, config.outer_rate)
+        self.outer.reset(vector)
+        self.runtime = Runtime(
+            peer, config, Port(world, index, address), Greeter(config.swarm, state.layout), None, self.boundary, pool,
+            self.outer, lambda kind, sentence: None,
+        )  # fmt: skip
+        self.scope = trio.CancelScope()
+        self.gone = False
+
+    async def main(self, first_step_at: float) -> None:
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.runtime.main)
+                nursery.start_soon(self.train, first_step_at)
+
+    def kill(self) -> None:
+        """Its streams are reset and its tasks end."""
+        self.gone = True
+        self.scope.cancel()
+
+    def leave(self, within_s: float) -> None:
+        self.gone = True
+        self.world.nursery.start_soon(self.say_goodbye, within_s)
+
+    async def say_goodbye(self, within_s: float) -> None:
+        await self.runtime.leave(within_s)
+        self.scope.cancel()
+
+    def check(self) -> None:
+        """The Runtime keeps nothing of sessions that are over."""
+        peer, sessions = self.peer, self.runtime.sessions
+        under_way = peer.exchanges.table.keys() | peer.donating.table.keys() | peer.joining.pieces.keys()
+        assert sessions.links.keys() | sessions.table.keys() | sessions.snapshots.keys() <= under_way
+
+    async def train(self, when: float) -> None:
+        while True:
+            await trio.sleep_until(when)
+            if self.peer.ready:
+                self.steps += 1
+                self.on_step(self.index, self.vector, self.steps)
+            done = self.boundary.visit(self.outer.reset)
+            self.runtime.at_boundary(self.steps, self.steps, None, done)
+            when += self.step_s
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run a trio program in virtual time, its scheduler's dice seeded as hypothesis-trio seeds them."""
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    clock.jump(START_S)
+    before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING
+    scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    state = scheduler._r.getstate()
+    scheduler._r = random.Random(0)
+    try:
+        trio.run(main, clock=clock)
+    finally:
+        scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before  # type: ignore[misc]
+        scheduler._r.setstate(state)

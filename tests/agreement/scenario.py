@@ -1,0 +1,224 @@
+"""One scenario for both drivers: the same Peers, and the same things happening to them at the same virtual times."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from gossip.config import Config
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.peer import Peer
+from node.identity import Identity, verify
+from node.snapshot import ModelState
+from sim.network import Network
+from sim.swarm import Swarm, derive
+from tests.agreement import memory_network
+from tests.agreement.memory_network import START_S, World
+
+ELEMENTS = 2_500  # three chunks, the last one short
+STEP_S = 0.1
+LEAVING_S = 1.0
+
+Floats = np.ndarray
+
+
+@dataclass(frozen=True)
+class Wires(Network):
+    """No two independent things reach one peer at the same instant, for which of them is first would be no decision of
+    the Peer's, and the drivers need not agree on it. So each direction of each pair has a latency of its own, and all
+    tremble by a millionth of a second: peers that answer each other's gossip fall into step, and would meet for ever.
+    (Steps end at different instants for the same reason.)"""
+
+    rate_bytes_s: float = math.inf
+    clock: Callable[[], float] = field(kw_only=True)
+
+    def latency(self, sender: int, receiver: int) -> float:
+        return 0.01 + 0.001 * (7 * sender + receiver) / 3 + 1e-6 * (7919.357 * self.clock() % 1.0)
+
+
+Script = list[tuple[float, Callable[["Driver"], None]]]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``script``: seconds from the start, and what a Driver is to do then. ``seed``: of the peers' dice."""
+
+    script: Script
+    until_s: float
+    config: Config = field(default_factory=lambda: Config(chunk_elements=1024))
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that one peer came to. ``draws`` is the state of its random number generator: equal ones have made the same
+    draws in the same number, so every sampled partner, every jitter and every session was the same."""
+
+    ready: bool
+    genesis: bytes
+    version: float
+    steps: int
+    incarnation: int
+    exchanges: tuple[int, int]  # done, failed
+    members: dict[PeerId, tuple[str, int, bool]]  # state, incarnation, ready
+    links: frozenset[PeerId]
+    durations: dict[PeerId, list[float]]  # of the last exchanges, by partner
+    draws: str
+    vector: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, peer: Peer, steps: int, vector: Floats) -> Outcome:
+        return cls(
+            peer.ready, peer.local.genesis, peer.local.version, steps, peer.membership.me.incarnation,
+            (peer.exchanges.done, peer.exchanges.failures),
+            {record.id: (state.value, record.incarnation, record.ready) for record, state in peer.members()},
+            frozenset(peer.linked_peers), {who: list(past) for who, past in peer.exchanges.durations.items()},
+            hashlib.sha256(repr(peer.rng.getstate()).encode()).hexdigest(), vector.tobytes(),
+        )  # fmt: skip
+
+    @property
+    def values(self) -> Floats:
+        return np.frombuffer(self.vector, np.float32)
+
+
+class Driver:
+    """What a script can do, to either."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+
+    def add(self, index: int, *seeds: int) -> None:
+        raise NotImplementedError
+
+    def kill(self, index: int) -> None:
+        raise NotImplementedError
+
+    def leave(self, index: int) -> None:
+        raise NotImplementedError
+
+    def partition(self, *groups: list[int]) -> None:
+        raise NotImplementedError
+
+    def heal(self) -> None:
+        raise NotImplementedError
+
+
+def start_vector(index: int) -> Floats:
+    return np.random.default_rng(index).normal(size=ELEMENTS).astype(np.float32)
+
+
+def train(index: int, vector: Floats, steps: int) -> None:
+    """What drives the peers apart: a step at the start of a life, and three later ones."""
+    if steps in (1, 40, 80, 120):
+        vector += np.random.default_rng((index, steps)).normal(size=ELEMENTS).astype(np.float32)
+
+
+def first_step_s(index: int) -> float:
+    return STEP_S * (0.31 + 0.17 * index)
+
+
+def identity(index: int) -> Identity:
+    return Identity(Ed25519PrivateKey.from_private_bytes(derive(0, str(index), "key")))
+
+
+def make_peer(index: int, seeds: tuple[int, ...], scenario: Scenario, now: float) -> Peer:
+    """The Peer of both drivers, with a real key: a Runtime checks what its partners sign."""
+    own = identity(index)
+    record = MemberRecord(
+        own.id, own.public_key, 1, address=address_of(index), genesis=derive(0, str(index), "genesis")[:16]
+    )
+    return Peer(
+        record, sign=own.sign, verify=verify, config=scenario.config,
+        fingerprint=ModelState({"x": start_vector(0)}).layout.fingerprint, elements=ELEMENTS,
+        rng=random.Random(derive(scenario.seed, str(index), "peer")),
+        seeds=tuple(address_of(seed) for seed in seeds), now=now,
+    )  # fmt: skip
+
+
+def address_of(index: int) -> Address:
+    return Address(f"peer-{index}", 7700)
+
+
+# -- the simulator ---------------------------------------------------------------------------------------------------
+class Simulated(Driver):
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        self.swarm = Swarm(0, Wires(clock=lambda: self.swarm.now), scenario.config, train)
+        self.swarm.run_until(START_S)
+
+    def add(self, index: int, *seeds: int) -> None:
+        peer = make_peer(index, seeds, self.scenario, self.swarm.now)
+        self.swarm.host(peer, start_vector(index), str(index), STEP_S, first_step_s(index))
+
+    def kill(self, index: int) -> None:
+        self.swarm.kill(index)
+
+    def leave(self, index: int) -> None:
+        self.swarm.leave(index)
+
+    def partition(self, *groups: list[int]) -> None:
+        self.swarm.partition(groups)
+
+    def heal(self) -> None:
+        self.swarm.heal()
+
+
+def simulate(scenario: Scenario) -> dict[int, Outcome]:
+    """The outcome of every peer that is there in the end, by index."""
+    driver = Simulated(scenario)
+    for when, act in scenario.script:
+        driver.swarm.run_until(START_S + when)
+        act(driver)
+    driver.swarm.run_until(START_S + scenario.until_s)
+    return {host.index: Outcome.of(host.peer, host.steps, host.vector) for host in driver.swarm.alive()}
+
+
+# -- real runtimes ---------------------------------------------------------------------------------------------------
+class Running(Driver):
+    def __init__(self, scenario: Scenario, nursery: trio.Nursery) -> None:
+        super().__init__(scenario)
+        self.world = World(Wires(clock=trio.current_time), nursery)
+
+    def add(self, index: int, *seeds: int) -> None:
+        peer = make_peer(index, seeds, self.scenario, trio.current_time())
+        self.world.add(peer, self.scenario.config, start_vector(index), train, STEP_S, first_step_s(index))
+
+    def kill(self, index: int) -> None:
+        self.world.nodes[index].kill()
+
+    def leave(self, index: int) -> None:
+        self.world.nodes[index].leave(LEAVING_S)
+
+    def partition(self, *groups: list[int]) -> None:
+        self.world.partition(groups)
+
+    def heal(self) -> None:
+        self.world.heal()
+
+
+def run_nodes(scenario: Scenario) -> dict[int, Outcome]:
+    """The same through node.runtime."""
+    found: dict[int, Outcome] = {}
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            driver = Running(scenario, nursery)
+            for when, act in scenario.script:
+                await trio.sleep_until(START_S + when)
+                act(driver)
+            await trio.sleep_until(START_S + scenario.until_s)
+            for index, node in enumerate(driver.world.nodes):
+                if not node.gone:
+                    node.check()
+                    found[index] = Outcome.of(node.peer, node.steps, node.vector)
+            nursery.cancel_scope.cancel()
+
+    memory_network.run(main)
+    return found

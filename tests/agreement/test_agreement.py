@@ -1,0 +1,109 @@
+"""Both drivers of gossip.Peer, the simulator and the node's Runtime on memory streams, end a scenario the same.
+
+Compared are the Outcomes of all peers that are there in the end, for equality and not for likeness: weights bit for
+bit, the state of every random number generator (so every partner, session and jitter was the same), versions, members
+with state, incarnation and readiness, links, and the durations of the last exchanges to the last bit.
+
+That is possible because no two things that are not of one burst reach one peer at the same instant, which would leave
+their order to chance (tests.agreement.scenario.Wires sees to it); and because transfers take no time here but the
+latency, since a Runtime reports a stream chunk by chunk and the simulator at its end. Where both ends dial at once a
+Runtime holds two links for a while and the simulator one: that changes nothing either.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gossip.config import Config
+from tests.agreement.scenario import Outcome, Scenario, Script, identity, run_nodes, simulate, start_vector
+
+
+def trio_of_peers() -> Script:
+    return [
+        (0.0, lambda swarm: swarm.add(0)),
+        (0.0, lambda swarm: swarm.add(1, 0)),
+        (0.0, lambda swarm: swarm.add(2, 0)),
+    ]
+
+
+def both(scenario: Scenario) -> dict[int, Outcome]:
+    """Run it through both drivers, hold the outcomes equal, and return them."""
+    simulated, real = simulate(scenario), run_nodes(scenario)
+    assert simulated.keys() == real.keys()
+    for index, outcome in simulated.items():
+        for name in Outcome.__dataclass_fields__:
+            assert getattr(outcome, name) == getattr(real[index], name), f"{name} of peer {index}"
+    return simulated
+
+
+def states(outcome: Outcome) -> dict[int, str]:
+    number = {identity(index).id: index for index in range(8)}
+    return {number[peer]: state for peer, (state, _, _) in outcome.members.items()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"codec": "bf16"}, {"outer_momentum": 0.5, "outer_rate": 0.7}, {"mix_every_steps": None, "mix_every_s": 0.3}],
+    ids=["default", "bf16", "outer momentum", "by the clock"],
+)
+def test_three_peers_join_through_one_seed_and_mix(changes: dict[str, Any]) -> None:
+    ends = both(Scenario(trio_of_peers(), 30.0, Config(chunk_elements=1024, **changes)))
+    assert {end.genesis for end in ends.values()} == {ends[0].genesis}
+    assert all(end.ready and end.exchanges[0] > 20 for end in ends.values())
+    assert all(set(states(end).values()) == {"alive"} for end in ends.values())
+    # The newcomers took the first one's weights; later each was driven apart by steps of size 1.
+    spread = np.ptp([end.values for end in ends.values()], axis=0).max()
+    assert spread < 0.1  # what bf16 cannot tell apart, and far below a step
+    assert not np.array_equal(ends[1].values, start_vector(1))
+
+
+def test_a_killed_peer_is_dead_to_both() -> None:
+    ends = both(Scenario([*trio_of_peers(), (10.0, lambda swarm: swarm.kill(1))], 40.0))
+    assert states(ends[0]) == {1: "dead", 2: "alive"}
+    assert states(ends[2]) == {0: "alive", 1: "dead"}
+
+
+def test_the_seed_may_be_the_one_killed() -> None:
+    ends = both(Scenario([*trio_of_peers(), (10.0, lambda swarm: swarm.kill(0))], 40.0))
+    assert states(ends[1]) == {0: "dead", 2: "alive"}
+    assert ends[1].exchanges[0] > 20
+
+
+def test_a_peer_that_leaves_has_left() -> None:
+    ends = both(Scenario([*trio_of_peers(), (10.0, lambda swarm: swarm.leave(1))], 20.0))
+    assert states(ends[0]) == {1: "left", 2: "alive"}
+    assert states(ends[2]) == {0: "alive", 1: "left"}
+
+
+def test_a_cut_swarm_goes_on_in_parts_and_heals() -> None:
+    script = [
+        *trio_of_peers(),
+        (0.0, lambda swarm: swarm.add(3, 0)),
+        (10.0, lambda swarm: swarm.partition([0, 1], [2, 3])),
+        (30.0, lambda swarm: swarm.heal()),
+    ]
+    cut = both(Scenario(script[:-1], 29.9))
+    assert states(cut[0]) == {1: "alive", 2: "dead", 3: "dead"}
+    healed = both(Scenario(script, 75.0))
+    assert all(set(states(end).values()) == {"alive"} for end in healed.values())
+    assert len({end.genesis for end in healed.values()}) == 1
+
+
+def test_two_runs_that_meet_become_one() -> None:
+    script = [
+        (0.0, lambda swarm: swarm.partition([0, 1], [2, 3])),
+        (0.0, lambda swarm: swarm.add(0)),
+        (0.0, lambda swarm: swarm.add(1, 0)),
+        (0.0, lambda swarm: swarm.add(2, 0)),  # cannot reach it, and begins a run of its own after 3 s
+        (0.0, lambda swarm: swarm.add(3, 2)),
+        (12.0, lambda swarm: swarm.heal()),
+    ]
+    config = Config(chunk_elements=1024, join_timeout_s=3.0, heal_period_s=4.7)
+    apart = both(Scenario(script[:-1], 11.9, config))
+    assert apart[0].genesis == apart[1].genesis != apart[2].genesis == apart[3].genesis
+    together = both(Scenario(script, 40.0, config))
+    assert {end.genesis for end in together.values()} == {apart[0].genesis}
+    assert all(end.ready for end in together.values())

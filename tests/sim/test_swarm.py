@@ -1,0 +1,296 @@
+"""The simulator's driver: deterministic, indifferent to newcomers, and true to the exchange's arithmetic."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossip.config import Config
+from gossip.effects import MemberState
+from gossip.errors import ConfigError
+from gossip.exchange import State
+from sim.network import Network
+from sim.swarm import Swarm
+
+ROOT = Path(__file__).parents[2]
+ELEMENTS = 16
+Floats = np.ndarray
+
+
+def vector(index: int) -> Floats:
+    return np.random.default_rng(index).normal(size=ELEMENTS).astype(np.float32)
+
+
+def swarm_of(
+    peers: int,
+    *,
+    seed: int = 1,
+    network: Network | None = None,
+    config: Config | None = None,
+    on_step: Callable[[int, Floats, int], None] | None = None,
+) -> Swarm:
+    swarm = Swarm(seed, network or Network(), config or Config(), on_step)
+    for index in range(peers):
+        swarm.add_peer(vector(index), seeds=[0] if index else [])
+    return swarm
+
+
+def kicked(at_step: int) -> Callable[[int, Floats, int], None]:
+    """At this step of its life each peer takes a different step of size 1."""
+
+    def on_step(index: int, values: Floats, steps: int) -> None:
+        if steps == at_step:
+            values += vector(1_000 + index)
+
+    return on_step
+
+
+def spread(swarm: Swarm) -> float:
+    return float(np.ptp([host.vector for host in swarm.alive()], axis=0).max())
+
+
+def alive_views(swarm: Swarm) -> set[int]:
+    return {len(host.peer.membership.alive()) for host in swarm.alive()}
+
+
+# -- determinism -----------------------------------------------------------------------------------------------------
+RECIPE = """
+from tests.sim.test_swarm import *
+swarm = swarm_of(12, network=Network(loss=0.02), on_step=kicked(20))
+swarm.run_until(10.0)
+swarm.kill(3)
+swarm.leave(4)
+swarm.partition([[0, 1, 2], [5, 6, 7]])
+swarm.run_until(20.0)
+swarm.heal()
+swarm.run_until(30.0)
+print(swarm.digest())
+"""
+
+
+def test_a_seed_gives_one_digest_in_every_process() -> None:
+    digests = set()
+    for hash_seed in ("1", "2"):  # the order of sets of bytes differs between processes
+        done = subprocess.run(
+            [sys.executable, "-c", RECIPE], capture_output=True, text=True, check=True, cwd=ROOT,
+            env={"PYTHONHASHSEED": hash_seed},
+        )  # fmt: skip
+        digests.add(done.stdout)
+    assert len(digests) == 1
+
+
+def test_another_seed_gives_another_digest() -> None:
+    first, second = swarm_of(3, seed=1), swarm_of(3, seed=2)
+    first.run_until(5.0)
+    second.run_until(5.0)
+    assert first.digest() != second.digest()
+
+
+def test_running_in_pieces_changes_nothing() -> None:
+    whole, pieces = swarm_of(4), swarm_of(4)
+    whole.run_until(12.0)
+    for when in np.arange(0.0, 12.1, 0.37):
+        pieces.run_until(float(when))
+    pieces.run_until(12.0)
+    assert whole.digest() == pieces.digest()
+
+
+def test_another_peer_changes_nobodys_randomness() -> None:
+    few, many = swarm_of(3), swarm_of(4)
+    for one, other in zip(few.hosts, many.hosts, strict=False):
+        assert one.id == other.id
+        assert one.peer.membership.me.genesis == other.peer.membership.me.genesis
+        assert one.rng.getstate() == other.rng.getstate()
+        assert one.peer.rng.getstate() == other.peer.rng.getstate()
+    # The last one cannot be reached: for the others it is as if it were not there.
+    many.partition([[0, 1, 2], [3]])
+    few.run_until(10.0)
+    many.run_until(10.0)
+    for one, other in zip(few.hosts, many.hosts, strict=False):
+        assert one.peer.rng.getstate() == other.peer.rng.getstate()
+        assert np.array_equal(one.vector, other.vector)
+
+
+def test_a_peers_name_and_not_its_place_makes_its_randomness() -> None:
+    first, second = Swarm(1, Network(), Config()), Swarm(1, Network(), Config())
+    a = first.add_peer(vector(0), name="a")
+    second.add_peer(vector(0), name="b")
+    moved = second.add_peer(vector(0), name="a")
+    assert first.hosts[a].id == second.hosts[moved].id
+    assert first.hosts[a].peer.rng.getstate() == second.hosts[moved].peer.rng.getstate()
+
+
+# -- averaging -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("codec", ["fp32", "fp16"])
+def test_averaging_ends_at_the_mean(codec: str) -> None:
+    peers, kick = 8, 30
+    before: dict[int, Floats] = {}
+
+    def on_step(index: int, values: Floats, steps: int) -> None:
+        if steps == kick:
+            values += vector(1_000 + index)
+            before[index] = vector(1_000 + index)
+
+    swarm = swarm_of(peers, config=Config(codec=codec), on_step=on_step)
+    swarm.run_until(40.0)
+    assert len(before) == peers
+    # All began with the weights of the first, so the mean is those and the mean of what each added.
+    mean = vector(0) + np.mean(list(before.values()), axis=0)
+    # Exchanges conserve the mean to rounding, and contract all differences: by half each, hundreds of times.
+    tolerance = 1e-5 if codec == "fp32" else 4 * 2.0**-11
+    assert np.mean([host.vector for host in swarm.hosts], axis=0) == pytest.approx(mean, abs=1e-5)
+    for host in swarm.hosts:
+        assert host.vector == pytest.approx(mean, abs=tolerance)
+
+
+def test_no_exchange_moves_the_mean() -> None:
+    swarm = swarm_of(8, on_step=kicked(30))
+    swarm.run_until(4.5)
+    assert all(host.steps > 30 for host in swarm.hosts)
+    sums = []
+    while swarm.now < 12.0:
+        swarm.run_until(swarm.now + 0.013)
+        open_states = {one.state for host in swarm.hosts for one in host.peer.exchanges.table.values()}
+        if open_states & {State.STREAMING, State.VERIFIED}:
+            continue  # between its two COMMITs an exchange has happened at one side alone
+        # What was agreed and waits for the next boundary counts as done.
+        sums.append(sum(host.vector.astype(np.float64) + np.sum(host.shifts, axis=0) for host in swarm.hosts))
+    assert len(sums) > 20
+    assert sum(host.peer.exchanges.done for host in swarm.hosts) > 50
+    assert np.ptp(sums, axis=0).max() < 1e-5
+
+
+def test_a_transfer_takes_latency_and_bytes_over_rate() -> None:
+    seconds = ELEMENTS * 4 / 100.0  # of each stream at 100 bytes a second
+    swarm = swarm_of(2, network=Network(latency_s=0.02, rate_bytes_s=100.0))
+    swarm.run_until(30.0)
+    durations = [d for host in swarm.hosts for past in host.peer.exchanges.durations.values() for d in past]
+    assert durations
+    # From the agreed start: theirs was on its way already when ours begins, and theirs to come is one latency behind.
+    assert min(durations) >= seconds + 0.02 - 1e-9
+    assert max(durations) <= seconds + 4 * 0.02 + 1e-9
+
+
+def test_steps_taken_while_bytes_were_in_flight_are_kept() -> None:
+    def on_step(index: int, values: Floats, steps: int) -> None:
+        values += 1.0
+
+    swarm = swarm_of(4, network=Network(rate_bytes_s=100.0), on_step=on_step)  # a transfer takes six steps
+    swarm.run_until(60.0)
+    assert sum(host.peer.exchanges.done for host in swarm.hosts) > 50
+    started = {host.index: host.steps for host in swarm.hosts}
+    gained = np.mean([host.vector.mean() for host in swarm.hosts]) - vector(0).mean()
+    # The joiners began from what the first had gained by then, so the mean is within a few steps of the steps taken.
+    assert gained == pytest.approx(np.mean(list(started.values())), abs=15)
+
+
+# -- joining ---------------------------------------------------------------------------------------------------------
+def test_joiners_take_the_swarms_weights_and_its_run() -> None:
+    swarm = swarm_of(5)
+    swarm.run_until(5.0)
+    first = swarm.hosts[0]
+    assert all(host.peer.ready for host in swarm.hosts)
+    assert {host.peer.local.genesis for host in swarm.hosts} == {first.peer.local.genesis}
+    for host in swarm.hosts:
+        assert np.array_equal(host.vector, vector(0))
+    newcomer = swarm.add_peer(vector(99), seeds=[1, 2])
+    swarm.run_until(10.0)
+    assert np.array_equal(swarm.hosts[newcomer].vector, vector(0))
+    assert alive_views(swarm) == {5}
+
+
+def test_a_donor_that_dies_is_replaced() -> None:
+    swarm = swarm_of(4, network=Network(rate_bytes_s=200.0))
+    swarm.run_until(5.0)
+    newcomer = swarm.hosts[swarm.add_peer(vector(99), seeds=[0])]
+    while not newcomer.collecting:
+        swarm.run_until(swarm.now + 0.01)
+    donor = swarm.links.by_id[next(iter(newcomer.collecting.values())).partner]
+    swarm.kill(donor.index)
+    swarm.run_until(swarm.now + 5.0)
+    assert newcomer.peer.ready
+    assert np.array_equal(newcomer.vector, vector(0))
+
+
+# -- faults ----------------------------------------------------------------------------------------------------------
+def test_a_crash_costs_the_others_one_exchange_and_is_known_to_all() -> None:
+    swarm = swarm_of(8, on_step=kicked(20))
+    swarm.run_until(10.0)
+    dead = swarm.hosts[0]  # the seed
+    swarm.kill(0)
+    before = {host.index: host.peer.exchanges.done for host in swarm.alive()}
+    swarm.run_until(40.0)
+    for host in swarm.alive():
+        assert host.peer.membership.state(dead.id) is MemberState.DEAD
+        assert host.peer.exchanges.failures <= 1
+        assert host.peer.exchanges.done > before[host.index] + 10
+        assert not host.peer.exchanges.table.keys() - host.snapshots.keys() - host.requests.keys()
+    assert spread(swarm) < 1e-4
+
+
+def test_leaving_is_known_as_leaving() -> None:
+    swarm = swarm_of(5)
+    swarm.run_until(10.0)
+    swarm.leave(2)
+    swarm.run_until(12.0)
+    assert {host.peer.membership.state(swarm.hosts[2].id) for host in swarm.alive()} == {MemberState.LEFT}
+
+
+def test_a_cut_swarm_averages_in_parts_and_as_one_when_healed() -> None:
+    halves = [0, 1, 2, 3], [4, 5, 6, 7]
+
+    def on_step(index: int, values: Floats, steps: int) -> None:
+        if steps == 250:  # during the cut
+            values += vector(1_000 + index)
+
+    swarm = swarm_of(8, on_step=on_step)
+    swarm.run_until(10.0)
+    swarm.partition(halves)
+    swarm.run_until(60.0)
+    for half in halves:
+        mean = vector(0) + np.mean([vector(1_000 + index) for index in half], axis=0)
+        for index in half:
+            assert swarm.hosts[index].vector == pytest.approx(mean, abs=1e-4)
+    assert alive_views(swarm) == {3}
+    swarm.heal()
+    swarm.run_until(130.0)
+    assert alive_views(swarm) == {7}
+    assert spread(swarm) < 1e-4
+    mean = vector(0) + np.mean([vector(1_000 + index) for index in range(8)], axis=0)
+    assert swarm.hosts[0].vector == pytest.approx(mean, abs=1e-3)
+
+
+def test_lost_messages_and_streams_are_survived() -> None:
+    swarm = swarm_of(8, network=Network(loss=0.05), on_step=kicked(30))
+    swarm.run_until(90.0)
+    assert alive_views(swarm) == {7}
+    assert spread(swarm) < 1e-3
+    assert sum(host.peer.exchanges.failures for host in swarm.hosts) > 0
+
+
+def test_a_hundred_peers_run_for_a_minute() -> None:
+    swarm = swarm_of(100, on_step=kicked(20))
+    swarm.run_until(60.0)
+    assert all(host.peer.ready for host in swarm.hosts)
+    assert alive_views(swarm) == {99}
+    assert spread(swarm) < 1e-2
+    assert sum(host.peer.exchanges.failures for host in swarm.hosts) == 0
+
+
+# -- numbers that no network has -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("latency_s", 0.0), ("latency_s", math.inf), ("rate_bytes_s", 0.0), ("rate_bytes_s", math.nan), ("loss", 1.0),
+        ("loss", -0.1),
+    ],
+)  # fmt: skip
+def test_impossible_networks_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Network(**{name: value})
