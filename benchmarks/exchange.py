@@ -1,0 +1,246 @@
+"""One pairwise exchange and what it costs a training step, beside the peers, in one run.
+
+    python benchmarks/exchange.py [--megabytes 40] [--rounds 5] [--hivemind PYTHON] [--json]
+
+An exchange is timed from the agreed start of the streams to both COMMITs: 2 x 40 MB at once between two processes on
+loopback, every chunk checksummed, checked for finiteness and subtracted. Peers and ours run in turn, several times;
+medians and the ratio of medians are printed. ``--hivemind`` names the Python of an environment with hivemind 1.1.12.
+"""
+
+import argparse
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+# -- one process of a pair ---------------------------------------------------------------------------------------
+def averager(megabytes, seed, secret, seconds, codec):
+    """Exchanges as often as it can for so many seconds; prints the seconds of each."""
+    import numpy as np
+
+    import node.node
+    from node import Config, Node
+
+    node.node.SETTLED = 0.0  # measure on after the two agree
+    vector = np.zeros(int(megabytes * 1e6) // 4, np.float32)
+    with Node({"x": vector}, seeds=[seed] if seed else (), secret=secret, config=Config(codec=codec)) as me:
+        vector.fill(1.0 if seed else 0.0)  # after joining, which took the first node's weights
+        print(me.address, flush=True)
+        while not select.select([sys.stdin], [], [], 0.01)[0]:
+            me.visit()
+        sys.stdin.readline()
+        begin = time.perf_counter()
+        me.settle(seconds)
+        elapsed = time.perf_counter() - begin
+        done = me.metrics().exchanges_done
+        right = bool(abs(float(vector[0]) - 0.5) < 1e-3)
+        print(json.dumps([list(me.runtime.durations), elapsed / max(1, done), right]), flush=True)
+        sys.stdin.readline()
+
+
+def trainer(kind, seconds, with_node, seed):
+    """Trains for so many seconds; prints steps per second."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    from node import Node
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if kind == "mlp-10m":
+        model = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 3072), nn.ReLU(), nn.Linear(3072, 512))
+        x, y = torch.randn(64, 1024), torch.randint(0, 512, (64,))
+    elif kind == "cnn-100k":
+        model = nn.Sequential(
+            nn.Conv2d(1, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 80),
+            nn.ReLU(), nn.Linear(80, 10),
+        )  # fmt: skip
+        x, y = torch.randn(64, 1, 28, 28), torch.randint(0, 10, (64,))
+    else:
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def train(step):
+        for _ in range(20):
+            one()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        steps, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < seconds:
+            loss = one()
+            step(loss)
+            steps += 1
+        return steps / (time.perf_counter() - begin)
+
+    def one():
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    if not with_node:
+        print(json.dumps([train(lambda loss: None), 0, 0.0]), flush=True)
+        return
+    with Node(model, optimizer, seeds=[seed] if seed else ()) as me:
+        print(me.address, flush=True)
+        while not select.select([sys.stdin], [], [], 0.005)[0]:
+            me.visit()
+        sys.stdin.readline()
+        rate = train(lambda loss: me.step(loss=loss, samples=64))
+        metrics = me.metrics()
+        print(json.dumps([rate, metrics.exchanges_done, metrics.step_overhead_seconds]), flush=True)
+        sys.stdin.readline()
+
+
+# -- the pair, from outside --------------------------------------------------------------------------------------
+class Pair:
+    """Two processes of this file; the second is seeded with the first when they are nodes."""
+
+    def __init__(self, arguments, nodes=True):
+        self.processes, seed = [], []
+        for _ in range(2):
+            command = [sys.executable, __file__, *map(str, arguments), *seed]
+            self.processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True))
+            if nodes:
+                seed = ["--seed", self.processes[-1].stdout.readline().strip()]  # said once it has joined
+
+    def say(self):
+        for process in self.processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+    def hear(self):
+        return [json.loads(process.stdout.readline()) for process in self.processes]
+
+    def wait_ready(self):
+        for process in self.processes:
+            assert process.stdout.readline().strip() == "ready"
+
+    def end(self):
+        for process in self.processes:
+            process.stdin.close()
+            process.wait(30)
+
+
+def our_exchange(megabytes, secret=None, codec="fp32", seconds=4.0):
+    pair = Pair(
+        ["averager", "--megabytes", megabytes, "--seconds", seconds, "--codec", codec]
+        + (["--secret", secret] if secret else [])
+    )
+    pair.say()
+    rows = pair.hear()
+    pair.say()
+    pair.end()
+    durations = [value for row in rows for value in row[0]]
+    assert all(row[2] for row in rows), "the two did not end with the mean"
+    return {"median_s": statistics.median(durations), "best_s": min(durations), "cycle_s": rows[0][1]}
+
+
+def script(python, name, *arguments):
+    command = [python, str(HERE / "peers" / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def slowdown(kind, seconds=6.0, pairs=3):
+    """Steps per second of two processes side by side, with a mix every 8 steps and without Node, in turn."""
+    alone, together, mixes, overhead = [], [], [], []
+    for _ in range(pairs):
+        for with_node in (False, True):
+            flags = ["trainer", "--kind", kind, "--seconds", seconds] + (["--node"] if with_node else [])
+            pair = Pair(flags, nodes=with_node)
+            if with_node:
+                pair.say()
+            pair.wait_ready()
+            pair.say()
+            rows = pair.hear()
+            if with_node:
+                pair.say()
+                together.append(statistics.mean(row[0] for row in rows))
+                mixes.append(sum(row[1] for row in rows) / 2 / (seconds * together[-1] / 8))
+                overhead.append(rows[0][2])
+            else:
+                alone.append(statistics.mean(row[0] for row in rows))
+            pair.end()
+    ratios = [1 - b / a for a, b in zip(alone, together, strict=True)]
+    return {
+        "step_ms": 1e3 / statistics.median(alone), "slowed_percent": 100 * statistics.median(ratios),
+        "mixes_per_8_steps": statistics.median(mixes), "inside_step_us": 1e6 * statistics.median(overhead),
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("role", nargs="?", choices=["averager", "trainer"], help=argparse.SUPPRESS)
+    parser.add_argument("--megabytes", type=float, default=40.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--hivemind", metavar="PYTHON", help="Python of an environment with hivemind")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seed", help=argparse.SUPPRESS)
+    parser.add_argument("--secret", help=argparse.SUPPRESS)
+    parser.add_argument("--codec", default="fp32", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=4.0, help=argparse.SUPPRESS)
+    parser.add_argument("--kind", help=argparse.SUPPRESS)
+    parser.add_argument("--node", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.role == "averager":
+        averager(args.megabytes, args.seed, args.secret, args.seconds, args.codec)
+        return
+    if args.role == "trainer":
+        trainer(args.kind, args.seconds, args.node, args.seed)
+        return
+    from node.identity import new_secret
+
+    with tempfile.TemporaryDirectory() as folder:
+        secret = Path(folder) / "swarm.secret"
+        secret.write_text(new_secret())
+        secret.chmod(0o600)
+        jobs = {
+            "raw sockets": lambda: script(sys.executable, "raw_duplex.py", args.megabytes),
+            "gossip": lambda: our_exchange(args.megabytes),
+            "gossip, bf16": lambda: our_exchange(args.megabytes, codec="bf16"),
+            "gossip, TLS": lambda: our_exchange(args.megabytes, secret=str(secret)),
+        }
+        if args.hivemind:
+            jobs["hivemind"] = lambda: script(args.hivemind, "hivemind_round.py", args.megabytes)
+        rows = {name: [] for name in jobs}
+        for turn in range(args.rounds):
+            for name, job in jobs.items():
+                if name == "hivemind" and turn >= 3:
+                    continue  # 25 s each
+                rows[name].append(job())
+    medians = {name: statistics.median(row["median_s"] for row in found) for name, found in rows.items()}
+    slowed = {kind: slowdown(kind) for kind in ("mlp-10m", "cnn-100k", "mlp-5k")}
+    if args.json:
+        print(json.dumps({"exchange": rows, "median_s": medians, "training": slowed}))
+        return
+    print(f"\nOne exchange of {args.megabytes:g} MB each way, two processes on loopback (medians of {args.rounds})\n")
+    print(f"{'':16}{'median ms':>10}{'best ms':>10}{'x raw':>8}")
+    for name, value in medians.items():
+        best = min(row["best_s"] for row in rows[name])
+        print(f"{name:16}{1e3 * value:10.1f}{1e3 * best:10.1f}{value / medians['raw sockets']:8.2f}")
+    if "hivemind" in medians:
+        print(f"\nAn exchange is {medians['hivemind'] / medians['gossip']:.1f} times as fast as a hivemind round.")
+    print("\nTwo processes training side by side, a mix every 8 steps, against the same loop without Node\n")
+    print(f"{'':16}{'step ms':>10}{'slowed %':>10}{'mixes/8':>9}{'in step us':>12}")
+    for kind, row in slowed.items():
+        print(
+            f"{kind:16}{row['step_ms']:10.2f}{row['slowed_percent']:10.1f}{row['mixes_per_8_steps']:9.2f}"
+            f"{row['inside_step_us']:12.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
