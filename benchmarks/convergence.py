@@ -70,7 +70,9 @@ def main():
     args = parser.parse_args()
     momentum = {"outer_momentum": 0.5, "outer_rate": 0.7}
     cases = [
-        ("one process", 1, 0.0, {}), ("4 nodes, IID", NODES, 0.0, {}), ("4 nodes, IID, outer momentum", NODES, 0.0, momentum),
+        ("one process", 1, 0.0, {}),
+        ("4 nodes, IID", NODES, 0.0, {}),
+        ("4 nodes, IID, outer momentum", NODES, 0.0, momentum),
         ("4 nodes, Dirichlet 0.1", NODES, 0.1, {}), ("4 nodes, Dirichlet 0.1, outer momentum", NODES, 0.1, momentum),
     ]  # fmt: skip
     results = {}

@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-from data import digits, dirichlet_split, fashion_mnist  # noqa: E402
-from models import digits_mlp, fashion_cnn  # noqa: E402
+from data import digits, dirichlet_split, fashion_mnist
+from models import digits_mlp, fashion_cnn
 
-from node import Node  # noqa: E402
+from node import Node
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("dataset", choices=["digits", "fashion-mnist"])
@@ -71,6 +71,8 @@ with Node(model, optimizer) as node:
     metrics = node.metrics()
     if args.parts > 1:
         time.sleep(1.0)  # members who settle a moment later still find this one
-row = {"accuracy": accuracy, "steps": metrics.steps, "samples": metrics.samples, "swarm_samples": total,
-       "exchanges": metrics.exchanges_done, "failed": metrics.exchanges_failed, "consensus_distance": distance}  # fmt: skip
+row = {
+    "accuracy": accuracy, "steps": metrics.steps, "samples": metrics.samples, "swarm_samples": total,
+    "exchanges": metrics.exchanges_done, "failed": metrics.exchanges_failed, "consensus_distance": distance,
+}  # fmt: skip
 print(json.dumps(row))

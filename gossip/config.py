@@ -91,8 +91,10 @@ class Config:
             raise ConfigError("chunk_elements must lie between 1024 and 1048576 (4 KiB to 4 MiB of fp32).")
         if self.probe_timeout_min_s > self.probe_timeout_max_s:
             raise ConfigError("probe_timeout_min_s is above probe_timeout_max_s: exchange the two.")
-        if not self.swarm or len(self.swarm) > 64:
-            raise ConfigError("swarm must be a name of 1 to 64 characters.")
+        if self.seed_backoff_s > self.seed_backoff_max_s:
+            raise ConfigError("seed_backoff_s is above seed_backoff_max_s: exchange the two.")
+        if not self.swarm or len(self.swarm) > 64 or not self.swarm.isprintable():
+            raise ConfigError("swarm must be a name of 1 to 64 printable characters.")
         check_outer(self.outer_momentum, self.outer_rate)
         get_codec(self.codec)
 

@@ -36,6 +36,8 @@ class Address(NamedTuple):
 
 def parse_address(text: str) -> Address:
     """``host:port`` or ``[v6]:port``; raises :class:`ConfigError` naming what is wrong."""
+    if "//" in text:
+        raise ConfigError(f"{text!r} is not an address: write host:port alone, without a scheme, as in 10.0.0.5:7700.")
     host, colon, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -13,7 +13,7 @@ from typing import Literal, cast
 
 from gossip.errors import LayoutError, ProtocolError
 
-__all__ = ["Layout", "LayoutSummary", "Segment", "chunk_count", "chunk_slice"]
+__all__ = ["Layout", "LayoutSummary", "Segment"]
 
 Kind = Literal["parameter", "buffer"]
 
@@ -175,17 +175,6 @@ class Layout:
             f"The first {len(there)} tensors are the same and a later one differs "
             f"({len(self.segments)} tensors of {self.size} elements here, {count} of {other.size} there)."
         )
-
-
-def chunk_count(size: int, chunk_elements: int) -> int:
-    """Into how many chunks a vector of ``size`` elements is cut; the last one may be short."""
-    return -(-size // chunk_elements)
-
-
-def chunk_slice(index: int, size: int, chunk_elements: int) -> slice:
-    """The elements of chunk ``index``, counted from 0."""
-    start = index * chunk_elements
-    return slice(start, min(start + chunk_elements, size))
 
 
 def _shown(name: str) -> str:

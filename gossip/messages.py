@@ -20,6 +20,7 @@ __all__ = [
 
 MAX_UPDATES = 32  # of about 250 B each in one frame: 8 KiB, an eighth of a header
 MAX_RECORDS = 120  # of 519 B at the very most: 61 KiB, so that nobody's long host name bursts another's header
+MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which is what a receiver may have to hold
 MAX_BUCKETS = 256  # by the first byte of an id
 
 T = TypeVar("T")
@@ -215,10 +216,12 @@ class Settled:
 
 @message("chunk")
 class Chunk:
-    """One piece of a vector; its body is the encoded elements and nothing else carries a body."""
+    """Elements [start, start + elements) of a stream, in order; the body is their encoding, and nothing else carries a
+    body. The sender chooses how many, within MAX_CHUNK_ELEMENTS: the two need not be configured alike."""
 
     session: int = integer()
-    index: int = integer(2**32)
+    start: int = integer(2**48)
+    elements: int = integer(MAX_CHUNK_ELEMENTS)
     checksum: int = integer(2**64 - 1)  # xxh3-64 of the body
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from gossip.bootstrap import Reachability, Seeds, answer_reach
 from gossip.config import Config
 from gossip.effects import Dial, Effect, MemberState, Notice, Send
-from gossip.exchange import Exchanges, Local
+from gossip.exchange import Exchanges, Local, State
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.joining import Donating, Joining, Phase
 from gossip.membership import Membership
@@ -381,6 +381,7 @@ class Peer:
             return []
         effects = self.membership.tick(now)
         effects += self.exchanges.tick(now)
+        effects += self.look_elsewhere(now)
         effects += self.joining.tick(now)
         effects += self.donating.tick(now)
         if now >= self.seeds.deadline:
@@ -391,6 +392,14 @@ class Peer:
         if now >= self.due_at:
             effects += self.maybe_mix(now)
         return effects + self.after(now)
+
+    def look_elsewhere(self, now: float) -> list[Effect]:
+        """An offer to one that is no longer held ALIVE goes to another, before its time is up."""
+        offer = self.exchanges.outgoing
+        if offer is None or offer.state is not State.OFFERED:
+            return []
+        alive = self.membership.state(offer.partner) is MemberState.ALIVE
+        return [] if alive else self.exchanges.failed(offer.session, "broken", now)
 
     def after(self, now: float) -> list[Effect]:
         """Note what ended: when the next mix is due, and who earned trust."""

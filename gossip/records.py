@@ -81,8 +81,8 @@ def check(record: MemberRecord, verify: Verify) -> None:
         and 0 <= record.samples < MAX_INT
     ):
         raise RemoteError("record", "A member record holds a number outside 0 to 2**53.")
-    if not math.isfinite(record.version) or (record.loss is not None and not math.isfinite(record.loss)):
-        raise RemoteError("record", "A member record holds a loss or a version that is not finite.")
+    if not 0 <= record.version < MAX_INT or (record.loss is not None and not math.isfinite(record.loss)):
+        raise RemoteError("record", "A member record holds a loss or a version that cannot be.")
     if len(record.homes) > MAX_HOMES:
         raise RemoteError("record", f"A member record names more than {MAX_HOMES} homes.")
     if len(record.id) != 16 or len(record.genesis) not in (0, 16):

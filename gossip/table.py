@@ -102,7 +102,7 @@ class Table:
         self._limit = limit
         self._of: dict[MemberState, list[PeerId]] = {state: [] for state in MemberState}  # without ourselves
         self._gone: OrderedDict[PeerId, None] = OrderedDict()  # DEAD and LEFT, the longest gone first
-        self._forgotten: OrderedDict[PeerId, tuple[int, int, bytes]] = OrderedDict()  # incarnation, samples, genesis
+        self._forgotten: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()  # incarnation, samples
         self._runs: dict[bytes, Run] = {}
         self._max_runs = MAX_FINISHED_RUNS
         self._sharing: set[PeerId] = set()
@@ -134,10 +134,7 @@ class Table:
         entry = self.entries[record.id] = Entry(record, state, now)
         entry.restored = restored
         if forgotten is not None:
-            _, entry.counted, genesis = self._forgotten.pop(record.id)
-            if genesis in self._runs:
-                self._runs[genesis].samples -= entry.counted
-            self._run(record.genesis).samples += entry.counted
+            _, entry.counted = self._forgotten.pop(record.id)
         self._run(record.genesis).members += 1
         self._count(entry, record)
         self._buckets[record.id[0]].append(record.id)
@@ -173,7 +170,7 @@ class Table:
         self._buckets[peer[0]].remove(peer)  # of about N / 256
         self.links.discard(peer)
         self._run(entry.record.genesis).members -= 1
-        self._forgotten[peer] = (entry.record.incarnation, entry.counted, entry.record.genesis)
+        self._forgotten[peer] = (entry.record.incarnation, entry.counted)
         if len(self._forgotten) > self._limit:
             self._forgotten.popitem(last=False)
         return True
@@ -218,11 +215,9 @@ class Table:
         old = entry.record
         if record is old:
             return
-        if record.genesis != old.genesis:
+        if record.genesis != old.genesis:  # what it trained is behind the old run's weights; from now on the new one's
             self._run(old.genesis).members -= 1
-            self._run(old.genesis).samples -= entry.counted
             self._run(record.genesis).members += 1
-            self._run(record.genesis).samples += entry.counted
         self._count(entry, record)
         entry.record = record
 

@@ -20,6 +20,7 @@ from gossip.effects import (
     Dial,
     Effect,
     MemberChanged,
+    MemberState,
     Mix,
     Notice,
     Release,
@@ -32,7 +33,7 @@ from gossip.effects import (
 )  # fmt: skip
 from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import Address, PeerId, short
-from gossip.messages import Chunk, Close, Fetch, Hello, Message, Offer, Outcome, StatusQuery
+from gossip.messages import Abort, Chunk, Close, Fetch, Hello, Message, Offer, Outcome, StatusQuery
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from node.boundary import Adoption, Boundary, Done, Vector, VectorPool
@@ -50,6 +51,10 @@ Floats = NDArray[np.float32]
 
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
 MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
+SAID = {
+    MemberState.ALIVE: "is alive", MemberState.SUSPECT: "does not answer", MemberState.DEAD: "is dead",
+    MemberState.LEFT: "has left",
+}  # fmt: skip
 INLINE_ELEMENTS = 1 << 20  # a shift of up to 4 MB is computed in place, 1 ms; larger ones in a worker thread
 
 
@@ -143,7 +148,7 @@ class Runtime:
                 case Notice(kind, sentence):
                     self.on_event(kind, sentence)
                 case MemberChanged(peer, _, after):
-                    self.on_event("member", f"Member {short(peer)} is {after.value}.")
+                    self.on_event("member", f"Member {short(peer)} {SAID[after]}.")
         self.rearm.set()
         self.after_perform()
 
@@ -170,6 +175,8 @@ class Runtime:
             if isinstance(message, Offer):  # a Fetch that is more than a question was bound by its Collect
                 self.sessions.links[message.session] = link
             link.send(message)
+            if isinstance(message, Abort):  # chunks already on their way belong to nothing any more
+                self.sessions.recent.append(message.session)
             return
         record = self.peer.membership.record(to)
         if record is None or record.address is None or self.stopping:
@@ -180,17 +187,18 @@ class Runtime:
     def transfer(self, effect: Transfer) -> None:
         snapshot = self.sessions.snapshots.get(effect.session)
         link = self.sessions.links.get(effect.session)
-        if snapshot is None or link is None or self.sizes(effect.full) != snapshot.array.size:
+        size = self.sizes(effect.full)
+        if snapshot is None or link is None or size > snapshot.array.size:
             self.spawn(self.report_failed, effect.session, "layout" if link is not None else "broken")
             return
-        chunk = self.config.chunk_elements
-        difference = self.pool.take(snapshot.parts, snapshot.array.size)
+        ours = snapshot.array[:size]  # the weights alone where the partner averages no optimizer
+        difference = self.pool.take("full" if effect.full else "weights", size)
         self.began[effect.session] = self.now
         self.sessions.add(
             Session(
                 effect.session, effect.partner, link,
-                sender=Sender(effect.session, snapshot.array, self.codec, chunk),
-                receiver=DifferenceReceiver(effect.session, snapshot.array, difference.array, self.codec, chunk),
+                sender=Sender(effect.session, ours, self.codec, self.config.chunk_elements),
+                receiver=DifferenceReceiver(effect.session, ours, difference.array, self.codec),
                 difference=difference,
             )
         )  # fmt: skip
@@ -233,7 +241,7 @@ class Runtime:
             self.spawn(self.report_failed, effect.session, "broken")
             return
         receiver = SliceReceiver(
-            effect.session, self.joining_vector, effect.start, effect.stop, self.config.chunk_elements,
+            effect.session, self.joining_vector, effect.start, effect.stop,
             lambda position: self.perform(self.peer.collected(effect.session, position, self.now)),
         )  # fmt: skip
         self.sessions.links[effect.session] = link

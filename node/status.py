@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PAGE", "query", "status_page"]
 
-PAGE = 200  # members of about 90 B in one frame of 64 KiB, three times over
+PAGE = 100  # members of at most 400 B (a host name has 255) in one header of 64 KiB
 METRICS = (
     "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
     "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone",
@@ -63,7 +63,8 @@ def query(
     except RefusedError as error:
         raise LocalError(str(error)) from error
     except (OSError, RemoteError, trio.TooSlowError) as error:
-        raise LocalError(f"No node answers at {address}: is it running, and is the address right?") from error
+        how = "is its secret this one" if secret is not None else "does it need --secret-file"
+        raise LocalError(f"No node answers at {address}: is it running, is the address right, and {how}?") from error
 
 
 async def ask(address: Address, secret: bytes | None, timeout_s: float) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from gossip.codecs import Codec, get_codec
 from gossip.errors import ProtocolError
 from gossip.frames import encode
-from gossip.layout import chunk_count, chunk_slice
 from gossip.messages import Chunk
 from gossip.mixing import difference
 
@@ -25,62 +24,59 @@ class Sender:
 
     def __init__(self, session: int, vector: Floats, codec: Codec, chunk_elements: int) -> None:
         self.session, self.vector, self.codec = session, vector, codec
-        self.chunk_elements = chunk_elements
-        self.chunks = chunk_count(vector.size, chunk_elements)
-        self.index = 0
-        self.buffer = bytearray(0 if codec.raw else codec.encoded_bytes(min(chunk_elements, vector.size)))
+        self.chunk_elements = min(chunk_elements, vector.size)
+        self.position = 0
+        self.buffer = bytearray(0 if codec.raw else codec.encoded_bytes(self.chunk_elements))
 
     def next_frame(self) -> tuple[bytes, memoryview] | None:
         """The link sends a frame wholly before it asks for the next, so one buffer is enough."""
-        if self.index == self.chunks:
+        if self.done:
             return None
-        values = self.vector[chunk_slice(self.index, self.vector.size, self.chunk_elements)]
+        values = self.vector[self.position : self.position + self.chunk_elements]
         if self.codec.raw:
             body = memoryview(values.data).cast("B")
         else:
             body = memoryview(self.buffer)[: self.codec.encoded_bytes(values.size)]
             self.codec.encode(values, body)
-        header = encode(Chunk(self.session, self.index, xxhash.xxh3_64_intdigest(body)), len(body))
-        self.index += 1
-        return header, body
+        chunk = Chunk(self.session, self.position, values.size, xxhash.xxh3_64_intdigest(body))
+        self.position += values.size
+        return encode(chunk, len(body)), body
 
     @property
     def done(self) -> bool:
-        return self.index == self.chunks
+        return self.position == self.vector.size
 
 
 class Receiver:
-    """Chunks in order into a place of ours. Every length comes from our own layout; a frame that says otherwise is a
-    protocol error. Subclasses say where bytes go and what becomes of them."""
+    """Chunks in order into a place of ours. What is allocated is bounded by our own vector and by the largest chunk
+    allowed; a frame that does not fit is a protocol error. Subclasses say where bytes go and what becomes of them."""
 
-    def __init__(self, session: int, size: int, codec: Codec, chunk_elements: int) -> None:
-        self.session, self.size, self.codec, self.chunk_elements = session, size, codec, chunk_elements
-        self.chunks = chunk_count(size, chunk_elements)
-        self.index = 0
+    def __init__(self, session: int, size: int, codec: Codec) -> None:
+        self.session, self.size, self.codec = session, size, codec
+        self.position = 0
         self.body = memoryview(b"")
 
     def place(self, chunk: Chunk, body_bytes: int) -> memoryview:
         """Where the body of the next chunk goes; raises ProtocolError for any other chunk than the next."""
-        if chunk.index != self.index or self.index == self.chunks:
-            raise ProtocolError(f"Chunk {chunk.index} came where {self.index} of {self.chunks} belongs.")
-        where = chunk_slice(self.index, self.size, self.chunk_elements)
-        expected = self.codec.encoded_bytes(where.stop - where.start)
+        if chunk.start != self.position or not 0 < chunk.elements <= self.size - self.position:
+            raise ProtocolError(f"A chunk came for element {chunk.start} where {self.position} is next.")
+        expected = self.codec.encoded_bytes(chunk.elements)
         if body_bytes != expected:
             raise ProtocolError(f"A chunk of {body_bytes} bytes came where {expected} belong.")
-        self.body = self.buffer(where, expected)
+        self.body = self.buffer(slice(chunk.start, chunk.start + chunk.elements), expected)
         return self.body
 
     def arrived(self, chunk: Chunk) -> bool:
         """The body is filled: check it and use it. False for a wrong checksum: the transfer has failed."""
         if xxhash.xxh3_64_intdigest(self.body) != chunk.checksum:
             return False
-        self.use(chunk_slice(self.index, self.size, self.chunk_elements))
-        self.index += 1
+        self.use(slice(chunk.start, chunk.start + chunk.elements))
+        self.position += chunk.elements
         return True
 
     @property
     def done(self) -> bool:
-        return self.index == self.chunks
+        return self.position == self.size
 
     def buffer(self, where: slice, expected: int) -> memoryview:
         raise NotImplementedError
@@ -92,17 +88,21 @@ class Receiver:
 class DifferenceReceiver(Receiver):
     """``out = Q(theirs) - Q(ours)``, with both squared norms added up on the way."""
 
-    def __init__(self, session: int, ours: Floats, out: Floats, codec: Codec, chunk_elements: int) -> None:
-        super().__init__(session, ours.size, codec, chunk_elements)
+    def __init__(self, session: int, ours: Floats, out: Floats, codec: Codec) -> None:
+        super().__init__(session, ours.size, codec)
         self.ours, self.out = ours, out
         self.difference_sq = self.own_sq = 0.0
-        elements = 0 if codec.raw else min(chunk_elements, ours.size)
-        self.bytes = bytearray(codec.encoded_bytes(elements))
-        self.theirs = np.empty(elements, np.float32)
-        self.quantised = np.empty(elements, np.float32)
+        self.bytes = bytearray()
+        self.theirs = self.quantised = np.empty(0, np.float32)
 
     def buffer(self, where: slice, expected: int) -> memoryview:
-        return memoryview(self.out[where].data).cast("B") if self.codec.raw else memoryview(self.bytes)[:expected]
+        if self.codec.raw:
+            return memoryview(self.out[where].data).cast("B")
+        if len(self.bytes) < expected:  # at the first chunk, as a rule: the partner's chunks are of one size
+            self.bytes = bytearray(expected)
+            self.theirs = np.empty(where.stop - where.start, np.float32)
+            self.quantised = np.empty(where.stop - where.start, np.float32)
+        return memoryview(self.bytes)[:expected]
 
     def use(self, where: slice) -> None:
         ours, out = self.ours[where], self.out[where]
@@ -120,10 +120,8 @@ class DifferenceReceiver(Receiver):
 class SliceReceiver(Receiver):
     """A raw slice [start, stop) of another's vector into the same place of ours; reports each whole chunk."""
 
-    def __init__(
-        self, session: int, out: Floats, start: int, stop: int, chunk_elements: int, report: Callable[[int], None]
-    ) -> None:
-        super().__init__(session, stop - start, get_codec("fp32"), chunk_elements)
+    def __init__(self, session: int, out: Floats, start: int, stop: int, report: Callable[[int], None]) -> None:
+        super().__init__(session, stop - start, get_codec("fp32"))
         self.out, self.start, self.report = out, start, report
 
     def buffer(self, where: slice, expected: int) -> memoryview:

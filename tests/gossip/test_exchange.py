@@ -101,6 +101,21 @@ def test_the_responder_snapshots_accepts_streams_commits_and_mixes():
     assert side.local.version == 4.0 + weight * (1.0 - 4.0)
 
 
+def test_the_version_moves_by_what_was_exchanged_whatever_steps_were_taken_meanwhile():
+    a, b = Side(A, version=2.0), Side(B, version=4.0)
+    a.exchanges.begin(0.0)
+    [offered] = a.exchanges.snapshotted(1, 0.0)
+    b.exchanges.on_offer(A, offered.message, 0.0)
+    accepted, _ = b.exchanges.snapshotted(1, 0.0)
+    a.exchanges.on_accept(B, accepted.message, 0.0)
+    a.local.version += 10.0
+    b.local.version += 1.0
+    for side, other in ((a, B), (b, A)):
+        side.exchanges.streamed(1, 1.0, 1.0, 0.0)
+        assert side.exchanges.on_commit(other, 1, 0.0)
+    assert a.local.version - 12.0 == -(b.local.version - 5.0) != 0.0
+
+
 def test_one_own_exchange_at_a_time():
     side = streaming()
     assert side.exchanges.begin(1.0) == []
@@ -318,6 +333,18 @@ def test_a_link_that_breaks_ends_an_exchange_in_every_state_but_after_our_commit
     assert doubting.exchanges.unlinked(B, 1.0) == [Send(B, Outcome(1))]
     assert doubting.table[1].state is State.DOUBT
     assert doubting.exchanges.unlinked(B, 1.1) == []
+
+
+def test_having_said_that_we_did_not_commit_we_never_do():
+    side = streaming()
+    assert side.exchanges.on_outcome(B, 1, 1.0) == [Release(1), Send(B, Settled(1, False))]
+    assert side.exchanges.streamed(1, 1.0, 1.0, 2.0) == []
+    assert side.exchanges.on_outcome(B, 1, 3.0) == [Send(B, Settled(1, False))]
+
+
+def test_having_committed_the_question_itself_is_the_partners_commit():
+    side = verified()
+    assert side.exchanges.on_outcome(B, 1, 2.0) == [Mix(1, 0.5), Release(1), Send(B, Settled(1, True))]
 
 
 def test_doubt_is_asked_after_each_second_and_ends_after_doubt_s():

@@ -134,10 +134,10 @@ def test_every_kind_of_field_has_a_reader_and_a_strategy(cls):
 
 
 def test_the_prefix_says_how_long_header_and_body_are():
-    frame = encode(Chunk(1, 2, 2**64 - 1), 1000)
+    frame = encode(Chunk(1, 2, 250, 2**64 - 1), 1000)
     assert frame[:4] == MAGIC
     assert read_prefix(frame[:PREFIX_BYTES]) == (len(frame) - PREFIX_BYTES, 1000)
-    assert decode(frame[PREFIX_BYTES:], 1000) == Chunk(1, 2, 2**64 - 1)
+    assert decode(frame[PREFIX_BYTES:], 1000) == Chunk(1, 2, 250, 2**64 - 1)
 
 
 def test_whole_numbers_where_floats_belong_are_sent_as_floats():

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import msgpack
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.errors import LayoutError, ProtocolError
-from gossip.layout import Layout, LayoutSummary, Segment, chunk_count, chunk_slice
+from gossip.layout import Layout, LayoutSummary, Segment
 
 WEIGHT = Segment("net.0.weight", (4, 3), "float32", "parameter")
 BIAS = Segment("net.0.bias", (4,), "float32", "parameter")
@@ -171,11 +170,3 @@ def test_a_summary_that_no_peer_sends_is_refused(summary):
 def test_what_cannot_be_averaged_is_refused_in_a_sentence(given):
     with pytest.raises(LayoutError, match=r"\.$"):
         Layout(given)
-
-
-@given(st.integers(1, 5000), st.integers(1, 700))
-def test_chunks_cover_every_element_once(size, chunk_elements):
-    elements = np.arange(size)
-    pieces = [elements[chunk_slice(i, size, chunk_elements)] for i in range(chunk_count(size, chunk_elements))]
-    assert all(0 < piece.size <= chunk_elements for piece in pieces)
-    assert np.array_equal(np.concatenate(pieces), elements)

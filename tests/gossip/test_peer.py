@@ -59,7 +59,7 @@ def test_newcomers_take_the_weights_and_then_mix():
 
 
 def test_a_newcomer_takes_part_in_nothing_before_it_has_the_weights():
-    swarm = Swarm(1)
+    swarm = Swarm(1, config=Config(chunk_elements=1024))
     swarm.chunk_s = 1.0
     first, newcomer = swarm.swarm(2)
     swarm.run(5.0)
@@ -137,9 +137,7 @@ def test_when_two_runs_meet_the_one_with_fewer_samples_takes_the_others_weights(
     swarm.until(lambda: all(node.peer.ready for node in lefts + rights), 30.0)
     assert lefts[0].genesis != rights[0].genesis
     swarm.cut = lambda a, b: False
-    slower, faster = (rights, lefts) if left >= right else (lefts, rights)  # the left has 20 s more behind it
-    for node in slower:
-        node.stepping = True
+    slower, faster = (rights, lefts) if left >= right else (lefts, rights)  # the left began 20 s earlier
     genesis = faster[0].genesis
     swarm.until(swarm.agreed, 120.0)
     assert {node.genesis for node in swarm.nodes} == {genesis}
@@ -165,24 +163,40 @@ def test_of_two_runs_with_equal_samples_the_larger_genesis_stays(samples):
     assert "merging" not in two.kinds
 
 
+def test_of_two_runs_that_each_want_the_others_weights_one_gives_way():
+    """Else they swap, and swap again."""
+    swarm = Swarm(1)
+    one, two = swarm.start(genesis=G1), swarm.start(genesis=G2)
+    for node in (one, two):
+        node.peer.runs.earlier_samples = 10**9  # by its own reckoning each is far behind
+    swarm.perform(one, [Dial(address_of(1))])
+    swarm.run(0.025)
+    served = [a.peer.runs.should_serve(b.peer.membership.me) for a, b in ((one, two), (two, one))]
+    assert served == [False, True]
+    swarm.until(swarm.agreed, 30.0)
+    assert one.genesis == G2
+    assert "merged" not in two.kinds
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_runs_that_meet_in_any_way_become_one_and_stay_one(seed):
     """Two or three runs, of like or unlike pace, cut off from each other and healed at random; killed links between."""
     rng = random.Random(seed)
-    swarm = Swarm(seed, config=Config(mix_every_steps=4), latency_s=rng.choice([0.005, 0.05, 0.2]))
+    config = Config(mix_every_steps=16, chunk_elements=1024, join_timeout_s=4.0)
+    swarm = Swarm(seed, config=config, latency_s=rng.choice([0.005, 0.05, 0.2]))
     swarm.chunk_s = rng.choice([0.001, 0.3])
     groups = rng.choice([2, 3])
     swarm.cut = lambda a, b: a % groups != b % groups
     for number in range(rng.randrange(groups, 8)):
         seeds = [n for n in range(number) if n % groups == number % groups][:1] if number >= groups else []
-        swarm.start(*seeds, step_s=rng.choice([0.1, 0.1, 0.2]))
-    swarm.run(rng.choice([5.0, 30.0]))
+        swarm.start(*seeds, step_s=rng.choice([0.2, 0.2, 0.3]))
+    swarm.run(rng.choice([5.0, 15.0]))
     for _ in range(rng.randrange(3)):
         swarm.partition(lambda number: rng.randrange(2) if number else 0)
         for _ in range(4):
             a, b = rng.sample(swarm.nodes, 2)
             swarm.perform(a, [Dial(address_of(b.number))])
-            swarm.run(rng.random() * 5)
+            swarm.run(rng.random() * 3)
     swarm.partition(None)
     for node in swarm.nodes[1:]:
         swarm.perform(node, [Dial(address_of(0))])
@@ -190,7 +204,7 @@ def test_runs_that_meet_in_any_way_become_one_and_stay_one(seed):
     genesis = swarm.nodes[0].genesis
     merges = [node.kinds.count("merged") for node in swarm.nodes]
     assert max(merges) <= 8
-    swarm.run(60.0)
+    swarm.run(20.0)
     assert {node.genesis for node in swarm.nodes} == {genesis}
     assert [node.kinds.count("merged") for node in swarm.nodes] == merges
 
@@ -202,13 +216,14 @@ def test_halves_of_one_run_mix_again_after_a_partition():
     swarm.partition(lambda number: number % 2)
     swarm.run(20.0)
     cut_at = swarm.now
-    assert all((node.number + swarm.by_id[to].number) % 2 == 0 for node in nodes for at, _, to in node.mixes if at > 2 + 0.0
-               and at > cut_at - 19)  # fmt: skip
+
+    def across(since, until):
+        return [1 for node in nodes for at, _, to in node.mixes
+                if since < at <= until and (node.number + swarm.by_id[to].number) % 2]  # fmt: skip
+
+    assert not across(cut_at - 19.0, cut_at)
     swarm.partition(None)
-    swarm.until(
-        lambda: any(at > cut_at and (n.number + swarm.by_id[to].number) % 2 for n in nodes for at, _, to in n.mixes),
-        90.0,
-    )
+    swarm.until(lambda: bool(across(cut_at, swarm.now)), 90.0)
     assert all("merging" not in node.kinds for node in nodes)
 
 
@@ -300,11 +315,12 @@ def test_a_member_has_us_dial_its_own_address_alone_and_not_often():
 
 
 # -- mixing ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("every", [2, 8, 32])
+@pytest.mark.parametrize("every", [4, 8, 32])
 def test_nodes_finish_about_one_exchange_per_interval(every):
+    """Down to where an exchange, which takes two or three step boundaries, fills the interval."""
     swarm = Swarm(9, config=Config(mix_every_steps=every), latency_s=0.001)
     swarm.stream_s = 0.001
-    nodes = swarm.swarm(8, step_s=0.05)
+    nodes = swarm.swarm(8, step_s=0.1)
     swarm.run(10.0)
     before = [(node.steps, len(node.mixes)) for node in nodes]
     swarm.run(100.0)
@@ -312,15 +328,15 @@ def test_nodes_finish_about_one_exchange_per_interval(every):
         (len(node.mixes) - mixes) * every / (node.steps - steps)
         for node, (steps, mixes) in zip(nodes, before, strict=True)
     ]
-    assert mean(rates) == pytest.approx(1.0, abs=0.25)
-    assert min(rates) > 0.5
+    assert mean(rates) == pytest.approx(1.0, abs=0.1)
+    assert min(rates) > 0.7
 
 
 def test_mixing_by_the_clock_needs_no_steps_to_count():
     swarm = Swarm(9, config=Config(mix_every_steps=None, mix_every_s=2.0))
     nodes = swarm.swarm(6)
     swarm.run(110.0)
-    assert mean(len(node.mixes) for node in nodes) == pytest.approx(50, abs=15)
+    assert mean(len(node.mixes) for node in nodes) == pytest.approx(53, abs=5)
 
 
 def test_of_steps_and_seconds_what_comes_first_counts():
@@ -401,7 +417,7 @@ def test_a_refused_vector_tells_nothing_of_how_far_apart_the_swarm_is():
 
 # -- numbers that are taken ------------------------------------------------------------------------------------------
 def test_a_session_number_in_use_is_not_taken_by_anything_else():
-    swarm = Swarm(15)
+    swarm = Swarm(15, config=Config(chunk_elements=1024))
     swarm.chunk_s = 1.0
     nodes = swarm.swarm(3)
     swarm.until(swarm.agreed, 60.0)

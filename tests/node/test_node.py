@@ -242,8 +242,7 @@ def test_a_mapping_of_arrays_is_averaged_in_place(train, until):
 def test_two_nodes_cover_a_dataset_without_overlap(train, until):
     first = train(linear())
     second = train(linear(), seeds=[first.node.address])
-    until(lambda: alive(first) == alive(second) == 2)
-    time.sleep(0.5)  # what the loop sees of members is a quarter of a second old
+    until(lambda: len(first.node.view.owners) == len(second.node.view.owners) == 2)
     first.node.passes = second.node.passes = 100  # ahead of the swarm's count, so that both divide one pass
     parts = [t.do(lambda node: torch.cat(list(node.shard(torch.arange(400), 16))).tolist()) for t in (first, second)]
     assert sorted(parts[0] + parts[1]) == list(range(400))
@@ -299,9 +298,9 @@ def test_sigterm_leaves_and_the_others_know_at_once(train, until, child):
     until(lambda: state_of(first.node, peer) == "alive")
     began = time.monotonic()
     process.terminate()
-    assert process.wait(10) == 128 + signal.SIGTERM
-    print(f"left in {time.monotonic() - began:.2f} s")
-    until(lambda: state_of(first.node, peer) == "left", 2.0)
+    until(lambda: state_of(first.node, peer) == "left")
+    assert process.wait(60) == 128 + signal.SIGTERM  # most of it is torch, which is unloaded after the node left
+    print(f"ended in {time.monotonic() - began:.2f} s")
 
 
 def test_steps_go_on_while_the_partner_is_stopped(train, until, child):

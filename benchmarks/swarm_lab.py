@@ -1,0 +1,244 @@
+"""Swarms of real processes to be stopped, killed and cut off, and what their diaries say afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["Cut", "Lab", "Patient", "namespaces_missing"]
+
+ROOT = Path(__file__).parents[1]
+POLL_S = 0.05
+START_S = 60.0  # importing torch in eight processes on two cores takes seconds
+Row = dict[str, Any]
+
+
+class Patient:
+    """One node's process and its diary."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], diary: Path, errors: Path) -> None:
+        self.name, self.process, self.diary, self.errors = name, process, diary, errors
+        self.rows: list[Row] = []
+        self.offset = 0
+
+    def read(self) -> list[Row]:
+        """Every row so far."""
+        with contextlib.suppress(FileNotFoundError), self.diary.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self.offset += len(whole)
+            self.rows += [json.loads(line) for line in whole.splitlines()]
+        return self.rows
+
+    @property
+    def looks(self) -> list[Row]:
+        """Rows with figures, without events."""
+        return [row for row in self.read() if "event" not in row]
+
+    def event(self, kind: str) -> Row | None:
+        return next((row for row in self.read() if row.get("event") == kind), None)
+
+    @property
+    def id(self) -> str:
+        joined = self.event("joined")
+        assert joined is not None, f"{self.name} has not joined"
+        return str(joined["id"])
+
+    @property
+    def address(self) -> str:
+        joined = self.event("joined")
+        assert joined is not None, f"{self.name} has not joined"
+        return str(joined["address"])
+
+    @property
+    def now(self) -> Row:
+        """The latest figures; empty before the first."""
+        looks = self.looks
+        return looks[-1] if looks else {}
+
+    def first(self, after: float, what: Callable[[Row], bool]) -> float | None:
+        """Seconds from ``after`` to the first row for which ``what`` holds."""
+        return next((row["t"] - after for row in self.looks if row["t"] > after and what(row)), None)
+
+    def pauses(self, after: float = 0.0, before: float = float("inf")) -> tuple[float, float]:
+        """Longest time inside step(), and longest time from one step() to the next less the usual time, in seconds."""
+        rows = [row for row in self.looks if after < row["t"] < before]
+        if len(rows) < 2:
+            return 0.0, 0.0
+        first, last = rows[0], rows[-1]
+        usual = (last["t"] - first["t"]) / max(1, last["steps"] - first["steps"])
+        return max(row["inside"] for row in rows), max(row["gap"] for row in rows) - usual
+
+    def signal(self, number: signal.Signals) -> float:
+        """Send it; returns when."""
+        self.process.send_signal(number)
+        return time.monotonic()
+
+
+class Lab:
+    """Starts nodes and ends them all, whatever happens; ``with Lab() as lab``."""
+
+    def __init__(self, **defaults: Any) -> None:
+        self.defaults = defaults
+        self.folder = Path(tempfile.mkdtemp(prefix="gossip-lab-"))
+        self.patients: list[Patient] = []
+        self.numbers = itertools.count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for patient in self.patients:
+            if patient.process.poll() is None:
+                patient.process.kill()
+        for patient in self.patients:
+            patient.process.wait()
+        if error is not None:
+            for patient in self.patients:
+                text = patient.errors.read_text(encoding="utf-8", errors="replace")[-1500:]
+                print(
+                    f"--- {patient.name} ended with {patient.process.returncode}: {patient.now}\n{text}",
+                    file=sys.stderr,
+                )
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(self, seeds: Sequence[Patient] = (), namespace: str | None = None, **options: Any) -> Patient:
+        """A node with these options of ledger_node.py; does not wait for it."""
+        name = f"n{next(self.numbers)}"
+        diary, errors = self.folder / f"{name}.jsonl", self.folder / f"{name}.err"
+        command = [sys.executable, str(ROOT / "benchmarks" / "ledger_node.py"), "--diary", str(diary)]
+        for seed in seeds:
+            command += ["--seed", seed.address]
+        for option, value in {**self.defaults, **options}.items():
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            command += [f"--{option.replace('_', '-')}", text]
+        if namespace is not None:
+            command = ["ip", "netns", "exec", namespace, *command]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("GOSSIP_")}
+        environment |= {"OMP_NUM_THREADS": "1", "GOSSIP_PROGRESS": "line", "PYTHONPATH": str(ROOT)}
+        with errors.open("wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=self.folder)
+        patient = Patient(name, process, diary, errors)
+        self.patients.append(patient)
+        return patient
+
+    def swarm(self, count: int, **options: Any) -> list[Patient]:
+        """That many nodes, the first of them everybody's seed; returns when each sees all and mixes."""
+        first = self.start(**options)
+        self.joined([first])
+        rest = [self.start(seeds=[first], **options) for _ in range(count - 1)]
+        members = [first, *rest]
+        self.joined(members)
+        self.until(lambda: all(m.now.get("alive") == count and m.now["done"] > 2 for m in members), 30, "a whole swarm")
+        return members
+
+    def joined(self, members: list[Patient]) -> None:
+        self.until(lambda: all(member.event("joined") for member in members), START_S, "nodes to join")
+
+    def until(self, what: Callable[[], Any], seconds: float, name: str) -> float:
+        """Wait for it; returns when it was first seen to hold. Raises TimeoutError."""
+        end = time.monotonic() + seconds
+        while not what():
+            gone = [p.name for p in self.patients if p.process.poll() not in (None, 0, -signal.SIGKILL)]
+            if gone:
+                raise RuntimeError(f"{', '.join(gone)} ended while waiting for {name}.")
+            if time.monotonic() > end:
+                raise TimeoutError(f"Waited {seconds:g} s for {name} in vain.")
+            time.sleep(POLL_S)
+        return time.monotonic()
+
+    def end(self, members: list[Patient], seconds: float = 60.0) -> None:
+        """SIGTERM, and wait until each process is gone: torch takes its time to be unloaded after the node has left."""
+        for member in members:
+            member.signal(signal.SIGTERM)
+        for member in members:
+            member.process.wait(seconds)
+
+    def notices(self, member: Patient, word: str) -> int:
+        """How many of a node's sentences hold this word."""
+        return sum(word in line for line in member.errors.read_text(encoding="utf-8", errors="replace").splitlines())
+
+
+class Cut:
+    """Two network namespaces whose hosts see each other through two switches, and the cable between these.
+
+    Pulling the cable (:meth:`cut`) is silent, as between two data centres: both hosts keep their link and route, and
+    packets vanish. The switches stand in a third namespace, so that nothing of this is visible outside.
+    """
+
+    def __init__(self) -> None:
+        mark = f"gl{os.getpid() % 100_000}"
+        self.left, self.right, self.middle = (f"{mark}{side}" for side in "lrm")
+        self.addresses = {self.left: "10.77.0.1", self.right: "10.77.0.2"}
+
+    def __enter__(self) -> Self:
+        try:
+            for name in (self.left, self.right, self.middle):
+                run("ip", "netns", "add", name)
+                run("ip", "-n", name, "link", "set", "lo", "up")
+            for host, switch in ((self.left, "sl"), (self.right, "sr")):
+                run("ip", "-n", self.middle, "link", "add", switch, "type", "bridge")
+                run("ip", "-n", self.middle, "link", "set", switch, "up")
+                run("ip", "-n", host, "link", "add", "eth0", "type", "veth", "peer", "name", f"{switch}h", "netns",
+                    self.middle)  # fmt: skip
+                run("ip", "-n", self.middle, "link", "set", f"{switch}h", "master", switch, "up")
+                run("ip", "-n", host, "address", "add", f"{self.addresses[host]}/24", "dev", "eth0")
+                run("ip", "-n", host, "link", "set", "eth0", "up")
+            run("ip", "-n", self.middle, "link", "add", "cl", "type", "veth", "peer", "name", "cr")
+            run("ip", "-n", self.middle, "link", "set", "cl", "master", "sl", "up")
+            run("ip", "-n", self.middle, "link", "set", "cr", "master", "sr", "up")
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def cut(self) -> float:
+        run("ip", "-n", self.middle, "link", "set", "cl", "down")
+        return time.monotonic()
+
+    def heal(self) -> float:
+        run("ip", "-n", self.middle, "link", "set", "cl", "up")
+        return time.monotonic()
+
+    def remove(self) -> None:
+        for name in (self.left, self.right, self.middle):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def namespaces_missing() -> str:
+    """Why network namespaces cannot be used here; empty where they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need the ip command (Debian: iproute2)"
+    try:
+        with Cut():
+            return ""
+    except RuntimeError as error:
+        return f"network namespaces do not work here ({error})"

@@ -1,0 +1,181 @@
+"""Seeds that are tried for ever, and a node's own question whether others can dial it; whom to mix with."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from gossip.bootstrap import ASKED, HOME_PING_S, PATIENCE_S, Reachability, Seeds, answer_reach
+from gossip.config import Config
+from gossip.effects import Dial, Send, TryDial
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.messages import Ping, Reach, Reached
+from gossip.selection import Bench, uniform
+
+CONFIG = Config()
+HERE, THERE = Address("10.0.0.1", 1), Address("10.0.0.2", 2)
+A, B, C, D, E = (PeerId(bytes([65 + i]) * 16) for i in range(5))
+ME = MemberRecord(PeerId(b"m" * 16), b"", 1, address=HERE)
+
+
+# -- seeds -----------------------------------------------------------------------------------------------------------
+def test_all_seeds_are_dialled_at_once_and_an_invited_one_must_prove_its_id():
+    seeds = Seeds((HERE, THERE), {THERE: B}, CONFIG, 5.0)
+    assert seeds.deadline == 5.0
+    assert seeds.tick(4.9, False, (), random.Random(1)) == []
+    assert seeds.tick(5.0, False, (), random.Random(1)) == [Dial(HERE, None), Dial(THERE, B)]
+
+
+def test_retries_back_off_from_a_second_to_a_minute_for_ever():
+    seeds, rng = Seeds((HERE,), {}, CONFIG, 0.0), random.Random(1)
+    waits = []
+    for _ in range(20):
+        now = seeds.deadline
+        assert len(seeds.tick(now, False, (), rng)) == 1
+        waits.append(seeds.deadline - now)
+    for number, wait in enumerate(waits):
+        backoff = min(2.0**number, CONFIG.seed_backoff_max_s)
+        assert 0.75 * backoff <= wait <= 1.25 * backoff
+    assert len(set(waits)) == 20  # nodes that lost one seed together do not come back together
+
+
+def test_with_a_link_one_seed_is_tried_at_the_pace_of_healing_unless_it_is_there():
+    seeds, rng = Seeds((HERE, THERE), {}, CONFIG, 0.0), random.Random(1)
+    assert len(seeds.tick(0.0, True, (), rng)) == 1
+    assert seeds.deadline == CONFIG.heal_period_s
+    assert seeds.tick(seeds.deadline, True, {HERE, THERE}, rng) == []
+    assert seeds.deadline == 2 * CONFIG.heal_period_s
+
+
+def test_with_the_last_link_gone_the_seeds_are_asked_soon_and_the_backoff_starts_anew():
+    seeds, rng = Seeds((HERE,), {}, CONFIG, 0.0), random.Random(1)
+    for _ in range(8):
+        seeds.tick(seeds.deadline, False, (), rng)
+    now = seeds.deadline
+    seeds.tick(now, True, (), rng)
+    seeds.unlinked(now + 1.0)
+    assert seeds.deadline == now + 1.0 + CONFIG.seed_backoff_s
+    seeds.tick(seeds.deadline, False, (), rng)
+    assert seeds.deadline <= now + 1.0 + CONFIG.seed_backoff_s + 1.25 * CONFIG.seed_backoff_s
+
+
+def test_without_seeds_there_is_nothing_to_do():
+    seeds = Seeds((), {}, CONFIG, 0.0)
+    seeds.unlinked(1.0)
+    assert seeds.deadline == float("inf")
+    assert seeds.tick(1e9, False, (), random.Random(1)) == []
+
+
+# -- being dialled ---------------------------------------------------------------------------------------------------
+def asking(count=ASKED):
+    reach = Reachability()
+    for peer in (A, B, C, D)[:count]:
+        assert reach.linked(peer, ME) == [Send(peer, Reach())]
+    return reach
+
+
+def test_three_members_are_asked_and_each_once():
+    reach = asking()
+    assert reach.linked(D, ME) == []
+    reach = asking(1)
+    assert reach.linked(A, ME) == []
+
+
+def test_who_has_no_address_asks_nobody():
+    assert Reachability().linked(A, MemberRecord(ME.id, b"", 1)) == []
+
+
+def test_one_who_could_dial_us_settles_it():
+    reach = asking()
+    reach.on_reached(A, False, 0.0)
+    reach.on_reached(B, True, 1.0)
+    reach.on_reached(C, False, 2.0)
+    assert reach.deadline == float("inf")
+    assert not reach.out_of_reach(1e9)
+
+
+def test_three_who_could_not_settle_it_at_once():
+    reach = asking()
+    for number, peer in enumerate((A, B, C)):
+        assert not reach.out_of_reach(number)
+        reach.on_reached(peer, False, float(number))
+    assert reach.out_of_reach(2.0)
+    assert not reach.out_of_reach(3.0)  # said once
+    assert reach.linked(D, ME) == []
+
+
+def test_one_who_could_not_settles_it_when_nobody_else_answers_for_a_while():
+    reach = asking()
+    reach.on_reached(A, False, 5.0)
+    assert reach.deadline == 5.0 + PATIENCE_S
+    assert not reach.out_of_reach(5.0 + PATIENCE_S - 0.01)
+    assert reach.out_of_reach(5.0 + PATIENCE_S)
+
+
+def test_the_word_of_one_who_was_not_asked_counts_for_nothing():
+    reach = asking(1)
+    reach.on_reached(E, True, 0.0)
+    reach.on_reached(E, False, 0.0)
+    assert reach.answers == {}
+    assert not reach.settled
+
+
+def test_homes_are_linked_dialable_kept_and_three():
+    reach = Reachability()
+    assert reach.choose_homes([A, B], {B}, 0.0) == (B,)
+    assert reach.choose_homes([A, B, C, D, E], {A, B, C, D, E}, 1.0) == (B, A, C)
+    assert reach.choose_homes([A, C, D, E], {D, E}, 2.0) == (A, C, D)
+    assert reach.choose_homes([], set(), 3.0) == ()
+    assert reach.deadline == float("inf")
+
+
+def test_homes_are_pinged_however_often_links_come_and_go():
+    reach = Reachability()
+    pings = []
+    for now in range(0, 61):
+        reach.choose_homes([A, B], {A, B}, float(now))
+        pings += [(now, effect) for effect in reach.tick(float(now))]
+    due = [HOME_PING_S, 2 * HOME_PING_S, 3 * HOME_PING_S]
+    assert pings == [(at, Send(home, Ping(0, ()))) for at in due for home in (A, B)]
+
+
+def test_only_the_address_of_the_askers_own_record_is_dialled():
+    assert answer_reach(A, MemberRecord(A, b"", 1, address=THERE)) == [TryDial(A, THERE)]
+    assert answer_reach(A, MemberRecord(A, b"", 1)) == answer_reach(A, None) == [Send(A, Reached(False))]
+
+
+# -- whom to mix with ------------------------------------------------------------------------------------------------
+def test_a_bench_doubles_to_sixteen_times_and_one_success_ends_it():
+    bench, now, waits = Bench(30.0), 0.0, []
+    for _ in range(7):
+        bench.failed(A, now)
+        until = bench.benched[A][0]
+        assert bench.sits_out(A, until - 0.01)
+        assert not bench.sits_out(A, until)
+        waits.append(until - now)
+        now = until
+    assert waits == [30, 60, 120, 240, 480, 480, 480]
+    bench.succeeded(A)
+    bench.failed(A, now)
+    assert bench.benched[A][0] == now + 30
+    bench.forget(A)
+    assert not bench.sits_out(A, now)
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_a_partner_is_uniform_among_those_who_fit(count):
+    members = [PeerId(bytes([i]) * 16) for i in range(count)]
+    odd = {peer for peer in members if peer[0] % 2 or count == 1}
+    rng = random.Random(3)
+    draws = Counter(uniform(members, rng, odd.__contains__) for _ in range(200 * len(odd)))
+    assert set(draws) == odd
+    assert all(140 < times < 260 for times in draws.values())
+
+
+def test_one_who_fits_is_found_among_many_who_do_not_and_nobody_where_nobody_does():
+    members = [PeerId(i.to_bytes(16, "big")) for i in range(1_000)]
+    assert uniform(members, random.Random(1), lambda peer: peer == members[777]) == members[777]
+    assert uniform(members, random.Random(1), lambda peer: True, set(members)) is None
+    assert uniform([], random.Random(1), lambda peer: True) is None

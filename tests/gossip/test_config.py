@@ -1,0 +1,161 @@
+"""A Config that cannot work is refused in a sentence that names what would."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from gossip.config import POSITIVE, PRESETS, Config
+from gossip.errors import ConfigError
+from gossip.frames import MAX_BODY_BYTES
+
+
+def sentence(**changes):
+    with pytest.raises(ConfigError) as caught:
+        Config(**changes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_works_and_takes_changes(preset):
+    made = getattr(Config, preset)()
+    assert Config.from_mapping({"preset": preset}) == made
+    changed = getattr(Config, preset)(mix_every_steps=5, swarm="other")
+    assert changed == dataclasses.replace(made, mix_every_steps=5, swarm="other")
+    assert Config.from_mapping({"preset": preset, "mix_every_steps": 5, "swarm": "other"}) == changed
+
+
+def test_the_lan_preset_is_the_defaults_and_the_wan_is_sparing():
+    assert Config.lan() == Config()
+    wan, lan, datacentre = Config.wan(), Config.lan(), Config.datacentre()
+    assert (wan.codec, wan.mix_every_steps) == ("bf16", 4 * lan.mix_every_steps)
+    assert datacentre.mix_every_steps < lan.mix_every_steps < wan.mix_every_steps
+    assert wan.chunk_elements < datacentre.chunk_elements
+
+
+def test_a_config_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().swarm = "other"
+
+
+def test_every_number_that_must_be_positive_is_checked():
+    fields = {field.name for field in dataclasses.fields(Config)}
+    assert set(POSITIVE) <= fields
+    for name in POSITIVE:
+        for value in (0, -1):
+            assert name in sentence(**{name: value})
+        if "float" in str(Config.__dataclass_fields__[name].type):
+            for value in (math.nan, math.inf, -math.inf):
+                assert name in sentence(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mix_every_steps": "8"}, ["mix_every_steps", "'8'", "whole number"]),
+        ({"mix_every_steps": 8.0}, ["mix_every_steps", "whole number"]),
+        ({"mix_every_steps": True}, ["mix_every_steps", "whole number"]),
+        ({"bench_s": "30"}, ["bench_s", "a number"]),
+        ({"bench_s": None}, ["bench_s", "a number"]),
+        ({"average_optimizer": 1}, ["average_optimizer", "true or false"]),
+        ({"swarm": 5}, ["swarm", "a text"]),
+        ({"swarm": ""}, ["swarm", "64"]),
+        ({"swarm": "x" * 65}, ["swarm", "64"]),
+        ({"swarm": "two\nlines"}, ["swarm", "64"]),
+        ({"mix_every_steps": None}, ["mix_every_steps", "mix_every_s"]),
+        ({"incoming_exchanges": 0}, ["incoming_exchanges", "1 and 8"]),
+        ({"incoming_exchanges": 9}, ["incoming_exchanges", "1 and 8"]),
+        ({"staleness_exponent": -0.1}, ["staleness_exponent", "0", "4"]),
+        ({"staleness_exponent": math.nan}, ["staleness_exponent"]),
+        ({"chunk_elements": 1000}, ["chunk_elements", "1024"]),
+        ({"chunk_elements": 2**20 + 1}, ["chunk_elements", "1048576"]),
+        ({"probe_timeout_min_s": 2.0}, ["probe_timeout_min_s", "probe_timeout_max_s"]),
+        ({"seed_backoff_s": 61.0}, ["seed_backoff_s", "seed_backoff_max_s"]),
+        ({"codec": "fp64"}, ["fp64", "bf16"]),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_in_words_that_help(changes, words):
+    text = sentence(**changes)
+    assert all(word in text for word in words), text
+    assert "\n" not in text
+
+
+def test_whole_numbers_may_stand_for_seconds_and_none_for_an_absent_schedule():
+    assert Config(bench_s=30).bench_s == 30
+    assert Config(mix_every_steps=None, mix_every_s=30).mix_every_s == 30
+    assert Config(mix_every_steps=8, mix_every_s=None) == Config()
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 1.5), (0.9, 0.7), (0.0, 2.0)])
+def test_an_unstable_outer_momentum_is_refused_with_numbers_that_work(alpha, beta):
+    text = sentence(outer_momentum=alpha, outer_rate=beta)
+    rate = float(text.split("outer_rate below ")[1].split()[0])
+    assert Config(outer_momentum=alpha, outer_rate=rate).outer_rate == rate
+    if "outer_momentum of at most" in text:
+        momentum = float(text.split("outer_momentum of at most ")[1].rstrip("."))
+        assert Config(outer_momentum=momentum, outer_rate=beta).outer_momentum == momentum
+
+
+IMPOSSIBLE = [("outer_momentum", -0.1), ("outer_momentum", 1.0), ("outer_momentum", math.nan), ("outer_rate", 0.0),
+              ("outer_rate", math.nan), ("outer_rate", math.inf)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), IMPOSSIBLE)
+def test_an_impossible_outer_step_is_refused(name, value):
+    assert name in sentence(**{name: value})
+
+
+def test_an_outer_step_leaves_room_for_one_exchange():
+    plain, outer = Config(incoming_exchanges=3), Config(incoming_exchanges=3, outer_momentum=0.5, outer_rate=0.7)
+    assert (plain.plain, plain.incoming_limit) == (True, 3)
+    assert (outer.plain, outer.incoming_limit) == (False, 1)
+    assert not Config(outer_rate=0.5).plain
+
+
+def test_the_longest_chunk_fits_the_longest_body():
+    assert 4 * Config(chunk_elements=2**20).chunk_elements == MAX_BODY_BYTES
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+def read(tmp_path, text):
+    path = tmp_path / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    return Config.from_toml(path)
+
+
+def test_a_file_may_hold_its_keys_at_the_top_or_under_gossip(tmp_path):
+    expected = Config.wan(mix_every_steps=16, bench_s=10)
+    assert read(tmp_path, 'preset = "wan"\nmix_every_steps = 16\nbench_s = 10') == expected
+    assert read(tmp_path, 'name = "x"\n[gossip]\npreset = "wan"\nmix_every_steps = 16\nbench_s = 10') == expected
+    assert read(tmp_path, "") == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mix_evry_steps = 8", ["mix_evry_steps", "did you mean 'mix_every_steps'?"]),
+        ("zzz = 8", ["'zzz' is not a setting."]),
+        ('preset = "moon"', ["moon", "lan, wan, datacentre"]),
+        ("preset = 5", ["preset", "lan, wan, datacentre"]),
+        ("preset = [1]", ["preset", "lan, wan, datacentre"]),
+        ("gossip = 5", ["[gossip]"]),
+        ("mix_every_steps = 'often'", ["mix_every_steps", "whole number"]),
+        ("bench_s = nan", ["bench_s", "positive"]),
+        ("mix_every_steps = = 8", ["not TOML"]),
+    ],
+)
+def test_a_wrong_file_is_refused_by_its_name(tmp_path, text, words):
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+    assert all(word in str(caught.value) for word in ["config.toml", *words]), str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused_by_its_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent\.toml: No such file"):
+        Config.from_toml(tmp_path / "absent.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"bytes\.toml is not TOML"):
+        Config.from_toml(tmp_path / "bytes.toml")
