@@ -10,7 +10,7 @@ from gossip.messages import Message
 
 __all__ = [
     "Adopt", "Collect", "Dial", "Effect", "MemberChanged", "MemberState", "Mix", "Notice", "Release", "Send", "Serve",
-    "Snapshot", "Transfer", "TryDial", "Unlink",
+    "Snapshot", "Transfer", "TryDial",
 ]  # fmt: skip
 
 
@@ -50,15 +50,6 @@ class TryDial:
 
 
 @dataclass(frozen=True, slots=True)
-class Unlink:
-    """Close every link to a peer, telling it why: a code, and a plain sentence."""
-
-    peer: PeerId
-    code: str
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Copy the live vector at the next step boundary and keep it under this session; report with ``snapshotted``."""
 
@@ -73,6 +64,7 @@ class Transfer:
     session: int
     partner: PeerId
     full: bool
+    codec: str
     deadline_s: float  # from now
 
 
@@ -140,18 +132,4 @@ class Notice:
     sentence: str
 
 
-Effect = (
-    Send
-    | Dial
-    | TryDial
-    | Unlink
-    | Snapshot
-    | Transfer
-    | Mix
-    | Release
-    | Serve
-    | Collect
-    | Adopt
-    | MemberChanged
-    | Notice
-)
+Effect = Send | Dial | TryDial | Snapshot | Transfer | Mix | Release | Serve | Collect | Adopt | MemberChanged | Notice

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from gossip.codecs import CODECS
 from gossip.config import Config
 from gossip.effects import Effect, Mix, Release, Send, Snapshot, Transfer
 from gossip.filters import norm_accepts
@@ -59,6 +60,7 @@ class Exchange:
     ours: float = 0.0
     theirs: float = 0.0
     committed: bool = False
+    codec: str = "fp32"
     asked: set[PeerId] = field(default_factory=set)
 
 
@@ -123,7 +125,7 @@ class Exchanges:
         if exchange.initiator:
             return self.offer(exchange, now)
         exchange.state = State.STREAMING
-        accept = Accept(session, exchange.ours, exchange.weight, exchange.optimizer_keys)
+        accept = Accept(session, exchange.ours, exchange.weight, exchange.optimizer_keys, exchange.codec)
         return [Send(exchange.partner, accept), self.transfer(exchange, now)]
 
     def offer(self, exchange: Exchange, now: float) -> list[Effect]:
@@ -162,7 +164,7 @@ class Exchanges:
             middle = statistics.median(past)
             seconds += middle + 6 * statistics.median(abs(value - middle) for value in past)
         exchange.since, exchange.deadline = now, now + seconds
-        return Transfer(exchange.session, exchange.partner, bool(exchange.optimizer_keys), seconds)
+        return Transfer(exchange.session, exchange.partner, bool(exchange.optimizer_keys), exchange.codec, seconds)
 
     # -- messages ------------------------------------------------------------------------------------------------
     def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
@@ -171,7 +173,7 @@ class Exchanges:
             return [Send(sender, Refuse(session, "layout"))]
         if offer.genesis != local.genesis or not local.ready:
             return [Send(sender, Refuse(session, "genesis"))]
-        if offer.codec != self.config.codec:
+        if offer.codec not in CODECS:
             return [Send(sender, Refuse(session, "codec"))]
         own = self.outgoing
         crossed = own is not None and own.state is State.OFFERED and own.partner == sender
@@ -187,6 +189,7 @@ class Exchanges:
         exchange = self.table[session] = Exchange(
             session, sender, False, 0.0, keys, now, now + self.config.boundary_patience_s, theirs=offer.version
         )
+        exchange.codec = leaner(offer.codec, self.config.codec)
         gap = local.version - offer.version
         cap = min(offer.weight, self.weight_cap())
         exchange.weight = pair_weight(gap, self.config.staleness_exponent, cap=cap)
@@ -198,10 +201,11 @@ class Exchanges:
             return [Send(sender, Abort(accept.session, "late"))]
         if exchange.state is not State.OFFERED:
             return []  # said twice; an Abort could follow our COMMIT
-        if not 0 < accept.weight <= exchange.weight or accept.optimizer_keys not in ((), exchange.optimizer_keys):
+        agreed = 0 < accept.weight <= exchange.weight and accept.codec in CODECS
+        if not agreed or accept.optimizer_keys not in ((), exchange.optimizer_keys):
             return [Send(sender, Abort(accept.session, "terms")), *self.fail(exchange, now, "terms")]
         exchange.weight, exchange.theirs = accept.weight, accept.version
-        exchange.optimizer_keys = accept.optimizer_keys
+        exchange.optimizer_keys, exchange.codec = accept.optimizer_keys, accept.codec
         exchange.state = State.STREAMING
         return [self.transfer(exchange, now)]
 
@@ -250,7 +254,7 @@ class Exchanges:
 
     # -- reports of the driver -----------------------------------------------------------------------------------
     def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """All of theirs is here, with checksums right, and ours is sent."""
+        """All of theirs is here, with checksums right,"""
         exchange = self.table.get(session)
         if exchange is None or exchange.state is not State.STREAMING:
             return []
@@ -355,3 +359,8 @@ class Exchanges:
         if exchange is self.outgoing:
             self.outgoing = None
         return [Release(exchange.session)]
+
+
+def leaner(offered: str, ours: str) -> str:
+    """Of two codecs the one with fewer bytes: whoever asked for few has a slow link, and the link is shared."""
+    return min(offered, ours, key=lambda name: CODECS[name].encoded_bytes(1 << 16))

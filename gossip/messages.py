@@ -20,6 +20,7 @@ __all__ = [
 
 MAX_UPDATES = 32  # of about 250 B each in one frame: 8 KiB, an eighth of a header
 MAX_RECORDS = 120  # of 519 B at the very most: 61 KiB, so that nobody's long host name bursts another's header
+MIN_CHUNK_ELEMENTS = 1 << 10  # but for the last: a chunk costs its reader some 50 us however small it is
 MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which is what a receiver may have to hold
 MAX_BUCKETS = 256  # by the first byte of an id
 
@@ -169,12 +170,13 @@ class Offer:
 
 @message("accept")
 class Accept:
-    """Agreed: the streams begin. The weight is what both will use."""
+    """Agreed: the streams begin. Weight and codec are what both will use."""
 
     session: int = integer()
     version: float = of("float")
     weight: float = of("float")
     optimizer_keys: tuple[str, ...] = of("names", 4)
+    codec: str = of("text", 16)
 
 
 @message("busy")

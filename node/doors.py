@@ -21,6 +21,7 @@ from node.tls import Contexts, TlsStream
 __all__ = ["Doors"]
 
 UNTRUSTED = 64  # streams before their Hello: silent sockets fill this pool, never the one of members
+OBSERVED_S = 30.0  # for an observer to read the status, page by page
 DIALS = 16  # at once
 TOLD = 64  # different refusals told to people: strangers fill no log
 
@@ -109,21 +110,29 @@ class Doors:
             stream.close_now()
             return
         self.untrusted += 1
-        greeted: tuple[Link, Hello] | None = None
+        try:
+            greeted = await self.greet_stranger(stream)
+            if greeted is None:
+                stream.close_now()
+                return
+            if greeted[1].record is None:
+                with trio.move_on_after(OBSERVED_S):  # an observer stays a stranger, and does not stay for long
+                    await self.run_link(*greeted)
+                return
+        finally:
+            self.untrusted -= 1
+        await self.run_link(*greeted)
+
+    async def greet_stranger(self, stream: ByteStream) -> tuple[Link, Hello] | None:
         try:
             with trio.move_on_after(self.config.hello_timeout_s):
-                greeted = await self.handshake(stream, True, None, None)
+                return await self.handshake(stream, True, None, None)
         except RefusedError as error:
             if error.code in ("layout", "swarm", "version", "secret"):
                 self.tell(str(error))
         except RemoteError:
             pass
-        finally:
-            self.untrusted -= 1
-            if greeted is None:
-                stream.close_now()
-        if greeted is not None:
-            await self.run_link(*greeted)
+        return None
 
     async def handshake(
         self, stream: ByteStream, server_side: bool, expect: PeerId | None, dialled: Address | None

@@ -29,7 +29,6 @@ from gossip.effects import (
     Snapshot,
     Transfer,
     TryDial,
-    Unlink,
 )  # fmt: skip
 from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import Address, PeerId, short
@@ -88,7 +87,6 @@ class Runtime:
         )
         self.links = Links()
         self.sessions = Sessions(pool)
-        self.codec = get_codec(config.codec)
         self.pending: dict[PeerId, Pending] = {}
         self.rearm = trio.Event()
         self.joining_vector: Floats | None = None
@@ -141,10 +139,6 @@ class Runtime:
                     self.boundary.want_adoption(Adoption(self.joining_vector, keys, scalars))
                 case TryDial(asker, address):
                     self.spawn(self.try_dial, asker, address)
-                case Unlink(peer, code, sentence):
-                    for link in list(self.links.by_peer.get(peer, [])):
-                        link.send(Close(code, sentence, ()))
-                        link.finish()
                 case Notice(kind, sentence):
                     self.on_event(kind, sentence)
                 case MemberChanged(peer, _, after):
@@ -191,14 +185,15 @@ class Runtime:
         if snapshot is None or link is None or size > snapshot.array.size:
             self.spawn(self.report_failed, effect.session, "layout" if link is not None else "broken")
             return
+        codec = get_codec(effect.codec)
         ours = snapshot.array[:size]  # the weights alone where the partner averages no optimizer
         difference = self.pool.take("full" if effect.full else "weights", size)
         self.began[effect.session] = self.now
         self.sessions.add(
             Session(
                 effect.session, effect.partner, link,
-                sender=Sender(effect.session, ours, self.codec, self.config.chunk_elements),
-                receiver=DifferenceReceiver(effect.session, ours, difference.array, self.codec),
+                sender=Sender(effect.session, ours, codec, self.config.chunk_elements),
+                receiver=DifferenceReceiver(effect.session, ours, difference.array, codec),
                 difference=difference,
             )
         )  # fmt: skip

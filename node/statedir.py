@@ -16,7 +16,7 @@ from gossip.ids import MemberRecord
 __all__ = ["Memory", "StateDir"]
 
 MAX_BOOK_BYTES = 8 << 20  # twice the 10,000 members of a full table
-BOOK_RECORDS = 1_000  # enough to find any swarm again
+BOOK_RECORDS = 1_024  # what membership gives; enough to find any swarm again
 
 
 @dataclass(frozen=True, slots=True)

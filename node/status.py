@@ -95,14 +95,20 @@ async def read_pages(stream: ByteStream, reader: FrameReader) -> dict[str, Any]:
                 reply = got[0]
                 break
         for row in reply.members:
-            peer, where, state, steps, samples, loss, ready = row
+            try:
+                peer, where, state, steps, samples, loss, ready = row
+                identity = bytes(peer)
+            except (TypeError, ValueError):
+                raise ProtocolError("The node's answer is not a status.") from None
             members.append(
-                {"id": peer.hex(), "address": where, "state": state, "steps": steps, "samples": samples, "loss": loss,
-                 "ready": ready}
+                {"id": identity.hex(), "address": where, "state": state, "steps": steps, "samples": samples,
+                 "loss": loss, "ready": ready}
             )  # fmt: skip
-            after = peer
+            after = identity
         if not reply.more or not reply.members:
             break
+    if len(reply.metrics) != len(METRICS):
+        raise ProtocolError("The node's answer is not a status.")
     metrics = dict(zip(METRICS, reply.metrics, strict=True))
     return {
         "id": metrics.pop("id"), "address": metrics.pop("address"), "swarm": metrics.pop("swarm"), "metrics": metrics,

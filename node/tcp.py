@@ -87,18 +87,23 @@ class TcpNetwork:
                 nursery.start_soon(handler, PlainStream(accepted))
 
     async def connect(self, address: Address) -> ByteStream:
+        """To the first of the host's addresses that answers (a name may stand for ::1 and 127.0.0.1)."""
+        failure: OSError | None = None
         with trio.move_on_after(self.connect_timeout_s):
-            found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            family, kind, proto, _, where = found[0]
-            sock = trio.socket.socket(family, kind, proto)
-            try:
-                tune(sock, str(where[0]))
-                await sock.connect(where)
-                return PlainStream(sock)
-            except BaseException:
-                sock.close()
-                raise
-        raise BrokenLinkError(f"{address} did not answer in {self.connect_timeout_s:g} s.")
+            for found in await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+                family, kind, proto, _, where = found
+                sock = trio.socket.socket(family, kind, proto)
+                try:
+                    tune(sock, str(where[0]))
+                    await sock.connect(where)
+                    return PlainStream(sock)
+                except OSError as error:
+                    failure = error
+                    sock.close()
+                except BaseException:
+                    sock.close()
+                    raise
+        raise failure or BrokenLinkError(f"{address} did not answer in {self.connect_timeout_s:g} s.")
 
     def close(self) -> None:
         for sock in self.sockets:

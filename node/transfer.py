@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gossip.codecs import Codec, get_codec
 from gossip.errors import ProtocolError
 from gossip.frames import encode
-from gossip.messages import Chunk
+from gossip.messages import MIN_CHUNK_ELEMENTS, Chunk
 from gossip.mixing import difference
 
 __all__ = ["DifferenceReceiver", "Receiver", "Sender", "SliceReceiver"]
@@ -58,8 +58,9 @@ class Receiver:
 
     def place(self, chunk: Chunk, body_bytes: int) -> memoryview:
         """Where the body of the next chunk goes; raises ProtocolError for any other chunk than the next."""
-        if chunk.start != self.position or not 0 < chunk.elements <= self.size - self.position:
-            raise ProtocolError(f"A chunk came for element {chunk.start} where {self.position} is next.")
+        left = self.size - self.position
+        if chunk.start != self.position or not min(left, MIN_CHUNK_ELEMENTS) <= chunk.elements <= left or not left:
+            raise ProtocolError(f"{chunk.elements} elements came for {chunk.start} where {self.position} is next.")
         expected = self.codec.encoded_bytes(chunk.elements)
         if body_bytes != expected:
             raise ProtocolError(f"A chunk of {body_bytes} bytes came where {expected} belong.")

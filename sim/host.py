@@ -9,6 +9,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from gossip.codecs import Codec
 from gossip.effects import Collect
 from gossip.ids import Address, PeerId
 from gossip.messages import Message
@@ -47,7 +48,7 @@ class Host:
         # sessions
         self.requests: dict[int, None] = {}  # snapshots wanted at the next boundary
         self.snapshots: dict[int, Floats] = {}
-        self.transfers: dict[int, PeerId] = {}
+        self.transfers: dict[int, tuple[PeerId, Codec]] = {}
         self.differences: dict[int, Floats] = {}
         self.collecting: dict[int, Collect] = {}
         self.joining_vector: Floats | None = None

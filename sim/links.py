@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from gossip.config import Config
-from gossip.effects import Dial, Effect, Send, TryDial, Unlink
+from gossip.effects import Dial, Effect, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.messages import MESSAGES, Message
 from sim.events import Events
@@ -32,7 +32,7 @@ LINKED, BROKEN = 200, 201
 
 
 class Links:
-    """Performs Send, Dial, TryDial and Unlink, and reports what becomes of them through ``perform``."""
+    """Performs Send, Dial and TryDial, and reports what becomes of them through ``perform``."""
 
     def __init__(
         self, events: Events, network: Network, config: Config, perform: Callable[[Host, list[Effect]], None]
@@ -190,7 +190,3 @@ class Links:
         for session in [one for one, exchange in peer.exchanges.table.items() if exchange.partner == partner]:
             self.perform(host, peer.failed(session, "broken", self.events.now))
         self.perform(host, peer.unlinked(partner, self.events.now))
-
-    def unlink(self, host: Host, effect: Unlink) -> None:
-        if effect.peer in host.links:
-            self.events.push(self.events.now, self.close, host, effect.peer)

@@ -26,7 +26,6 @@ from gossip.effects import (
     Snapshot,
     Transfer,
     TryDial,
-    Unlink,
 )  # fmt: skip
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.mixing import OuterStep, difference
@@ -63,9 +62,9 @@ class Swarm:
         self.hosts: list[Host] = []
         self.events = Events()
         self.links = Links(self.events, network, config, self.perform)
-        self.codec, self.raw = get_codec(config.codec), get_codec("fp32")
+        self.raw = get_codec("fp32")
         self.performers: dict[type, Callable[[Host, Any], None]] = {
-            Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial, Unlink: self.links.unlink,
+            Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
             Snapshot: self.snapshot, Transfer: self.transfer, Mix: self.mix, Release: self.release,
             Collect: self.collect, Serve: self.serve, Adopt: self.adopt, Notice: self.ignore,
             MemberChanged: self.ignore,
@@ -230,8 +229,9 @@ class Swarm:
         if snapshot is None or effect.partner not in host.links:
             self.events.push(self.now, self.on_failed, host, session, "broken")
             return
-        host.transfers[session] = effect.partner
-        size_bytes = self.codec.encoded_bytes(snapshot.size)
+        codec = get_codec(effect.codec)
+        host.transfers[session] = (effect.partner, codec)
+        size_bytes = codec.encoded_bytes(snapshot.size)
         self.stream(host, self.links.by_id[effect.partner], session, snapshot, size_bytes, self.on_stream)
 
     def stream(
@@ -253,13 +253,15 @@ class Swarm:
             self.events.push(self.links.after(host, to), handler, to, host, session, values)
 
     def on_stream(self, host: Host, sender: Host, session: int, theirs: Floats) -> None:
-        if host.gone or host.transfers.get(session) != sender.id:
+        transfer = host.transfers.get(session)
+        if host.gone or transfer is None or transfer[0] != sender.id:
             return
         ours, out = host.snapshots[session], np.empty_like(theirs)
-        if not self.codec.raw:
-            self.codec.quantised(theirs, out)
+        codec = transfer[1]
+        if not codec.raw:
+            codec.quantised(theirs, out)
             theirs, quantised = out, np.empty_like(ours)
-            self.codec.quantised(ours, quantised)
+            codec.quantised(ours, quantised)
             ours = quantised
         difference_sq = difference(theirs, ours, out)
         host.differences[session] = out

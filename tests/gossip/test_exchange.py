@@ -55,7 +55,7 @@ def streaming(side=None, session=1, weight=0.5):
     side = side or Side()
     side.exchanges.begin(0.0)
     side.exchanges.snapshotted(session, 0.0)
-    assert [type(e) for e in side.exchanges.on_accept(B, Accept(session, 0.0, weight, ()), 0.0)] == [Transfer]
+    assert [type(e) for e in side.exchanges.on_accept(B, Accept(session, 0.0, weight, (), "fp32"), 0.0)] == [Transfer]
     return side
 
 
@@ -79,7 +79,7 @@ def test_the_initiator_snapshots_offers_streams_commits_and_mixes():
     x = side.exchanges
     assert x.begin(0.0) == [Snapshot(1, False)]
     assert x.snapshotted(1, 0.1) == [Send(B, Offer(1, "f", b"g" * 16, 2.0, 0.5, "fp32", ()))]
-    [transfer] = x.on_accept(B, Accept(1, 4.0, 0.25, ()), 0.2)
+    [transfer] = x.on_accept(B, Accept(1, 4.0, 0.25, (), "fp32"), 0.2)
     assert (transfer.session, transfer.partner, transfer.full) == (1, B, False)
     assert x.streamed(1, 1.0, 1.0, 0.3) == [Send(B, Commit(1))]
     assert x.on_commit(B, 1, 0.4) == [Mix(1, 0.25), Release(1)]
@@ -93,7 +93,7 @@ def test_the_responder_snapshots_accepts_streams_commits_and_mixes():
     assert x.on_offer(B, offer(7, version=1.0), 0.0) == [Snapshot(7, False)]
     weight = 0.25  # 1/2 (1 + 3)^-1/2
     accept, transfer = x.snapshotted(7, 0.1)
-    assert accept == Send(B, Accept(7, 4.0, weight, ()))
+    assert accept == Send(B, Accept(7, 4.0, weight, (), "fp32"))
     assert isinstance(transfer, Transfer)
     assert x.on_commit(B, 7, 0.2) == []
     assert x.streamed(7, 1.0, 1.0, 0.3) == [Send(B, Commit(7)), Mix(7, weight), Release(7)]
@@ -155,13 +155,15 @@ def test_an_answer_from_one_who_is_not_asked_any_more_changes_nothing():
     x.begin(0.0)
     x.snapshotted(1, 0.0)
     x.on_busy(B, 1, 0.1)
-    assert x.on_accept(B, Accept(1, 0.0, 0.5, ()), 0.2) == [Send(B, Abort(1, "late"))]
+    assert x.on_accept(B, Accept(1, 0.0, 0.5, (), "fp32"), 0.2) == [Send(B, Abort(1, "late"))]
     assert x.on_busy(B, 1, 0.2) == x.on_refuse(B, 1, 0.2) == x.on_abort(B, 1, "no", 0.2) == x.on_commit(B, 1, 0.2) == []
     assert x.table[1].partner == C
     assert x.table[1].state is State.OFFERED
 
 
-@pytest.mark.parametrize("accept", [Accept(1, 0.0, 0.6, ()), Accept(1, 0.0, 0.0, ()), Accept(1, 0.0, 0.5, ("m",))])
+@pytest.mark.parametrize(
+    "accept", [Accept(1, 0.0, 0.6, (), "fp32"), Accept(1, 0.0, 0.0, (), "fp32"), Accept(1, 0.0, 0.5, ("m",), "fp32")]
+)
 def test_terms_that_were_not_offered_end_the_exchange(accept):
     side = Side()
     side.exchanges.begin(0.0)
@@ -173,7 +175,7 @@ def test_terms_that_were_not_offered_end_the_exchange(accept):
 # -- refusing --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({"fingerprint": "x"}, "layout"), ({"genesis": b"x" * 16}, "genesis"), ({"codec": "bf16"}, "codec")],
+    [({"fingerprint": "x"}, "layout"), ({"genesis": b"x" * 16}, "genesis"), ({"codec": "zip"}, "codec")],
 )
 def test_an_offer_for_other_weights_is_refused(changes, code):
     side = Side()
@@ -266,7 +268,7 @@ def test_late_messages_change_nothing():
     x = side.exchanges
     x.on_commit(B, 1, 2.0)
     before = (x.done, x.failures, side.local.version)
-    assert x.on_accept(B, Accept(1, 0.0, 0.5, ()), 3.0) == [Send(B, Abort(1, "late"))]
+    assert x.on_accept(B, Accept(1, 0.0, 0.5, (), "fp32"), 3.0) == [Send(B, Abort(1, "late"))]
     late = (x.on_commit(B, 1, 3.0), x.on_abort(B, 1, "norm", 3.0), x.on_busy(B, 1, 3.0), x.on_refuse(B, 1, 3.0),
             x.on_settled(B, Settled(1, False), 3.0), x.streamed(1, 1.0, 1.0, 3.0), x.snapshotted(1, 3.0),
             x.failed(1, "broken", 3.0), x.unlinked(B, 3.0), x.tick(99.0))  # fmt: skip
@@ -278,7 +280,7 @@ def test_late_messages_change_nothing():
 def test_an_accept_said_twice_is_not_answered_with_an_abort(make):
     side = make()
     state = side.table[1].state
-    assert side.exchanges.on_accept(B, Accept(1, 9.0, 0.1, ()), 1.0) == []
+    assert side.exchanges.on_accept(B, Accept(1, 9.0, 0.1, (), "fp32"), 1.0) == []
     assert (side.table[1].state, side.table[1].weight) == (state, 0.5)
 
 
@@ -444,7 +446,7 @@ class Pair:
                     self.wires[to].append(message)
                 case Snapshot(session, _):
                     self.todo[me].append(("snapshotted", session))
-                case Transfer(session, _, _, _):
+                case Transfer(session, _, _, _, _):
                     self.todo[me].append(("streamed", session))
                 case Mix(_, weight):
                     self.mixes[me].append(weight)
@@ -617,3 +619,17 @@ def test_the_mean_is_exactly_kept_whatever_breaks(block):
         failures += sum(node.peer.exchanges.failures for node in nodes)
     assert mixes > 200
     assert failures > 20
+
+
+# -- the codec ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("ours", "offered", "agreed"), [("fp32", "bf16", "bf16"), ("bf16", "fp32", "bf16")])
+def test_of_two_codecs_the_leaner_is_agreed_on(ours, offered, agreed):
+    side = Side(config=Config(codec=ours))
+    side.exchanges.on_offer(B, offer(codec=offered), 0.0)
+    [accept, transfer] = side.exchanges.snapshotted(7, 0.0)
+    assert (accept.message.codec, transfer.codec) == (agreed, agreed)
+    asker = Side(config=Config(codec=offered))
+    asker.exchanges.begin(0.0)
+    asker.exchanges.snapshotted(1, 0.0)
+    [transfer] = asker.exchanges.on_accept(B, Accept(1, 0.0, 0.5, (), agreed), 0.0)
+    assert transfer.codec == agreed

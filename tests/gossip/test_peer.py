@@ -472,7 +472,7 @@ def test_every_message_of_an_exchange_that_nobody_knows_is_harmless():
     swarm.until(swarm.quiet, 10.0)
     for message in (Commit(99), Abort(99, "x"), Busy(99), Refuse(99, "x"), Settled(99, True)):
         assert a.peer.receive(b.id, message, swarm.now) == []
-    assert a.peer.receive(b.id, Accept(99, 0.0, 0.5, ()), swarm.now) == [Send(b.id, Abort(99, "late"))]
+    assert a.peer.receive(b.id, Accept(99, 0.0, 0.5, (), "fp32"), swarm.now) == [Send(b.id, Abort(99, "late"))]
     assert a.peer.receive(b.id, Outcome(99), swarm.now) == [Send(b.id, Settled(99, False))]
     assert a.peer.snapshotted(99, swarm.now) == a.peer.streamed(99, 1.0, 1.0, swarm.now) == []
     assert a.peer.failed(99, "broken", swarm.now) == a.peer.collected(99, ELEMENTS, swarm.now) == []

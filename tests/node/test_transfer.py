@@ -31,7 +31,7 @@ def pair(size, seed=0):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 5000), st.integers(1, 700), st.integers(1, 700), st.sampled_from(sorted(CODECS)))
+@given(st.integers(1, 20_000), st.integers(1024, 4000), st.integers(1024, 4000), st.sampled_from(sorted(CODECS)))
 def test_both_sides_end_with_exact_negatives_whatever_chunks_they_choose(size, ours_chunk, theirs_chunk, name):
     codec = get_codec(name)
     a, b = pair(size)
@@ -51,27 +51,30 @@ def test_both_sides_end_with_exact_negatives_whatever_chunks_they_choose(size, o
 
 
 def test_a_flipped_bit_is_noticed_and_the_chunk_not_used():
-    a, b = pair(100)
+    a, b = pair(3000)
     receiver = DifferenceReceiver(1, a, np.zeros_like(a), get_codec("bf16"))
-    chunk, body = next(frames(Sender(1, b, get_codec("bf16"), 50)))
+    chunk, body = next(frames(Sender(1, b, get_codec("bf16"), 1500)))
     assert not deliver(receiver, chunk, body[:7] + bytes([body[7] ^ 4]) + body[8:])
     assert receiver.position == 0
     assert not receiver.out.any()
 
 
-@pytest.mark.parametrize("change", [{"start": 50}, {"elements": 0}, {"elements": 51}, {"elements": 1 << 20}])
+@pytest.mark.parametrize(
+    "change",
+    [{"start": 1500}, {"elements": 0}, {"elements": 1}, {"elements": 1023}, {"elements": 1501}, {"elements": 1 << 20}],
+)
 def test_a_chunk_that_does_not_fit_is_a_protocol_error(change):
-    a, b = pair(100)
+    a, b = pair(3000)
     receiver = DifferenceReceiver(1, a, np.zeros_like(a), get_codec("fp32"))
-    chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 50)))
+    chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 1500)))
     with pytest.raises(ProtocolError):
         receiver.place(dataclasses.replace(chunk, **change), len(body))
 
 
 def test_a_chunk_said_twice_is_a_protocol_error():
-    a, b = pair(100)
+    a, b = pair(3000)
     receiver = DifferenceReceiver(1, a, np.zeros_like(a), get_codec("fp32"))
-    chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 50)))
+    chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 1500)))
     assert deliver(receiver, chunk, body)
     with pytest.raises(ProtocolError):
         receiver.place(chunk, len(body))
@@ -79,25 +82,25 @@ def test_a_chunk_said_twice_is_a_protocol_error():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
 def test_what_is_not_finite_shows_in_the_norm(value):
-    a, b = pair(100)
+    a, b = pair(3000)
     b[37] = value
     b[38] = -value
     receiver = DifferenceReceiver(1, a, np.zeros_like(a), get_codec("fp32"))
-    for frame in frames(Sender(1, b, get_codec("fp32"), 30)):
+    for frame in frames(Sender(1, b, get_codec("fp32"), 1024)):
         deliver(receiver, *frame)
     assert not np.isfinite(receiver.difference_sq) or receiver.difference_sq > 1e70
 
 
 def test_a_slice_lands_in_its_place_and_reports_each_whole_chunk():
-    (a, b), reports = pair(100), []
-    receiver = SliceReceiver(1, a, 20, 90, reports.append)
+    (a, b), reports = pair(3000), []
+    receiver = SliceReceiver(1, a, 200, 2900, reports.append)
     before = a.copy()
-    for frame in frames(Sender(1, b[20:90], get_codec("fp32"), 32)):
+    for frame in frames(Sender(1, b[200:2900], get_codec("fp32"), 1024)):
         deliver(receiver, *frame)
-    assert reports == [52, 84, 90]
-    assert np.array_equal(a[20:90], b[20:90])
-    assert np.array_equal(a[:20], before[:20])
-    assert np.array_equal(a[90:], before[90:])
+    assert reports == [1224, 2248, 2900]
+    assert np.array_equal(a[200:2900], b[200:2900])
+    assert np.array_equal(a[:200], before[:200])
+    assert np.array_equal(a[2900:], before[2900:])
 
 
 def test_a_donor_with_infinite_weights_is_refused():
