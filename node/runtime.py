@@ -89,6 +89,7 @@ class Runtime:
         self.sessions = Sessions(pool)
         self.pending: dict[PeerId, Pending] = {}
         self.rearm = trio.Event()
+        self.armed = -math.inf  # when keep_time wakes by itself
         self.joining_vector: Floats | None = None
         self.durations: deque[float] = deque(maxlen=64)
         self.began: dict[int, float] = {}
@@ -143,7 +144,8 @@ class Runtime:
                     self.on_event(kind, sentence)
                 case MemberChanged(peer, _, after):
                     self.on_event("member", f"Member {short(peer)} {SAID[after]}.")
-        self.rearm.set()
+        if self.peer.deadline < self.armed:  # to wake the timer for every message would cost as much as the message
+            self.rearm.set()
         self.after_perform()
 
     def spawn(self, task: Callable[..., Any], *args: object) -> None:
@@ -405,8 +407,8 @@ class Runtime:
     async def keep_time(self) -> None:
         while True:
             self.rearm = trio.Event()
-            deadline = self.peer.deadline
-            with trio.move_on_at(deadline if deadline < math.inf else self.now + 3600):
+            self.armed = min(self.peer.deadline, self.now + 3600)
+            with trio.move_on_at(self.armed):
                 await self.rearm.wait()
             if self.now >= self.peer.deadline:
                 self.perform(self.peer.tick(self.now))
