@@ -1,7 +1,7 @@
 """Four nodes against one process: the same optimizer, the same total of samples, several seeds, on digits and
 Fashion-MNIST, IID and with Dirichlet(0.1) private data.
 
-    python benchmarks/convergence.py [--seeds 5] [--only digits] [--json]
+    python benchmarks/convergence.py [--seeds 5] [--only digits] [--case 'one process']... [--json]
 
 The single process is a node alone, so both run the same loop. Accuracy is each node's own on the whole test set after
 ``settle``; a row gives the mean over nodes and seeds. Dirichlet parts are private: no node sees another's samples.
@@ -65,16 +65,18 @@ def summary(runs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", choices=list(TASKS))
+    parser.add_argument("--only", choices=list(TASKS), help="one dataset")
+    parser.add_argument("--case", action="append", help="one row by its name; may be repeated")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     momentum = {"outer_momentum": 0.5, "outer_rate": 0.7}
     cases = [
         ("one process", 1, 0.0, {}),
         ("4 nodes, IID", NODES, 0.0, {}),
-        ("4 nodes, IID, outer momentum", NODES, 0.0, momentum),
-        ("4 nodes, Dirichlet 0.1", NODES, 0.1, {}), ("4 nodes, Dirichlet 0.1, outer momentum", NODES, 0.1, momentum),
-    ]  # fmt: skip
+        ("4 nodes, Dirichlet 0.1", NODES, 0.1, {}),
+        ("4 nodes, Dirichlet 0.1, outer momentum", NODES, 0.1, momentum),
+    ]
+    cases = [case for case in cases if not args.case or case[0] in args.case]
     results = {}
     for dataset in [args.only] if args.only else TASKS:
         print(f"\n{dataset}, {TASKS[dataset]['samples']:,} samples in all, {args.seeds} seeds", file=sys.stderr)

@@ -66,6 +66,13 @@ def trainer(kind, seconds, with_node, seed):
             nn.ReLU(), nn.Linear(80, 10),
         )  # fmt: skip
         x, y = torch.randn(64, 1, 28, 28), torch.randint(0, 10, (64,))
+    elif kind == "gpt-1m":
+        sys.path.insert(0, str(HERE.parent / "examples"))
+        from models import ByteGPT
+
+        model = ByteGPT()
+        x = torch.randint(0, 256, (16, 128))
+        y = torch.randint(0, 256, (16, 128))
     else:
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
         x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
@@ -84,7 +91,8 @@ def trainer(kind, seconds, with_node, seed):
         return steps / (time.perf_counter() - begin)
 
     def one():
-        loss = F.cross_entropy(model(x), y)
+        out = model(x)
+        loss = F.cross_entropy(out.flatten(0, -2), y.flatten())  # (batch, classes), or (batch, time, classes)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -222,7 +230,7 @@ def main():
                     continue  # 25 s each
                 rows[name].append(job())
     medians = {name: statistics.median(row["median_s"] for row in found) for name, found in rows.items()}
-    slowed = {kind: slowdown(kind) for kind in ("mlp-10m", "cnn-100k", "mlp-5k")}
+    slowed = {kind: slowdown(kind) for kind in ("gpt-1m", "mlp-10m", "cnn-100k", "mlp-5k")}
     if args.json:
         print(json.dumps({"exchange": rows, "median_s": medians, "training": slowed}))
         return

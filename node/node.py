@@ -28,7 +28,7 @@ from node.readings import Member, Metrics, View
 from node.runtime import Runtime
 from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
-from node.sharding import Shard
+from node.sharding import Shard, samples_in
 from node.snapshot import ModelState
 from node.thread import NetworkThread
 
@@ -252,7 +252,7 @@ class Node:
     def shard(self, dataset: Any, batch_size: int, shuffle: bool = True, epochs: int = 1) -> Iterator[Any]:
         """One pass (or ``epochs``) over this node's share of ``dataset``, in batches: divided by rendezvous hashing
         over the members alive, and looked up anew as they come and go: a dead member's part is covered again."""
-        length = max(1, len(dataset[0]) if isinstance(dataset, tuple | list) else len(dataset))
+        length = samples_in(dataset)
         # The swarm's count of passes, so that members agree on how this one is divided; our own where we are ahead.
         self.passes = max(self.passes, self.swarm_samples // length)
         shard = Shard(

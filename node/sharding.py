@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
 
-__all__ = ["MAX_BUCKETS", "Shard", "owned", "owners"]
+__all__ = ["MAX_BUCKETS", "Shard", "owned", "owners", "samples_in"]
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -110,6 +110,11 @@ class Shard:
         members change, and the memory is that of the share, not of the dataset."""
         salt = _hash64(b"order %d %d " % (self._seed, number) + self._me)
         return _mix(_mix(indices.astype(np.uint64)) ^ salt)
+
+
+def samples_in(dataset: Any) -> int:
+    """How many samples a dataset holds, at least one; raises as :class:`Shard` does."""
+    return _open(dataset)[0]
 
 
 def owned(buckets: int, me: PeerId, members: Sequence[PeerId], salt: bytes) -> npt.NDArray[np.bool_]:
