@@ -33,6 +33,7 @@ __all__ = ["Exchange", "Exchanges", "Local", "State"]
 VERDICTS = 4_096  # commits remembered, 100 B each: doubt_s of asking after them at 100 exchanges a second
 TIMED = 256  # partners whose durations are remembered
 TRIES = 4  # partners asked in one mix before waiting: four BUSY in a row mean that everybody is mixing already
+MAX_VERSION = 2**53  # what a record may hold: a mean with more would make our own record unacceptable to everybody
 DOUBT_RETRY_S = 1.0
 
 
@@ -175,6 +176,8 @@ class Exchanges:
             return [Send(sender, Refuse(session, "genesis"))]
         if offer.codec not in CODECS:
             return [Send(sender, Refuse(session, "codec"))]
+        if not 0 <= offer.version < MAX_VERSION:
+            return [Send(sender, Refuse(session, "version"))]
         own = self.outgoing
         crossed = own is not None and own.state is State.OFFERED and own.partner == sender
         yields = own is not None and (crossed or own.state is State.PREPARING)  # a mix is a mix, whoever asked first
@@ -201,7 +204,7 @@ class Exchanges:
             return [Send(sender, Abort(accept.session, "late"))]
         if exchange.state is not State.OFFERED:
             return []  # said twice; an Abort could follow our COMMIT
-        agreed = 0 < accept.weight <= exchange.weight and accept.codec in CODECS
+        agreed = 0 < accept.weight <= exchange.weight and accept.codec in CODECS and 0 <= accept.version < MAX_VERSION
         if not agreed or accept.optimizer_keys not in ((), exchange.optimizer_keys):
             return [Send(sender, Abort(accept.session, "terms")), *self.fail(exchange, now, "terms")]
         exchange.weight, exchange.theirs = accept.weight, accept.version

@@ -150,7 +150,11 @@ def read_address(value: Any) -> Address | None:
     if value is None:
         return None
     host, port = read_list(value, 2)
-    return Address(read_text(host, 255), read_int(port, 65_535))
+    name = read_text(host, 255)
+    if not name.isascii():
+        raise ValueError
+    name.encode("idna")  # a UnicodeError is a ValueError: a name that no resolver could be asked for
+    return Address(name, read_int(port, 65_535))
 
 
 # -- plain values -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from enum import Enum, auto
 
 from gossip.config import Config
 from gossip.effects import Adopt, Collect, Effect, Release, Send, Serve, Snapshot
-from gossip.exchange import Local
+from gossip.exchange import MAX_VERSION, Local
 from gossip.ids import PeerId
 from gossip.messages import Abort, Busy, Fetch, Refuse, Serving
 
@@ -23,6 +23,7 @@ __all__ = ["Donating", "Joining"]
 
 SERVED_AT_ONCE = 2  # pieces a donor streams at once: each holds one snapshot
 SURVEY_S = 1.0  # from the first answer on, how long the others are waited for
+LEFT_ALONE_S = 60.0  # members of a run that serve nobody (their loops are paused) hold nobody up for longer
 RETRY_S = 1.0  # with every donor busy
 
 
@@ -49,6 +50,7 @@ class Joining:
     def __init__(self, local: Local, config: Config, new_session: Callable[[], int]) -> None:
         self.local, self.config, self.new_session = local, config, new_session
         self.phase = Phase.IDLE
+        self.left_alone: dict[bytes, float] = {}  # runs whose members gave nothing, until when
         self.genesis = b""
         self.began = 0.0
         self.deadline = float("inf")
@@ -84,7 +86,7 @@ class Joining:
         if self.phase is not Phase.SURVEY or self.surveys.get(serving.session) != sender:
             return []
         del self.surveys[serving.session]
-        if serving.genesis == self.genesis:
+        if serving.genesis == self.genesis and 0 <= serving.version < MAX_VERSION:
             self.answers[sender] = serving
             self.deadline = min(self.deadline, now + SURVEY_S)
         return [] if self.surveys else self.collect(now)
@@ -177,9 +179,16 @@ class Joining:
     def more_candidates(self, candidates: list[PeerId], now: float) -> list[Effect]:
         """Go on with these; give up when there was nobody for ``join_timeout_s``: that run may have died out."""
         if now - self.starving_since >= self.config.join_timeout_s:
+            self.left_alone[self.genesis] = now + LEFT_ALONE_S
+            while len(self.left_alone) > 64:
+                self.left_alone.pop(next(iter(self.left_alone)))
             return self.stop()
         self.candidates, self.deadline = candidates[: 4 * self.config.donors], float("inf")
         return self.assign(now)
+
+    def gives(self, genesis: bytes, now: float) -> bool:
+        """Whether to ask this run's members: not while they are left alone for having given nothing."""
+        return now >= self.left_alone.get(genesis, now)
 
     @property
     def starved(self) -> bool:

@@ -75,9 +75,10 @@ class Runs:
         effects, ready, membership = self.company(), self.local.ready, self.membership
         if self.joining.phase is not Phase.IDLE or (ready and membership.changes == self.changes_seen):
             return effects
-        rivals, mine = self.rivals(), self.ours()
+        others, mine = self.rivals(), self.ours()
+        rivals = [rival for rival in others if self.joining.gives(rival.genesis, now)]
         # While two runs share the swarm their counts grow, and the answer may change without any change of members.
-        self.changes_seen = -1 if rivals else membership.changes
+        self.changes_seen = -1 if others else membership.changes
         resumed = membership.me.base_samples > 0
         self.divided_since = min(self.divided_since, now) if rivals else math.inf
         if rivals:
@@ -95,7 +96,7 @@ class Runs:
         """There is no other run to take. Take our own from those of the same one; or begin: ahead of every run here,
         as the smallest id among members who all wait for each other, or with nobody reachable when the time is up."""
         same = self.donors(self.local.genesis)
-        if same:
+        if same and self.joining.gives(self.local.genesis, now):
             return self.joining.begin(self.local.genesis, same, now)
         if ahead:
             return self.begin_run(now, "The run of this node has more samples behind it than those it met: it goes on.")
@@ -105,7 +106,8 @@ class Runs:
             if now >= self.ripe_at and self.membership.me.id < min(others):
                 return self.begin_run(now, "Everybody here waits for weights: this node, whose id is smallest, begins.")
         if now >= self.join_by:
-            text = "No member could be reached: this node starts alone, and merges when it meets others."
+            text = "No member gave its weights" if others else "No member could be reached"
+            text += ": this node starts alone, and merges when it meets others."
             return self.begin_run(now, text)
         return []
 

@@ -87,6 +87,7 @@ class Boundary:
         self.lock = threading.Lock()
         self.wake = threading.Event()  # for a training thread that has nothing else to do (joining, settling)
         self.wanted = False
+        self.outer_lock = threading.Lock()  # the outer step moves in the network's threads, is reset in ours
         self.requests: dict[int, bool] = {}  # session -> full
         self.shifts: list[Vector] = []
         self.adoption: Adoption | None = None
@@ -112,6 +113,13 @@ class Boundary:
             self.adoption = adoption
             dropped, self.shifts = self.shifts, []
             self.signal()
+        for shift in dropped:
+            self.pool.give(shift)
+
+    def forget(self) -> None:
+        """Drop what is on its way to weights that are no longer there."""
+        with self.lock:
+            dropped, self.shifts, self.adoption = self.shifts, [], None
         for shift in dropped:
             self.pool.give(shift)
 

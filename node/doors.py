@@ -33,10 +33,11 @@ class Doors:
     def __init__(
         self, network: Network, greeter: Greeter, contexts: Contexts | None, config: Config,
         me: Callable[[], MemberRecord], run_link: Callable[[Link, Hello], Awaitable[None]],
-        dial_failed: Callable[[PeerId | None], None], on_event: Callable[[str, str], None],
+        dial_failed: Callable[[PeerId | None], None], on_event: Callable[[str, str], None], seeds: frozenset[Address],
     ) -> None:  # fmt: skip
         self.network, self.greeter, self.contexts, self.config = network, greeter, contexts, config
         self.me, self.run_link, self.dial_failed, self.on_event = me, run_link, dial_failed, on_event
+        self.seeds = seeds  # what they say against us is final; a stale address book is not
         self.dialling: dict[Address, set[PeerId | None]] = {}  # whom we hope to find there
         self.dial_limit = trio.CapacityLimiter(DIALS)
         self.untrusted = 0
@@ -92,6 +93,9 @@ class Doors:
             pass
         finally:
             hoped = self.dialling.pop(address, set())
+        if greeted is not None and greeted[1].record is None:  # only those who dial may observe
+            greeted[0].stream.close_now()
+            greeted = None
         if greeted is None:
             await self.report(hoped)
             return
@@ -101,7 +105,7 @@ class Doors:
     def note_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
         if error.code == "self" or (error.code == "closed" and expect is not None):
             return
-        if self.refusal is None or self.refusal.code == "closed":
+        if address in self.seeds and (self.refusal is None or self.refusal.code == "closed"):
             self.refusal = error
         self.tell(f"{address}: {error}")
 

@@ -231,7 +231,7 @@ class Links:
         return links[-1] if links else None
 
     def all(self) -> list[Link]:
-        return [link for links in self.by_peer.values() for link in links]
+        return [link for links in list(self.by_peer.values()) for link in list(links)]  # read by the other thread too
 
     @property
     def bytes_sent(self) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gossip.codecs import self_test
 from gossip.config import Config
-from gossip.errors import CheckpointError, ConfigError, LocalError
+from gossip.errors import CheckpointError, ConfigError, LayoutError, LocalError
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from node import checkpoint
@@ -213,17 +213,28 @@ class Node:
         optimizer = None
         if now - self.optimizer_at > 5.0 or (self.optimizer is not None and not runtime.peer.local.optimizer_keys):
             self.optimizer_at = now
-            optimizer = (self.state.optimizer_keys, tuple(self.state.optimizer_scalars().items()))
+            optimizer = self.optimizer_state()
         self.reported_at = now
         self.thread.call(runtime.at_boundary, self.steps, self.samples, self.read_loss(), done, optimizer)
 
+    def optimizer_state(self) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
+        """What newcomers are told of the optimizer; nothing of one that keeps more than is exchanged."""
+        try:
+            return self.state.optimizer_keys, tuple(self.state.optimizer_scalars().items())
+        except LayoutError:
+            if self.config.average_optimizer:
+                raise
+            return (), ()
+
     def adopted(self, vector: Any) -> None:
-        self.outer.reset(vector)
+        with self.boundary.outer_lock:
+            self.outer.reset(vector)
 
     def reset_outer(self) -> None:
         vector = self.pool.take("weights")
         self.state.read(vector.array)
-        self.outer.reset(vector.array)
+        with self.boundary.outer_lock:
+            self.outer.reset(vector.array)
         self.pool.give(vector)
 
     def read_loss(self) -> float | None:
@@ -245,7 +256,7 @@ class Node:
             self.loss_copy = pending = None
         if pending is None:
             host = torch.empty((), pin_memory=True)
-            host.copy_(loss, non_blocking=True)
+            host.copy_(loss.reshape(()), non_blocking=True)
             self.loss_copy = (host, torch.cuda.current_stream(loss.device).record_event())
         return getattr(self, "last_loss", None)
 
@@ -342,6 +353,7 @@ class Node:
         resumed = threading.Event()
 
         def resume() -> None:
+            runtime.replace_weights()
             runtime.perform(peer.resume(genesis, base, version, runtime.now))
             self.service.view = self.view.refreshed(runtime)
             resumed.set()

@@ -64,6 +64,17 @@ class Pending:
     messages: deque[Message] = field(default_factory=lambda: deque(maxlen=PENDING_MESSAGES))
 
 
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """An exchange that both sides committed, on its way to the step boundary."""
+
+    snapshot: Vector
+    difference: Vector
+    weight: float
+    plainly: bool  # settling: the plain mean, whatever the outer step
+    generation: int
+
+
 class Runtime:
     """Runs in one trio task tree; ``main`` until cancelled. All methods but ``main`` and tasks are synchronous and run
     in trio's thread; the training thread reaches it through the token alone."""
@@ -83,7 +94,15 @@ class Runtime:
         self.peer, self.config = peer, config
         self.boundary, self.pool, self.outer, self.on_event = boundary, pool, outer, on_event
         self.doors = Doors(
-            network, greeter, contexts, config, lambda: peer.membership.me, self.run_link, self.dial_failed, on_event
+            network,
+            greeter,
+            contexts,
+            config,
+            lambda: peer.membership.me,
+            self.run_link,
+            self.dial_failed,
+            on_event,
+            frozenset(peer.seeds.seeds),
         )
         self.links = Links()
         self.sessions = Sessions(pool)
@@ -95,7 +114,8 @@ class Runtime:
         self.began: dict[int, float] = {}
         self.stopping = False
         self.mixes_open = 0
-        self.mix_in, self.mix_out = trio.open_memory_channel[tuple[Vector, Vector, float, bool]](64)
+        self.generation = 0  # of the weights: counts replacements from outside
+        self.mix_in, self.mix_out = trio.open_memory_channel[Mixed | Adoption](64)
         self.nursery: trio.Nursery | None = None
         self.after_perform: Callable[[], None] = lambda: None
 
@@ -137,7 +157,7 @@ class Runtime:
                     self.serve(effect)
                 case Adopt(keys, scalars):
                     assert self.joining_vector is not None
-                    self.boundary.want_adoption(Adoption(self.joining_vector, keys, scalars))
+                    self.mix_in.send_nowait(Adoption(self.joining_vector, keys, scalars))  # behind mixes of the old
                 case TryDial(asker, address):
                     self.spawn(self.try_dial, asker, address)
                 case Notice(kind, sentence):
@@ -211,24 +231,39 @@ class Runtime:
             self.durations.append(self.now - began)
         if taken is not None:
             self.mixes_open += 1
-            self.mix_in.send_nowait((*taken, weight, self.peer.local.settling))
+            self.mix_in.send_nowait(Mixed(*taken, weight, self.peer.local.settling, self.generation))
 
     async def mixer(self) -> None:
-        """One finished exchange after another becomes a shift for the step boundary."""
-        async for snapshot, difference, weight, plainly in self.mix_out:
-            if difference.array.size > INLINE_ELEMENTS:
-                await trio.to_thread.run_sync(self.shift, snapshot, difference, weight, plainly)
+        """One finished exchange after another becomes a shift for the step boundary. Weights to adopt wait behind those
+        that came before them: a shift of the old weights must not land on the new."""
+        async for job in self.mix_out:
+            if isinstance(job, Adoption):
+                if job.vector is self.joining_vector:
+                    self.boundary.want_adoption(job)
+                continue
+            if job.difference.array.size > INLINE_ELEMENTS:
+                await trio.to_thread.run_sync(self.shift, job)
             else:
-                self.shift(snapshot, difference, weight, plainly)
-            self.pool.give(snapshot)
-            self.boundary.want_shift(difference)
+                self.shift(job)
+            self.pool.give(job.snapshot)
+            if job.generation == self.generation:
+                self.boundary.want_shift(job.difference)
+            else:
+                self.pool.give(job.difference)
             self.mixes_open -= 1
 
-    def shift(self, snapshot: Vector, difference: Vector, weight: float, plainly: bool) -> None:
-        if plainly:
-            difference.array *= np.float32(weight)
+    def shift(self, job: Mixed) -> None:
+        if job.plainly:
+            job.difference.array *= np.float32(job.weight)
         else:
-            self.outer.shift(snapshot.array, difference.array, weight)
+            with self.boundary.outer_lock:
+                self.outer.shift(job.snapshot.array, job.difference.array, job.weight)
+
+    def replace_weights(self) -> None:
+        """The weights were replaced from outside (a checkpoint): what was on its way to the old ones is dropped."""
+        self.generation += 1
+        self.joining_vector = None
+        self.boundary.forget()
 
     def collect(self, effect: Collect) -> None:
         if self.joining_vector is None or self.joining_vector.size != effect.size:
@@ -300,6 +335,7 @@ class Runtime:
         member = theirs.record
         if member is not None:
             if self.stopping or (len(self.links) >= self.config.max_links and not self.make_room()):
+                self.pending.pop(link.peer, None)
                 link.stream.close_now()
                 return
             self.links.add(link)

@@ -55,6 +55,7 @@ class Service:
 
     async def main(self, started: Callable[[], None]) -> None:
         """Until ``leaving`` is set. Raises LocalError before ``started``: the port in use, the log not writable."""
+        self.leaving = trio.Event()
         settings = self.settings
         network = TcpNetwork(settings.listen, settings.config.hello_timeout_s)
         bound = await network.bind()
@@ -79,7 +80,7 @@ class Service:
             network.close()
 
     async def serve(self, runtime: Runtime, progress: Progress, started: Callable[[], None]) -> None:
-        self.leaving = trio.Event()
+        assert self.leaving is not None
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.main)

@@ -77,7 +77,8 @@ class Sessions:
             self.pool.give(snapshot)
         if entry is not None:
             entry.link.stop_bulk(session)
-            if entry.difference is not None:
+            filling = entry.receiver is not None and entry.receiver.filling
+            if entry.difference is not None and not filling:  # else the link still writes there: it is not used again
                 self.pool.give(entry.difference)
 
     def on(self, link: Link) -> list[int]:

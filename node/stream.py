@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from typing import Protocol
@@ -91,7 +92,8 @@ class PlainStream:
         if self._socket.fileno() < 0:
             return
         # Linger 0 makes it a reset: what is queued is dropped, and the other side knows at once.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with contextlib.suppress(OSError):  # some systems refuse it once the other side has reset
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 
     def _broken(self) -> BrokenLinkError:

@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import trio
 
@@ -48,10 +49,9 @@ class TcpNetwork:
         """Begin to listen; the address with its real port. Raises LocalError: port in use, no such address."""
         if self.listen is None:
             return None
-        host, port = self.listen
+        host = self.listen.host
         try:
-            found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, kind, proto, _, where = found[0]
+            family, kind, proto, _, where = (await resolve(self.listen, socket.AI_PASSIVE))[0]
             sock = trio.socket.socket(family, kind, proto)
             try:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -90,7 +90,7 @@ class TcpNetwork:
         """To the first of the host's addresses that answers (a name may stand for ::1 and 127.0.0.1)."""
         failure: OSError | None = None
         with trio.move_on_after(self.connect_timeout_s):
-            for found in await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+            for found in await resolve(address):
                 family, kind, proto, _, where = found
                 sock = trio.socket.socket(family, kind, proto)
                 try:
@@ -108,6 +108,14 @@ class TcpNetwork:
     def close(self) -> None:
         for sock in self.sockets:
             sock.close()
+
+
+async def resolve(address: Address, flags: int = 0) -> list[Any]:
+    """getaddrinfo's answers; a name that is none (``a..b``) is an OSError like one that nobody knows."""
+    try:
+        return await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
+    except UnicodeError as error:
+        raise OSError(f"{address.host!r} is not a name that can be looked up") from error
 
 
 def tune(sock: trio.socket.SocketType, host: str) -> None:

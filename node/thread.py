@@ -40,8 +40,7 @@ class NetworkThread:
         try:
             trio.run(begin)
         except BaseException as error:
-            while isinstance(error, BaseExceptionGroup):  # of nurseries: the first cause is what a person can use
-                error = error.exceptions[0]
+            error = first_cause(error)
             self.failure = error
         finally:
             self.ended.set()
@@ -66,3 +65,14 @@ class NetworkThread:
     def join(self, timeout_s: float) -> None:
         if self.thread is not None:
             self.thread.join(timeout_s)
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """What a person can use: neither the groups that nurseries make nor trio's own wrapping."""
+    while True:
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        elif isinstance(error, trio.TrioInternalError) and error.__cause__ is not None:
+            error = error.__cause__
+        else:
+            return error

@@ -55,6 +55,7 @@ class Receiver:
         self.session, self.size, self.codec = session, size, codec
         self.position = 0
         self.body = memoryview(b"")
+        self.filling = False  # a link reads into our buffer at the moment
 
     def place(self, chunk: Chunk, body_bytes: int) -> memoryview:
         """Where the body of the next chunk goes; raises ProtocolError for any other chunk than the next."""
@@ -65,10 +66,12 @@ class Receiver:
         if body_bytes != expected:
             raise ProtocolError(f"A chunk of {body_bytes} bytes came where {expected} belong.")
         self.body = self.buffer(slice(chunk.start, chunk.start + chunk.elements), expected)
+        self.filling = True
         return self.body
 
     def arrived(self, chunk: Chunk) -> bool:
         """The body is filled: check it and use it. False for a wrong checksum: the transfer has failed."""
+        self.filling = False
         if xxhash.xxh3_64_intdigest(self.body) != chunk.checksum:
             return False
         self.use(slice(chunk.start, chunk.start + chunk.elements))
@@ -119,16 +122,22 @@ class DifferenceReceiver(Receiver):
 
 
 class SliceReceiver(Receiver):
-    """A raw slice [start, stop) of another's vector into the same place of ours; reports each whole chunk."""
+    """A raw slice [start, stop) of another's vector into the same place of ours; reports each whole chunk. Bytes arrive
+    in a buffer of its own: what a donor that was given up still sends must not land on what another has sent."""
 
     def __init__(self, session: int, out: Floats, start: int, stop: int, report: Callable[[int], None]) -> None:
         super().__init__(session, stop - start, get_codec("fp32"))
         self.out, self.start, self.report = out, start, report
+        self.bytes = bytearray()
 
     def buffer(self, where: slice, expected: int) -> memoryview:
-        return memoryview(self.out[self.start + where.start : self.start + where.stop].data).cast("B")
+        if len(self.bytes) < expected:
+            self.bytes = bytearray(expected)
+        return memoryview(self.bytes)[:expected]
 
     def use(self, where: slice) -> None:
-        if not np.isfinite(self.out[self.start + where.start : self.start + where.stop]).all():
+        values = np.frombuffer(self.body, np.dtype("<f4"))
+        if not np.isfinite(values).all():
             raise ProtocolError("A donor's weights are not finite.")
+        self.out[self.start + where.start : self.start + where.stop] = values
         self.report(self.start + where.stop)

@@ -45,6 +45,7 @@ from gossip.messages import (
 INTS = st.integers(0, 2**63 - 1)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 IDS = st.binary(min_size=16, max_size=16).map(PeerId)
+HOSTS = st.from_regex(r"[a-z0-9][a-z0-9-]{0,60}(\.[a-z]{1,60}){0,2}|::1|10\.0\.0\.5", fullmatch=True)
 LETTERS = st.characters(codec="utf-8", categories=["L", "N", "P", "S"])
 
 
@@ -59,7 +60,7 @@ def several(items, bound):
 RECORDS = st.builds(
     MemberRecord,
     id=IDS, public_key=st.binary(max_size=32), incarnation=INTS, sequence=INTS, left=st.booleans(),
-    address=st.none() | st.builds(Address, texts(255), st.integers(0, 65_535)), homes=several(IDS, 3),
+    address=st.none() | st.builds(Address, HOSTS, st.integers(0, 65_535)), homes=several(IDS, 3),
     ready=st.booleans(), genesis=st.binary(max_size=16), base_samples=INTS, steps=INTS, samples=INTS,
     loss=st.none() | FLOATS, version=FLOATS, signature=st.binary(max_size=64),
 )  # fmt: skip
@@ -110,7 +111,8 @@ def refused(table_or_bytes, body_bytes=0):
 
 
 LARGEST = MemberRecord(
-    PeerId(b"i" * 16), b"k" * 32, 2**63 - 1, 2**63 - 1, False, Address("h" * 255, 65_535), (PeerId(b"h" * 16),) * 3,
+    PeerId(b"i" * 16), b"k" * 32, 2**63 - 1, 2**63 - 1, False, Address(".".join(["h" * 63] * 3), 65_535),
+    (PeerId(b"h" * 16),) * 3,
     True, b"g" * 16, 2**63 - 1, 2**63 - 1, 2**63 - 1, 0.1, 0.1, b"s" * 64,
 )  # fmt: skip
 OFFER = Offer(7, "f" * 32, b"g" * 16, 1.5, 0.5, "fp32", ("exp_avg",))
@@ -304,6 +306,7 @@ RECORD = table_of(Gossip((LARGEST,)))["updates"][0]
 WRONG_IN_RECORDS = {
     "id": [b"", b"i" * 15, None], "public_key": [b"k" * 33, "k", None], "incarnation": [-1, 2**63, True, 1.0],
     "sequence": [-1, 2**63, None], "left": [0, None], "address": [5, [], ["h"], ["h", 1, 1], ["h" * 256, 1],
+        ["a..b", 1], ["h" * 64, 1], ["\u00e9", 1],
     ["h", 65_536], ["h", -1], [b"h", 1], ["h\n", 1]], "homes": [None, [b"i"], [b"i" * 16] * 4], "ready": [1, None],
     "genesis": [b"g" * 17, "g"], "base_samples": [-1, 0.5], "steps": [-1, True], "samples": [2**64 - 1],
     "loss": [1, math.nan, math.inf, "1"], "version": [1, None, math.nan, math.inf], "signature": [b"s" * 65, None],
