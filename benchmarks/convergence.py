@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TASKS = {
     "digits": {"samples": 60_000, "batch-size": 16, "lr": 0.1, "weight-decay": 1e-3, "step-s": 0.004},
-    "fashion-mnist": {"samples": 240_000, "batch-size": 64, "lr": 0.05, "weight-decay": 0.0, "step-s": 0.0},
+    "fashion-mnist": {"samples": 240_000, "batch-size": 16, "lr": 0.02, "weight-decay": 0.0, "step-s": 0.0},
 }
 NODES = 4
 
@@ -69,11 +69,12 @@ def main():
     parser.add_argument("--case", action="append", help="one row by its name; may be repeated")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    momentum = {"outer_momentum": 0.5, "outer_rate": 0.7}
+    plain, momentum = {"outer_momentum": 0.0, "outer_rate": 1.0}, {"outer_momentum": 0.5, "outer_rate": 0.7}
     cases = [
         ("one process", 1, 0.0, {}),
-        ("4 nodes, IID", NODES, 0.0, {}),
-        ("4 nodes, Dirichlet 0.1", NODES, 0.1, {}),
+        ("4 nodes, IID, plain mean", NODES, 0.0, plain),
+        ("4 nodes, IID, outer momentum", NODES, 0.0, momentum),
+        ("4 nodes, Dirichlet 0.1, plain mean", NODES, 0.1, plain),
         ("4 nodes, Dirichlet 0.1, outer momentum", NODES, 0.1, momentum),
     ]
     cases = [case for case in cases if not args.case or case[0] in args.case]
