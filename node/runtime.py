@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,13 +57,6 @@ SAID = {
 INLINE_ELEMENTS = 1 << 20  # a shift of up to 4 MB is computed in place, 1 ms; larger ones in a worker thread
 
 
-@dataclass(slots=True)
-class Pending:
-    """Messages for a peer that is being dialled."""
-
-    messages: deque[Message] = field(default_factory=lambda: deque(maxlen=PENDING_MESSAGES))
-
-
 @dataclass(frozen=True, slots=True)
 class Mixed:
     """An exchange that both sides committed, on its way to the step boundary."""
@@ -106,7 +99,7 @@ class Runtime:
         )
         self.links = Links()
         self.sessions = Sessions(pool)
-        self.pending: dict[PeerId, Pending] = {}
+        self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.rearm = trio.Event()
         self.armed = -math.inf  # when keep_time wakes by itself
         self.joining_vector: Floats | None = None
@@ -197,7 +190,7 @@ class Runtime:
         record = self.peer.membership.record(to)
         if record is None or record.address is None or self.stopping:
             return
-        self.pending.setdefault(to, Pending()).messages.append(message)
+        self.pending.setdefault(to, deque(maxlen=PENDING_MESSAGES)).append(message)
         self.doors.dial(record.address, to)
 
     def transfer(self, effect: Transfer) -> None:
@@ -341,7 +334,7 @@ class Runtime:
             self.links.add(link)
             pending = self.pending.pop(link.peer, None)
             self.perform(self.peer.linked(link.peer, member, self.now))
-            for message in pending.messages if pending is not None else ():
+            for message in pending or ():
                 self.send(link.peer, message)
         try:
             with trio.CancelScope() as scope:
