@@ -2,18 +2,14 @@
 
 import argparse
 import json
-import sys
 import time
-from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-from data import digits, dirichlet_split, fashion_mnist
-from models import digits_mlp, fashion_cnn
-
 from node import Node
+from sim.data import digits, dirichlet_split, fashion_mnist
+from sim.models import digits_mlp, fashion_cnn
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("dataset", choices=["digits", "fashion-mnist"])

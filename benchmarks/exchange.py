@@ -67,8 +67,7 @@ def trainer(kind, seconds, with_node, seed):
         )  # fmt: skip
         x, y = torch.randn(64, 1, 28, 28), torch.randint(0, 10, (64,))
     elif kind == "gpt-1m":
-        sys.path.insert(0, str(HERE.parent / "examples"))
-        from models import ByteGPT
+        from sim.models import ByteGPT
 
         model = ByteGPT()
         x = torch.randint(0, 256, (16, 128))

@@ -9,11 +9,11 @@ import json
 import time
 
 import torch
-from data import digits
-from models import digits_mlp
 from torch.nn import functional as F
 
 from node import Node
+from sim.data import digits
+from sim.models import digits_mlp
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--samples", type=int, default=60_000, help="stop when the whole swarm has trained on so many")

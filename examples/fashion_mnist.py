@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator
 
 import torch
-from data import dirichlet_split, fashion_mnist
-from models import fashion_cnn
 from torch.nn import functional as F
 
 from node import Node
+from sim.data import dirichlet_split, fashion_mnist
+from sim.models import fashion_cnn
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--samples", type=int, default=300_000, help="stop when the whole swarm has trained on so many")

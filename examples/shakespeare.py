@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator
 
 import torch
-from data import shakespeare
-from models import ByteGPT
 from torch.nn import functional as F
 
 from node import Node
+from sim.data import shakespeare
+from sim.models import ByteGPT
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument(

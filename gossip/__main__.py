@@ -5,17 +5,30 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from gossip.errors import ConfigError, GossipError, IdentityError
 
 __all__ = ["app", "main"]
 
+
+class Commands(TyperGroup):
+    """The commands; ``sim sweep`` is one of two words, since ``sim`` itself takes files and so cannot be a group."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As click does it, which knows commands of one word."""
+        if args[:2] == ["sim", "sweep"]:
+            args = ["sim sweep", *args[2:]]
+        return super().resolve_command(ctx, args)
+
+
 # Rich markup in the help would cost 60 ms of imports; pretty tracebacks would print the user's variables.
 app = typer.Typer(
     name="gossip",
+    cls=Commands,
     help="Train one model on many machines with nobody in charge.",
     no_args_is_help=True,
     add_completion=False,
@@ -157,6 +170,66 @@ def invite(
     from node import cli
 
     cli.invite(address, secret_file=secret_file, timeout_s=timeout_s)
+
+
+SimSeed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Instead of the scenario's own.")]
+SimSet = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Another value, as gossip.mix_every_steps=4; may be repeated."),
+]
+SimJson = Annotated[bool, typer.Option("--json", help="One JSON object a run instead of a table.")]
+SimQuiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+
+
+@app.command()
+def sim(
+    scenarios: Annotated[
+        list[Path], typer.Argument(metavar="SCENARIO.toml", help="Several are compared.", show_default=False)
+    ],
+    seed: SimSeed = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Writes report.html, pictures, history.csv, summary.json.")
+    ] = None,
+    settings: SimSet = None,
+    json: SimJson = False,
+    quiet: SimQuiet = False,
+) -> None:
+    """Simulate whole swarms in virtual time.
+
+    Thousands of peers decide as real nodes do, and train for real. Over a grid of values: gossip sim sweep --help.
+    """
+    from sim import cli
+
+    raise typer.Exit(cli.run(scenarios, seed=seed, out=out, settings=settings or (), as_json=json, quiet=quiet))
+
+
+@app.command("sim sweep")
+def sim_sweep(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", show_default=False)],
+    grid: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=V1,V2", help="What is swept; with several keys, all combinations.", show_default=False
+        ),
+    ],
+    seed: SimSeed = None,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Runs of each combination.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Writes sweep.csv, sweep.png and report.html.")
+    ] = None,
+    settings: SimSet = None,
+    json: SimJson = False,
+    quiet: SimQuiet = False,
+) -> None:
+    """Simulate over a grid of values.
+
+    How large may mix_every_steps be? gossip sim sweep lan.toml gossip.mix_every_steps=2,8,32 --seeds 3
+    """
+    from sim import cli
+
+    raise typer.Exit(
+        cli.sweep(scenario, grid, seed=seed, seeds=seeds, out=out, settings=settings or (), as_json=json, quiet=quiet)
+    )
 
 
 def main() -> None:

@@ -14,9 +14,8 @@ difference.
 
 from __future__ import annotations
 
-import statistics
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -110,9 +109,11 @@ class Exchanges:
     # -- our own initiative --------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:
         """Prepare an offer: the snapshot first, so that the partner's stream meets ours ready."""
-        moving = any(exchange.state is not State.DOUBT for exchange in self.table.values())
-        if moving or not self.room(1 + self.config.incoming_limit):
-            return []  # what is under way is a mix already; a second one would share its bandwidth
+        for exchange in self.table.values():
+            if exchange.state is not State.DOUBT:
+                return []  # what is under way is a mix already; a second one would share its bandwidth
+        if not self.room(1 + self.config.incoming_limit):
+            return []
         keys = self.local.optimizer_keys if self.config.average_optimizer else ()
         exchange = Exchange(self.new_session(), self.me, True, 0.5, keys, now, float("inf"))
         self.outgoing = self.table[exchange.session] = exchange
@@ -162,8 +163,8 @@ class Exchanges:
         seconds = 4 * elements / (self.config.slowest_rate_mb_s * 1e6) + 1.0
         past = self.durations.get(exchange.partner)
         if past:
-            middle = statistics.median(past)
-            seconds += middle + 6 * statistics.median(abs(value - middle) for value in past)
+            middle = median(past)
+            seconds += middle + 6 * median([abs(value - middle) for value in past])
         exchange.since, exchange.deadline = now, now + seconds
         return Transfer(exchange.session, exchange.partner, bool(exchange.optimizer_keys), exchange.codec, seconds)
 
@@ -364,6 +365,12 @@ class Exchanges:
         return [Release(exchange.session)]
 
 
+def median(values: Collection[float]) -> float:
+    """Of a few (statistics.median takes ten times as long over eight)."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
 def leaner(offered: str, ours: str) -> str:
     """Of two codecs the one with fewer bytes: whoever asked for few has a slow link, and the link is shared."""
-    return min(offered, ours, key=lambda name: CODECS[name].encoded_bytes(1 << 16))
+    return ours if offered == ours else min(offered, ours, key=lambda name: CODECS[name].encoded_bytes(1 << 16))

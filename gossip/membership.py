@@ -380,6 +380,16 @@ class Membership:
         """The same for the members of one run, as their records have it."""
         return self._table.samples_of(genesis)
 
+    def meet(self, records: Iterable[MemberRecord], now: float) -> None:
+        """Members that are there from the beginning and know of us too, as those that one launcher started: ALIVE at
+        once, and nobody need be told."""
+        for record in records:
+            if record.id != self.me.id and self._view.is_news(record):
+                self._view.hear(record, now, quiet=True, linked=True)
+        self._view.changed([])
+        self._rumours.silence_all()
+        self._arm()
+
     # -- between lives -------------------------------------------------------------------------------------------------
     def book(self) -> list[MemberRecord]:
         """At most 1,024 records of members with an address, most recently alive first."""

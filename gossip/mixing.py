@@ -27,7 +27,10 @@ def pair_weight(gap: float, exponent: float, cap: float = 0.5) -> float:
     compute one weight and the exchange stays symmetric. ``cap`` 1/2 and gap 0 is the pair's mean. A gap that is not a
     number weighs nothing. (Staleness weight of asynchronous federated optimisation: Xie, Koyejo and Gupta, 2019.)
     """
-    return 0.0 if math.isnan(gap) else cap * (1.0 + float(np.floor(abs(gap)))) ** -exponent
+    gap = abs(gap)
+    if gap < 1.0:
+        return cap  # as nearly always
+    return 0.0 if math.isnan(gap) else cap * (1.0 + float(np.floor(gap))) ** -exponent
 
 
 def difference(theirs: Floats, mine_quantised: Floats, out: Floats) -> float:

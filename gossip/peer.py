@@ -6,6 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from gossip.bootstrap import Reachability, Seeds, answer_reach
 from gossip.config import Config
@@ -13,6 +14,7 @@ from gossip.effects import Dial, Effect, MemberState, Notice, Send
 from gossip.exchange import Exchanges, Local, State
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.joining import Donating, Joining, Phase
+from gossip.members import Members
 from gossip.membership import Membership
 from gossip.messages import (
     Abort,
@@ -57,7 +59,8 @@ class Peer:
     """One member of a swarm, without I/O: every method takes ``now`` (seconds, monotonic) and returns effects in order.
 
     ``elements``: float32 elements of the weights; ``trained_elements``: of one optimizer key. ``sign`` and ``verify``
-    are the identity's; ``expected`` holds the ids that seeds from an invite must prove.
+    are the identity's; ``expected`` holds the ids that seeds from an invite must prove; ``members`` is who knows the
+    others, by default the membership protocol.
     """
 
     def __init__(
@@ -74,11 +77,14 @@ class Peer:
         seeds: tuple[Address, ...] = (),
         expected: Mapping[Address, PeerId] | None = None,
         book: Iterable[MemberRecord] = (),
+        members: Members | None = None,
         now: float,
     ) -> None:
         self.id, self.config, self.rng = me.id, config, rng
         self.local = Local(fingerprint, elements, trained_elements, genesis=me.genesis, boundary_at=now)
-        self.membership = Membership(me, sign=sign, verify=verify, config=config, rng=rng, now=now)
+        if members is None:
+            members = Membership(me, sign=sign, verify=verify, config=config, rng=rng, now=now)
+        self.membership = members
         self.bench = Bench(config.bench_s)
         self.exchanges = Exchanges(me.id, self.local, config, self.new_session, self.choose, self.bench.failed)
         self.joining = Joining(self.local, config, self.new_session)
@@ -107,14 +113,30 @@ class Peer:
 
     @property
     def deadline(self) -> float:
+        """When to call :meth:`tick`. Drivers ask after every call of this peer, so what is empty is not asked."""
         if self.left:
             return math.inf
-        own = min(self.seeds.deadline, self.reach.deadline, self.runs.next_at)
-        if self.local.ready and self.exchanges.outgoing is None and self.joining.phase is Phase.IDLE:
-            own = min(own, max(self.due_at, self.retry_at))
-        return min(
-            own, self.membership.deadline, self.exchanges.deadline, self.joining.next_deadline(), self.donating.deadline
-        )
+        soonest, other = self.runs.next_at, self.membership.deadline
+        if other < soonest:
+            soonest = other
+        exchanges, joining = self.exchanges, self.joining
+        for exchange in exchanges.table.values():
+            if exchange.deadline < soonest:
+                soonest = exchange.deadline
+        if joining.phase is not Phase.IDLE:
+            soonest = min(soonest, joining.next_deadline())
+        elif self.due_at < soonest and self.local.ready and exchanges.outgoing is None:
+            soonest = min(soonest, max(self.due_at, self.retry_at))
+        if self.seeds.seeds:
+            soonest = min(soonest, self.seeds.deadline)
+        reach = self.reach
+        if reach.decide_at < soonest:
+            soonest = reach.decide_at
+        if reach.next_ping_at < soonest:
+            soonest = reach.next_ping_at
+        if self.donating.table:
+            soonest = min(soonest, self.donating.deadline)
+        return soonest
 
     @property
     def consensus_distance(self) -> float:
@@ -214,46 +236,54 @@ class Peer:
 
     # -- messages ------------------------------------------------------------------------------------------------
     def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
+        kind = type(message)
+        if kind in MEMBERSHIP:
+            return self.membership.receive(sender, message, now)
+        handler = HANDLERS.get(kind)
+        if handler is None:
+            return []
+        effects = handler(self, sender, message, now)
+        if self.unsettled:
+            effects += self.after(now)
+        return effects
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether :meth:`after` has something to note."""
         exchanges = self.exchanges
-        effects: list[Effect]
-        match message:
-            case Ping() | Ack() | PingReq() | Nack() | Gossip() | Digest() | Records():
-                return self.membership.receive(sender, message, now)
-            case Offer() | Fetch() if self.left or self.holds(message.session):
-                effects = [Send(sender, Busy(message.session))]
-            case Offer() if self.joining.phase is Phase.ADOPTING:
-                effects = [Send(sender, Busy(message.session))]  # its snapshot would be of another run's weights
-            case Offer():
-                effects = exchanges.on_offer(sender, message, now)
-            case Accept():
-                effects = exchanges.on_accept(sender, message, now)
-            case Commit():
-                effects = exchanges.on_commit(sender, message.session, now)
-            case Busy() | Refuse() | Abort():
-                effects = self.on_refusal(sender, message, now)
-            case Outcome():
-                effects = exchanges.on_outcome(sender, message.session, now)
-            case Settled():
-                effects = exchanges.on_settled(sender, message, now)
-            case Fetch():
-                effects = self.on_fetch(sender, message, now)
-            case Serving():
-                effects = self.joining.on_serving(sender, message, now)
-            case Reach():
-                effects = self.on_reach(sender, now)
-            case Reached():
-                self.reach.on_reached(sender, message.ok, now)
-                effects = []
-            case _:
-                effects = []
-        return effects + self.after(now)
+        return bool(exchanges.mixed_at) or exchanges.gave_up or self.joining.phase is not Phase.IDLE
+
+    def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        if self.left or self.holds(offer.session) or self.joining.phase is Phase.ADOPTING:
+            return [Send(sender, Busy(offer.session))]  # adopting, its snapshot would be of another run's weights
+        return self.exchanges.on_offer(sender, offer, now)
+
+    def on_accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
+        return self.exchanges.on_accept(sender, accept, now)
+
+    def on_commit(self, sender: PeerId, commit: Commit, now: float) -> list[Effect]:
+        return self.exchanges.on_commit(sender, commit.session, now)
+
+    def on_outcome(self, sender: PeerId, outcome: Outcome, now: float) -> list[Effect]:
+        return self.exchanges.on_outcome(sender, outcome.session, now)
+
+    def on_settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
+        return self.exchanges.on_settled(sender, settled, now)
+
+    def on_serving(self, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
+        return self.joining.on_serving(sender, serving, now)
+
+    def on_reached(self, sender: PeerId, reached: Reached, now: float) -> list[Effect]:
+        self.reach.on_reached(sender, reached.ok, now)
+        return []
 
     def holds(self, session: int) -> bool:
         """Whether this number is taken: buffers are kept by it."""
         joining = self.joining
-        return any(
-            session in taken for taken in (self.exchanges.table, self.donating.table, joining.pieces, joining.surveys)
-        )
+        return (
+            session in self.exchanges.table or session in self.donating.table
+            or session in joining.pieces or session in joining.surveys
+        )  # fmt: skip
 
     def on_refusal(self, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:
         session = message.session
@@ -271,6 +301,8 @@ class Peer:
         return self.joining.on_refused(sender, session, now)
 
     def on_fetch(self, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
+        if self.left or self.holds(fetch.session):
+            return [Send(sender, Busy(fetch.session))]
         if self.local.ready:
             if not self.runs.should_serve(self.membership.record(sender)):
                 return [Send(sender, Refuse(fetch.session, "joining"))]
@@ -278,7 +310,7 @@ class Peer:
             return [*stopped, *self.donating.on_fetch(sender, fetch, self.optimizer_scalars, now)]
         return self.donating.on_fetch(sender, fetch, self.optimizer_scalars, now)
 
-    def on_reach(self, sender: PeerId, now: float) -> list[Effect]:
+    def on_reach(self, sender: PeerId, _reach: Reach, now: float) -> list[Effect]:
         if now < self.linked_peers.get(sender, now) + TRY_EVERY_S:
             return []
         self.linked_peers[sender] = now
@@ -321,7 +353,8 @@ class Peer:
         self.local.boundary_at = now
         if session in self.donating.table:
             return self.donating.snapshotted(session)
-        return self.exchanges.snapshotted(session, now) + self.after(now)
+        effects = self.exchanges.snapshotted(session, now)
+        return effects + self.after(now) if self.unsettled else effects
 
     def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
         """An exchange's streams are whole: |theirs - ours|^2 and |ours|^2."""
@@ -332,7 +365,7 @@ class Peer:
             if self.exchanges.refused == refused:
                 self.distances_sq.append(difference_sq)
                 self.relative_sq.append(difference_sq / own_sq if own_sq > 0 else difference_sq)
-        return effects + self.after(now)
+        return effects + self.after(now) if self.unsettled else effects
 
     def failed(self, session: int, code: str, now: float) -> list[Effect]:
         """Streams of this session (exchange, piece fetched, piece served) ended early."""
@@ -414,7 +447,8 @@ class Peer:
         if exchanges.gave_up:
             exchanges.gave_up = False
             self.retry_at = now + 0.02 + 0.08 * self.rng.random()  # apart, or those who collided collide again
-        if self.joining.starved and self.joining.deadline <= now:
+        joining = self.joining
+        if joining.phase is not Phase.IDLE and joining.starved and joining.deadline <= now:
             effects += self.joining.more_candidates(self.runs.donors(self.joining.genesis), now)
         return effects
 
@@ -433,17 +467,24 @@ class Peer:
         return self.rng.getrandbits(62)
 
     def choose(self, asked: set[PeerId], now: float) -> PeerId | None:
-        genesis, membership = self.local.genesis, self.membership
-
         def fits(peer: PeerId) -> bool:
-            record = membership.record(peer)
-            return (
-                record is not None and record.ready and record.genesis == genesis
-                and not self.bench.sits_out(peer, now)
-                and (record.address is not None or peer in self.linked_peers)
-            )  # fmt: skip
+            return self.fits(peer, now)
 
-        return uniform(membership.alive(), self.rng, fits, asked)
+        alive = self.membership.alive()
+        if alive:  # the first draw nearly always fits
+            peer = alive[int(self.rng.random() * len(alive))]
+            if peer not in asked and self.fits(peer, now):
+                return peer
+        return uniform(alive, self.rng, fits, asked)
+
+    def fits(self, peer: PeerId, now: float) -> bool:
+        """Whether one can be asked to mix."""
+        record = self.membership.record(peer)
+        return (
+            record is not None and record.ready and record.genesis == self.local.genesis
+            and (record.address is not None or peer in self.linked_peers)
+            and not self.bench.sits_out(peer, now)
+        )  # fmt: skip
 
     def addresses(self) -> set[Address]:
         records = (self.membership.record(peer) for peer in self.membership.alive())
@@ -451,3 +492,11 @@ class Peer:
 
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
         return self.membership.members()
+
+
+MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
+HANDLERS: dict[type, Callable[[Peer, PeerId, Any, float], list[Effect]]] = {
+    Offer: Peer.on_offer, Accept: Peer.on_accept, Commit: Peer.on_commit, Outcome: Peer.on_outcome,
+    Settled: Peer.on_settled, Busy: Peer.on_refusal, Refuse: Peer.on_refusal, Abort: Peer.on_refusal,
+    Fetch: Peer.on_fetch, Serving: Peer.on_serving, Reach: Peer.on_reach, Reached: Peer.on_reached,
+}  # fmt: skip

@@ -57,6 +57,13 @@ class Rumours:
         """Stop telling a hint about this member: it was refuted."""
         self._discard(hint_key(peer))
 
+    def silence_all(self) -> None:
+        """Everybody knows it all."""
+        for level in self._levels:
+            level.clear()
+        self._told.clear()
+        self.due_s = math.inf
+
     def take(self, count: int, copies: int, members: int) -> tuple[Update, ...]:
         """At most ``count`` updates for a frame that goes to ``copies`` peers, counted as told that often."""
         if not self._told:

@@ -69,6 +69,12 @@ class Done:
     copies: list[Pending] = field(default_factory=list)
     shifted: list[Vector] = field(default_factory=list)
     adopted: bool = False
+    spare: Vector | None = None  # a copy of the weights for the exchange that is expected to begin now
+
+    @property
+    def shifts_alone(self) -> bool:
+        """Nothing of it need be told to the peer."""
+        return not (self.adopted or self.snapshots or self.spare is not None)
 
 
 @dataclass(slots=True)
@@ -101,6 +107,15 @@ class Boundary:
     def cancel(self, session: int) -> None:
         with self.lock:
             self.requests.pop(session, None)
+            self.wanted = bool(self.requests or self.shifts or self.adoption)
+
+    def take_requests(self) -> list[int]:
+        """The sessions that want the weights alone, who need not wait for the next boundary: a spare copy is here."""
+        with self.lock:
+            sessions = [session for session, full in self.requests.items() if not full]
+        for session in sessions:
+            self.cancel(session)
+        return sessions
 
     def want_shift(self, shift: Vector) -> None:
         with self.lock:
@@ -128,8 +143,12 @@ class Boundary:
         self.wake.set()
 
     # -- training thread -----------------------------------------------------------------------------------------
-    def visit(self, on_adopt: Callable[[Floats], None]) -> Done:
-        """Fulfil everything; shifts before snapshots, so that what is sent includes what was received."""
+    def visit(self, on_adopt: Callable[[Floats], None], spare: bool = False) -> Done:
+        """Fulfil everything; shifts before snapshots, so that what is sent includes what was received.
+
+        ``spare``: a mix is due, so that a snapshot will be asked for in a moment: take one along, and the exchange
+        begins a step sooner.
+        """
         with self.lock:
             requests, self.requests = self.requests, {}
             shifts, self.shifts = self.shifts, []
@@ -153,6 +172,9 @@ class Boundary:
             else:
                 vector.users += 1
             done.snapshots.append((session, vector))
+        if spare:
+            done.spare = self.pool.take("weights")
+            done.copies.append(self.state.begin_read(done.spare.array, "weights"))
         return done
 
     def adopt(self, adoption: Adoption) -> None:

@@ -198,17 +198,21 @@ class Node:
         self.samples += samples
         if loss is not None:
             self.loss = loss.detach() if isinstance(loss, Tensor) else loss
-        wished = self.boundary.wanted or self.steps >= self.service.due_steps
-        if (wished and start - self.visited_at > VISIT_S) or start - self.reported_at > REPORT_S:
+        due, late = self.steps >= self.service.due_steps, start - self.reported_at > REPORT_S
+        if ((due or self.boundary.wanted) and start - self.visited_at > VISIT_S) or late:
             self.visited_at = start
-            self.visit()
+            self.visit(due, due or late)
         self.overheads.append(time.perf_counter() - start)
 
-    def visit(self) -> None:
-        """The step boundary: fulfil the network thread's wishes and report."""
+    def visit(self, due: bool = False, report: bool = True) -> None:
+        """The step boundary: fulfil the network thread's wishes, and report, unless all there was to do was to add what
+        an exchange brought. ``due``: a mix begins here."""
         self.thread.check()
         runtime = self.runtime
-        done = self.boundary.visit(self.adopted)
+        done = self.boundary.visit(self.adopted, due and self.service.may_mix and not self.config.average_optimizer)
+        if done.shifts_alone and not report:
+            self.thread.call(runtime.shifted, done)
+            return
         now = time.perf_counter()
         optimizer = None
         if now - self.optimizer_at > 5.0 or (self.optimizer is not None and not runtime.peer.local.optimizer_keys):

@@ -301,16 +301,24 @@ class Runtime:
         if done.adopted:
             self.joining_vector = None
             self.perform(self.peer.adopted(self.now))
+        copied = all(copy.done() for copy in done.copies)
+        self.shifted(done)
+        self.perform(self.peer.stepped(steps, samples, loss, self.now))
+        if copied:
+            self.use_spare(done)
+
+    def shifted(self, done: Done) -> None:
+        """What exchanges brought is in the model; there is nothing to tell the peer."""
         if all(copy.done() for copy in done.copies):
             self.copied(done)
         else:
             self.spawn(self.wait_for_copies, done)
-        self.perform(self.peer.stepped(steps, samples, loss, self.now))
 
     async def wait_for_copies(self, done: Done) -> None:
         while not all(copy.done() for copy in done.copies):  # noqa: ASYNC110 - a CUDA event can only be polled
             await trio.sleep(0.001)
         self.copied(done)
+        self.use_spare(done)
 
     def copied(self, done: Done) -> None:
         for shift in done.shifted:
@@ -321,6 +329,18 @@ class Runtime:
                 self.perform(self.peer.snapshotted(session, self.now))
             else:
                 self.pool.give(vector)
+
+    def use_spare(self, done: Done) -> None:
+        """The exchange that began at this boundary has its snapshot already."""
+        spare = done.spare
+        if spare is None:
+            return
+        for session in self.boundary.take_requests():
+            if session in self.peer.exchanges.table or session in self.peer.donating.table:
+                spare.users += 1
+                self.sessions.snapshots[session] = spare
+                self.perform(self.peer.snapshotted(session, self.now))
+        self.pool.give(spare)
 
     # -- a link's life -------------------------------------------------------------------------------------------
     async def run_link(self, link: Link, theirs: Hello) -> None:

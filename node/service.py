@@ -50,6 +50,7 @@ class Service:
         self.incarnation = 0
         self.runtime: Runtime | None = None
         self.view = View()
+        self.may_mix = False  # and whether it would begin one then, as far as is known
         self.due_steps: float = 0  # the step count at which the training thread should visit the boundary
         self.leaving: trio.Event | None = None
 
@@ -115,6 +116,7 @@ class Service:
             peer = self.runtime.peer
             waiting = peer.exchanges.outgoing is None and self.settings.config.mix_every_steps is not None
             self.due_steps = peer.due_steps if waiting else math.inf
+            self.may_mix = peer.retry_at <= self.runtime.now
 
     async def look(self, runtime: Runtime, progress: Progress) -> None:
         while True:

@@ -1,1 +1,23 @@
-"""Thousands of peers in virtual time."""
+"""Thousands of real training nodes in virtual time: ``from sim import Scenario, simulate``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.report import Result, compare
+    from sim.scenario import Scenario
+    from sim.simulation import simulate
+
+__all__ = ["Result", "Scenario", "compare", "simulate"]
+
+HOMES = {"Result": "sim.report", "Scenario": "sim.scenario", "compare": "sim.report", "simulate": "sim.simulation"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch only when something is simulated (PEP 562): the command line answers without it."""
+    if name not in HOMES:
+        raise AttributeError(f"module 'sim' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(HOMES[name]), name)

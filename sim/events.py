@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import struct
+from array import array
 from collections.abc import Callable
 from typing import Any
 
 __all__ = ["Events"]
 
-ROW = struct.Struct("<dIIB")  # when, where, from where, what
-LOG_BYTES = 1 << 20  # hashed at once
+BULK = 1 << 60  # above every count
+LOG_NUMBERS = 1 << 16  # hashed at once, as doubles
 
 
 class Events:
@@ -22,12 +22,17 @@ class Events:
         self.handled = 0
         self._heap: list[tuple[Any, ...]] = []  # (when, count, handler, its arguments)
         self._count = 0
-        self._log = bytearray()
+        self._log: list[float] = []  # four numbers a row
         self._hash = hashlib.sha256()
 
     def push(self, when: float, handler: Callable[..., None], *args: object) -> None:
         self._count += 1  # also keeps the heap from comparing handlers
         heapq.heappush(self._heap, (when, self._count, handler, *args))
+
+    def push_bulk(self, when: float, handler: Callable[..., None], *args: object) -> None:
+        """The same, behind everything else of that instant: control goes ahead of bulk."""
+        self._count += 1
+        heapq.heappush(self._heap, (when, BULK + self._count, handler, *args))
 
     def run_until(self, when: float) -> None:
         """Handle everything due up to and at this time, what is caused on the way included."""
@@ -40,14 +45,15 @@ class Events:
         self.now = max(self.now, when)
 
     def note(self, where: int, source: int, what: int) -> None:
-        """Add a row to the log; only its hash is kept."""
-        self._log += ROW.pack(self.now, where, source, what)
-        if len(self._log) >= LOG_BYTES:
-            self._hash.update(self._log)
-            self._log.clear()
+        """Add a row to the log, when, where, from where and what; only its hash is kept."""
+        log = self._log
+        log += (self.now, where, source, what)
+        if len(log) >= LOG_NUMBERS:
+            self._hash.update(array("d", log))
+            log.clear()
 
     def digest(self) -> hashlib._Hash:
         """SHA-256 over the log so far, to be continued."""
         whole = self._hash.copy()
-        whole.update(self._log)
+        whole.update(array("d", self._log))
         return whole

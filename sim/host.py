@@ -5,56 +5,66 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gossip.codecs import Codec
-from gossip.effects import Collect
 from gossip.ids import Address, PeerId
 from gossip.messages import Message
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
 
-__all__ = ["Floats", "Host"]
+__all__ = ["Floats", "Host", "Times"]
 
 Floats = NDArray[np.float32]
+Times = Callable[[int], NDArray[np.float64]]
+"""How long the next so many steps of one peer take, in seconds: asked again, it goes on where it ended."""
 
 
 class Host:
-    """One simulated member. ``vector`` is the live model, float32, changed at step boundaries alone."""
+    """One life of one simulated member. ``vector`` is the live model, float32, changed at step boundaries alone; the
+    trainer may have computed steps that have not ended yet (see :mod:`sim.training`)."""
 
     __slots__ = (
-        "address", "adopting", "armed", "collecting", "dialling", "differences", "gone", "id", "index",
-        "joining_vector", "links", "outer", "peer", "pending", "requests", "rest_until", "rng", "samples",
-        "samples_per_step", "shifts", "snapshots", "step_s", "steps", "transfers", "vector",
+        "address", "adopting", "armed", "cursor", "dialling", "ends", "gone", "id", "index", "joining_vector", "links",
+        "name", "offering", "outer", "peer", "pending", "ready", "reported_at", "requests", "rest_until", "rng",
+        "samples_per_step", "sessions", "shifts", "steps", "taken", "times", "vector", "visit_at", "wanted",
     )  # fmt: skip
 
     def __init__(
-        self, index: int, peer: Peer, vector: Floats, outer: OuterStep, step_s: float, samples_per_step: int,
-        rng: random.Random,
+        self, index: int, name: str, peer: Peer, vector: Floats, outer: OuterStep, times: Times,
+        samples_per_step: int, rng: random.Random,
     ) -> None:  # fmt: skip
         address = peer.membership.me.address
         assert address is not None, "a simulated peer can be dialled"
-        self.index, self.peer, self.address, self.id = index, peer, address, peer.id
-        self.vector, self.outer, self.step_s, self.samples_per_step = vector, outer, step_s, samples_per_step
+        self.index, self.name, self.peer, self.address, self.id = index, name, peer, address, peer.id
+        self.vector, self.outer, self.samples_per_step = vector, outer, samples_per_step
         self.rng = rng  # the network's draws about what this host sends
-        self.steps = self.samples = 0
         self.gone = False  # killed, or it left
         # links
         self.links: dict[PeerId, None] = {}
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.dialling: set[Address] = set()
         # sessions
-        self.requests: dict[int, None] = {}  # snapshots wanted at the next boundary
-        self.snapshots: dict[int, Floats] = {}
-        self.transfers: dict[int, tuple[PeerId, Codec]] = {}
-        self.differences: dict[int, Floats] = {}
-        self.collecting: dict[int, Collect] = {}
+        self.sessions: dict[int, Any] = {}  # Session of sim.sessions, by number
+        self.requests: list[int] = []  # those that want a snapshot at the next boundary
         self.joining_vector: Floats | None = None
         # wishes for the next boundary
-        self.shifts: list[Floats] = []
+        self.shifts: list[tuple[Floats, bool]] = []
         self.adopting = False
-        # time
+        self.wanted = False  # any of these, or a snapshot
+        self.offering = False  # an exchange of its own is under way, and the next is not yet due
+        # steps
+        self.times = times
+        self.ends: list[float] = []  # when steps end, some already have
+        self.cursor = 0  # the first of them that has not been counted
+        self.steps = 0  # of this life, counted up to the cursor
+        self.taken = 0  # of them, how many the vector holds
+        self.ready = False  # as at the last boundary
+        self.visit_at = math.inf  # the boundary at which something is to be done
+        self.reported_at = -math.inf
+        # timer
         self.armed = math.inf  # when the one timer that counts goes off
         self.rest_until = -math.inf  # no tick before this

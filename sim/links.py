@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from gossip import frames
 from gossip.config import Config
 from gossip.effects import Dial, Effect, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
@@ -25,6 +26,7 @@ from sim.network import Network
 
 __all__ = ["Links"]
 
+WEIGHED = 64  # every so manieth message is encoded, to know what all of them weigh
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled, as a node keeps them
 
 CODES = {kind: code for code, kind in enumerate(MESSAGES.values())}  # in the log of events
@@ -41,10 +43,17 @@ class Links:
         self.by_id: dict[PeerId, Host] = {}
         self.by_address: dict[Address, Host] = {}
         self.group_of: dict[int, int] | None = None  # by index, while the network is cut into groups
+        self.posted = 0
+        self.message_bytes = 0  # sent, estimated from one frame in WEIGHED
 
     def add(self, host: Host) -> None:
-        assert host.id not in self.by_id, "two peers have one name"
+        before = self.by_id.get(host.id)
+        assert before is None or before.gone, "two peers have one name"
         self.by_id[host.id] = self.by_address[host.address] = host
+
+    def linked(self, host: Host, partner: PeerId) -> bool:
+        """Whether this end holds a link to the partner."""
+        return partner in host.links
 
     # -- the network ---------------------------------------------------------------------------------------------
     def partition(self, groups: Iterable[Iterable[int]]) -> None:
@@ -76,6 +85,9 @@ class Links:
         self.open(host, record.address, to)
 
     def post(self, host: Host, to: Host, message: Message) -> None:
+        self.posted += 1
+        if self.posted % WEIGHED == 0:
+            self.message_bytes += WEIGHED * len(frames.encode(message))
         if not self.cut(host, to) and not self.network.loses(host.rng):
             self.events.push(self.after(host, to), self.on_message, to, host, message)
 
@@ -186,7 +198,16 @@ class Links:
             return
         del host.links[partner]
         self.events.note(host.index, self.by_id[partner].index, BROKEN)
+        self.broken(host, partner)
+
+    def broken(self, host: Host, partner: PeerId) -> None:
+        """Its sessions with the partner end, and it learns why."""
         peer = host.peer
         for session in [one for one, exchange in peer.exchanges.table.items() if exchange.partner == partner]:
             self.perform(host, peer.failed(session, "broken", self.events.now))
         self.perform(host, peer.unlinked(partner, self.events.now))
+
+    def killed(self, host: Host) -> None:
+        """Its machine tells its partners that their links are gone."""
+        for partner in host.links:
+            self.hang_up(host, partner)

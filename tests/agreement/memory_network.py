@@ -167,7 +167,8 @@ class Port:
 
 
 class Trainer:
-    """A Runtime and, in place of a training thread, a task that visits its boundary at the end of each step."""
+    """A Runtime and, in place of a training thread, a task that takes steps and visits its boundary as both drivers'
+    training loops do: when its mix is due, when the network has a wish, and to report that it is alive."""
 
     def __init__(
         self, world: World, index: int, peer: Peer, config: Config, vector: np.ndarray, on_step: OnStep, step_s: float
@@ -176,6 +177,8 @@ class Trainer:
         assert address is not None
         self.world, self.index, self.peer, self.vector = world, index, peer, vector
         self.on_step, self.step_s, self.steps = on_step, step_s, 0
+        self.by_steps, self.report_s = config.mix_every_steps is not None, config.boundary_patience_s / 2
+        self.reported_at = trio.current_time()
         state = ModelState({"x": vector})
         pool = VectorPool(state)
         self.boundary = Boundary(state, pool)
@@ -219,9 +222,21 @@ class Trainer:
             if self.peer.ready:
                 self.steps += 1
                 self.on_step(self.index, self.vector, self.steps)
-            done = self.boundary.visit(self.outer.reset)
-            self.runtime.at_boundary(self.steps, self.steps, None, done)
+            self.visit(self.peer)
             when += self.step_s
+
+    def visit(self, peer: Peer) -> None:
+        now = trio.current_time()
+        due = self.by_steps and peer.ready and peer.exchanges.outgoing is None and self.steps >= peer.due_steps
+        report = due or now - self.reported_at > self.report_s or not peer.ready
+        if not (report or self.boundary.wanted):
+            return
+        done = self.boundary.visit(self.outer.reset, due and peer.retry_at <= now)
+        if done.shifts_alone and not report:
+            self.runtime.shifted(done)
+        else:
+            self.reported_at = now
+            self.runtime.at_boundary(self.steps, self.steps, None, done)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

@@ -1,4 +1,4 @@
-"""The examples' loaders: what they hold, how they divide it, and what they say when it is missing."""
+"""The loaders: what they hold, how they divide it, and what they say when it is missing."""
 
 from __future__ import annotations
 
@@ -15,19 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.errors import DataError
+from sim import data
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def load_example(name: str):
-    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-data = load_example("data")
 labels_and_parts = st.lists(st.integers(0, 9), min_size=1, max_size=300).flatmap(
     lambda labels: st.tuples(st.just(torch.tensor(labels)), st.integers(1, min(len(labels), 40)))
 )

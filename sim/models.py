@@ -1,12 +1,85 @@
-"""The examples' three models, each small enough to train on one core."""
+"""The models that scenarios and examples name, each small enough to train on one core."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["ByteGPT", "digits_mlp", "fashion_cnn"]
+from gossip.errors import ConfigError
+from sim import plugins
+
+if TYPE_CHECKING:
+    from sim.datasets import Dataset
+    from sim.scenario import Task
+
+__all__ = ["ByteGPT", "build", "cnn", "digits_mlp", "fashion_cnn", "linear", "mlp"]
+
+HIDDEN = 64  # width of the mlp
+
+
+def build(task: Task, dataset: Dataset, seed: int) -> nn.Module:
+    """The model of a scenario, sized by its data; the seed alone decides its weights, and torch's generator stays as it
+    was. Raises ConfigError for a model that cannot take such data, or a function that returns no model."""
+    name = task.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if ":" in name:
+            made = plugins.call(name, "task.model")
+            if not isinstance(made, nn.Module):
+                raise ConfigError(f"task.model = {name!r} returned {type(made).__name__}: return a torch.nn.Module.")
+            return made
+        if dataset.tokens != (name == "gpt"):
+            does = "reads text: use linear, mlp or cnn, or the data set" if name == "gpt" else "cannot read text: use"
+            which = "shakespeare" if name == "gpt" else "gpt"
+            raise ConfigError(f"task.model = {name!r} {does} {which} ({dataset.name} was given).")
+        if name == "gpt":
+            return ByteGPT(layers=2, heads=2, width=32, context=dataset.x_train.shape[1])
+        if name == "cnn":
+            if dataset.picture is None or min(dataset.picture[1:]) < 4:
+                raise ConfigError(
+                    f"task.model = 'cnn' needs pictures of 4 x 4 pixels or more, samples of (channels, height, width), "
+                    f"and those of {dataset.name} are {list(dataset.x_train.shape[1:])}: use linear or mlp."
+                )
+            return cnn(dataset.picture, dataset.classes)
+        inputs, classes = dataset.x_train[0].numel(), dataset.classes
+        return linear(inputs, classes) if name == "linear" else mlp(inputs, task.hidden or HIDDEN, classes)
+
+
+def linear(inputs: int, classes: int) -> nn.Module:
+    """(batch, ...) of so many inputs -> logits (batch, classes): multinomial logistic regression."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+
+
+def mlp(inputs: int, hidden: int, classes: int) -> nn.Module:
+    """(batch, ...) of so many inputs -> logits (batch, classes), with one hidden layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def cnn(picture: tuple[int, int, int], classes: int) -> nn.Module:
+    """(batch, channels x height x width in any shape) -> logits (batch, classes).
+
+    The layers of :func:`fashion_cnn`, half as wide for pictures of less than 16 x 16 pixels: 8 x 8 digits take 3,658
+    parameters.
+    """
+    channels, height, width = picture
+    first, second, hidden = (16, 32, 64) if height * width >= 256 else (8, 16, 32)
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Unflatten(1, picture),
+        nn.Conv2d(channels, first, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(first, second, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(second * (height // 4) * (width // 4), hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, classes),
+    )
 
 
 def digits_mlp() -> nn.Module:

@@ -116,9 +116,13 @@ def dirichlet_split(labels: torch.Tensor, parts: int, alpha: float, seed: int) -
             part.extend(dealt.tolist())
     # Redrawing until every part is large enough (the usual way) may never end with many parts: move samples instead.
     least = min(LEAST_SAMPLES_A_PART, len(classes) // parts)
-    for part in held:
+    lengths = np.array([len(part) for part in held])
+    for number, part in enumerate(held):
         while len(part) < least:
-            part.append(max(held, key=len).pop())
+            largest = int(lengths.argmax())
+            part.append(held[largest].pop())
+            lengths[largest] -= 1
+            lengths[number] += 1
     return [torch.tensor(sorted(part)) for part in held]
 
 

@@ -1,0 +1,312 @@
+"""What a simulated update costs, beside gossipy and beside bare arithmetic, and how the cost grows.
+
+    python benchmarks/simulator.py [--rounds 3] [--gossipy PYTHON] [--parts peers scale large membership] [--json]
+
+peers       gossipy's job on digits, 100 and 1,000 peers, linear model and MLP: updates per CPU second. An update is one
+            mix that a node applies and two local steps on batches of 8. gossipy, the stacked arithmetic of
+            peers/stacked_digits.py, and ours with the whole membership protocol, in turn; medians and their ratios.
+scale       CPU seconds against peers x mixes, 100 to 10,000 peers; ``--picture FILE`` draws the curve.
+large       10,000 peers with ideal membership, and 1,000 with the protocol, 100 mixes each: wall seconds and memory.
+membership  the protocol alone: nobody trains or mixes; events per CPU second.
+
+Every measurement has a process of its own, one thread, and CPU seconds read inside it. Except in ``large``, set-up is
+stated apart on both sides: the clock starts when all nodes are built and initialised, and with ours when all know each
+other. ``--gossipy`` names the Python of an environment with gossipy.
+"""
+
+import argparse
+import gc
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PARTS = ("peers", "scale", "large", "membership")
+MODELS, SIZES = ("linear", "mlp"), (100, 1000)
+GOSSIPY_ROUNDS = {100: 30, 1000: 3}  # 3,000 updates: seconds
+STACKED_ROUNDS = {100: 1000, 1000: 100}
+OUR_ROUNDS = {100: 400, 1000: 60}
+NO_GOSSIPY = (
+    "gossipy is left out: make it an environment (python3 -m venv DIR), install there what the first lines of "
+    "benchmarks/peers/gossipy_digits.py name, and give --gossipy DIR/bin/python."
+)
+
+NEVER = 1_000_000_000
+STEP_S = 0.1
+ONCE = {"every_s": float(NEVER), "evaluate_peers": 1}  # looked at when it starts and ends alone; needs a duration
+SPOT = {"preset": "spot_v100_2023_02"}
+INTERNET = {"latency": {"kind": "quantiles", "name": "internet"}, "rate_mbit_s": {"up": 100, "down": 100}}
+
+
+# -- scenarios ---------------------------------------------------------------------------------------------------
+def gossipy_job(model, peers, rounds):
+    """gossipy_digits.py as a scenario: a mix for every two steps, and a network that takes no time."""
+    return {
+        "name": f"gossipy's job, {model}", "peers": peers, "duration_s": 2 * STEP_S * rounds,
+        "task": {"dataset": "digits", "model": model, "batch_size": 8, "samples_per_peer": 16,
+                 "optimizer": {"name": "sgd", "lr": 0.1}},
+        "gossip": {"mix_every_steps": 2},
+        "compute": {"step_s": STEP_S},
+        "network": {"latency": {"kind": "constant", "value_ms": 0}, "rate_mbit_s": "unlimited"},
+        "membership": {"mode": "protocol"}, "report": ONCE,
+    }  # fmt: skip
+
+
+def wide(peers, membership, **more):
+    """An MLP on digits over the internet on spot machines, the network and the churn as they were measured."""
+    return {
+        "name": f"{peers} peers", "peers": peers,
+        "task": {"dataset": "digits", "model": "mlp", "batch_size": 8, "samples_per_peer": 16},
+        "gossip": {"mix_every_steps": 8}, "compute": {"step_s": STEP_S}, "network": INTERNET, "churn": SPOT,
+        "membership": {"mode": membership},
+    } | more  # fmt: skip
+
+
+def membership_alone(peers, duration_s):
+    """Steps are counted and told to others, as in a swarm that trains, but nothing is computed and nobody mixes."""
+    return {
+        "name": "membership alone", "peers": peers, "duration_s": duration_s,
+        "task": {"dataset": "averaging", "elements": 1}, "gossip": {"mix_every_steps": NEVER},
+        "membership": {"mode": "protocol"}, "report": ONCE,
+    }  # fmt: skip
+
+
+# -- one measurement, in a process of its own --------------------------------------------------------------------
+def measure(table, with_setup):
+    """Seconds and counts of one scenario: the whole of it, or from when the first event is due to the last row."""
+    from sim import Scenario, simulate
+
+    scenario = Scenario.from_mapping(table)
+    simulate(scenario.replace(peers=8, duration_s=1.0), progress=False)  # libraries and data are loaded
+    gc.collect()
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = simulate(scenario, progress=False)
+    wall_s, cpu_s, setup_s = time.perf_counter() - wall, time.process_time() - cpu, 0.0
+    if not with_setup:
+        wall_s, cpu_s, setup_s = result.summary["wall_s"], result.summary["cpu_s"], cpu_s - result.summary["cpu_s"]
+    last, peers = result.history[-1], scenario.peers
+    mixes, steps = last["mixes"] * peers, last["steps"] * peers
+    updates, events, accuracy = min(mixes, steps / 2), result.summary["events"], result.summary["accuracy"]["mean"]
+    return {
+        "peer": "ours", "name": scenario.name, "peers": peers, "updates": updates, "mixes": mixes, "steps": steps,
+        "setup_cpu_s": setup_s, "cpu_s": cpu_s, "wall_s": wall_s, "updates_per_cpu_s": updates / cpu_s,
+        "events": events, "events_per_cpu_s": events / cpu_s, "virtual_s": result.summary["virtual_s"],
+        "accuracy": accuracy if accuracy == accuracy else None,  # averaging has none, and JSON no NaN
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,  # Linux counts in KiB
+        "digest": result.summary["digest"],
+    }  # fmt: skip
+
+
+def child(*command, threads=1):
+    """What a process prints as the last line, which is JSON."""
+    one = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=os.environ | one)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def ours(table, with_setup=False, threads=1):
+    flags = ["--with-setup"] if with_setup else []
+    return child(sys.executable, __file__, "--measure", json.dumps(table), *flags, threads=threads)
+
+
+def script(python, name, model, nodes, rounds, *more):
+    path = HERE / "peers" / name
+    return child(python, path, "--model", model, "--nodes", nodes, "--rounds", rounds, *more)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------
+def peers_part(args):
+    """Rows of each contestant under (model, peers), in turn, so that a slow minute of the machine slows them all."""
+    if not args.gossipy:
+        say(NO_GOSSIPY)
+    found = {}
+    for turn in range(args.rounds):
+        for model in MODELS:
+            for peers in SIZES:
+                say(f"round {turn + 1} of {args.rounds}: {model}, {peers:,} peers")
+                jobs = {}
+                if args.gossipy:
+                    jobs["gossipy"] = lambda m=model, n=peers: script(
+                        args.gossipy, "gossipy_digits.py", m, n, GOSSIPY_ROUNDS[n]
+                    )
+                    jobs["gossipy, data divided"] = lambda m=model, n=peers: script(
+                        args.gossipy, "gossipy_digits.py", m, n, GOSSIPY_ROUNDS[n], "--samples", 0
+                    )
+                jobs["stacked"] = lambda m=model, n=peers: script(
+                    sys.executable, "stacked_digits.py", m, n, STACKED_ROUNDS[n]
+                )
+                jobs["ours"] = lambda m=model, n=peers: ours(gossipy_job(m, n, OUR_ROUNDS[n]))
+                for name, job in jobs.items():
+                    found.setdefault(name, {}).setdefault(f"{model}, {peers:,}", []).append(job())
+    for rows in found["ours"].values():
+        assert len({row["digest"] for row in rows}) == 1, "the same scenario gave different digests"
+    return found
+
+
+def scale_part(args):
+    """CPU seconds over peers in the time of 20 mixes each, and over mixes at 1,000 peers; mixes are counted."""
+    sizes = [(100, 20), (300, 20), (1000, 20), (3000, 20), (10_000, 20), (1000, 5), (1000, 10), (1000, 40), (1000, 80)]
+    rows = []
+    for peers, rounds in sizes:
+        say(f"{peers:,} peers, time for {rounds} mixes each")
+        table = wide(peers, "ideal", duration_s=8 * STEP_S * rounds, report=ONCE)
+        turns = sorted((ours(table) for _ in range(args.rounds)), key=lambda row: row["cpu_s"])
+        rows.append({"rounds": rounds} | turns[len(turns) // 2])
+    return rows
+
+
+def large_part(args):
+    """Set-up counted and the report as it comes: what a user waits for."""
+    rows = []
+    for peers, membership in ((10_000, "ideal"), (1000, "protocol")):
+        say(f"{peers:,} peers, {membership} membership, 100 mixes each: minutes")
+        rows.append({"membership": membership} | ours(wide(peers, membership, rounds=100), True, args.threads))
+    return rows
+
+
+def membership_part(args):
+    """Medians, by events per CPU second."""
+    rows = []
+    for peers, duration_s in ((100, 120.0), (300, 60.0), (1000, 30.0)):
+        say(f"membership of {peers:,} peers")
+        turns = [ours(membership_alone(peers, duration_s)) for _ in range(args.rounds)]
+        rows.append(sorted(turns, key=lambda row: row["events_per_cpu_s"])[len(turns) // 2])
+    return rows
+
+
+# -- tables ------------------------------------------------------------------------------------------------------
+def line(name, cells):
+    print(f"{name:34}" + "".join(f"{cell:>15}" for cell in cells))
+
+
+def peers_table(found):
+    columns = list(found["ours"])
+    middle = {
+        name: {at: statistics.median(row["updates_per_cpu_s"] for row in rows) for at, rows in by.items()}
+        for name, by in found.items()
+    }
+    print("\nUpdates of nodes per CPU second, one thread (model, peers)\n")
+    line("", columns)
+    for name, by in middle.items():
+        line(name, [f"{by[at]:,.0f}" for at in columns])
+    print()
+    for other in middle:
+        if other != "ours":
+            line(f"ours: times {other}", [f"{middle['ours'][at] / middle[other][at]:.3g}" for at in columns])
+    if "gossipy" in found:
+        bare = {
+            at: statistics.median(row["updates"] / (row["cpu_s"] - row["evaluation_cpu_s"]) for row in rows)
+            for at, rows in found["gossipy"].items()
+        }
+        line("    gossipy without evaluation", [f"{middle['ours'][at] / bare[at]:.3g}" for at in columns])
+        steps = [found["gossipy, data divided"][at][0]["steps_per_update"] for at in columns]
+        line("gossipy, data divided: steps", [f"{value:.2f}" for value in steps])
+    first = {at: rows[0] for at, rows in found["ours"].items()}
+    line("ours: mixes for two steps", [f"{2 * first[at]['mixes'] / first[at]['steps']:.3f}" for at in columns])
+    line("ours: events for an update", [f"{first[at]['events'] / first[at]['updates']:.1f}" for at in columns])
+    for name in ("gossipy", "ours"):
+        if name in found:
+            seconds = [statistics.median(row["setup_cpu_s"] for row in found[name][at]) for at in columns]
+            line(f"{name}: CPU s of set-up", [f"{value:.2f}" for value in seconds])
+
+
+def exponent(rows):
+    """The slope of log CPU seconds over log mixes, by least squares; 1 is linear."""
+    x = [math.log(row["mixes"]) for row in rows]
+    y = [math.log(row["cpu_s"]) for row in rows]
+    return statistics.linear_regression(x, y).slope
+
+
+def scale_table(rows):
+    print("\nCost over peers x mixes: MLP, internet latency, spot churn, ideal membership, one thread\n")
+    line("", ["mixes", "CPU s", "us a mix", "events a mix", "set-up CPU s"])
+    for row in rows:
+        mixes = row["mixes"]
+        cells = [f"{mixes:,.0f}", f"{row['cpu_s']:.2f}", f"{1e6 * row['cpu_s'] / mixes:.1f}"]
+        cells += [f"{row['events'] / mixes:.1f}", f"{row['setup_cpu_s']:.2f}"]
+        line(f"{row['peers']:,} peers, {mixes / row['peers']:.1f} mixes each", cells)
+    by_peers, by_mixes = [row for row in rows if row["rounds"] == 20], [row for row in rows if row["peers"] == 1000]
+    print(f"\nCPU seconds grow with peers to the power {exponent(by_peers):.3f}, with mixes {exponent(by_mixes):.3f}.")
+
+
+def large_table(rows):
+    print("\nWhole runs of 100 mixes each, set-up counted: MLP, internet latency, spot churn\n")
+    line("", ["wall s", "CPU s", "peak MB", "mixes", "mixes/CPU s", "accuracy"])
+    for row in rows:
+        mixes = row["mixes"]
+        cells = [f"{row['wall_s']:.1f}", f"{row['cpu_s']:.1f}", f"{row['peak_rss_mb']:,.0f}", f"{mixes:,.0f}"]
+        cells += [f"{mixes / row['cpu_s']:,.0f}", f"{row['accuracy']:.4f}"]
+        line(f"{row['peers']:,} peers, {row['membership']}", cells)
+
+
+def membership_table(rows):
+    print("\nMembership alone, steps told to others, no mixing, one thread\n")
+    line("", ["events", "CPU s", "events/CPU s", "virtual s"])
+    for row in rows:
+        cells = [f"{row['events']:,}", f"{row['cpu_s']:.2f}", f"{row['events_per_cpu_s']:,.0f}"]
+        line(f"{row['peers']:,} peers", [*cells, f"{row['virtual_s']:.0f}"])
+
+
+def picture(rows, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    for marker, name, of in (
+        ("o", "100 to 10,000 peers, 20 rounds", [row for row in rows if row["rounds"] == 20]),
+        ("s", "1,000 peers, 5 to 80 rounds", [row for row in rows if row["peers"] == 1000]),
+    ):
+        of.sort(key=lambda row: row["mixes"])
+        axes.loglog([row["mixes"] for row in of], [row["cpu_s"] for row in of], marker=marker, label=name)
+    most = max(rows, key=lambda row: row["mixes"])
+    least = min(row["mixes"] for row in rows)
+    straight = [most["cpu_s"] * at / most["mixes"] for at in (least, most["mixes"])]
+    axes.loglog([least, most["mixes"]], straight, "k:", label="linear")
+    axes.set(xlabel="peers x mixes", ylabel="CPU seconds")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured; medians are printed")
+    parser.add_argument("--gossipy", metavar="PYTHON", help="Python of an environment with gossipy")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--threads", type=int, default=2, help="of arithmetic in the part large; elsewhere one")
+    parser.add_argument("--picture", metavar="FILE", help="draw the cost curve there; needs matplotlib")
+    parser.add_argument("--json", action="store_true", help="every measurement as one object, no tables")
+    parser.add_argument("--measure", metavar="SCENARIO", help=argparse.SUPPRESS)
+    parser.add_argument("--with-setup", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(measure(json.loads(args.measure), args.with_setup)))
+        return
+    parts = {"peers": peers_part, "scale": scale_part, "large": large_part, "membership": membership_part}
+    tables = {"peers": peers_table, "scale": scale_table, "large": large_table, "membership": membership_table}
+    found = {}
+    for name in (name for name in PARTS if name in args.parts):
+        found[name] = parts[name](args)
+        if not args.json:
+            tables[name](found[name])
+    if args.json:
+        print(json.dumps(found))
+    if args.picture and "scale" in found:
+        picture(found["scale"], args.picture)
+
+
+if __name__ == "__main__":
+    main()

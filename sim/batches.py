@@ -1,0 +1,101 @@
+"""Which samples are in a peer's next batch, for many peers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.seeds import derive
+
+__all__ = ["Batches"]
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
+# A key sorted to shuffle carries its place in its low bits, which is half the cost of argsort. 2^24 places leave 40
+# random bits: in a part of 60,000 samples about one pair in 600 epochs ties, and keeps its order.
+PLACE_BITS = 24
+PLACES = np.uint64((1 << PLACE_BITS) - 1)
+SORTED_AT_ONCE = 1 << 18  # keys: 2 MiB a temporary, whatever the number of peers
+# SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. The second odd
+# constant keeps epochs from being places.
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+EPOCHS = np.uint64(0xD1B54A32D192ED03)
+
+
+class Batches:
+    """Each peer goes through its part without replacement, in a new order each epoch, which (seed, name, epoch) decide.
+
+    What does not fill a batch at an epoch's end is left out of that epoch, other samples each time. A part smaller than
+    a batch is repeated until it fills one, so that all batches have one size and many peers' are one array.
+
+    ``parts[peer]``: int64 rows of the data set.
+    """
+
+    def __init__(self, parts: Sequence[I64], names: Sequence[str], seed: int, batch_size: int) -> None:
+        filled = [part if len(part) >= batch_size else np.resize(part, batch_size) for part in parts]
+        self.sizes = np.array([len(part) for part in filled])  # (peers,)
+        assert self.sizes.max() <= int(PLACES), "a part has at most 2^24 samples"
+        self.per_epoch = self.sizes // batch_size  # batches of each peer
+        self.batch_size = batch_size
+        self._starts = np.cumsum(self.sizes) - self.sizes
+        self._samples = np.concatenate(filled)
+        self._order = self._samples.copy()  # the samples of each peer as its current epoch orders them
+        self._epoch = np.full(len(parts), -1)  # which that is
+        keys = [int.from_bytes(derive(seed, name, "batches")[:8], "little") for name in names]
+        self._keys = np.array(keys, np.uint64)
+        # Parts of similar size are shuffled together, padded to a power of two: sorting costs at most twice as much.
+        self._width = np.array([(size - 1).bit_length() for size in self.sizes.tolist()])
+        self._within = np.arange(batch_size)
+
+    def draw(self, peers: I64, steps: I64) -> I64:
+        """The samples of batch number ``steps[i]``, from 0, of peer ``peers[i]``: (peers, batch). ``peers`` are unique.
+
+        Any step may be asked for; going back and forth between epochs only costs a shuffle each time.
+        """
+        epochs, at = np.divmod(steps, self.per_epoch[peers])
+        stale = epochs != self._epoch[peers]
+        if stale.any():
+            self._shuffle(peers[stale], epochs[stale])
+        first = self._starts[peers] + at * self.batch_size
+        batch: I64 = self._order.take(first[:, None] + self._within)
+        return batch
+
+    def _shuffle(self, peers: I64, epochs: I64) -> None:
+        self._epoch[peers] = epochs
+        widths = self._width[peers]
+        for bits in np.unique(widths).tolist():
+            chosen = np.flatnonzero(widths == bits)
+            rows = max(1, SORTED_AT_ONCE >> bits)
+            for start in range(0, len(chosen), rows):
+                some = chosen[start : start + rows]
+                self._sort(peers[some], epochs[some], 1 << bits)
+
+    def _sort(self, peers: I64, epochs: I64, width: int) -> None:
+        """Order the samples by a hash of (peer, epoch, place)."""
+        places = np.arange(width, dtype=np.uint64)
+        keys = mixed(self._keys[peers] + epochs.astype(np.uint64) * EPOCHS)[:, None] + places * GOLDEN
+        keys = mixed(keys)
+        keys &= ~PLACES
+        keys |= places
+        starts, sizes = self._starts[peers], self.sizes[peers]
+        if (sizes == width).all():
+            keys.sort(axis=1)
+            keys &= PLACES
+            self._order[starts[:, None] + places.view(np.int64)] = self._samples[starts[:, None] + keys.view(np.int64)]
+            return
+        inside = places.view(np.int64) < sizes[:, None]
+        keys[~inside] = ~np.uint64(0)  # behind all others
+        keys.sort(axis=1)
+        keys &= PLACES
+        sources = (starts[:, None] + keys.view(np.int64))[inside]
+        self._order[(starts[:, None] + places.view(np.int64))[inside]] = self._samples[sources]
+
+
+def mixed(x: U64) -> U64:
+    """SplitMix64's finaliser: each bit of the result depends on each bit of x."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

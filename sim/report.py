@@ -1,0 +1,213 @@
+"""What came out of a simulation: rows over virtual time, figures of the end, and a report that a person looks at."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.errors import LocalError
+from sim.units import bytes_text, count_text, duration_text, figure_text, share_text
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+
+__all__ = ["COLUMNS", "Progress", "Result", "compare", "folder_names"]
+
+# Of a row of the history, all numbers, nan where unknown. Times in virtual seconds, bytes since the beginning; steps
+# and mixes are means per peer so far; exchange_s_* are of a late sample of finished exchanges.
+COLUMNS = (
+    "virtual_s", "alive", "ready", "steps", "mixes", "loss_mean", "loss_min", "loss_max", "accuracy_mean",
+    "accuracy_min", "accuracy_max", "loss_average_model", "accuracy_average_model", "consensus_distance",
+    "exchanges_done", "exchanges_failed", "bytes_sent", "exchange_s_median", "exchange_s_p95", "events",
+)  # fmt: skip
+
+
+class Progress(NamedTuple):
+    """How far a simulation is."""
+
+    virtual_s: float
+    done: float  # 0 to 1
+    events: int
+    events_s: float  # a second of real time
+    left_s: float  # of real time; inf before there is anything to go by
+
+
+@dataclass(slots=True)
+class Result:
+    """One simulation, done. Displays itself in a notebook."""
+
+    scenario: Scenario
+    history: list[dict[str, float]]  # rows of COLUMNS, in the order of virtual time
+    summary: dict[str, Any]
+    exchange_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # (sample,) of finished exchanges
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """A column of the history, as a copy; nan where a row lacks it."""
+        return np.array([row.get(name, math.nan) for row in self.history], np.float64)
+
+    def to_json(self) -> str:
+        """The summary as one line of JSON; a figure that is not a number is null."""
+        return json.dumps(plain(self.summary), allow_nan=False)
+
+    def plot(self, path: str | Path) -> None:
+        """Write one picture of all curves; the suffix says which kind (.png, .svg, .pdf).
+
+        Raises :class:`~gossip.errors.LocalError` without matplotlib, and for a file that cannot be written.
+        """
+        from sim import charts
+
+        charts.require_matplotlib()
+        charts.save(charts.draw([self]), Path(path))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write history.csv, summary.json, scenario.toml, report.html and PNGs into a folder, made if need be; returns
+        the report's path. Figures come first, so that they are there whatever becomes of the pictures.
+
+        Raises :class:`~gossip.errors.LocalError` without matplotlib, and where a file cannot be written.
+        """
+        from sim import charts, pages
+
+        folder = Path(folder)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "history.csv").write_text(self.csv_text(), encoding="utf-8")
+            (folder / "summary.json").write_text(json.dumps(plain(self.summary), indent=2) + "\n", encoding="utf-8")
+            (folder / "scenario.toml").write_text(self.scenario.to_toml(), encoding="utf-8")
+        charts.require_matplotlib()
+        charts.save_all([self], folder)
+        with writing(folder):
+            (folder / "report.html").write_text(pages.report(self), encoding="utf-8")
+        return folder / "report.html"
+
+    def csv_text(self) -> str:
+        """The history as CSV with a line of heads; what is unknown is left empty."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for row in self.history:
+            values = (row.get(name, math.nan) for name in COLUMNS)
+            writer.writerow("" if math.isnan(value) else f"{value:.10g}" for value in values)
+        return stream.getvalue()
+
+    def figures(self) -> dict[str, str]:
+        """What matters of the summary, in words and with units, in the order in which people ask."""
+        summary, accuracy = self.summary, self.summary["accuracy"]
+        shown: dict[str, str] = {}
+        if not is_nan(accuracy["mean"]):
+            shown["accuracy, mean of peers"] = share_text(accuracy["mean"])
+            shown["least to greatest"] = f"{share_text(accuracy['min'])} to {share_text(accuracy['max'])}"
+            shown["average model"] = share_text(number(accuracy["average_model"]))
+        shown["loss, mean of peers"] = figure_text(number(summary["loss"]))
+        shown["consensus distance"] = figure_text(number(summary["consensus_distance"]))
+        alive = self.history[-1]["alive"] if self.history else math.nan
+        shown["alive at the end"] = f"{count_text(alive)} of {count_text(summary['peers'])}"
+        done, failed = summary["exchanges_done"], summary["exchanges_failed"]
+        shown["exchanges"] = count_text(done)
+        shown["failed"] = f"{count_text(failed)} ({share_text(share(failed, done))})"
+        shown["sent"] = bytes_text(summary["bytes_sent"])
+        shown["virtual time"] = duration_text(summary["virtual_s"])
+        shown["real time"] = duration_text(summary["wall_s"])
+        return shown
+
+    def __str__(self) -> str:
+        summary, shown = self.summary, self.figures()
+        learned = (
+            f"accuracy {shown['accuracy, mean of peers']} ({shown['least to greatest']}; "
+            f"average model {shown['average model']}), "
+            if "average model" in shown
+            else ""
+        )
+        return (
+            f"{summary['name']} (seed {summary['seed']}): {shown['alive at the end']} peers alive after "
+            f"{shown['virtual time']} of virtual time; {learned}loss {shown['loss, mean of peers']}, "
+            f"consensus distance {shown['consensus distance']}; {shown['exchanges']} exchanges, "
+            f"{shown['failed']} failed; {shown['sent']} sent. Simulated in {shown['real time']}."
+        )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the figures as a table, and the curves."""
+        from sim import charts
+
+        rows = "".join(
+            f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in self.figures().items()
+        )
+        title = f"{escape(str(self.summary['name']))}, seed {self.summary['seed']}"
+        table = f"<table><caption>{title}</caption>{rows}</table>"
+        try:
+            charts.require_matplotlib()
+        except LocalError as error:
+            return f"<div>{table}<p>{escape(str(error))}</p></div>"
+        # On white, whatever the notebook's theme: themes do not tell a page which of the two they are.
+        picture = charts.svg_of(charts.draw([self]), f"Curves of {self.summary['name']}", themed=False)
+        return f'<div>{table}<div style="background:#fff;max-width:1100px;padding:8px">{picture}</div></div>'
+
+
+def compare(results: Sequence[Result], folder: str | Path) -> Path:
+    """Write one report.html with the curves of several results over one another and their figures side by side, and the
+    PNGs beside it; returns the report's path. Raises :class:`~gossip.errors.LocalError` as :meth:`Result.save` does."""
+    from sim import charts, pages
+
+    assert len(results) >= 2, "one result has a report of its own"
+    folder = Path(folder)
+    charts.require_matplotlib()
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    charts.save_all(results, folder)
+    with writing(folder):
+        (folder / "report.html").write_text(pages.comparison(results), encoding="utf-8")
+    return folder / "report.html"
+
+
+def folder_names(names: Sequence[str]) -> list[str]:
+    """A folder for each name: told apart by a number where names are alike, and without what file systems refuse."""
+    taken: list[str] = []
+    for name in names:
+        safe = "".join(c if c.isalnum() or c in "-_.+= " else "-" for c in name).strip(". ")[:80] or "scenario"
+        chosen, count = safe, 1
+        while chosen.lower() in (each.lower() for each in taken):  # some file systems take Lan and lan for the same
+            count += 1
+            chosen = f"{safe}-{count}"
+        taken.append(chosen)
+    return taken
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: numpy's numbers as Python's, null for what is not a finite number."""
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def is_nan(value: Any) -> bool:
+    return math.isnan(number(value))
+
+
+def share(failed: float, done: float) -> float:
+    """Of all that were begun."""
+    return failed / (failed + done) if failed + done else 0.0
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn a file that cannot be written into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise LocalError(f"The report cannot be written to {folder} ({error.strerror}): name another folder.") from None

@@ -1,0 +1,299 @@
+"""A scenario: peers, what they train, and the world around them; frozen, and with its seed a whole experiment."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gossip.config import Config
+from gossip.errors import ConfigError
+from sim import tables
+from sim.conditions import ChurnSpec, Cut, Latency, NetworkSpec, Rate
+from sim.distribution import Distribution
+from sim.tables import KeyFault, UnknownKey, require
+
+__all__ = [
+    "ChurnSpec",
+    "Compute",
+    "Cut",
+    "Distribution",
+    "Latency",
+    "MembershipSpec",
+    "NetworkSpec",
+    "Optimizer",
+    "Partition",
+    "Rate",
+    "ReportSpec",
+    "Scenario",
+    "Stragglers",
+    "Task",
+]
+
+DATASETS = ("digits", "fashion-mnist", "shakespeare", "averaging")
+MODELS = ("linear", "mlp", "cnn", "gpt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """How the data set is divided: "iid"; "dirichlet", classes in shares of Dirichlet(alpha) (T. Hsu et al.,
+    arXiv:1909.06335; 0.1 is very uneven, 100 nearly even); "natural", by who made it (a speaker of the plays)."""
+
+    kind: Literal["iid", "dirichlet", "natural"] = "iid"
+    alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        if self.kind == "dirichlet":
+            right = self.alpha is not None and 0 < self.alpha < math.inf
+            require(right, "alpha", self.alpha, "a positive number for dirichlet, as 0.1")
+        else:
+            require(self.alpha is None, "alpha", self.alpha, f"left out: {self.kind} has none")
+
+    @classmethod
+    def parse(cls, value: object) -> Partition:
+        """From a table, or a kind alone."""
+        return tables.record(cls, {"kind": value} if isinstance(value, str) else value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """torch.optim.SGD (lr, momentum, weight_decay) or AdamW (lr, betas, weight_decay), with its arithmetic."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(0 < self.lr < math.inf, "lr", self.lr, "a positive number")
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 to below 1")
+        require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "a number from 0 up")
+        require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "two numbers from 0 to below 1")
+        if self.name == "adamw":
+            require(self.momentum == 0, "momentum", self.momentum, "left out: adamw has betas")
+
+    @classmethod
+    def parse(cls, value: object) -> Optimizer:
+        """From a table, or a name alone. adamw must name its lr: sgd's default would make it diverge."""
+        table: Any = {"name": value} if isinstance(value, str) else value
+        if isinstance(table, Mapping) and table.get("name") == "adamw" and "lr" not in table:
+            raise KeyFault("lr", "is missing: adamw needs one of its own, as 0.001.")
+        return tables.record(cls, table)
+
+    def plain(self) -> dict[str, Any]:
+        """The table that :meth:`parse` reads."""
+        table = tables.fields_of(self)
+        del table["momentum" if self.name == "adamw" else "betas"]
+        return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is learned. ``dataset`` "averaging" trains nothing: the peers average vectors of so many ``elements``, drawn
+    from N(0, 1).
+
+    ``samples_per_peer``: None divides the data set among the peers; a number gives each so many samples of its own
+    draw, which others may hold as well. Where the data set has fewer than 8 samples for each peer (1,437 digits among
+    10,000 peers), None means 16 drawn with overlap.
+    """
+
+    dataset: str = "digits"  # or "module:function", giving (x_train, y_train, x_test, y_test)
+    model: str = "mlp"  # or "module:function", giving a torch.nn.Module
+    partition: Partition = Partition()
+    batch_size: int = 8
+    optimizer: Optimizer = Optimizer()
+    samples_per_peer: int | None = None
+    hidden: int | None = None  # width of the mlp; None: 64
+    elements: int = 1  # of a vector of "averaging"
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        for key, value, known in (("dataset", self.dataset, DATASETS), ("model", self.model, MODELS)):
+            module, colon, function = value.partition(":")
+            right = value in known or (colon == ":" and function.isidentifier() and bool(module))
+            near = difflib.get_close_matches(value, known, n=1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            require(right, key, value, f"{', '.join(known)} or 'module:function'{meant}")
+        for key in ("batch_size", "samples_per_peer", "hidden", "elements"):
+            value = getattr(self, key)
+            require(value is None or value >= 1, key, value, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stragglers:
+    """Each peer is slow with probability ``share``: its steps then take ``slowdown`` times as long."""
+
+    share: float
+    slowdown: float
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(0 <= self.share <= 1, "share", self.share, "a share from 0 to 1")
+        require(1 <= self.slowdown < math.inf, "slowdown", self.slowdown, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """How long a training step takes; ``per``: drawn anew for each step, or once for each peer."""
+
+    step_s: Distribution = field(default_factory=lambda: Distribution.constant(0.1))
+    per: Literal["step", "peer"] = "step"
+    stragglers: Stragglers | None = None
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(self.step_s.mean > 0, "step_s", str(self.step_s), "longer than 0 s: time would stand still")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipSpec:
+    """How peers know each other: the whole membership "protocol", or an "ideal" sampler that always knows who is up.
+
+    ``start``: "together", the first peers know each other and hold one model at 0; or "seed", peer 0 is alone and the
+    others join through it, one every ``join_every_s``.
+    """
+
+    mode: Literal["protocol", "ideal"] = "protocol"
+    start: Literal["together", "seed"] = "together"
+    join_every_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(0 <= self.join_every_s < math.inf, "join_every_s", self.join_every_s, "a number of seconds from 0 up")
+        unused = self.start == "together" and self.join_every_s > 0
+        require(not unused, "join_every_s", self.join_every_s, "left out, or start = 'seed': it spaces those who join")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSpec:
+    """How often the swarm is looked at (None: 40 times over the run), and how many peers, evenly chosen, are evaluated
+    each time: more cost time and change no conclusion."""
+
+    every_s: float | None = None
+    evaluate_peers: int = 256
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        right = self.every_s is None or 0 < self.every_s < math.inf
+        require(right, "every_s", self.every_s, "a positive number of seconds")
+        require(self.evaluate_peers >= 1, "evaluate_peers", self.evaluate_peers, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A whole experiment. Construct with keywords, or from TOML with :meth:`from_toml`.
+
+    Exactly one of ``duration_s`` (virtual seconds) and ``rounds`` (until the peers have mixed that often on average)
+    says when it ends. Raises :class:`~gossip.errors.ConfigError` in one sentence that names the key and what would do.
+    """
+
+    name: str = "scenario"
+    seed: int = 1
+    peers: int = 100
+    duration_s: float | None = None
+    rounds: float | None = None
+    task: Task = Task()
+    gossip: Config = field(default_factory=Config)
+    compute: Compute = Compute()
+    network: NetworkSpec = field(default_factory=NetworkSpec)
+    churn: ChurnSpec | None = None
+    membership: MembershipSpec = MembershipSpec()
+    report: ReportSpec = ReportSpec()
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(bool(self.name) and self.name.isprintable(), "name", self.name, "a name of printable characters")
+        require(self.seed >= 0, "seed", self.seed, "a whole number from 0 up")
+        require(self.peers >= 1, "peers", self.peers, "1 or more")
+        if (self.duration_s is None) == (self.rounds is None):
+            how = "neither is given" if self.rounds is None else "both are given"
+            raise KeyFault("duration_s", f"or rounds must say when the run ends, and {how}.")
+        for key, value in (("duration_s", self.duration_s), ("rounds", self.rounds)):
+            require(value is None or 0 < value < math.inf, key, value, "a positive number")
+
+    # -- tables --------------------------------------------------------------------------------------------------
+    @classmethod
+    def from_toml(
+        cls, path: str | Path, *, seed: int | None = None, changes: Mapping[str, str] | None = None
+    ) -> Scenario:
+        """A scenario's file. ``changes``: texts under dotted keys, as ``--set gossip.mix_every_steps=4`` gives them,
+        each read as TOML or else as it stands. A trace's path is relative to the file's folder."""
+        path = Path(path)
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"Cannot read the scenario {path}: {error.strerror}.") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}.") from error
+        if isinstance(churn := table.get("churn"), dict) and isinstance(trace := churn.get("trace"), str):
+            churn["trace"] = str(path.parent / trace)
+        given: dict[str, Any] = {key: value_of(text) for key, text in (changes or {}).items()}
+        if seed is not None:
+            given["seed"] = seed
+        ends = {key: given.pop(key) for key in ENDS if key in given}
+        if ends:  # they replace what the file says, which may be nothing
+            table = {key: held for key, held in table.items() if key not in ENDS} | ends
+        try:
+            scenario = cls.from_mapping(table)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+        return scenario.replace(**given) if given else scenario
+
+    @classmethod
+    def from_mapping(cls, table: Mapping[str, Any]) -> Scenario:
+        """The same keys from nested mappings, or from the dataclasses themselves."""
+        try:
+            return tables.record(cls, table)
+        except UnknownKey as fault:
+            raise elsewhere(fault) from None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Nested mappings that :meth:`from_mapping` turns into an equal scenario. Presets are named again where they
+        leave less to say."""
+        table: dict[str, Any] = tables.plain(self)
+        return table
+
+    def to_toml(self) -> str:
+        """The text of a file that :meth:`from_toml` turns into an equal scenario (a trace's path is as it was)."""
+        return tables.toml_text(self.to_mapping())
+
+    def replace(self, **changes: Any) -> Scenario:
+        """The scenario with other values under dotted keys: ``replace(**{"gossip.mix_every_steps": 4, "peers": 50})``.
+
+        None removes a key. ``duration_s`` takes the place of ``rounds``, and the other way round.
+        """
+        table = self.to_mapping()
+        if sum(changes.get(key) is not None for key in ENDS) == 1:
+            table = {key: held for key, held in table.items() if key not in ENDS}
+        return Scenario.from_mapping(tables.changed(table, changes))
+
+
+ENDS = ("duration_s", "rounds")
+
+
+def value_of(text: str) -> Any:
+    """What the command line's ``key=value`` gives: TOML where it is TOML, else the text."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = table["value"]
+    return value if len(table) == 1 and isinstance(value, str | int | float | bool | list | dict) else text
+
+
+def elsewhere(fault: UnknownKey) -> ConfigError:
+    """An unknown key has perhaps strayed into another table."""
+    if "did you mean" in fault.said:
+        return fault
+    known = [*tables.paths(Scenario), *(f"gossip.{name}" for name in (*tables.hints(Config), "preset"))]
+    last = fault.key.rpartition(".")[2]
+    near = [path for path in known if path.rpartition(".")[2] == last]
+    near = near or difflib.get_close_matches(fault.key, known, n=1)
+    return UnknownKey(fault.key, f"is not a key; did you mean {near[0]!r}?") if near else fault

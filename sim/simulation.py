@@ -1,0 +1,215 @@
+"""A scenario played: the swarm is built, virtual time passes, and rows are written down on the way."""
+
+from __future__ import annotations
+
+import math
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.errors import ConfigError, LocalError
+from sim.churn import Session, churn_of
+from sim.compute import StepTimes
+from sim.learners import Learners
+from sim.measures import Measures
+from sim.network import network_of
+from sim.report import Progress, Result
+from sim.scenario import Scenario
+from sim.seeds import derive
+from sim.swarm import Swarm
+
+__all__ = ["Simulation", "simulate"]
+
+SLICES = 400  # of a run: how finely progress is shown, and how near to its end a run of so many rounds stops
+ROWS = 40
+SEEDS = 3  # that a peer which comes again is told
+PATIENCE_S = 600.0  # virtual, without a single mix: nobody is left to mix with
+REDRAW_S = 0.1
+
+
+@dataclass(slots=True)
+class Spent:
+    """What something cost."""
+
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> Spent:
+        return cls(time.perf_counter(), time.process_time())
+
+    def since(self, start: Spent) -> Spent:
+        return Spent(self.wall_s - start.wall_s, self.cpu_s - start.cpu_s)
+
+
+class Simulation:
+    """One scenario under way. :meth:`slices` plays it; :class:`sim.measures.Measures` looks at it."""
+
+    def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
+        ideal = scenario.membership.mode == "ideal"
+        if ideal and scenario.network.partitions:
+            raise ConfigError(
+                "network.partitions needs membership.mode = 'protocol': a perfect sampler knows of no cut network."
+            )
+        self.scenario = scenario
+        seed, names = scenario.seed, [str(index) for index in range(scenario.peers)]
+        self.names = names
+        self.learners = Learners(scenario.task, names, seed, device=device)
+        trains = scenario.task.dataset != "averaging"
+        self.swarm = Swarm(
+            seed, network_of(scenario.network, seed), scenario.gossip, trainer=self.learners if trains else None,
+            ideal=ideal,
+        )  # fmt: skip
+        self.times = StepTimes(scenario.compute, seed)
+        churn = churn_of(scenario.churn, seed, scenario.peers)
+        self.sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
+        self.indices: list[int | None] = [None] * scenario.peers  # of rows in the swarm
+        self.populate()
+        for cut in scenario.network.partitions:
+            self.swarm.events.push(cut.at_s, self.cut, cut.groups)
+            self.swarm.events.push(cut.until_s, self.swarm.heal)
+
+    # -- who is there --------------------------------------------------------------------------------------------
+    def populate(self) -> None:
+        spec = self.scenario.membership
+        for row, sessions in enumerate(self.sessions):
+            session = next(sessions, None)
+            if session is None:
+                continue
+            at_s = session.from_s
+            if spec.start == "seed":
+                at_s = max(at_s, row * spec.join_every_s)
+            if at_s == 0.0 and (spec.start == "together" or row == 0):
+                self.come(row, session, sessions, founder=True)
+            else:
+                self.swarm.events.push(at_s, self.come, row, session, sessions)
+        self.swarm.introduce()
+
+    def come(self, row: int, session: Session, sessions: Iterator[Session], founder: bool = False) -> None:
+        """A peer starts: one that was there before as the same member, with the weights of those present."""
+        swarm, name = self.swarm, self.names[row]
+        seeds: list[int] = []
+        if not founder and swarm.registry is None:
+            present = [host.index for host in swarm.hosts if not host.gone]
+            rng = random.Random(derive(swarm.seed, name, f"seeds at {swarm.now}"))
+            seeds = rng.sample(present, min(SEEDS, len(present)))
+        known = self.indices[row]
+        if known is None:
+            self.indices[row] = swarm.add_peer(
+                self.learners.matrix[row], seeds, step_s=self.times.durations(name), name=name, founder=founder,
+                samples_per_step=self.learners.samples_per_step,
+            )  # fmt: skip
+        else:
+            swarm.revive(known, seeds)
+        if math.isfinite(session.until_s):
+            swarm.events.push(session.until_s, self.go, row, session, sessions)
+
+    def go(self, row: int, session: Session, sessions: Iterator[Session]) -> None:
+        index = self.indices[row]
+        assert index is not None, "who goes has come"
+        (self.swarm.leave if session.farewell else self.swarm.kill)(index)
+        following = next(sessions, None)
+        if following is not None:
+            self.swarm.events.push(following.from_s, self.come, row, following, sessions)
+
+    def cut(self, groups: int) -> None:
+        """Neighbours by number fall into one group, newcomers into the first."""
+        size = len(self.swarm.hosts)
+        self.swarm.partition([
+            [host.index for host in self.swarm.hosts if host.index * groups // size == group] for group in range(groups)
+        ])
+
+    # -- time ----------------------------------------------------------------------------------------------------
+    @property
+    def done(self) -> float:
+        """How much of the run is over, 0 to 1."""
+        scenario = self.scenario
+        if scenario.duration_s is not None:
+            return min(1.0, self.swarm.now / scenario.duration_s)
+        assert scenario.rounds is not None
+        return min(1.0, self.swarm.sessions.mixes / (scenario.rounds * scenario.peers))
+
+    def slices(self) -> Iterator[None]:
+        """Play the scenario a little further, until it is done."""
+        scenario, swarm = self.scenario, self.swarm
+        if scenario.duration_s is not None:
+            for number in range(1, SLICES + 1):
+                swarm.events.run_until(scenario.duration_s * number / SLICES)
+                yield
+            return
+        slice_s, mixes, mixed_at = self.interval_s() / 8, 0, 0.0
+        while self.done < 1.0:
+            swarm.events.run_until(swarm.now + slice_s)
+            if swarm.sessions.mixes > mixes:
+                mixes, mixed_at = swarm.sessions.mixes, swarm.now
+            elif swarm.now > mixed_at + PATIENCE_S:
+                raise LocalError(
+                    f"After {swarm.now:.0f} virtual seconds the peers have mixed {mixes / scenario.peers:.1f} times on "
+                    f"average, and for {PATIENCE_S:.0f} s not at all: rounds = {scenario.rounds:g} is never reached."
+                )
+            yield
+
+    def interval_s(self) -> float:
+        """Between two mixes of a peer, roughly."""
+        gossip, step_s = self.scenario.gossip, self.scenario.compute.step_s.mean
+        by_steps = math.inf if gossip.mix_every_steps is None else gossip.mix_every_steps * step_s
+        return min(by_steps, gossip.mix_every_s or math.inf)
+
+
+def simulate(scenario: Scenario, progress: bool | Callable[[Progress], None] = True, device: str = "cpu") -> Result:
+    """Play a scenario to its end and return what was seen.
+
+    ``progress``: show a bar (in a terminal or a notebook), be silent, or call this with a Progress now and then. The
+    same scenario gives the same history and digest on the same machine. Raises ConfigError, DataError or LocalError with
+    one sentence for a scenario that cannot be played.
+    """
+    if isinstance(progress, bool):
+        if progress:
+            from sim.bar import Bar
+
+            with Bar(scenario.name) as bar:
+                return simulate(scenario, bar.update, device)
+        progress = ignore
+    start = Spent.now()
+    simulation = Simulation(scenario, device)
+    setup = Spent.now().since(start)
+    swarm, measures, history = simulation.swarm, Measures(simulation), list[dict[str, float]]()
+    history.append(measures.row())
+    every = 1 / ROWS
+    if scenario.report.every_s is not None and scenario.duration_s is not None:
+        every = scenario.report.every_s / scenario.duration_s
+    due, started, shown_at = every, Spent.now(), 0.0
+    for _ in simulation.slices():
+        done, now = simulation.done, time.perf_counter()
+        if done >= due - 1e-9 or done >= 1.0:
+            history.append(measures.row())
+            due += every * max(1, math.ceil((done - due) / every + 1e-9))
+        if now - shown_at > REDRAW_S or done >= 1.0:
+            shown_at, passed_s = now, now - started.wall_s
+            left_s = passed_s * (1 - done) / done if done > 0 else math.inf
+            progress(Progress(swarm.now, done, swarm.events.handled, swarm.events.handled / max(passed_s, 1e-9), left_s))
+    spent = Spent.now().since(started)
+    summary = measures.summary(history[-1])
+    summary |= {
+        "wall_s": round(spent.wall_s, 3), "cpu_s": round(spent.cpu_s, 3), "setup_s": round(setup.cpu_s, 3),
+        "updates_per_cpu_s": round(summary["node_updates"] / max(spent.cpu_s, 1e-9), 1),
+        "peak_rss_mb": round(peak_rss_mb(), 1),
+    }  # fmt: skip
+    durations: NDArray[np.float64] = np.array(swarm.sessions.durations_s)
+    return Result(scenario, history, summary, durations)
+
+
+def ignore(progress: Progress) -> None:
+    """For who wants to see nothing."""
+
+
+def peak_rss_mb() -> float:
+    """The most memory this process ever held, in MB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6

@@ -1,0 +1,297 @@
+"""One scenario over a grid of values and several seeds: how large may this be, how small that?"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.errors import ConfigError
+from sim import words
+from sim.report import Result, number, writing
+from sim.scenario import Scenario
+from sim.units import bytes_text, count_text, duration_text, figure_text, share_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Point", "Sweep"]
+
+MAX_RUNS = 10_000  # a slip in a grid is found before it has cost a week
+POINT = 0.01  # of accuracy: what an answer takes for as good as the best
+
+# What is kept of each run, in the order of sweep.csv.
+COLUMNS = (
+    "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_average_model", "loss", "consensus_distance",
+    "exchanges_done", "exchanges_failed", "bytes_sent", "virtual_s", "wall_s", "digest",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run to be made: a value, as text, of each swept key, and a seed."""
+
+    values: tuple[tuple[str, str], ...]
+    scenario: Scenario
+
+    def __str__(self) -> str:
+        settings = " ".join(f"{last(key)}={value}" for key, value in self.values)
+        return f"{settings} seed {self.scenario.seed}"
+
+
+@dataclass(slots=True)
+class Sweep:
+    """The grid, and the rows of the runs that are done."""
+
+    name: str
+    axes: Mapping[str, Sequence[str]]
+    seeds: int
+    points: list[Point]
+    rows: list[dict[str, Any]] = field(default_factory=list)  # swept keys, "seed" and COLUMNS
+
+    @classmethod
+    def from_file(
+        cls,
+        path: Path,
+        axes: Mapping[str, Sequence[str]],
+        *,
+        seed: int | None = None,
+        seeds: int = 1,
+        changes: Mapping[str, str] | None = None,
+    ) -> Sweep:
+        """Read a scenario once for each point, so that every value is checked before the first run. ``seeds`` counts
+        from the scenario's own, or from ``seed``. Raises :class:`ConfigError`."""
+        changes = dict(changes or {})
+        if not axes:
+            raise ConfigError("Nothing is swept: name a key and its values, as gossip.mix_every_steps=2,8,32.")
+        if "seed" in axes:
+            raise ConfigError("seed cannot be swept: repeat every run with --seeds N.")
+        for key in axes:
+            if key in changes:
+                raise ConfigError(f"{key} is both swept and set: leave one out.")
+        runs = seeds * math.prod(len(values) for values in axes.values())
+        if runs > MAX_RUNS:
+            raise ConfigError(f"This sweep has {runs:,} runs: leave values out until there are {MAX_RUNS:,} at most.")
+        points, name = [], ""
+        for values in itertools.product(*axes.values()):
+            setting = tuple(zip(axes, values, strict=True))
+            first = Scenario.from_toml(path, seed=seed, changes=changes | dict(setting))
+            name = first.name
+            points += [Point(setting, first.replace(seed=first.seed + count)) for count in range(seeds)]
+        return cls(name, axes, seeds, points)
+
+    def add(self, point: Point, result: Result) -> None:
+        """Note what came of a point."""
+        summary = result.summary
+        flat = {f"accuracy_{key}": value for key, value in summary["accuracy"].items()} | summary
+        row: dict[str, Any] = dict(point.values) | {"seed": point.scenario.seed}
+        self.rows.append(row | {key: flat[key] for key in COLUMNS})
+
+    @property
+    def seeds_text(self) -> str:
+        first = self.points[0].scenario.seed
+        return f"seed {first}" if self.seeds == 1 else f"mean of seeds {first} to {first + self.seeds - 1}"
+
+    # -- figures -------------------------------------------------------------------------------------------------
+    def groups(self) -> Iterator[tuple[tuple[str, ...], list[dict[str, Any]]]]:
+        """The values of each combination that has run, with its rows, in the grid's order."""
+        for values in itertools.product(*self.axes.values()):
+            rows = [row for row in self.rows if all(row[key] == v for key, v in zip(self.axes, values, strict=True))]
+            if rows:
+                yield values, rows
+
+    def table(self, *, brief: bool = False) -> tuple[list[str], list[tuple[str, ...]]]:
+        """Heads and rows of text: a row for each combination, means over the seeds, with half the spread of accuracy.
+        ``brief``: what fits the 80 columns of a terminal."""
+        learns = any(not math.isnan(value) for value in self.column("accuracy_mean", self.rows))
+        heads = [last(key).replace("_", " ") for key in self.axes]
+        heads += ["accuracy", "worst peer", "average model"] if learns else []
+        heads += [] if brief and learns else ["loss"]
+        heads += ["consensus distance", "sent", "virtual time", "exchanges", "failed"]
+        shown = len(heads) - (3 if brief else 0)
+        rows = []
+        for values, group in self.groups():
+            means = {key: float(self.column(key, group).mean()) for key in COLUMNS if key != "digest"}
+            cells = [*values]
+            if learns:
+                spread = np.ptp(self.column("accuracy_mean", group)) / 2
+                wide = f" ± {100 * spread:.1f}" if len(group) > 1 else ""
+                cells.append(share_text(means["accuracy_mean"]) + wide)
+                cells += [share_text(means[f"accuracy_{key}"]) for key in ("min", "average_model")]
+            cells += [] if brief and learns else [figure_text(means["loss"])]
+            cells.append(figure_text(means["consensus_distance"]))
+            cells += [bytes_text(means["bytes_sent"]), duration_text(means["virtual_s"])]
+            cells += [count_text(round(means["exchanges_done"])), count_text(round(means["exchanges_failed"]))]
+            rows.append(tuple(cells[:shown]))
+        return heads[:shown], rows
+
+    @property
+    def answer(self) -> str:
+        """How far one swept number may go before accuracy falls by a point; "" where that is no question."""
+        (key, texts), *others = self.axes.items()
+        values = numbers(texts)
+        if others or values is None or len(texts) < 2:
+            return ""
+        means = {group[0][0]: float(self.column("accuracy_mean", group[1]).mean()) for group in self.groups()}
+        ordered = [text for _, text in sorted(zip(values, texts, strict=True)) if text in means]
+        if not ordered or any(math.isnan(mean) for mean in means.values()):
+            return ""
+        best = max(ordered, key=means.__getitem__)
+        good = [means[text] >= means[best] - POINT for text in ordered]
+        low = high = ordered.index(best)
+        while low > 0 and good[low - 1]:
+            low -= 1
+        while high + 1 < len(ordered) and good[high + 1]:
+            high += 1
+        where = f"{ordered[low]} to {ordered[high]}" if low < high else ordered[low]
+        beyond = "" if high + 1 < len(ordered) else ", the largest value tried"
+        return (
+            f"Within one point of the best mean accuracy ({share_text(means[best])} at {last(key)} = {best}): "
+            f"{last(key)} = {where}{beyond}."
+        )
+
+    @staticmethod
+    def column(key: str, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+        return np.array([number(row[key]) for row in rows], np.float64)
+
+    # -- files ---------------------------------------------------------------------------------------------------
+    def write_csv(self, path: Path) -> None:
+        """A line for each run. Raises :class:`LocalError` where it cannot be written."""
+        with writing(path.parent), path.open("w", encoding="utf-8", newline="") as file:
+            heads = [*self.axes, "seed", *COLUMNS]
+            writer = csv.DictWriter(file, heads, lineterminator="\n")
+            writer.writeheader()
+            for row in self.rows:
+                writer.writerow({key: "" if unknown(row[key]) else row[key] for key in heads})
+
+    def save(self, folder: Path) -> None:
+        """Write sweep.csv, sweep.png and report.html. Raises :class:`LocalError`."""
+        from sim import charts, page
+
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.write_csv(folder / "sweep.csv")
+        charts.save(charts.side_by_side(self.pictures(), self.labels()), folder / "sweep.png")
+        drawn = []
+        for title, draw in self.pictures():
+            figure = charts.alone(draw)
+            drawn.append((title, self.caption, charts.svg_of(figure, title)))
+        heads, rows = self.table()
+        labels = self.labels()
+        parts = [
+            page.paragraph(self.answer),
+            page.paragraph(f"With the first of the values: {words.in_words(self.points[0].scenario)}", "note"),
+            page.key(labels) if len(labels) > 1 else "",
+            page.pictures(drawn),
+            page.table(heads, {"": rows}),
+        ]
+        kind = f"Sweep of {', '.join(map(last, self.axes))}, {self.seeds_text}"
+        with writing(folder):
+            (folder / "report.html").write_text(page.page(self.name, kind, parts), encoding="utf-8")
+
+    @property
+    def caption(self) -> str:
+        return "At the end of the run." + (" Dots: single seeds; line: their mean." if self.seeds > 1 else "")
+
+    # -- pictures ------------------------------------------------------------------------------------------------
+    def labels(self) -> list[str]:
+        """A curve for each combination of all keys but the first, which is the picture's axis."""
+        _, *others = self.axes
+        combinations = itertools.product(*(self.axes[key] for key in others))
+        return [", ".join(f"{last(k)} {v}" for k, v in zip(others, each, strict=True)) for each in combinations]
+
+    def pictures(self) -> list[tuple[str, Any]]:
+        """Titles, and functions that draw on axes."""
+        made: list[tuple[str, Any]] = []
+        if np.isfinite(self.column("accuracy_mean", self.rows)).any():
+            made.append(("Accuracy, mean of peers", lambda axes: self.draw(axes, "accuracy_mean")))
+            made.append(("Accuracy, worst peer", lambda axes: self.draw(axes, "accuracy_min")))
+        else:
+            made.append(("Loss", lambda axes: self.draw(axes, "loss")))
+        made.append(("Consensus distance", lambda axes: self.draw(axes, "consensus_distance")))
+        return made
+
+    def draw(self, axes: Axes, key: str) -> None:
+        from sim import panels
+
+        first, *others = self.axes
+        texts = list(self.axes[first])
+        values = numbers(texts)
+        at = dict(zip(texts, values if values is not None else range(len(texts)), strict=True))
+        scale = 100.0 if key.startswith("accuracy") else 1.0
+        labels = self.labels()
+        curves: dict[tuple[str, ...], list[tuple[float, NDArray[np.float64]]]] = {}
+        for combination, rows in self.groups():
+            curves.setdefault(combination[1:], []).append((at[combination[0]], scale * self.column(key, rows)))
+        for order, (rest, points) in enumerate(curves.items()):
+            points.sort(key=lambda point: point[0])
+            colour, dash = panels.colour(order), panels.dash(order)
+            means = [float(found.mean()) for _, found in points]
+            label = ", ".join(f"{last(k)} {v}" for k, v in zip(others, rest, strict=True))
+            axes.plot(
+                [x for x, _ in points], means, color=colour, linestyle=dash, marker="o", markersize=4, label=label
+            )
+            for x, found in points if self.seeds > 1 else ():
+                axes.plot([x] * len(found), found, "o", color=colour, alpha=0.45, markersize=3, markeredgewidth=0)
+        assert len(curves) <= len(labels), "a curve has a label"
+        drawn = [float(mean) for points in curves.values() for _, found in points for mean in found]
+        if key == "consensus_distance" and all(value > 0 for value in drawn):
+            axes.set_yscale("log")
+            panels.plain_ticks(axes, min(drawn), max(drawn))
+        self.label_swept(axes, first, texts, values)
+        axes.set_ylabel({"loss": "loss (nats)", "consensus_distance": "distance (L2 norm)"}.get(key, "accuracy (%)"))
+
+    @staticmethod
+    def label_swept(axes: Axes, key: str, texts: Sequence[str], values: Sequence[float] | None) -> None:
+        """Ticks at the values that were tried; a logarithmic axis where they span more than eight times."""
+        from matplotlib.ticker import NullLocator
+
+        if values is not None and min(values) > 0 and max(values) > 8 * min(values):
+            axes.set_xscale("log")
+        axes.set_xticks(list(values) if values is not None else list(range(len(texts))), [shorter(t) for t in texts])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel(UNITS.get(last(key), last(key).replace("_", " ")))
+
+
+# Keys whose last word stands in more than one table of a scenario.
+AMBIGUOUS = ("kind", "name", "mode", "start", "preset", "up", "down")
+UNITS = {
+    "mix_every_steps": "mix every (steps)", "mix_every_s": "mix every (s)", "duration_s": "duration (virtual s)",
+    "network.loss": "loss (share of messages)", "batch_size": "batch (samples)", "lr": "learning rate",
+}  # fmt: skip
+
+
+def last(key: str) -> str:
+    """The key as a head or a label: without the tables it is in, but for names that a figure has as well."""
+    name = key.rpartition(".")[2]
+    return key if name in COLUMNS or name in AMBIGUOUS else name
+
+
+def shorter(text: str) -> str:
+    return text if len(text) <= 16 else text[:15] + "…"
+
+
+def unknown(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def numbers(texts: Sequence[str]) -> list[float] | None:
+    """The values as numbers, or None where one is none."""
+    found = []
+    for text in texts:
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return None
+        found.append(float(value))
+    return found

@@ -1,0 +1,270 @@
+"""Tables of a scenario: mappings to frozen dataclasses and back, with errors that name the key."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from gossip.config import PRESETS, Config
+from gossip.errors import ConfigError
+
+__all__ = [
+    "KeyFault",
+    "UnknownKey",
+    "changed",
+    "fields_of",
+    "hints",
+    "nearest",
+    "paths",
+    "plain",
+    "record",
+    "refuse_unknown",
+    "require",
+    "settle",
+    "toml_text",
+]
+
+T = TypeVar("T")
+
+NONE = "none"  # TOML has no word for an optional key that is left out on purpose
+KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a text"),
+    bool: ((bool,), "true or false"),
+}
+
+
+class KeyFault(ConfigError):
+    """One sentence about one key; each table above it puts its own name in front (:meth:`under`)."""
+
+    def __init__(self, key: str, said: str) -> None:
+        super().__init__(key, said)
+        self.key, self.said = key, said
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.said}"
+
+    def under(self, table: str) -> KeyFault:
+        """The same fault as seen from the table above."""
+        whole = f"{table}.{self.key}" if self.key and not self.key.startswith("[") else table + self.key
+        return type(self)(whole, self.said)
+
+
+class UnknownKey(KeyFault):
+    """No such key."""
+
+
+def require(right: bool, key: str, value: object, wanted: str) -> None:
+    """Raise a :class:`KeyFault` for a value that cannot work; ``wanted`` completes "it must be ..."."""
+    if not right:
+        raise KeyFault(key, f"= {shown(value)} cannot work: it must be {wanted}.")
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# -- tables to dataclasses ---------------------------------------------------------------------------------------------
+def settle(made: Any) -> None:
+    """What a dataclass calls in ``__post_init__``: bring each field to the type of its annotation.
+
+    Types are int, float, str, bool, Literal, tuples of them, ``X | None`` (the text "none" is None), gossip.Config,
+    other such dataclasses, and classes with a classmethod ``parse(value)``.
+    """
+    for name, hint in hints(type(made)).items():
+        try:
+            object.__setattr__(made, name, parsed(hint, getattr(made, name)))
+        except KeyFault as fault:
+            raise fault.under(name) from None
+
+
+def record(kind: type[T], value: object) -> T:
+    """A dataclass from a table of its keys. What is one already is taken as it is."""
+    if isinstance(value, kind):
+        return value
+    require(isinstance(value, Mapping), "", value, f"a table of {', '.join(hints(kind))}")
+    table = cast(Mapping[str, Any], value)
+    refuse_unknown(table, hints(kind))
+    for field in dataclasses.fields(cast(Any, kind)):
+        without = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if without and field.name not in table:
+            hint = hints(kind)[field.name]
+            raise KeyFault(field.name, f"is missing: it must be {KINDS[hint][1] if hint in KINDS else 'given'}.")
+    return kind(**table)
+
+
+def refuse_unknown(table: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise an :class:`UnknownKey` for the first key that is none of the known ones."""
+    known = list(known)
+    for name in table:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            raise UnknownKey(str(name), "is not a key here" + (f"; did you mean {near[0]!r}?" if near else "."))
+
+
+def parsed(hint: Any, value: Any) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        wanted = next(option for option in get_args(hint) if option is not types.NoneType)
+        return None if value is None or value == NONE else parsed(wanted, value)
+    if origin is Literal:
+        require(value in get_args(hint), "", value, "one of " + ", ".join(get_args(hint)))
+        return value
+    if origin is tuple:
+        return sequence(get_args(hint), value)
+    if hint in KINDS:
+        return scalar(hint, value)
+    if isinstance(value, hint):
+        return value
+    if hint is Config:
+        return config_of(value)
+    return hint.parse(value) if hasattr(hint, "parse") else record(hint, value)
+
+
+def scalar(kind: type, value: object) -> object:
+    allowed, words = KINDS[kind]
+    require(isinstance(value, allowed) and (kind is bool or not isinstance(value, bool)), "", value, words)
+    return float(cast(float, value)) if kind is float else value
+
+
+def sequence(options: tuple[Any, ...], value: object) -> tuple[Any, ...]:
+    require(isinstance(value, list | tuple), "", value, "a list, as [1, 2]")
+    items = tuple(cast(Iterable[Any], value))
+    if options[-1] is Ellipsis:
+        options = (options[0],) * len(items)
+    require(len(items) == len(options), "", value, f"a list of {len(options)}")
+    made = []
+    for place, (option, item) in enumerate(zip(options, items, strict=True)):
+        try:
+            made.append(parsed(option, item))
+        except KeyFault as fault:
+            raise fault.under(f"[{place}]") from None
+    return tuple(made)
+
+
+def config_of(value: object) -> Config:
+    """A ``[gossip]`` section: the keys of a node's ``--config``."""
+    require(isinstance(value, Mapping), "", value, "a table of gossip's settings")
+    table = {name: None if setting == NONE else setting for name, setting in cast(Mapping[str, Any], value).items()}
+    refuse_unknown(table, ["preset", *hints(Config)])
+    try:
+        return Config.from_mapping(table)
+    except ConfigError as error:
+        name, _, said = str(error).partition(" ")
+        if name in table:
+            raise KeyFault(name, said) from error
+        raise KeyFault("", f"cannot work. {error}") from error
+
+
+def hints(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, found once: it takes a millisecond."""
+    if kind not in HINTS:
+        resolved = get_type_hints(kind)
+        HINTS[kind] = {field.name: resolved[field.name] for field in dataclasses.fields(kind)}
+    return HINTS[kind]
+
+
+HINTS: dict[Any, dict[str, Any]] = {}
+
+
+def paths(kind: type, above: str = "") -> Iterator[str]:
+    """Every dotted key of a dataclass and of those within it."""
+    for name, hint in hints(kind).items():
+        yield above + name
+        inner = [option for option in (hint, *get_args(hint)) if dataclasses.is_dataclass(option)]
+        if inner and get_origin(hint) is not tuple:
+            yield from paths(cast(type, inner[0]), f"{above}{name}.")
+
+
+# -- dataclasses to tables ---------------------------------------------------------------------------------------------
+def plain(value: Any) -> Any:
+    """What TOML can hold of a value: a class with a method ``plain`` says so itself, a dataclass gives its fields.
+
+    A field that is None is left out, or is the text "none" where its default is another.
+    """
+    if hasattr(value, "plain") and not isinstance(value, Config):
+        return value.plain()
+    if isinstance(value, Config):
+        return nearest(fields_of(value), {name: fields_of(getattr(Config, name)()) for name in PRESETS})
+    if dataclasses.is_dataclass(value):
+        return fields_of(value)
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    table = {}
+    for field in dataclasses.fields(value):
+        held = getattr(value, field.name)
+        if held is not None:
+            table[field.name] = plain(held)
+        elif field.default is not None:
+            table[field.name] = NONE
+    return table
+
+
+def nearest(table: dict[str, Any], bases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The table as a preset and what differs from it, for the preset that leaves least to say, or as it is.
+
+    ``bases``: what each preset gives. One that gives a key which the table lacks cannot be meant.
+    """
+    best = dict(table)
+    for name, base in bases.items():
+        rest = {key: held for key, held in table.items() if key not in base or base[key] != held}
+        if set(base) <= set(table) and base and len(rest) + 1 < len(best):
+            best = {"preset": name} | rest
+    return best
+
+
+def changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested mappings with other values under dotted keys; None removes a key."""
+    made = copied(table)
+    for dotted, value in changes.items():
+        *above, last = dotted.split(".")
+        inner = made
+        for depth, name in enumerate(above):
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                whole = ".".join(above[: depth + 1])
+                raise KeyFault(dotted, f"cannot be set: {whole} = {shown(inner)} is no table.")
+        if value is None:
+            inner.pop(last, None)
+        else:
+            inner[last] = value
+    return made
+
+
+def copied(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: copied(held) if isinstance(held, Mapping) else held for name, held in table.items()}
+
+
+# -- tables to text ----------------------------------------------------------------------------------------------------
+def toml_text(table: Mapping[str, Any]) -> str:
+    """A mapping as TOML, which the standard library reads and does not write: its plain values first, then a section
+    for each table, tables within it on one line. Keys are bare words; there are no others in a scenario."""
+    lines = [f"{name} = {toml_value(held)}" for name, held in table.items() if not isinstance(held, Mapping)]
+    for name, section in table.items():
+        if isinstance(section, Mapping):
+            lines += ["", f"[{name}]", *(f"{key} = {toml_value(held)}" for key, held in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{name} = {toml_value(held)}" for name, held in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(held) for held in value) + "]"
+    if isinstance(value, str):
+        return '"' + "".join(ESCAPES.get(c, c if c.isprintable() else f"\\U{ord(c):08x}") for c in value) + '"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)  # inf and nan are TOML's words, too
+
+
+ESCAPES = {'"': '\\"', "\\": "\\\\"}

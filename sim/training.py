@@ -1,0 +1,269 @@
+"""The training loops of all hosts: when steps end, and when they are computed.
+
+A step depends on nothing but its own model and batch, so its result is not needed before somebody looks: to send the
+model, or to add what came from others. Steps are counted by the clock and left pending; the first time one of them is
+needed, **all steps that have begun by then are computed in one batched call**. That is exact and not an approximation,
+because a model is changed by others at a step boundary alone, and a step in progress cannot be changed any more.
+
+A host visits its boundary when its mix is due, when the network has a wish, or to report that it is alive, as a node's
+training loop does; the boundaries between them cost nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.config import Config
+from gossip.effects import Effect
+from sim.events import Events
+from sim.host import Floats, Host
+
+__all__ = ["OneByOne", "Trainer", "Training"]
+
+AHEAD = 32  # ends of steps drawn at once: 1 KiB a host
+
+
+class Trainer(Protocol):
+    """Computes steps. ``lazy``: may be asked for steps that have begun and not ended, many rows at once."""
+
+    lazy: bool
+
+    def train(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Row ``rows[i]`` takes its next ``counts[i]`` steps, in place."""
+
+    def reset(self, row: int) -> None:
+        """The loop of this row starts anew: forget the optimizer's state."""
+
+
+class OneByOne:
+    """A function of (index, vector, step) for each step, called when the step has ended: the plain way, which the
+    batched one must equal."""
+
+    lazy = False
+
+    def __init__(self, hosts: list[Host], on_step: Callable[[int, Floats, int], None]) -> None:
+        self.hosts, self.on_step = hosts, on_step
+
+    def train(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            host = self.hosts[row]
+            for step in range(host.taken - count + 1, host.taken + 1):
+                self.on_step(row, host.vector, step)
+
+    def reset(self, row: int) -> None:
+        """Nothing is kept."""
+
+
+class Training:
+    """``perform(host, effects)`` is the swarm's. Without a trainer nobody's model changes between mixes."""
+
+    def __init__(
+        self, events: Events, hosts: list[Host], config: Config, perform: Callable[[Host, list[Effect]], None],
+        trainer: Trainer | None,
+    ) -> None:  # fmt: skip
+        self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
+        self.by_steps = config.mix_every_steps is not None
+        # A partner is told BUSY when our loop was not seen for the patience: half of it between two looks is enough.
+        # (A node reports four times a second, for people.)
+        self.report_s = config.boundary_patience_s / 2
+        self.steps = 0  # of all peers, as far as they have been counted
+        self.batches = self.rows = 0  # batched calls and the rows in them
+
+    # -- the clock -----------------------------------------------------------------------------------------------
+    def begin(self, host: Host, first_end: float) -> None:
+        """The loop begins now, and its first step ends then."""
+        host.ends.append(first_end)
+        host.reported_at = self.events.now
+        self.plan(host)
+
+    def extend(self, host: Host) -> None:
+        """Draw further ends; those passed long ago go."""
+        if host.cursor > AHEAD:
+            del host.ends[: host.cursor]
+            host.cursor = 0
+        ends, when = host.ends, host.ends[-1]
+        for step_s in host.times(AHEAD).tolist():
+            when += step_s
+            ends.append(when)
+
+    def passed(self, host: Host, when: float) -> int:
+        """How many steps have ended since the cursor."""
+        while host.ends[-1] <= when:
+            self.extend(host)
+        return bisect_right(host.ends, when, host.cursor) - host.cursor
+
+    def plan(self, host: Host) -> None:
+        """Schedule the next boundary at which there is something to do; one scheduled for later is forgotten."""
+        ends, at = host.ends, host.cursor
+        if at >= len(ends):
+            self.extend(host)
+            ends, at = host.ends, host.cursor
+        if host.wanted or not host.ready:
+            when = ends[at]
+        else:
+            when = host.reported_at + self.report_s
+            while ends[-1] <= when:
+                self.extend(host)
+            at = host.cursor
+            when = ends[bisect_right(ends, when, at)]
+            peer = host.peer
+            if self.by_steps and peer.exchanges.outgoing is None:
+                due = at + max(peer.due_steps - host.steps - 1, 0)
+                if due < len(ends) and ends[due] < when:
+                    when = ends[due]
+        if when < host.visit_at or host.visit_at <= self.events.now:
+            host.visit_at = when
+            self.events.push(when, self.on_boundary, host, when)
+
+    def wish(self, host: Host) -> None:
+        """The network wants something at the next boundary."""
+        host.wanted = True
+        when = host.ends[host.cursor + self.passed(host, self.events.now)]
+        if when < host.visit_at:
+            host.visit_at = when
+            self.events.push(when, self.on_boundary, host, when)
+
+    def released(self, host: Host) -> None:
+        """Its own exchange is over: the next may be due sooner than it would look."""
+        peer = host.peer
+        if not self.by_steps or not host.ready or host.visit_at <= self.events.now:
+            return
+        passed = self.passed(host, self.events.now)
+        due = host.cursor + max(peer.due_steps - host.steps - 1, passed)
+        if due < len(host.ends) and host.ends[due] < host.visit_at:
+            host.visit_at = host.ends[due]
+            self.events.push(host.visit_at, self.on_boundary, host, host.visit_at)
+
+    def count(self, host: Host, when: float) -> None:
+        """Count the steps that have ended."""
+        passed = self.passed(host, when)
+        host.cursor += passed
+        if host.ready or host.peer.local.ready:
+            host.steps += passed
+            self.steps += passed
+
+    # -- a boundary ----------------------------------------------------------------------------------------------
+    def on_boundary(self, host: Host, when: float) -> None:
+        """What a node's boundary and its Runtime do, in their order."""
+        if when != host.visit_at or host.gone:
+            return
+        peer, now = host.peer, self.events.now
+        self.count(host, now)
+        ready = host.ready = peer.local.ready
+        due = self.by_steps and ready and peer.exchanges.outgoing is None and host.steps >= peer.due_steps
+        report = due or now - host.reported_at > self.report_s or not ready
+        spare = due and peer.retry_at <= now
+        if host.wanted:
+            host.wanted = False
+            if host.adopting or host.requests:
+                report = True
+            self.fulfil(host)
+        if report:
+            host.reported_at = now
+            self.perform(host, peer.stepped(host.steps, host.steps * host.samples_per_step, None, now))
+            if spare and host.requests:  # the exchange that begins here has its snapshot at once
+                self.snap(host)
+                host.wanted = bool(host.shifts) or host.adopting
+            host.ready = peer.local.ready
+        self.plan(host)
+
+    def fulfil(self, host: Host) -> None:
+        """Shifts before snapshots, so that what is sent includes what was received."""
+        peer, now = host.peer, self.events.now
+        adopted, host.adopting = host.adopting, False
+        shifts = host.shifts
+        requests, host.requests = host.requests, []
+        if shifts or (requests and not adopted):
+            self.need(host)
+        if adopted:
+            assert host.joining_vector is not None
+            host.vector[:] = host.joining_vector
+            host.outer.reset(host.vector)
+            host.joining_vector = None
+            host.taken = host.steps
+        if shifts:
+            host.shifts = []
+            vector = host.vector
+            for shift, negative in shifts:
+                if negative:
+                    vector -= shift
+                else:
+                    vector += shift
+        copy = host.vector.copy() if requests else None  # before the peer hears anything, as in a node
+        if adopted:
+            self.perform(host, peer.adopted(now))
+        if copy is not None:
+            self.snapped(host, requests, copy)
+
+    def snap(self, host: Host) -> None:
+        """Take the snapshots that are wanted, here and now."""
+        requests, host.requests = host.requests, []
+        self.need(host)
+        self.snapped(host, requests, host.vector.copy())
+
+    def snapped(self, host: Host, requests: list[int], copy: Floats) -> None:
+        peer = host.peer
+        for session in requests:
+            if session in peer.exchanges.table or session in peer.donating.table:
+                host.sessions[session].snapshot = copy
+                self.perform(host, peer.snapshotted(session, self.events.now))
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+    def need(self, host: Host) -> None:
+        """The vector must hold all steps that have ended: compute them, and with them all others that have begun."""
+        if self.trainer is None or host.taken >= host.steps:
+            return
+        if self.trainer.lazy:
+            self.compute(self.events.now)
+        else:
+            self.catch_up(host)
+        assert host.taken == host.steps, "a step that has not ended was computed for one whose model changes"
+
+    def catch_up(self, host: Host) -> None:
+        missing = host.steps - host.taken
+        if missing > 0 and self.trainer is not None:
+            host.taken = host.steps
+            self.trainer.train(np.array([host.index]), np.array([missing]))
+
+    def compute(self, now: float) -> None:
+        """Take all steps that have begun, those of one who stands at a boundary excepted: what it does there may change
+        its model first."""
+        assert self.trainer is not None
+        rows: list[int] = []
+        counts: list[int] = []
+        for host in self.hosts:
+            if host.gone or not host.ready:
+                continue
+            ends = host.ends
+            if ends[-1] <= now:
+                self.passed(host, now)
+            if host.visit_at <= now:
+                begun = host.steps + bisect_right(ends, host.visit_at, host.cursor) - host.cursor
+            else:
+                begun = host.steps + bisect_right(ends, now, host.cursor) - host.cursor + 1
+            missing = begun - host.taken
+            if missing > 0:
+                rows.append(host.index)
+                counts.append(missing)
+                host.taken = begun
+        if rows:
+            self.batches += 1
+            self.rows += len(rows)
+            self.trainer.train(np.array(rows), np.array(counts))
+
+    def settle(self, now: float) -> None:
+        """All steps up to now are in the vectors, for whoever looks at them; a lazy trainer adds those in progress."""
+        for host in self.hosts:
+            if not host.gone:
+                self.count(host, now)
+        if self.trainer is not None and self.trainer.lazy:
+            self.compute(now)
+        elif self.trainer is not None:
+            for host in self.hosts:
+                if not host.gone:
+                    self.catch_up(host)

@@ -1,0 +1,343 @@
+"""What a person gets to see of a simulation: figures in units, curves, one page that needs nothing else."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from gossip.errors import LocalError
+from sim import charts, panels, words
+from sim.report import COLUMNS, Progress, compare, folder_names
+from sim.scenario import Scenario
+from sim.units import bytes_axis, bytes_text, count_text, duration_text, share_text, time_axis
+from tests.sim.fake_results import fake_result
+
+WAN_WITH_A_CUT = {"preset": "wan", "partitions": [{"at_s": 600, "until_s": 900, "groups": 2}]}
+AVERAGING = {"dataset": "averaging"}
+
+
+class Page(HTMLParser):
+    """What a page links to, the ids in it, and whether its elements are closed in order."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "hr", "input"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.links, self.ids, self.text = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        for name, value in attributes:
+            if name in ("src", "href", "xlink:href", "action", "data"):
+                self.links.append(value)
+            if name == "id":
+                self.ids.append(value)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    result = fake_result(name="a <b> & c", network=WAN_WITH_A_CUT, churn={"preset": "spot_v100_2023_02"})
+    assert result.save(folder / "new" / "deep") == folder / "new" / "deep" / "report.html"
+    return result, folder / "new" / "deep"
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+def test_save_writes_figures_scenario_report_and_a_picture_of_each_panel(saved):
+    result, folder = saved
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "history.csv", "summary.json", "scenario.toml", "report.html", "curves.png",
+        *(f"{panel.name}.png" for panel in panels.panels_of([result])),
+    }  # fmt: skip
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
+    assert Scenario.from_toml(folder / "scenario.toml") == result.scenario
+
+
+def test_the_csv_gives_the_history_back_with_nothing_for_what_is_unknown(saved):
+    result, folder = saved
+    result.history[0]["loss_mean"] = math.nan
+    rows = list(csv.DictReader(result.csv_text().splitlines()))
+    assert tuple(rows[0]) == COLUMNS
+    assert rows[0]["loss_mean"] == ""
+    assert [float(row["bytes_sent"]) for row in rows] == pytest.approx(list(result.column("bytes_sent")))
+    assert (folder / "history.csv").read_text().count("\n") == len(result.history) + 1
+
+
+def test_what_is_not_a_number_is_null_in_json_and_numpy_s_numbers_are_plain():
+    result = fake_result(task=AVERAGING)
+    result.summary["loss"] = np.float32(0.5)
+    result.summary["events"] = np.int64(7)
+    told = json.loads(result.to_json())
+    assert told["accuracy"] == {"mean": None, "min": None, "max": None, "average_model": None}
+    assert (told["loss"], told["events"]) == (0.5, 7)
+    assert "\n" not in result.to_json()
+
+
+def test_a_folder_that_cannot_be_made_gets_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalError, match=r"cannot be written to .*file.*: name another folder\.$"):
+        fake_result().save(tmp_path / "file")
+
+
+def test_a_picture_of_an_unknown_kind_gets_one_sentence(tmp_path):
+    with pytest.raises(LocalError, match=r"curves\.xyz cannot be written: name a \.png or a \.svg file\.$"):
+        fake_result().plot(tmp_path / "curves.xyz")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_plot_writes_the_kind_that_the_suffix_names(tmp_path, suffix):
+    fake_result().plot(tmp_path / f"curves.{suffix}")
+    assert {"png": b"\x89PNG", "svg": b"<svg"}[suffix] in (tmp_path / f"curves.{suffix}").read_bytes()[:2000]
+
+
+def test_names_that_would_share_a_folder_get_folders_of_their_own():
+    names = ["lan", "Lan", "lan", "a/b", "..", "lan-2"]
+    folders = folder_names(names)
+    assert len({folder.lower() for folder in folders}) == len(names)
+    assert folders[0] == "lan"
+    assert not any("/" in folder or folder.startswith(".") for folder in folders)
+
+
+# -- without matplotlib ------------------------------------------------------------------------------------------------
+@pytest.fixture
+def _no_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    find = charts.importlib.util.find_spec
+    monkeypatch.setattr(charts.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+
+
+@pytest.mark.usefixtures("_no_matplotlib")
+def test_without_matplotlib_the_figures_are_saved_and_one_sentence_says_what_to_install(tmp_path):
+    with pytest.raises(LocalError, match=r"pip install 'gossip-trainer\[sim\]'"):
+        fake_result().save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"history.csv", "summary.json", "scenario.toml"}
+
+
+@pytest.mark.usefixtures("_no_matplotlib")
+def test_without_matplotlib_a_notebook_shows_the_figures_and_what_to_install():
+    shown = fake_result()._repr_html_()
+    assert "gossip-trainer[sim]" in shown
+    assert "consensus distance" in shown
+    assert "<svg" not in shown
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+def test_the_page_needs_no_other_file_and_is_well_formed(saved):
+    _, folder = saved
+    text = (folder / "report.html").read_text()
+    page = Page(text)
+    assert page.open == []
+    assert all(link.startswith("#") for link in page.links)
+    assert {link[1:] for link in page.links} <= set(page.ids)
+    assert not re.search(r"url\((?!#)|@import|<script", text)
+    for number in re.findall(r"url\(#([^)]+)\)", text):
+        assert number in page.ids
+
+
+def test_names_are_text_on_the_page_and_not_markup(saved):
+    _, folder = saved
+    text = (folder / "report.html").read_text()
+    assert "<b> &" not in text
+    assert "a &lt;b&gt; &amp; c" in text
+
+
+def test_every_colour_of_a_picture_on_the_page_is_one_that_the_page_defines_for_light_and_dark(saved):
+    _, folder = saved
+    text = (folder / "report.html").read_text()
+    pictures = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert set(re.findall(r"#[0-9a-f]{6}\b", pictures)) == set()
+    used = set(re.findall(r"var\(--(\w+)\)", pictures))
+    light, dark = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
+    assert {"s0", "s1", "ink", "muted", "grid", "shade"} <= used
+    assert all(f"--{name}:" in light and f"--{name}:" in dark for name in used)
+
+
+def test_the_page_says_in_words_what_was_played_and_when_the_network_was_cut(saved):
+    result, folder = saved
+    text = " ".join(Page((folder / "report.html").read_text()).text).replace("\N{NO-BREAK SPACE}", " ")
+    assert words.in_words(result.scenario) in text
+    assert "From 10 min to 15 min the network is cut into 2 groups." in text
+    assert "Shaded: while the network is cut." in text
+
+
+def test_every_axis_says_its_unit():
+    result = fake_result()
+    for panel in panels.panels_of([result]):
+        (axes,) = charts.draw([result], panel).axes
+        for label in (axes.get_xlabel(), axes.get_ylabel()):
+            assert "(" in label or label == "peers", f"{panel.name}: {label!r}"
+
+
+def test_the_same_result_gives_the_same_page(tmp_path):
+    first, second = (fake_result().save(tmp_path / name).read_bytes() for name in ("first", "second"))
+    assert first == second
+
+
+def test_drawing_leaves_the_user_s_own_settings_of_matplotlib_as_they_are():
+    import matplotlib as mpl
+
+    with mpl.rc_context({"lines.linewidth": 7.0}):
+        fake_result()._repr_html_()
+        assert mpl.rcParams["lines.linewidth"] == 7.0
+
+
+# -- panels ------------------------------------------------------------------------------------------------------------
+def names_of(results):
+    return [panel.name for panel in panels.panels_of(results)]
+
+
+def test_a_task_without_accuracy_has_no_panel_and_no_figure_of_it():
+    result = fake_result(task=AVERAGING)
+    assert "accuracy" not in names_of([result])
+    assert not any("accuracy" in head for head in result.figures())
+    assert "accuracy" not in str(result)
+    assert "accuracy" in names_of([result, fake_result()])
+
+
+def test_a_run_without_exchanges_or_distance_still_has_a_report(tmp_path):
+    result = fake_result(peers=1)
+    result.exchange_s = np.zeros(0)
+    for row in result.history:
+        row["consensus_distance"] = 0.0
+    assert names_of([result]) == ["loss", "accuracy", "members", "traffic"]
+    assert result.save(tmp_path).exists()
+
+
+def test_a_run_of_one_row_and_one_that_diverged_still_have_a_report(tmp_path):
+    short, diverged = fake_result(name="short"), fake_result(name="diverged")
+    del short.history[1:]
+    for row in diverged.history[3:]:
+        row |= {key: math.inf for key in ("loss_mean", "loss_max", "consensus_distance")}
+    assert compare([short, diverged], tmp_path).exists()
+    assert short.save(tmp_path / "short").exists()
+    assert diverged.save(tmp_path / "diverged").exists()
+
+
+def test_exchanges_that_all_take_the_same_time_are_drawn():
+    result = fake_result()
+    result.exchange_s = np.full(50, 0.25)
+    panel = next(each for each in panels.PANELS if each.name == "durations")
+    (axes,) = charts.draw([result], panel).axes
+    assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(100)
+
+
+def test_what_rounding_makes_of_one_common_model_does_not_set_the_scale_of_the_distance():
+    result = fake_result()
+    result.history[0]["consensus_distance"] = 1e-7
+    assert math.isnan(panels.distances(result)[0])
+    assert np.isfinite(panels.distances(result)[1:]).all()
+
+
+# -- several -----------------------------------------------------------------------------------------------------------
+def test_a_comparison_shows_each_scenario_in_one_colour_and_where_they_differ(tmp_path):
+    results = [fake_result(name=f"every {steps}", mix_every_steps=steps) for steps in (2, 8, 32)]
+    text = compare(results, tmp_path).read_text()
+    assert Page(text).open == []
+    assert "gossip.mix_every_steps" in text
+    assert "network.latency" not in text  # alike in all of them
+    for panel in panels.panels_of(results):
+        (axes,) = charts.draw(results, panel, key=False).axes
+        assert [line.get_color() for line in axes.get_lines()] == [pair[0] for pair in panels.COLOURS[:3]]
+
+
+def test_where_scenarios_differ_is_spelled_out_although_one_names_a_preset():
+    different = words.differences([fake_result().scenario, fake_result(network=WAN_WITH_A_CUT).scenario])
+    assert different["network.loss"] == ["0", "0.01"]
+    assert different["network.partitions"] == ["none", "2 groups 600 to 900 s"]
+    assert set(different) == {"network.latency", "network.loss", "network.partitions"}
+
+
+def test_more_scenarios_than_colours_are_told_apart_by_their_dashes():
+    count = 2 * len(panels.COLOURS)
+    looks = {(panels.colour(number), panels.dash(number)) for number in range(count)}
+    assert len(looks) == count
+
+
+# -- words and units ---------------------------------------------------------------------------------------------------
+def test_a_scenario_reads_as_sentences():
+    scenario = Scenario.from_mapping({
+        "peers": 1000, "rounds": 100, "task": {"partition": {"kind": "dirichlet", "alpha": 0.1}},
+        "compute": {"stragglers": {"share": 0.1, "slowdown": 4}},
+        "network": {
+            "latency": {"kind": "quantiles", "name": "internet"}, "rate_mbit_s": {"up": 20, "down": "unlimited"}
+        },
+        "membership": {"mode": "ideal"}, "churn": {"up": 600, "farewell": 0.5},
+    })  # fmt: skip
+    assert words.in_words(scenario) == (
+        "1,000 peers train an MLP on digits, divided unevenly by class (Dirichlet, alpha 0.1), in batches of 8 with "
+        "SGD (learning rate 0.1). Each averages with a random partner every 8 steps, in fp32. A step takes 100 ms; "
+        "10 % of the peers are 4 times slower. Latencies are those measured for internet; each peer has 20 Mbit/s up "
+        "and no limit down. A peer is up for 10 min, then gone for good; a perfect sampler says who is up. The run "
+        "lasts until each peer has mixed 100 times on average."
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.045, "45 ms"), (12.34, "12.3 s"), (60, "1 min"), (125, "2 min 5 s"), (3599.9, "1 h"),
+     (5400, "1 h 30 min"), (86_400, "1 day"), (183_600, "2 days 3 h"), (math.nan, "–"), (math.inf, "–")],  # noqa: RUF001
+)  # fmt: skip
+def test_durations_have_at_most_two_parts(seconds, text):
+    assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_234_567, "1.23 MB"), (999_999, "1 MB"), (8e9, "8 GB")],
+)
+def test_bytes_are_decimal_with_three_digits(count, text):
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0"), (12_345, "12,345"), (1_234_567, "1.23 million"), (0.5, "0.5")])
+def test_counts_are_written_out_up_to_a_million(count, text):
+    assert count_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0, "0.0 %"), (0.934, "93.4 %"), (1, "100.0 %"), (0.99996, "99.996 %"), (0.00004, "0.004 %")]
+)
+def test_a_share_is_never_rounded_to_all_or_nothing(share, text):
+    assert share_text(share) == text
+
+
+def test_axes_have_units_that_keep_their_figures_short():
+    assert [time_axis(s)[1] for s in (0.2, 30, 600, 40_000, 400_000)] == ["ms", "s", "min", "h", "days"]
+    assert [bytes_axis(b) for b in (500, 2e6, 8e9)] == [(1.0, "B"), (1e6, "MB"), (1e9, "GB")]
+
+
+# -- a bar -------------------------------------------------------------------------------------------------------------
+def test_the_bar_says_virtual_time_events_a_second_and_what_is_left():
+    from sim.bar import figures_of
+
+    shown = figures_of(Progress(125.0, 0.25, 1_000_000, 123_456.7, 90.0))
+    assert shown == "2 min 5 s virtual  123,457 events/s  1 min 30 s left"
+
+
+def test_the_bar_writes_nothing_where_nobody_looks(capfd):
+    from sim.bar import Bar
+
+    with Bar("lan") as bar:
+        bar.update(Progress(1.0, 0.5, 10, 100.0, 1.0))
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,277 @@
+"""A scenario survives its own text, and its short forms and changes mean what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossip.config import Config
+from sim import worlds
+from sim.scenario import (
+    ChurnSpec,
+    Compute,
+    Cut,
+    Distribution,
+    Latency,
+    MembershipSpec,
+    NetworkSpec,
+    Optimizer,
+    Partition,
+    Rate,
+    ReportSpec,
+    Scenario,
+    Stragglers,
+    Task,
+)
+
+SHIPPED = sorted((Path(__file__).parents[2] / "examples" / "scenarios").glob("*.toml"))
+FULL = """
+name = "spot-fleet"
+seed = 7
+peers = 1000
+duration_s = 3600
+
+[task]
+dataset = "digits"
+model = "mlp"
+partition = { kind = "dirichlet", alpha = 0.1 }
+batch_size = 8
+optimizer = { name = "sgd", lr = 0.1, momentum = 0.9 }
+
+[gossip]
+preset = "wan"
+mix_every_steps = 8
+
+[compute]
+step_s = { kind = "lognormal", median = 0.1, sigma = 0.3 }
+stragglers = { share = 0.1, slowdown = 4 }
+
+[network]
+latency = { kind = "quantiles", name = "internet" }
+rate_mbit_s = { up = 100, down = 50 }
+loss = 0.01
+partitions = [ { at_s = 600, until_s = 900, groups = 3 } ]
+
+[churn]
+up = { kind = "weibull", shape = 0.59, scale_s = 6408 }
+down = { kind = "weibull", shape = 0.71, scale_s = 4752 }
+
+[membership]
+mode = "ideal"
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "full.toml"
+    path.write_text(FULL)
+    return path
+
+
+def test_a_file_says_what_it_means(file):
+    assert Scenario.from_toml(file) == Scenario(
+        name="spot-fleet",
+        seed=7,
+        peers=1000,
+        duration_s=3600.0,
+        task=Task(
+            partition=Partition(kind="dirichlet", alpha=0.1), optimizer=Optimizer(name="sgd", lr=0.1, momentum=0.9)
+        ),
+        gossip=Config.wan(mix_every_steps=8),
+        compute=Compute(
+            step_s=Distribution.lognormal(0.1, 0.3), stragglers=Stragglers(share=0.1, slowdown=4.0)
+        ),
+        network=NetworkSpec(
+            latency=Latency("quantiles", name="internet"),
+            rate_mbit_s=Rate(100, 50),
+            loss=0.01,
+            partitions=(Cut(at_s=600, until_s=900, groups=3),),
+        ),
+        churn=ChurnSpec(up=Distribution.weibull(0.59, 6408), down=Distribution.weibull(0.71, 4752)),
+        membership=MembershipSpec(mode="ideal"),
+    )  # fmt: skip
+
+
+# -- round trips -----------------------------------------------------------------------------------------------------
+durations = st.one_of(
+    st.floats(0.001, 1e6).map(Distribution.constant),
+    st.tuples(st.floats(0, 1), st.floats(1, 9)).map(lambda ends: Distribution.uniform(*ends)),
+    st.tuples(st.floats(0.001, 1e6), st.floats(0, 3)).map(lambda both: Distribution.lognormal(*both)),
+    st.floats(0.001, 1e6).map(Distribution.exponential),
+    st.tuples(st.floats(0.3, 3), st.floats(0.001, 1e6)).map(lambda both: Distribution.weibull(*both)),
+)
+latencies = st.one_of(
+    durations.map(Latency.of),
+    st.sampled_from(worlds.names("quantiles_ms")).map(lambda name: Latency("quantiles", name=name)),
+    st.sampled_from(worlds.names("matrix")).map(lambda name: Latency("matrix", name=name)),
+    st.just(Latency("matrix", regions=("here", "there"), rtt_ms=((0, 30), (30, 2.5)))),
+)
+rates = st.floats(0.001, 1e6) | st.just(math.inf)
+networks = st.one_of(
+    st.builds(
+        NetworkSpec, latency=latencies, rate_mbit_s=st.builds(Rate, rates, rates), loss=st.floats(0, 0.9),
+        partitions=st.sampled_from([(), (Cut(at_s=1, until_s=2), Cut(at_s=2, until_s=math.inf, groups=9))]),
+    ),
+    st.builds(NetworkSpec.of, st.sampled_from(worlds.names("network")), loss=st.floats(0, 0.9)),
+)  # fmt: skip
+churns = st.one_of(
+    st.none(),
+    st.builds(ChurnSpec, up=durations, down=st.none() | durations, farewell=st.floats(0, 1)),
+    st.builds(ChurnSpec, up=durations, down=durations, start=st.just("steady")),
+    st.builds(ChurnSpec, trace=st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1)),
+    st.builds(ChurnSpec.of, st.sampled_from(worlds.names("churn")), farewell=st.floats(0, 1)),
+)
+configs = st.one_of(
+    st.sampled_from([Config(), Config.wan(), Config.datacentre(mix_every_steps=3)]),
+    st.builds(Config, mix_every_steps=st.none(), mix_every_s=st.floats(0.1, 100), swarm=st.sampled_from(["a", '"é\\'])),
+)
+tasks = st.builds(
+    Task,
+    dataset=st.sampled_from(["digits", "averaging", "my.data:parts"]),
+    partition=st.sampled_from([Partition(), Partition(kind="dirichlet", alpha=0.5), Partition(kind="natural")]),
+    optimizer=st.sampled_from([Optimizer(), Optimizer(momentum=0.9), Optimizer(name="adamw", lr=1e-3, betas=(0.8, 0))]),
+    samples_per_peer=st.none() | st.integers(1, 99),
+    hidden=st.none() | st.integers(1, 99),
+)
+scenarios = st.builds(
+    Scenario,
+    name=st.sampled_from(["a", "two words", '"quoted" \\ é']),
+    rounds=st.floats(0.5, 1e4),
+    task=tasks,
+    gossip=configs,
+    compute=st.builds(Compute, step_s=durations, stragglers=st.none() | st.just(Stragglers(share=0.5, slowdown=2))),
+    network=networks,
+    churn=churns,
+    membership=st.sampled_from([MembershipSpec(), MembershipSpec(start="seed", join_every_s=0.5)]),
+    report=st.builds(ReportSpec, every_s=st.none() | st.floats(0.1, 100)),
+)
+
+
+@settings(deadline=None)
+@given(scenarios)
+def test_every_scenario_is_its_own_mapping(scenario):
+    assert Scenario.from_mapping(scenario.to_mapping()) == scenario
+    assert scenario.replace() == scenario
+
+
+@settings(deadline=None)
+@given(scenarios.filter(lambda scenario: scenario.churn is None or scenario.churn.trace is None))
+def test_every_scenario_is_its_own_text(tmp_path_factory, scenario):
+    path = tmp_path_factory.getbasetemp() / "again.toml"
+    path.write_text(scenario.to_toml(), encoding="utf-8")
+    assert Scenario.from_toml(path) == scenario
+
+
+def test_a_preset_is_named_again_with_what_differs():
+    mapping = Scenario(
+        rounds=1, gossip=Config.wan(mix_every_steps=5), network=NetworkSpec.of("home", loss=0.5),
+        churn=ChurnSpec.of("spot_cpu_2023_04", start="steady"),
+    ).to_mapping()  # fmt: skip
+    assert mapping["gossip"] == {"preset": "wan", "mix_every_steps": 5}
+    assert mapping["network"] == {"preset": "home", "loss": 0.5, "partitions": []}
+    assert mapping["churn"] == {"preset": "spot_cpu_2023_04", "start": "steady", "farewell": 0.0}
+
+
+# -- presets and short forms -----------------------------------------------------------------------------------------
+def from_keys(**tables):
+    return Scenario.from_mapping({"rounds": 1} | tables)
+
+
+def test_other_keys_override_a_presets():
+    network = from_keys(network={"preset": "wan", "loss": 0.25}).network
+    assert network == dataclasses.replace(NetworkSpec.of("wan"), loss=0.25)
+    assert (network.latency, network.rate_mbit_s) == (Latency.of(Distribution.constant(0.05)), Rate(100, 100))
+    churn = from_keys(churn={"preset": "spot_v100_2023_02", "down": 60}).churn
+    assert churn == ChurnSpec(up=Distribution.weibull(0.59, 6408), down=Distribution.constant(60))
+
+
+@pytest.mark.parametrize("kind", ["network", "churn"])
+def test_every_preset_can_be_named_alone(kind):
+    for name in worlds.names(kind):
+        assert getattr(from_keys(**{kind: name}), kind) == {"network": NetworkSpec, "churn": ChurnSpec}[kind].of(name)
+
+
+def test_short_forms_mean_the_long_ones():
+    short = from_keys(
+        task={"partition": "natural", "optimizer": "sgd"}, compute={"step_s": 2}, network={"rate_mbit_s": "unlimited"}
+    )
+    assert short.task == Task(partition=Partition(kind="natural"), optimizer=Optimizer())
+    assert short.compute.step_s == Distribution.constant(2.0)
+    assert short.network.rate_mbit_s == Rate(math.inf, math.inf)
+    assert short.network.rate_mbit_s.up_bytes_s == math.inf
+
+
+def test_a_key_says_its_unit():
+    in_ms = from_keys(network={"latency": {"kind": "lognormal", "median_ms": 50, "sigma": 0.5}})
+    in_s = from_keys(network={"latency": {"kind": "lognormal", "median_s": 0.05, "sigma": 0.5}})
+    assert in_ms == in_s
+
+
+def test_a_megabit_is_125_000_bytes():
+    assert (Rate(1, 8).up_bytes_s, Rate(1, 8).down_bytes_s) == (125_000, 1e6)
+
+
+# -- changes ---------------------------------------------------------------------------------------------------------
+def test_a_change_is_read_as_toml_or_as_text(file):
+    changes = {
+        "gossip.mix_every_steps": "4", "task.optimizer.lr": "0.2", "name": "a b", "task.model": "linear",
+        "membership": "{ mode = 'protocol' }", "gossip.average_optimizer": "true",
+    }  # fmt: skip
+    scenario = Scenario.from_toml(file, seed=9, changes=changes)
+    assert (scenario.seed, scenario.name, scenario.task.model) == (9, "a b", "linear")
+    assert scenario.gossip == Config.wan(mix_every_steps=4, average_optimizer=True)
+    assert scenario.task.optimizer == Optimizer(lr=0.2, momentum=0.9)
+    assert scenario.membership == MembershipSpec()
+
+
+def test_a_change_of_one_key_leaves_the_others(file):
+    whole = Scenario.from_toml(file)
+    assert whole.replace(**{"network.loss": 0.5}).network == dataclasses.replace(whole.network, loss=0.5)
+    assert whole.replace(**{"compute.step_s.sigma": 0.5}).compute.step_s == Distribution.lognormal(0.1, 0.5)
+    assert whole.replace(gossip=Config()).gossip == Config()
+    assert whole.replace(**{"gossip.preset": "lan"}).gossip == Config(mix_every_steps=8)
+    assert whole.replace(churn=None).churn is None
+    assert whole.replace(churn="none").churn is None
+
+
+def test_rounds_take_the_place_of_a_duration_and_the_other_way_round(file, tmp_path):
+    assert Scenario.from_toml(file, changes={"rounds": "3"}) == Scenario.from_toml(file).replace(rounds=3)
+    assert Scenario(rounds=3).replace(duration_s=5) == Scenario(duration_s=5)
+    endless = tmp_path / "endless.toml"
+    endless.write_text("peers = 3")
+    assert Scenario.from_toml(endless, changes={"rounds": "3"}) == Scenario(peers=3, rounds=3)
+
+
+def test_a_trace_lies_beside_its_scenario(tmp_path, monkeypatch):
+    path = tmp_path / "traced.toml"
+    path.write_text('rounds = 1\nchurn = { trace = "sessions.csv" }')
+    monkeypatch.chdir("/")
+    assert Scenario.from_toml(path).churn == ChurnSpec(trace=str(tmp_path / "sessions.csv"))
+    elsewhere = Scenario.from_toml(path, changes={"churn.trace": "other.csv"})  # the command line's own
+    assert elsewhere.churn == ChurnSpec(trace="other.csv")
+
+
+# -- what is shipped -------------------------------------------------------------------------------------------------
+def test_every_world_can_be_used():
+    for name in worlds.names("quantiles_ms"):
+        figures = worlds.world("quantiles_ms", name, "name")
+        assert list(figures.values()) == sorted(figures.values())
+        assert {"p0", "p100"} <= set(figures)
+    for name in worlds.names("matrix"):
+        table = worlds.world("matrix", name, "name")
+        Latency("matrix", regions=table["regions"], rtt_ms=table["rtt_ms"])
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_scenario_can_be_read(path):
+    assert Scenario.from_toml(path).name == path.stem
+
+
+def test_the_scenarios_are_shipped():
+    wanted = {"lan", "wan", "spot-fleet", "volunteers", "partition-heals", "stragglers", "non-iid", "ten-thousand"}
+    assert wanted <= {path.stem for path in SHIPPED}

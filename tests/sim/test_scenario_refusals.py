@@ -1,0 +1,139 @@
+"""What cannot work is refused in one sentence that names the key and what would do."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+
+from gossip.errors import ConfigError
+from sim.scenario import Scenario
+
+
+def sentence(table):
+    with pytest.raises(ConfigError) as caught:
+        Scenario.from_mapping({"rounds": 1} | table)
+    said = str(caught.value)
+    assert said.endswith((".", "?"))
+    assert "\n" not in said
+    return said
+
+
+MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"peers": 0}, ["peers = 0", "1 or more"]),
+        ({"peers": 10.5}, ["peers = 10.5", "a whole number"]),
+        ({"seed": True}, ["seed = True", "a whole number"]),
+        ({"duration_s": 5}, ["duration_s", "rounds", "both"]),
+        ({"rounds": "none"}, ["duration_s", "rounds", "neither"]),
+        ({"rounds": -1}, ["rounds = -1.0", "positive"]),
+        ({"name": ""}, ["name", "printable"]),
+        ({"task": 5}, ["task = 5", "a table of dataset"]),
+        ({"task": {"dataset": "digit"}}, ["task.dataset = 'digit'", "did you mean 'digits'", "module:function"]),
+        ({"task": {"model": "my.module:"}}, ["task.model", "module:function"]),
+        ({"task": {"batch_size": 0}}, ["task.batch_size = 0", "1 or more"]),
+        ({"task": {"partition": {"kind": "dirichlet"}}}, ["task.partition.alpha", "positive", "dirichlet"]),
+        ({"task": {"partition": {"alpha": 1.0}}}, ["task.partition.alpha", "iid has none"]),
+        ({"task": {"partition": "even"}}, ["task.partition.kind = 'even'", "iid, dirichlet, natural"]),
+        ({"task": {"optimizer": "adamw"}}, ["task.optimizer.lr", "missing", "0.001"]),
+        ({"task": {"optimizer": {"name": "adamw", "lr": 1e-3, "momentum": 0.9}}}, ["task.optimizer.momentum", "betas"]),
+        ({"task": {"optimizer": {"betas": [0.9]}}}, ["task.optimizer.betas", "a list of 2"]),
+        ({"task": {"optimizer": {"betas": [0.9, "x"]}}}, ["task.optimizer.betas[1] = 'x'", "a number"]),
+        ({"task": {"optimizer": {"lr": math.nan}}}, ["task.optimizer.lr", "positive"]),
+        ({"gossip": {"codec": "fp8"}}, ["gossip", "fp8", "bf16"]),
+        ({"gossip": {"mix_every_steps": "8"}}, ["gossip.mix_every_steps = '8'", "a whole number"]),
+        ({"gossip": {"preset": "moon"}}, ["gossip.preset = 'moon'", "datacentre"]),
+        ({"gossip": "wan"}, ["gossip = 'wan'", "a table"]),
+        ({"compute": {"step_s": 0}}, ["compute.step_s", "longer than 0 s"]),
+        ({"compute": {"step_s": "fast"}}, ["compute.step_s = 'fast'", "a number"]),
+        ({"compute": {"step_s": {"kind": "normal"}}}, ["compute.step_s.kind = 'normal'", "lognormal"]),
+        ({"compute": {"step_s": {"kind": "weibull", "shape": 1}}}, ["compute.step_s.scale_s", "given once", "shape"]),
+        ({"compute": {"step_s": {"kind": "constant", "value": 1, "value_s": 1}}}, ["step_s.value_s", "once"]),
+        ({"compute": {"step_s": {"kind": "constant", "value": 1, "sigma": 1}}}, ["step_s.sigma", "no parameter"]),
+        ({"compute": {"step_s": {"kind": "uniform", "low": 2, "high": 1}}}, ["step_s.high = 1.0", "at least low"]),
+        ({"compute": {"stragglers": {"share": 0.1}}}, ["compute.stragglers.slowdown", "missing", "a number"]),
+        ({"compute": {"stragglers": {"share": 2, "slowdown": 2}}}, ["stragglers.share = 2.0", "from 0 to 1"]),
+        ({"compute": {"stragglers": {"share": 0.2, "slowdown": 0.5}}}, ["stragglers.slowdown = 0.5", "1 or more"]),
+        ({"network": "moon"}, ["network.preset = 'moon'", "lan, datacentre, fibre, wan, home"]),
+        ({"network": {"loss": 1}}, ["network.loss = 1.0", "below 1"]),
+        ({"network": {"latency": 0.1}}, ["network.latency = 0.1", "value_ms"]),
+        ({"network": {"latency": {"kind": "constant", "value": 1}}}, ["network.latency.value", "value_ms"]),
+        ({"network": {"latency": {"kind": "constant", "value_ms": -1}}}, ["network.latency.value = -0.001", "0 up"]),
+        ({"network": {"latency": {"kind": "quantiles"}}}, ["network.latency.name", "internet"]),
+        ({"network": {"latency": {"kind": "quantiles", "nam": "x"}}}, ["network.latency.nam", "'name'"]),
+        ({"network": {"latency": {"kind": "matrix", "name": "moon"}}}, ["network.latency.name = 'moon'", "cloud"]),
+        ({"network": {"latency": MATRIX}}, ["network.latency.rtt_ms", "missing", "cloud"]),
+        ({"network": {"latency": MATRIX | {"rtt_ms": [[0, 1]]}}}, ["network.latency.rtt_ms", "2 regions"]),
+        ({"network": {"latency": MATRIX | {"rtt_ms": [[0, 1], [2, 0]]}}}, ["rtt_ms[0][1] = 1.0", "both ways"]),
+        ({"network": {"latency": MATRIX | {"rtt_ms": [[0, 0], [0, 0]]}}}, ["rtt_ms[0][1] = 0.0", "positive"]),
+        ({"network": {"rate_mbit_s": 0}}, ["network.rate_mbit_s.up = 0", "unlimited"]),
+        ({"network": {"rate_mbit_s": {"down": "much"}}}, ["network.rate_mbit_s.down = 'much'", "unlimited"]),
+        ({"network": {"partitions": [{"at_s": 1}]}}, ["network.partitions[0].until_s", "missing"]),
+        ({"network": {"partitions": [{"at_s": 5, "until_s": 1}]}}, ["partitions[0].until_s = 1.0", "above at_s = 5"]),
+        ({"network": {"partitions": [{"at_s": 1, "until_s": 2, "groups": 1}]}}, ["partitions[0].groups = 1", "2 or"]),
+        (
+            {"network": {"partitions": [{"at_s": 1, "until_s": 3}, {"at_s": 2, "until_s": 4}]}},
+            ["network.partitions", "at or after 3 s", "overlap"],
+        ),
+        ({"churn": {}}, ["churn.up", "missing", "preset", "trace"]),
+        ({"churn": "moon"}, ["churn.preset = 'moon'", "spot_v100_2023_02"]),
+        ({"churn": {"up": 0}}, ["churn.up", "longer than 0 s"]),
+        ({"churn": {"up": 5, "start": "steady"}}, ["churn.down", "missing", "come back"]),
+        ({"churn": {"up": 5, "trace": "a.csv"}}, ["churn.trace", "alone"]),
+        ({"churn": {"trace": "a.csv", "start": "steady"}}, ["churn.start", "together"]),
+        ({"churn": {"up": 5, "farewell": 2}}, ["churn.farewell = 2.0", "from 0 to 1"]),
+        ({"membership": {"mode": "perfect"}}, ["membership.mode = 'perfect'", "protocol, ideal"]),
+        ({"membership": {"join_every_s": 1}}, ["membership.join_every_s", "start = 'seed'"]),
+        ({"report": {"every_s": 0}}, ["report.every_s = 0.0", "positive"]),
+        ({"report": {"evaluate_peers": 0}}, ["report.evaluate_peers = 0", "1 or more"]),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_key_and_what_would(table, words):
+    said = sentence(table)
+    for word in words:
+        assert word in said
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "near"),
+    [
+        ({"peer": 5}, "peer", "'peers'"),
+        ({"task": {"modle": "mlp"}}, "task.modle", "'model'"),
+        ({"gossip": {"mix_every_step": 4}}, "gossip.mix_every_step", "'mix_every_steps'"),
+        ({"mix_every_steps": 4}, "mix_every_steps", "'gossip.mix_every_steps'"),
+        ({"network": {"momentum": 0.5}}, "network.momentum", "'task.optimizer.momentum'"),
+        ({"network": {"partitions": [{"at_s": 1, "untl_s": 2}]}}, "network.partitions[0].untl_s", "'until_s'"),
+        ({"churn": {"preset": "p2p_debian", "farewel": 1}}, "churn.farewel", "'farewell'"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(table, key, near):
+    said = sentence(table)
+    assert said.startswith(key + " is not a key")
+    assert near in said
+
+
+def test_a_sentence_begins_with_the_file(tmp_path):
+    path = tmp_path / "odd.toml"
+    for text, words in [("rounds = 1\npeers = 0", "peers = 0"), ("peers =", "is not TOML"), ("[task]", "rounds")]:
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=words) as caught:
+            Scenario.from_toml(path)
+        assert str(path) in str(caught.value)
+    with pytest.raises(ConfigError, match=r"Cannot read the scenario .*absent.toml: No such file"):
+        Scenario.from_toml(tmp_path / "absent.toml")
+
+
+def test_a_key_below_a_number_is_refused():
+    with pytest.raises(ConfigError, match=r"peers.x cannot be set: peers = 100 is no table"):
+        Scenario(rounds=1).replace(**{"peers.x": 1})
+
+
+def test_a_fault_crosses_processes():
+    with pytest.raises(ConfigError) as caught:
+        Scenario(rounds=-1)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -1,0 +1,335 @@
+"""`gossip sim` and `gossip sim sweep`: what they refuse, what they print, what they leave behind, and how they end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gossip import __main__ as command
+from gossip.errors import ConfigError
+from sim import charts, cli, report
+from sim.sweep import Sweep
+from tests.sim.fake_results import fake_result
+
+TINY = """
+name = "tiny"
+peers = 4
+duration_s = 4
+
+[task]
+model = "linear"
+
+[gossip]
+mix_every_steps = 4
+"""
+AVERAGING = ["--set", "task.dataset=averaging"]  # a second faster: nothing is loaded
+KEYS = {
+    "name", "seed", "peers", "virtual_s", "wall_s", "cpu_s", "events", "node_updates", "updates_per_cpu_s",
+    "peak_rss_mb", "loss", "accuracy", "consensus_distance", "exchanges_done", "exchanges_failed", "bytes_sent",
+    "digest",
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """The scenarios that were played, in order; playing gives a fake result at once, after ``at(number)``."""
+    from sim import simulation
+
+    class Played(list):
+        at = staticmethod(lambda number: None)
+
+    scenarios = Played()
+
+    def simulate(scenario, progress=True):
+        scenarios.at(len(scenarios))
+        scenarios.append(scenario)
+        return fake_result(scenario)
+
+    monkeypatch.setattr(simulation, "simulate", simulate)
+    monkeypatch.setattr(charts, "save_all", lambda results, folder: None)  # seconds; test_report looks at pictures
+    return scenarios
+
+
+def gossip(monkeypatch, *args) -> int:
+    """The exit code of the command."""
+    monkeypatch.setattr(sys, "argv", ["gossip", *map(str, args)])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    return int(ended.value.code or 0)
+
+
+def interrupt(_number):
+    raise KeyboardInterrupt
+
+
+# -- the two commands --------------------------------------------------------------------------------------------------
+def test_help_of_each_names_its_own_options_and_imports_nothing_heavy():
+    probe = (
+        "import sys\nfrom gossip.__main__ import main\ntry:\n    main()\nfinally:\n"
+        "    print(*({'torch', 'numpy', 'rich', 'matplotlib', 'sim'} & set(sys.modules)), 'END')"
+    )
+    shown = {}
+    for words in ("sim", "sim sweep"):
+        done = subprocess.run(
+            [sys.executable, "-c", probe, *words.split(), "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        assert done.stdout.split("\n")[-2] == "END"
+        shown[words] = done.stdout
+    assert "SCENARIO.toml" in shown["sim"]
+    assert "gossip sim sweep" in shown["sim"]
+    assert "--seeds" not in shown["sim"]
+    assert "Usage: gossip sim sweep [OPTIONS]" in shown["sim sweep"]
+    assert "--seeds" in shown["sim sweep"]
+
+
+def test_a_real_run_prints_one_json_object_with_every_key(monkeypatch, capsys, tiny):
+    assert gossip(monkeypatch, "sim", tiny, "--json", "--seed", "5", "--set", "peers=3") == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert out.count("\n") == 1
+    assert err == ""
+    assert set(told) >= KEYS
+    assert (told["name"], told["seed"], told["peers"], told["virtual_s"]) == ("tiny", 5, 3, 4.0)
+    assert set(told["accuracy"]) == {"mean", "min", "max", "average_model"}
+
+
+def test_a_real_run_is_replayed_by_its_seed(monkeypatch, capsys, tiny):
+    digests = []
+    for seed in ("5", "5", "6"):
+        assert gossip(monkeypatch, "sim", tiny, "--json", "--seed", seed, *AVERAGING) == 0
+        digests.append(json.loads(capsys.readouterr().out)["digest"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_real_run_leaves_a_report(monkeypatch, capsys, tiny, tmp_path):
+    assert gossip(monkeypatch, "sim", tiny, "--out", tmp_path / "out") == 0
+    assert "report.html" in capsys.readouterr().out
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {"report.html", "history.csv", "summary.json", "scenario.toml", "curves.png"}
+    assert set(json.loads((tmp_path / "out" / "summary.json").read_text())) >= KEYS
+
+
+def test_what_is_not_known_is_null(monkeypatch, capsys, tiny, played):
+    assert gossip(monkeypatch, "sim", tiny, "--json", *AVERAGING) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"]["mean"] is None
+
+
+def test_settings_reach_the_scenario(monkeypatch, tiny, played):
+    settings = ["--set", "gossip.mix_every_steps=16", "--set", "task.optimizer={name='sgd', lr=0.5}"]
+    assert gossip(monkeypatch, "sim", tiny, *settings) == 0
+    assert played[0].gossip.mix_every_steps == 16
+    assert played[0].task.optimizer.lr == 0.5
+
+
+def test_several_scenarios_give_an_object_each_and_are_compared(monkeypatch, capsys, tiny, tmp_path, played):
+    other = tmp_path / "other.toml"
+    other.write_text(TINY.replace("tiny", "other"))
+    out = tmp_path / "out"
+    assert gossip(monkeypatch, "sim", tiny, other, tiny, "--json", "--out", out) == 0
+    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["tiny", "other", "tiny"]
+    folders = [path for path in out.iterdir() if path.is_dir()]
+    assert sorted(folder.name for folder in folders) == ["other", "tiny", "tiny-2"]
+    assert all((folder / "report.html").exists() for folder in [out, *folders])
+
+
+def test_the_table_has_a_column_for_each_scenario(monkeypatch, capsys, tiny, tmp_path, played):
+    other = tmp_path / "other.toml"
+    other.write_text(TINY.replace("tiny", "other"))
+    assert gossip(monkeypatch, "sim", tiny, other) == 0
+    head = capsys.readouterr().out.splitlines()[1]
+    assert "tiny" in head
+    assert "other" in head
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["sim", "nowhere.toml"], "Cannot read the scenario nowhere.toml"),
+        (["sim", "{tiny}", "--set", "peers"], "write key=value"),
+        (["sim", "{tiny}", "--set", "peers=5", "--set", "peers=6"], "--set peers is given twice"),
+        (["sim", "{tiny}", "--set", "gosip.mix_every_steps=5"], "did you mean 'gossip'"),
+        (["sim", "sweep", "{tiny}", "peers"], "write key=v1,v2"),
+        (["sim", "sweep", "{tiny}", "peers=4,"], "write key=v1,v2"),
+        (["sim", "sweep", "{tiny}", "peers=4,4"], "names a value twice"),
+        (["sim", "sweep", "{tiny}", "peers=4", "peers=5"], "peers is swept twice"),
+        (["sim", "sweep", "{tiny}", "peers=4,5", "--set", "peers=6"], "both swept and set"),
+        (["sim", "sweep", "{tiny}", "seed=1,2"], "--seeds"),
+        (["sim", "sweep", "{tiny}", "peers=4,none"], "peers"),
+        (["sim", "sweep", "{tiny}", "--seeds", "1000", "peers=1,2,3,4,5,6,7,8,9,10,11"], "11,000 runs"),
+    ],
+)
+def test_what_cannot_work_gets_one_sentence_before_anything_is_played(monkeypatch, capsys, tiny, played, args, said):
+    assert gossip(monkeypatch, *(arg.format(tiny=tiny) if arg == "{tiny}" else arg for arg in args)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("gossip: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert played == []
+
+
+def test_a_mistake_in_the_last_file_costs_nothing(monkeypatch, capsys, tiny, tmp_path, played):
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("peers = 0\nduration_s = 1")
+    assert gossip(monkeypatch, "sim", tiny, wrong) == 2
+    assert "wrong.toml" in capsys.readouterr().err
+    assert played == []
+
+
+def test_a_folder_that_cannot_be_made_is_found_out_before_anything_is_played(monkeypatch, capsys, tiny, played):
+    assert gossip(monkeypatch, "sim", tiny, "--out", tiny / "below a file") == 3
+    assert "cannot be made" in capsys.readouterr().err
+    assert played == []
+
+
+def test_without_matplotlib_a_report_is_refused_before_anything_is_played(monkeypatch, capsys, tiny, tmp_path, played):
+    monkeypatch.setattr(charts.importlib.util, "find_spec", lambda name: None)
+    assert gossip(monkeypatch, "sim", tiny, "--out", tmp_path / "out") == 3
+    assert "pip install 'gossip-trainer[sim]'" in capsys.readouterr().err
+    assert played == []
+    assert gossip(monkeypatch, "sim", tiny) == 0  # figures need no pictures
+
+
+# -- ^C ----------------------------------------------------------------------------------------------------------------
+def test_stopped_in_the_first_run_it_says_that_nothing_was_saved(monkeypatch, capsys, tiny, tmp_path, played):
+    played.at = interrupt
+    assert gossip(monkeypatch, "sim", tiny, "--json", "--out", tmp_path / "out") == 130
+    assert capsys.readouterr() == ("", "gossip: stopped; nothing was saved.\n")
+
+
+def test_stopped_in_a_later_run_it_keeps_the_finished_ones_and_says_where(monkeypatch, capsys, tiny, tmp_path, played):
+    played.at = lambda number: interrupt(number) if number == 1 else None
+    out = tmp_path / "out"
+    assert gossip(monkeypatch, "sim", tiny, tiny, "--out", out) == 130
+    assert capsys.readouterr().err == f"gossip: stopped; what was finished is in {out / 'tiny'}.\n"
+    assert (out / "tiny" / "report.html").exists()
+
+
+def test_a_stopped_sweep_keeps_the_rows_of_the_finished_runs(monkeypatch, capsys, tiny, tmp_path, played):
+    played.at = lambda number: interrupt(number) if number == 2 else None
+    out = tmp_path / "out"
+    assert gossip(monkeypatch, "sim", "sweep", tiny, "peers=4,5,6", "--out", out) == 130
+    assert "the 2 finished runs are in" in capsys.readouterr().err
+    rows = csv.DictReader((out / "sweep.csv").read_text().splitlines())
+    assert [row["peers"] for row in rows] == ["4", "5"]
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+def test_a_sweep_plays_every_combination_with_every_seed(monkeypatch, tiny, played):
+    grid = ["gossip.mix_every_steps=2,8", "task.optimizer.lr=0.1,0.3"]
+    assert gossip(monkeypatch, "sim", "sweep", tiny, *grid, "--seeds", "2", "--seed", "5") == 0
+    seen = [(each.gossip.mix_every_steps, each.task.optimizer.lr, each.seed) for each in played]
+    assert seen == [(steps, lr, seed) for steps in (2, 8) for lr in (0.1, 0.3) for seed in (5, 6)]
+
+
+def test_a_sweep_leaves_a_row_a_run_a_picture_and_a_report(monkeypatch, capsys, tiny, tmp_path, played):
+    out = tmp_path / "out"
+    grid = ["gossip.mix_every_steps=2,8,32", "membership.mode=protocol,ideal"]
+    assert gossip(monkeypatch, "sim", "sweep", tiny, *grid, "--seeds", "2", "--out", out) == 0
+    rows = list(csv.DictReader((out / "sweep.csv").read_text().splitlines()))
+    assert len(rows) == len(played) == 12
+    assert rows[0]["gossip.mix_every_steps"] == "2"
+    assert float(rows[0]["accuracy_mean"]) == fake_result(played[0]).summary["accuracy"]["mean"]
+    assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert "membership.mode ideal" in (out / "report.html").read_text()
+    assert max(map(len, capsys.readouterr().out.splitlines()[:-1])) <= 80
+
+
+def test_a_sweep_says_how_far_a_number_may_go(monkeypatch, capsys, tiny, played):
+    assert gossip(monkeypatch, "sim", "sweep", tiny, "gossip.mix_every_steps=32,2,3,4,64") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "mix_every_steps = 2 to 4." in said  # the fake loses 0.45 points a step
+
+
+def test_an_answer_says_when_the_best_is_the_largest_that_was_tried(monkeypatch, capsys, tiny, played):
+    assert gossip(monkeypatch, "sim", "sweep", tiny, "gossip.mix_every_steps=2,3") == 0
+    assert "mix_every_steps = 2 to 3, the largest value tried." in " ".join(capsys.readouterr().out.split())
+
+
+def test_where_a_sweep_answers_no_question_of_size_it_says_nothing(monkeypatch, capsys, tiny, tmp_path, played):
+    args = ["sim", "sweep", tiny, "--out", tmp_path / "out"]
+    assert gossip(monkeypatch, *args, "membership.mode=protocol,ideal") == 0
+    assert gossip(monkeypatch, *args, "task.elements=2,4", *AVERAGING) == 0
+    assert "Within one point" not in capsys.readouterr().out
+
+
+def test_json_of_a_sweep_is_an_object_a_run_with_what_was_swept(monkeypatch, capsys, tiny, played):
+    assert gossip(monkeypatch, "sim", "sweep", tiny, "peers=4,5", "--json") == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["values"] for each in told] == [{"peers": "4"}, {"peers": "5"}]
+    assert all(set(each) >= KEYS for each in told)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("2,8", ["2", "8"]),
+        ("{kind='iid'},{kind='dirichlet', alpha=0.1}", ["{kind='iid'}", "{kind='dirichlet', alpha=0.1}"]),
+        ("[1, 2],[3]", ["[1, 2]", "[3]"]),
+        ("'a,b',c", ["'a,b'", "c"]),
+        ("", [""]),
+    ],
+)
+def test_values_are_divided_at_commas_but_not_within_tables_lists_and_quotes(text, parts):
+    assert cli.split(text) == parts
+
+
+def test_a_sweep_of_tables_is_drawn_without_numbers(tiny, tmp_path):
+    axes = cli.axes_of(["task.partition=iid,{kind='dirichlet', alpha=0.1}"])
+    table = Sweep.from_file(tiny, axes)
+    for point in table.points:
+        table.add(point, fake_result(point.scenario))
+    table.save(tmp_path)
+    assert "kind=&#x27;dirichlet&#x27;" in (tmp_path / "report.html").read_text()
+
+
+def test_a_sweep_with_a_bad_value_says_which_before_the_first_run(tiny):
+    with pytest.raises(ConfigError, match="lr"):
+        Sweep.from_file(tiny, {"task.optimizer.lr": ["0.1", "-1"]})
+
+
+# -- the bar -----------------------------------------------------------------------------------------------------------
+def test_a_bar_is_shown_on_a_terminal_alone_and_never_on_stdout(tiny):
+    import pty
+
+    ours, theirs = pty.openpty()
+    arguments = [sys.executable, "-m", "gossip", "sim", str(tiny), "--json", *AVERAGING]
+    done = subprocess.run(
+        arguments, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
+    )  # fmt: skip
+    os.close(theirs)
+    seen = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "events/s" in seen
+    assert json.loads(done.stdout)["name"] == "tiny"
+
+
+def test_quiet_shows_no_bar(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with cli.bar("tiny", quiet=True) as shown:
+        assert shown is None
+    with cli.bar("tiny", quiet=False) as shown:
+        assert shown is not None
+
+
+def test_compare_needs_two_results(tmp_path):
+    with pytest.raises(AssertionError, match="a report of its own"):
+        report.compare([fake_result()], tmp_path)
