@@ -49,12 +49,8 @@ class Myself:
         self._refuted_s = -math.inf
         self._lives = 1
         self._accused = False  # and not refuted yet
+        self.due_s = math.inf
         rumours.put(record, now)
-
-    @property
-    def due_s(self) -> float:
-        progress_s = self._progress_s if self._pending else math.inf
-        return min(progress_s, self._refuted_s + REFUTE_EVERY_S) if self._accused else progress_s
 
     @property
     def samples(self) -> int:
@@ -77,6 +73,8 @@ class Myself:
                 self._pending[name] = value
         if self._pending and (now >= self._progress_s or not self._pending.keys() <= PROGRESS):
             self.announce(now)
+        else:
+            self._settle()
 
     def announce(self, now: float, **changes: Any) -> None:
         """Sign a new record with what is pending and these changes, and tell it."""
@@ -87,11 +85,13 @@ class Myself:
         self._table.place(self._table.mine, self.record, state, now)
         self._progress_s = now + max(self._config.progress_period_s, PROGRESS_S_PER_MEMBER * self._table.size)
         self._rumours.put(self.record, now)
+        self._settle()
 
     def accused(self, now: float) -> bool:
         """Somebody doubts our present incarnation. Returns whether it is refuted now, rather than soon."""
         self._accused = True
         if now < self._refuted_s + REFUTE_EVERY_S:
+            self._settle()
             return False
         self.refute(now)
         return True
@@ -116,3 +116,8 @@ class Myself:
             counts[name] += more
         self.announce(now, incarnation=incarnation, sequence=0, **counts)
         return False
+
+    def _settle(self) -> None:
+        self.due_s = self._progress_s if self._pending else math.inf
+        if self._accused:
+            self.due_s = min(self.due_s, self._refuted_s + REFUTE_EVERY_S)

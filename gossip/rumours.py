@@ -37,10 +37,13 @@ class Rumours:
             self.due_s = max(now, self._gossiped_s + self._period_s)
         # A hint does not replace a record nor the other way: progress of a suspect would silence its accusers.
         key = update.id if isinstance(update, MemberRecord) else hint_key(update.peer)
-        self._discard(key)
+        told = self._told
+        before = told.get(key)
+        if before is not None:
+            del self._levels[before][key]
         self._levels[0][key] = update
-        self._told[key] = 0
-        if len(self._told) > MAX_RUMOURS:
+        told[key] = 0
+        if len(told) > MAX_RUMOURS:
             most_told = next(level for level in reversed(self._levels) if level)
             self._discard(next(iter(most_told)))
 
@@ -61,21 +64,32 @@ class Rumours:
         """At most ``count`` updates for a frame that goes to ``copies`` peers, counted as told that often."""
         if not self._told:
             return ()
-        limit = min(retransmits(members), LEVELS)
-        taken: list[tuple[int, bytes, Update]] = []
-        for told, waiting in enumerate(self._levels):
-            while waiting and len(taken) < count:
-                key, update = waiting.popitem()
-                taken.append((told + copies, key, update))
-            if len(taken) >= count:
-                break
-        for told, key, update in reversed(taken):  # the newest goes in last again
-            if told < limit:
-                self._levels[told][key] = update
-                self._told[key] = told
+        levels, limit = self._levels, min(retransmits(members), LEVELS)
+        taken: list[Update] = []
+        moved: list[tuple[int, dict[bytes, Update]]] = []  # times told -> what, newest last
+        for told, waiting in enumerate(levels):
+            if not waiting:
+                continue
+            room = count - len(taken)
+            if len(waiting) <= room:  # most are few, and move as they are
+                some, levels[told] = waiting, {}
             else:
-                del self._told[key]
-        return tuple([update for _, _, update in taken])
+                some = dict([waiting.popitem() for _ in range(room)][::-1])
+            taken += reversed(some.values())
+            moved.append((told + copies, some))
+            if len(taken) == count:
+                break
+        for told, some in moved:
+            if told < limit:
+                if levels[told]:
+                    levels[told] |= some
+                else:
+                    levels[told] = some
+                self._told |= dict.fromkeys(some, told)
+            else:
+                for key in some:
+                    del self._told[key]
+        return tuple(taken)
 
     def _discard(self, key: bytes) -> None:
         told = self._told.pop(key, None)

@@ -222,8 +222,9 @@ class Table:
         entry.record = record
 
     def _count(self, entry: Entry, record: MemberRecord) -> None:
-        run = self._run(record.genesis)
-        run.base = max(run.base, record.base_samples)
+        run = self._runs.get(record.genesis) or self._run(record.genesis)
+        if record.base_samples > run.base:
+            run.base = record.base_samples
         # The most it ever claimed, since one that restarts without its memory claims less and the sum must not shrink.
         more = record.samples - entry.counted
         if more > 0:
@@ -263,18 +264,18 @@ class Table:
         self, count: int, rng: random.Random, suspects: bool = False, without: PeerId | None = None
     ) -> list[Entry]:
         """Up to ``count`` different ALIVE (and SUSPECT) members that we can send to, uniformly."""
-        alive, entries = self.alive, self.entries
+        alive, entries, random_ = self.alive, self.entries, rng.random
         doubted = self.suspects if suspects else []
         total = len(alive) + len(doubted)
         chosen: list[Entry] = []
+        order: Iterable[int]
         if total <= 2 * count:
-            few = [entries[peer] for peer in (*alive, *doubted)]
-            rng.shuffle(few)
-            candidates: Iterator[Entry] = iter(few)
+            order = list(range(total))
+            rng.shuffle(order)
         else:  # four draws each: where most are out of reach a few less are found, rather than walking the table
-            draws = (int(rng.random() * total) for _ in range(4 * count))
-            candidates = (entries[alive[i] if i < len(alive) else doubted[i - len(alive)]] for i in draws)
-        for entry in candidates:
+            order = (int(random_() * total) for _ in range(4 * count))
+        for at in order:
+            entry = entries[alive[at] if at < len(alive) else doubted[at - len(alive)]]
             if entry.reachable and entry.record.id != without and entry not in chosen:
                 chosen.append(entry)
                 if len(chosen) == count:
