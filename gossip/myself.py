@@ -9,8 +9,8 @@ from typing import Any, TypedDict
 from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.records import Sign, signed
-from gossip.rumours import Rumours
+from gossip.records import Sign, mere_progress, signed
+from gossip.rumours import Rumours, told_of_progress
 from gossip.table import Table
 
 __all__ = ["Myself", "Own"]
@@ -79,12 +79,13 @@ class Myself:
     def announce(self, now: float, **changes: Any) -> None:
         """Sign a new record with what is pending and these changes, and tell it."""
         changes = {"sequence": self.record.sequence + 1} | self._pending | changes
-        self._pending = {}
+        self._pending, before = {}, self.record
         self.record = signed(dataclasses.replace(self.record, **changes), self._sign)
         state = MemberState.LEFT if self.record.left else MemberState.ALIVE
         self._table.place(self._table.mine, self.record, state, now)
         self._progress_s = now + max(self._config.progress_period_s, PROGRESS_S_PER_MEMBER * self._table.size)
-        self._rumours.put(self.record, now)
+        told = told_of_progress(self._table.size) if mere_progress(self.record, before) else 0
+        self._rumours.put(self.record, now, told)
         self._settle()
 
     def accused(self, now: float) -> bool:

@@ -7,9 +7,10 @@ import math
 from gossip.ids import MemberRecord, PeerId
 from gossip.messages import Update
 
-__all__ = ["Rumours", "retransmits"]
+__all__ = ["Rumours", "retransmits", "told_of_progress"]
 
 LEVELS = 24  # over the 20 retransmissions of the largest table
+PROGRESS_TELLINGS = 4  # as often as in the smallest swarm; what some miss, the next progress of its owner replaces
 MAX_RUMOURS = 1024  # beyond this the push-pull carries the rest: 32 a frame and 6 frames a second are told in 5 s
 
 
@@ -31,19 +32,22 @@ class Rumours:
     def __len__(self) -> int:
         return len(self._told)
 
-    def put(self, update: Update, now: float) -> None:
-        """Start telling this, at once if we have been silent, and stop telling what it replaces."""
+    def put(self, update: Update, now: float, told: int = 0) -> None:
+        """Start telling this, at once if we have been silent, and stop telling what it replaces.
+
+        ``told``: begin as if it had been told so often already, unless what it replaces was told less.
+        """
         if self.due_s == math.inf:
             self.due_s = max(now, self._gossiped_s + self._period_s)
         # A hint does not replace a record nor the other way: progress of a suspect would silence its accusers.
         key = update.id if isinstance(update, MemberRecord) else hint_key(update.peer)
-        told = self._told
-        before = told.get(key)
+        before = self._told.get(key)
         if before is not None:
             del self._levels[before][key]
-        self._levels[0][key] = update
-        told[key] = 0
-        if len(told) > MAX_RUMOURS:
+            told = min(told, before)
+        self._levels[told][key] = update
+        self._told[key] = told
+        if len(self._told) > MAX_RUMOURS:
             most_told = next(level for level in reversed(self._levels) if level)
             self._discard(next(iter(most_told)))
 
@@ -95,6 +99,11 @@ class Rumours:
         told = self._told.pop(key, None)
         if told is not None:
             del self._levels[told][key]
+
+
+def told_of_progress(members: int) -> int:
+    """How often a mere progress counts as told before it is: it goes out behind all else, and leaves first."""
+    return min(retransmits(members), LEVELS) - PROGRESS_TELLINGS
 
 
 def hint_key(peer: PeerId) -> bytes:

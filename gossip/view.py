@@ -22,8 +22,8 @@ from gossip.detector import Detector, suspicion_s
 from gossip.effects import Effect, MemberChanged, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
 from gossip.messages import Gossip, Hint, Update
-from gossip.records import Verify, check, claims_more, newer
-from gossip.rumours import Rumours
+from gossip.records import Verify, check, claims_more, mere_progress, newer
+from gossip.rumours import Rumours, told_of_progress
 from gossip.table import Allowance, Entry, Table
 
 __all__ = ["TELL_EVERY_S", "View"]
@@ -93,7 +93,7 @@ class View:
     def hear(self, record: MemberRecord, now: float, quiet: bool = False, linked: bool = False) -> None:
         """Take a checked record of another that is news; ``quiet``: everyone else knows it already."""
         entry = self._table.entries.get(record.id)
-        state = LEFT if record.left else ALIVE
+        state, told = LEFT if record.left else ALIVE, 0
         if entry is None:
             if not linked and not self._intake.take(now):
                 return
@@ -108,9 +108,11 @@ class View:
         elif record.incarnation > entry.record.incarnation or record.left:
             self.place(entry, record, state, now)
         else:
+            if mere_progress(record, entry.record):
+                told = told_of_progress(self._table.size)
             self._table.place(entry, record, entry.state, now)
         if not quiet:
-            self._rumours.put(record, now)
+            self._rumours.put(record, now, told)
 
     def trust(self, entry: Entry, record: MemberRecord, now: float) -> None:
         """A member that we only remembered is there."""
