@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from gossip.ids import MemberRecord, PeerId
 from gossip.messages import Update
@@ -14,6 +15,7 @@ PROGRESS_TELLINGS = 4  # as often as in the smallest swarm; what some miss, the 
 MAX_RUMOURS = 1024  # beyond this the push-pull carries the rest: 32 a frame and 6 frames a second are told in 5 s
 
 
+@lru_cache(1024)
 def retransmits(members: int) -> int:
     """How often each member passes an update on: ``4 ceil(log10(N + 1))`` (SWIM, section 4.1; memberlist's factor)."""
     return 4 * math.ceil(math.log10(members + 1))

@@ -69,7 +69,7 @@ class View:
         entry = self._table.entries.get(record.id)
         if entry is not None:
             known = entry.record
-            if record.id == self._me:
+            if entry is self._table.mine:
                 if not claims_more(record, known):
                     return False
             elif not entry.restored and (record is known or not newer(record, known)):
