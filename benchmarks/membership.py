@@ -46,7 +46,7 @@ def measure(peers: int, seed: int, events: int, idle: bool, profile: cProfile.Pr
     began = time.process_time()
     swarm = joined(peers, seed, idle)
     join_cpu_s, join_events, join_s = time.process_time() - began, swarm.events.handled, swarm.now
-    swarm.run_until(swarm.now + WARM_UP_S + 0.05 * peers)
+    swarm.run_until(swarm.now + WARM_UP_S + 0.1 * peers)
     first, first_s, began = swarm.events.handled, swarm.now, time.process_time()
     if profile is not None:
         profile.enable()

@@ -182,7 +182,7 @@ class Membership:
 
     def update_me(self, now: float, **changes: Unpack[Own]) -> None:
         """Change our own record; ``steps`` and ``samples`` count this life. Steps, samples, loss and version alone are
-        signed at most every ``max(progress_period_s, 0.05 s * N)``, the last values then; anything else at once."""
+        signed at most every ``max(progress_period_s, 0.1 s * N)``, the last values then; anything else at once."""
         if not self._left:
             self._myself.update(changes, now)
             self._arm()

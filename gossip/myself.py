@@ -16,7 +16,7 @@ from gossip.table import Table
 __all__ = ["Myself", "Own"]
 
 PROGRESS = frozenset({"steps", "samples", "loss", "version"})
-PROGRESS_S_PER_MEMBER = 0.05  # 20 progress updates a second in the whole swarm
+PROGRESS_S_PER_MEMBER = 0.1  # 10 progress updates a second in the whole swarm
 MAX_LIVES = 8  # different members may hold records of different age of an earlier life, but not many
 REFUTE_EVERY_S = 0.2  # so that accusing us costs the swarm five updates a second at most
 
@@ -64,7 +64,7 @@ class Myself:
             self.announce(now)
 
     def update(self, changes: Own, now: float) -> None:
-        """Progress alone is signed at most every ``max(progress_period_s, 0.05 s * N)``, anything else at once."""
+        """Progress alone is signed at most every ``max(progress_period_s, 0.1 s * N)``, anything else at once."""
         fields: dict[str, Any] = dict(changes)
         for name in self._earlier.keys() & fields.keys():
             fields[name] += self._earlier[name]

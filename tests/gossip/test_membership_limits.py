@@ -165,7 +165,7 @@ def test_who_cannot_be_dialled_is_probed_by_its_homes_alone():
 
 # -- our own record ---------------------------------------------------------------------------------------------------
 def test_progress_is_signed_once_a_period_and_the_last_value_in_the_end():
-    me = acquainted(2)
+    me = acquainted(1)
     sequence, period_s = me.me.sequence, Config().progress_period_s
     for step in range(100):
         me.update_me(1.0 + 0.99 * period_s * step / 100, steps=step + 1, samples=8 * (step + 1))
@@ -193,7 +193,7 @@ def test_a_large_swarm_signs_its_progress_less_often():
     me.update_me(1.0, samples=1)
     me.update_me(2.5, samples=2)
     assert me.me.samples == 1
-    me.update_me(1.0 + 0.05 * 101, samples=3)
+    me.update_me(1.0 + 0.1 * 101, samples=3)
     assert me.me.samples == 3
 
 
