@@ -370,6 +370,16 @@ class Membership:
         entry = self._table.entries.get(peer)
         return None if entry is None else entry.record
 
+    def runs(self) -> list[bytes]:
+        """The geneses of the ALIVE and ready, our own among them once we are ready."""
+        return self._table.runs()
+
+    def sharing(self, genesis: bytes) -> list[MemberRecord]:
+        """The ALIVE and ready of this run, without ourselves. Walks the table."""
+        entries = self._table.entries
+        records = [entries[peer].record for peer in self._table.alive]
+        return [record for record in records if record.ready and record.genesis == genesis]
+
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
         """Everyone else we know of. Walks the table: for people, not for every message."""
         return [(entry.record, entry.state) for entry in self._table.entries.values() if entry is not self._table.mine]

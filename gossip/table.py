@@ -9,6 +9,7 @@ import random
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
@@ -18,6 +19,7 @@ __all__ = ["Allowance", "Entry", "Table"]
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 DIGEST = struct.Struct(f"<{MAX_BUCKETS}Q")
+MAX_HASHES = 1 << 14  # kept, 4 MiB: in a simulation every peer asks for the same ones
 MAX_FINISHED_RUNS = 64  # runs without members whose sums are kept
 
 
@@ -85,10 +87,11 @@ class Entry:
 class Run:
     """Sums over the members whose weights come from one genesis."""
 
-    __slots__ = ("base", "members", "samples")
+    __slots__ = ("base", "members", "samples", "sharing")
 
     def __init__(self) -> None:
         self.members, self.samples, self.base = 0, 0, 0
+        self.sharing = 0  # members that are ALIVE and ready, ourselves included
 
 
 class Table:
@@ -183,7 +186,7 @@ class Table:
             if state is DEAD or state is LEFT:
                 self._gone[peer] = None
         if not entry.restored:
-            entry.hash = entry_hash(entry.record, state)
+            entry.hash = entry_hash(peer, entry.record.incarnation, state.value)
             self._hashes[peer[0]] ^= entry.hash
             self._digest = b""
         self._share(entry, state is ALIVE and entry.record.ready)
@@ -206,18 +209,24 @@ class Table:
         if shares is not entry.shares:
             entry.shares = shares
             self.changes += 1
+            run = self._run(entry.record.genesis)
             if shares:
                 self._sharing.add(entry.record.id)
+                run.sharing += 1
             else:
                 self._sharing.discard(entry.record.id)
+                run.sharing -= 1
 
     def _replace(self, entry: Entry, record: MemberRecord) -> None:
         old = entry.record
         if record is old:
             return
         if record.genesis != old.genesis:  # what it trained is behind the old run's weights; from now on the new one's
-            self._run(old.genesis).members -= 1
-            self._run(record.genesis).members += 1
+            before, after = self._run(old.genesis), self._run(record.genesis)
+            before.members -= 1
+            after.members += 1
+            before.sharing -= entry.shares
+            after.sharing += entry.shares
         self._count(entry, record)
         entry.record = record
 
@@ -251,6 +260,10 @@ class Table:
         if self._owners[0] != self.changes:
             self._owners = (self.changes, sorted(self._sharing))
         return self._owners[1]
+
+    def runs(self) -> list[bytes]:
+        """The geneses of the ALIVE and ready, our own among them."""
+        return [genesis for genesis, run in self._runs.items() if run.sharing]
 
     def base_of(self, genesis: bytes) -> int:
         run = self._runs.get(genesis)
@@ -318,7 +331,8 @@ class Table:
                         yield entry.hint()
 
 
-def entry_hash(record: MemberRecord, state: MemberState) -> int:
+@lru_cache(MAX_HASHES)
+def entry_hash(peer: PeerId, incarnation: int, state: str) -> int:
     """Without the sequence: progress is gossip's alone, or no two digests would ever be equal."""
-    text = record.id + record.incarnation.to_bytes(8, "little") + state.value.encode()
+    text = peer + incarnation.to_bytes(8, "little") + state.encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
