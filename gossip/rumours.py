@@ -103,6 +103,7 @@ class Rumours:
             del self._levels[told][key]
 
 
+@lru_cache(1024)
 def told_of_progress(members: int) -> int:
     """How often a mere progress counts as told before it is: it goes out behind all else, and leaves first."""
     return min(retransmits(members), LEVELS) - PROGRESS_TELLINGS

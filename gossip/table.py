@@ -87,11 +87,10 @@ class Entry:
 class Run:
     """Sums over the members whose weights come from one genesis."""
 
-    __slots__ = ("base", "members", "samples", "sharing")
+    __slots__ = ("base", "members", "samples")
 
     def __init__(self) -> None:
         self.members, self.samples, self.base = 0, 0, 0
-        self.sharing = 0  # members that are ALIVE and ready, ourselves included
 
 
 class Table:
@@ -109,6 +108,7 @@ class Table:
         self._runs: dict[bytes, Run] = {}
         self._max_runs = MAX_FINISHED_RUNS
         self._sharing: set[PeerId] = set()
+        self._sharers_of: dict[bytes, int] = {}  # of each run that has any
         self._owners: tuple[int, list[PeerId]] = (-1, [])
         self._hashes = [0] * MAX_BUCKETS
         self._digest = b""  # of these, packed; empty after a change
@@ -157,6 +157,15 @@ class Table:
             self._replace(entry, record)
             if record.ready is not entry.shares and state is ALIVE:
                 self._share(entry, record.ready)
+
+    def progress(self, entry: Entry, record: MemberRecord) -> None:
+        """What :meth:`place` comes to when a record brings new counts alone: most do, and every member takes each."""
+        entry.record = record
+        more = record.samples - entry.counted
+        if more > 0:
+            entry.counted += more
+            self._runs[record.genesis].samples += more
+            self.samples += more
 
     def forget(self, before_s: float) -> None:
         """Drop those who are gone since before this time."""
@@ -209,24 +218,30 @@ class Table:
         if shares is not entry.shares:
             entry.shares = shares
             self.changes += 1
-            run = self._run(entry.record.genesis)
             if shares:
                 self._sharing.add(entry.record.id)
-                run.sharing += 1
+                self._sharers(entry.record.genesis, 1)
             else:
                 self._sharing.discard(entry.record.id)
-                run.sharing -= 1
+                self._sharers(entry.record.genesis, -1)
+
+    def _sharers(self, genesis: bytes, more: int) -> None:
+        count = self._sharers_of.get(genesis, 0) + more
+        if count:
+            self._sharers_of[genesis] = count
+        else:
+            del self._sharers_of[genesis]
 
     def _replace(self, entry: Entry, record: MemberRecord) -> None:
         old = entry.record
         if record is old:
             return
         if record.genesis != old.genesis:  # what it trained is behind the old run's weights; from now on the new one's
-            before, after = self._run(old.genesis), self._run(record.genesis)
-            before.members -= 1
-            after.members += 1
-            before.sharing -= entry.shares
-            after.sharing += entry.shares
+            self._run(old.genesis).members -= 1
+            self._run(record.genesis).members += 1
+            if entry.shares:
+                self._sharers(old.genesis, -1)
+                self._sharers(record.genesis, 1)
         self._count(entry, record)
         entry.record = record
 
@@ -263,7 +278,7 @@ class Table:
 
     def runs(self) -> list[bytes]:
         """The geneses of the ALIVE and ready, our own among them."""
-        return [genesis for genesis, run in self._runs.items() if run.sharing]
+        return list(self._sharers_of)
 
     def base_of(self, genesis: bytes) -> int:
         run = self._runs.get(genesis)

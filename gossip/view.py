@@ -107,9 +107,10 @@ class View:
             self.trust(entry, record if newer(record, entry.record) else entry.record, now)
         elif record.incarnation > entry.record.incarnation or record.left:
             self.place(entry, record, state, now)
+        elif mere_progress(record, entry.record):
+            told = told_of_progress(self._table.size)
+            self._table.progress(entry, record)
         else:
-            if mere_progress(record, entry.record):
-                told = told_of_progress(self._table.size)
             self._table.place(entry, record, entry.state, now)
         if not quiet:
             self._rumours.put(record, now, told)
