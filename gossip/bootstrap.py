@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection
 
@@ -24,26 +25,23 @@ class Seeds:
 
     def __init__(self, seeds: tuple[Address, ...], expected: dict[Address, PeerId], config: Config, now: float) -> None:
         self.seeds, self.expected, self.config = seeds, expected, config
-        self.next_at = now
+        self.deadline = now if seeds else math.inf
         self.delay_s = config.seed_backoff_s
-
-    @property
-    def deadline(self) -> float:
-        return self.next_at if self.seeds else float("inf")
 
     def unlinked(self, now: float) -> None:
         """The last link is gone: ask the seeds soon, and not only when the pace of healing would."""
-        self.next_at = min(self.next_at, now + self.config.seed_backoff_s)
+        if self.seeds:
+            self.deadline = min(self.deadline, now + self.config.seed_backoff_s)
 
     def tick(self, now: float, linked: bool, alive: Collection[Address], rng: random.Random) -> list[Effect]:
         """``linked``: somebody is there; ``alive``: where living members listen, who need no dialling."""
         if now < self.deadline:
             return []
         if linked:  # a partition may have us on the seeds' other side: try them at the pace of healing
-            self.next_at, self.delay_s = now + self.config.heal_period_s, self.config.seed_backoff_s
+            self.deadline, self.delay_s = now + self.config.heal_period_s, self.config.seed_backoff_s
             seed = rng.choice(self.seeds)
             return [] if seed in alive else [Dial(seed, self.expected.get(seed))]
-        self.next_at = now + self.delay_s * (0.75 + 0.5 * rng.random())
+        self.deadline = now + self.delay_s * (0.75 + 0.5 * rng.random())
         self.delay_s = min(2 * self.delay_s, self.config.seed_backoff_max_s)
         return [Dial(seed, self.expected.get(seed)) for seed in self.seeds]
 
@@ -61,7 +59,7 @@ class Reachability:
 
     @property
     def deadline(self) -> float:
-        return min(self.next_ping_at, self.decide_at)
+        return self.next_ping_at if self.next_ping_at < self.decide_at else self.decide_at
 
     def linked(self, peer: PeerId, me: MemberRecord) -> list[Effect]:
         if self.settled or me.address is None or len(self.asked) >= ASKED or peer in self.asked:

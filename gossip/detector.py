@@ -18,6 +18,7 @@ from gossip.table import Entry, Table
 
 __all__ = ["PIGGYBACK", "Detector", "suspicion_s"]
 
+ALIVE, SUSPECT = MemberState.ALIVE, MemberState.SUSPECT
 PIGGYBACK = 8  # updates on a Ping or Ack, 2 KiB: they are many and must stay small beside a transfer
 MAX_HEALTH = 8  # Lifeguard's saturation: probes at a ninth of their rate
 MAX_PROBES = (
@@ -73,11 +74,7 @@ class Detector:
         self._ring: list[PeerId] = []  # still to be probed in this round, the last first
         self._next_s = now + rng.random() * config.probe_period_s
         self._seq = rng.getrandbits(48)  # an Ack to an earlier life matches nothing
-
-    @property
-    def deadline(self) -> float:
-        """When :meth:`tick` wants to be called."""
-        return min(self._next_s, self._timers[0][0]) if self._timers else self._next_s
+        self.deadline = self._next_s  # when tick wants to be called; kept, since drivers ask after every message
 
     # -- events --------------------------------------------------------------------------------------------------------
     def tick(self, now: float, out: list[Effect]) -> list[Entry]:
@@ -91,6 +88,7 @@ class Detector:
         if now >= self._next_s:
             self._next_s = now + self._config.probe_period_s * (1 + self.health)
             self._probe_next(now, out, failed)
+        self._settle()
         return failed
 
     def joined(self, peer: PeerId) -> None:
@@ -173,7 +171,7 @@ class Detector:
             return self.doubt(entry, now, out)
         peer = entry.record.id
         accused = self._table.mine.record.id in entry.accusers  # then another failure says nothing new
-        if self._own(peer) is None and entry.state in (MemberState.ALIVE, MemberState.SUSPECT) and not accused:
+        if self._own(peer) is None and entry.state in (ALIVE, SUSPECT) and not accused:
             self._probe(entry, now, out, failed, refused=True)
         for probe in self.targets.get(peer, ())[:]:
             if not probe.indirect:
@@ -190,6 +188,7 @@ class Detector:
         self._timers = [(when + gap_s, seq) for when, seq in self._timers]  # the order stays
         for probe in self._probes.values():
             probe.due_s += gap_s
+        self._settle()
 
     # -- one probe -----------------------------------------------------------------------------------------------------
     def _probe_next(self, now: float, out: list[Effect], failed: list[Entry]) -> None:
@@ -206,13 +205,13 @@ class Detector:
     def _is_ours(self, entry: Entry) -> bool:
         """Whether we are one to probe it. A member that nobody can dial is probed over its links: by those who hold
         one, by its homes, and by everyone once no home is ALIVE to do it."""
-        if entry.state is not MemberState.ALIVE and entry.state is not MemberState.SUSPECT:
+        if entry.state is not ALIVE and entry.state is not SUSPECT:
             return False
         homes = entry.record.homes
         if entry.reachable or self._table.mine.record.id in homes:
             return True
         entries = self._table.entries
-        return bool(homes) and not any(home in entries and entries[home].state is MemberState.ALIVE for home in homes)
+        return bool(homes) and not any(home in entries and entries[home].state is ALIVE for home in homes)
 
     def _probe(self, entry: Entry, now: float, out: list[Effect], failed: list[Entry], refused: bool = False) -> None:
         if len(self._probes) - self._relays >= MAX_PROBES:
@@ -226,7 +225,7 @@ class Detector:
 
     def _ping(self, probe: Probe, entry: Entry, out: list[Effect]) -> None:
         updates: tuple[Update, ...] = self._rumours.take(PIGGYBACK, 1, self._table.size)
-        if entry.state is MemberState.SUSPECT:
+        if entry.state is SUSPECT:
             updates = (entry.hint(), *updates)  # Lifeguard's buddy system: the suspect hears it from its prober
         out.append(Send(entry.record.id, Ping(probe.seq, updates), entry.record.address))
 
@@ -246,7 +245,7 @@ class Detector:
         helpers: list[Entry] = []
         if entry.record.address is None:  # only those with a link to it can ask
             homes = [entries[home] for home in entry.record.homes if home in entries]
-            helpers = [h for h in homes if h.state is MemberState.ALIVE and h is not self._table.mine and h.reachable]
+            helpers = [h for h in homes if h.state is ALIVE and h is not self._table.mine and h.reachable]
         helpers = helpers or self._table.sample(config.indirect_probes, self._rng, without=target)
         if not helpers:
             self._fail(probe, failed)
@@ -268,7 +267,7 @@ class Detector:
         self.blame_ourselves(len(probe.asked) - len(probe.nacks) if probe.asked else 1)
         self._end(probe)
         entry = self._table.entries.get(probe.target)
-        if entry is not None and entry.state in (MemberState.ALIVE, MemberState.SUSPECT):
+        if entry is not None and entry.state in (ALIVE, SUSPECT):
             failed.append(entry)
 
     # -- bookkeeping ---------------------------------------------------------------------------------------------------
@@ -284,6 +283,7 @@ class Detector:
     def _arm(self, probe: Probe, due_s: float) -> None:
         probe.due_s = due_s
         heapq.heappush(self._timers, (due_s, probe.seq))
+        self._settle()
 
     def _end(self, probe: Probe) -> None:
         if self._probes.pop(probe.seq, None) is None:
@@ -299,3 +299,7 @@ class Detector:
             if front is not None and front.due_s == due_s:
                 break
             heapq.heappop(self._timers)
+        self._settle()
+
+    def _settle(self) -> None:
+        self.deadline = min(self._next_s, self._timers[0][0]) if self._timers else self._next_s

@@ -9,6 +9,7 @@ swarm's spread, and its first exchanges draw it in like any other member.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -205,7 +206,9 @@ class Joining:
         return effects
 
     def next_deadline(self) -> float:
-        return min((piece.deadline for piece in self.pieces.values()), default=self.deadline)
+        if not self.pieces:
+            return self.deadline
+        return min([piece.deadline for piece in self.pieces.values()])
 
     def stop(self) -> list[Effect]:
         """Give up, or done: back to IDLE."""
@@ -274,4 +277,4 @@ class Donating:
 
     @property
     def deadline(self) -> float:
-        return min((deadline for _, _, deadline in self.table.values()), default=float("inf"))
+        return min([deadline for _, _, deadline in self.table.values()]) if self.table else math.inf

@@ -42,6 +42,7 @@ __all__ = ["Membership"]
 FAREWELLS = 8  # members told directly, beside those linked, that we leave
 HEAL_ALONE = 3  # dials each probe period while nobody is alive to us
 BOOK = 1_024  # records kept for the next start: 256 KiB
+ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD  # an Enum's attributes are slow
 
 
 class Membership:
@@ -55,6 +56,7 @@ class Membership:
         self, me: MemberRecord, *, sign: Sign, verify: Verify, config: Config, rng: random.Random, now: float
     ) -> None:
         me = signed(me, sign)
+        self._mine = me.id
         self._config, self._rng = config, rng
         self._table = Table(me, 2 * config.max_members, now)
         self._rumours = Rumours(config.gossip_period_s, now)
@@ -89,7 +91,7 @@ class Membership:
         self._handlers[type(message)](sender, entry, message, now, out)
         if sender in self._detector.targets:
             self._detector.proved(sender, out)
-        if entry is not None and (entry.state is MemberState.SUSPECT or entry.state is MemberState.DEAD):
+        if entry is not None and (entry.state is SUSPECT or entry.state is DEAD):
             if entry.restored:
                 self._view.trust(entry, entry.record, now)
             else:
@@ -126,7 +128,7 @@ class Membership:
         self._notice_sleep(now)
         entries = self._table.entries
         known = entries.get(peer)
-        stranger = known is None or known.state is not MemberState.ALIVE
+        stranger = known is None or known.state is not ALIVE
         if known is not None and claims_more(known.record, record):
             out.append(Send(peer, Gossip((known.record,))))  # it has started anew and does not know how far it was
         if self._view.is_news(record):
@@ -142,10 +144,10 @@ class Membership:
         self._detector.proved(peer, out)
         if entry.restored:
             self._view.trust(entry, entry.record, now)
-        elif entry.state is MemberState.DEAD or entry.state is MemberState.SUSPECT:
+        elif entry.state is DEAD or entry.state is SUSPECT:
             self._view.warn(entry, now, out)
         # A member that we already held ALIVE is of our swarm: what we know, it knows but for what gossip missed.
-        alone = len(self._table.alive) <= (entry.state is MemberState.ALIVE)
+        alone = len(self._table.alive) <= (entry.state is ALIVE)
         if alone or stranger:
             self._ask(entry, now, out, everything=alone)
         return self._done(out)
@@ -158,7 +160,7 @@ class Membership:
         if entry is not None:
             entry.linked = False
             self._table.links.discard(peer)
-            if not orderly and not self._left and entry.state in (MemberState.ALIVE, MemberState.SUSPECT):
+            if not orderly and not self._left and entry.state in (ALIVE, SUSPECT):
                 self._suspect(self._detector.doubt(entry, now, out), now)
         return self._done(out)
 
@@ -180,7 +182,7 @@ class Membership:
 
     def update_me(self, now: float, **changes: Unpack[Own]) -> None:
         """Change our own record; ``steps`` and ``samples`` count this life. Steps, samples, loss and version alone are
-        signed at most every ``max(progress_period_s, 0.05 s * N)``, the last values then; anything else at once."""
+        signed at most every ``max(progress_period_s, 0.1 s * N)``, the last values then; anything else at once."""
         if not self._left:
             self._myself.update(changes, now)
             self._arm()
@@ -255,13 +257,14 @@ class Membership:
         *, pushed: bool = False, quiet: bool = False,
     ) -> None:  # fmt: skip
         # All signatures first: a message is taken whole, or refused with nothing changed.
+        mine = self._mine
         for update in self._view.fresh(updates):
             if isinstance(update, Hint):
-                if update.peer == self.me.id:
+                if update.peer == mine:
                     self._on_own_hint(update, sender, entry, now, out)
                 else:
                     self._view.accused(update, entry, now, out, pushed)
-            elif update.id == self.me.id:
+            elif update.id == mine:
                 if claims_more(update, self.me) and self._myself.continue_from(update, now):
                     out.append(Notice("twin", "Another process signs with this node's key: stop one of the two."))
             else:
@@ -316,11 +319,17 @@ class Membership:
     def _arm(self) -> None:
         if self._left:
             self.deadline = math.inf
-        else:
-            self.deadline = min(
-                self._detector.deadline, self._view.deadline, self._rumours.due_s, self._myself.due_s,
-                self._push_pull_s, self._heal_s,
-            )  # fmt: skip
+            return
+        due_s = self._detector.deadline  # after every message: comparing costs half of what min() does
+        if self._view.deadline < due_s:
+            due_s = self._view.deadline
+        if self._rumours.due_s < due_s:
+            due_s = self._rumours.due_s
+        if self._myself.due_s < due_s:
+            due_s = self._myself.due_s
+        if self._push_pull_s < due_s:
+            due_s = self._push_pull_s
+        self.deadline = self._heal_s if self._heal_s < due_s else due_s
 
     def _notice_sleep(self, now: float) -> None:
         """When a timer is half a second late this process was stopped: nobody is judged by that time."""
@@ -360,6 +369,16 @@ class Membership:
     def record(self, peer: PeerId) -> MemberRecord | None:
         entry = self._table.entries.get(peer)
         return None if entry is None else entry.record
+
+    def runs(self) -> list[bytes]:
+        """The geneses of the ALIVE and ready, our own among them once we are ready."""
+        return self._table.runs()
+
+    def sharing(self, genesis: bytes) -> list[MemberRecord]:
+        """The ALIVE and ready of this run, without ourselves. Walks the table."""
+        entries = self._table.entries
+        records = [entries[peer].record for peer in self._table.alive]
+        return [record for record in records if record.ready and record.genesis == genesis]
 
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
         """Everyone else we know of. Walks the table: for people, not for every message."""
@@ -405,6 +424,6 @@ class Membership:
             if news and record.id == self.me.id:
                 self._myself.continue_from(record, now)
             elif record.id not in self._table.entries:
-                self._table.add(record, MemberState.DEAD, now, restored=True)
+                self._table.add(record, DEAD, now, restored=True)
         self._heal_s = now
         self._arm()

@@ -9,14 +9,14 @@ from typing import Any, TypedDict
 from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.records import Sign, signed
-from gossip.rumours import Rumours
+from gossip.records import Sign, mere_progress, signed
+from gossip.rumours import Rumours, told_of_progress
 from gossip.table import Table
 
 __all__ = ["Myself", "Own"]
 
 PROGRESS = frozenset({"steps", "samples", "loss", "version"})
-PROGRESS_S_PER_MEMBER = 0.05  # 20 progress updates a second in the whole swarm
+PROGRESS_S_PER_MEMBER = 0.1  # 10 progress updates a second in the whole swarm
 MAX_LIVES = 8  # different members may hold records of different age of an earlier life, but not many
 REFUTE_EVERY_S = 0.2  # so that accusing us costs the swarm five updates a second at most
 
@@ -49,12 +49,8 @@ class Myself:
         self._refuted_s = -math.inf
         self._lives = 1
         self._accused = False  # and not refuted yet
+        self.due_s = math.inf
         rumours.put(record, now)
-
-    @property
-    def due_s(self) -> float:
-        progress_s = self._progress_s if self._pending else math.inf
-        return min(progress_s, self._refuted_s + REFUTE_EVERY_S) if self._accused else progress_s
 
     @property
     def samples(self) -> int:
@@ -68,7 +64,7 @@ class Myself:
             self.announce(now)
 
     def update(self, changes: Own, now: float) -> None:
-        """Progress alone is signed at most every ``max(progress_period_s, 0.05 s * N)``, anything else at once."""
+        """Progress alone is signed at most every ``max(progress_period_s, 0.1 s * N)``, anything else at once."""
         fields: dict[str, Any] = dict(changes)
         for name in self._earlier.keys() & fields.keys():
             fields[name] += self._earlier[name]
@@ -77,21 +73,26 @@ class Myself:
                 self._pending[name] = value
         if self._pending and (now >= self._progress_s or not self._pending.keys() <= PROGRESS):
             self.announce(now)
+        else:
+            self._settle()
 
     def announce(self, now: float, **changes: Any) -> None:
         """Sign a new record with what is pending and these changes, and tell it."""
         changes = {"sequence": self.record.sequence + 1} | self._pending | changes
-        self._pending = {}
+        self._pending, before = {}, self.record
         self.record = signed(dataclasses.replace(self.record, **changes), self._sign)
         state = MemberState.LEFT if self.record.left else MemberState.ALIVE
         self._table.place(self._table.mine, self.record, state, now)
         self._progress_s = now + max(self._config.progress_period_s, PROGRESS_S_PER_MEMBER * self._table.size)
-        self._rumours.put(self.record, now)
+        told = told_of_progress(self._table.size) if mere_progress(self.record, before) else 0
+        self._rumours.put(self.record, now, told)
+        self._settle()
 
     def accused(self, now: float) -> bool:
         """Somebody doubts our present incarnation. Returns whether it is refuted now, rather than soon."""
         self._accused = True
         if now < self._refuted_s + REFUTE_EVERY_S:
+            self._settle()
             return False
         self.refute(now)
         return True
@@ -116,3 +117,8 @@ class Myself:
             counts[name] += more
         self.announce(now, incarnation=incarnation, sequence=0, **counts)
         return False
+
+    def _settle(self) -> None:
+        self.due_s = self._progress_s if self._pending else math.inf
+        if self._accused:
+            self.due_s = min(self.due_s, self._refuted_s + REFUTE_EVERY_S)

@@ -11,7 +11,18 @@ import msgpack
 from gossip.errors import RemoteError
 from gossip.ids import MemberRecord, peer_id_of
 
-__all__ = ["Sign", "Verify", "check", "claims_more", "newer", "payload", "signed", "trusting", "unsigned"]
+__all__ = [
+    "Sign",
+    "Verify",
+    "check",
+    "claims_more",
+    "mere_progress",
+    "newer",
+    "payload",
+    "signed",
+    "trusting",
+    "unsigned",
+]
 
 Sign = Callable[[bytes], bytes]
 """payload -> signature, with our own key."""
@@ -60,6 +71,19 @@ def newer(a: MemberRecord, b: MemberRecord) -> bool:
     if a.left != b.left:
         return a.left
     return a.sequence > b.sequence
+
+
+def mere_progress(a: MemberRecord, b: MemberRecord) -> bool:
+    """Whether ``a`` differs from ``b`` of the same id in steps, samples, loss and version alone."""
+    return (
+        a.incarnation == b.incarnation
+        and a.ready is b.ready
+        and a.genesis == b.genesis
+        and a.address == b.address
+        and a.homes == b.homes
+        and a.base_samples == b.base_samples
+        and a.left is b.left
+    )
 
 
 def claims_more(a: MemberRecord, b: MemberRecord) -> bool:

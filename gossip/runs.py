@@ -127,22 +127,13 @@ class Runs:
 
     def rivals(self) -> list[Run]:
         """The other runs of ready, living members."""
-        found: dict[bytes, Run] = {}
-        for peer in self.membership.alive():
-            record = self.membership.record(peer)
-            if record is not None and record.ready and record.genesis not in found:
-                found[record.genesis] = Run(self.membership.samples_of(record.genesis), record.genesis)
-        found.pop(self.local.genesis, None)
-        return list(found.values())
+        samples_of, own = self.membership.samples_of, self.local.genesis
+        return [Run(samples_of(genesis), genesis) for genesis in self.membership.runs() if genesis != own]
 
     def donors(self, genesis: bytes) -> list[PeerId]:
         """Ready members of a run that we can reach, in random order."""
-        found = []
-        for peer in self.membership.alive():
-            record = self.membership.record(peer)
-            reachable = record is not None and (record.address is not None or peer in self.linked)
-            if reachable and record is not None and record.ready and record.genesis == genesis:
-                found.append(peer)
+        sharing = self.membership.sharing(genesis)
+        found = [record.id for record in sharing if record.address is not None or record.id in self.linked]
         self.rng.shuffle(found)
         return found
 

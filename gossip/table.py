@@ -9,6 +9,7 @@ import random
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
@@ -18,6 +19,7 @@ __all__ = ["Allowance", "Entry", "Table"]
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 DIGEST = struct.Struct(f"<{MAX_BUCKETS}Q")
+MAX_HASHES = 1 << 14  # kept, 4 MiB: in a simulation every peer asks for the same ones
 MAX_FINISHED_RUNS = 64  # runs without members whose sums are kept
 
 
@@ -106,6 +108,7 @@ class Table:
         self._runs: dict[bytes, Run] = {}
         self._max_runs = MAX_FINISHED_RUNS
         self._sharing: set[PeerId] = set()
+        self._sharers_of: dict[bytes, int] = {}  # of each run that has any
         self._owners: tuple[int, list[PeerId]] = (-1, [])
         self._hashes = [0] * MAX_BUCKETS
         self._digest = b""  # of these, packed; empty after a change
@@ -155,6 +158,15 @@ class Table:
             if record.ready is not entry.shares and state is ALIVE:
                 self._share(entry, record.ready)
 
+    def progress(self, entry: Entry, record: MemberRecord) -> None:
+        """What :meth:`place` comes to when a record brings new counts alone: most do, and every member takes each."""
+        entry.record = record
+        more = record.samples - entry.counted
+        if more > 0:
+            entry.counted += more
+            self._runs[record.genesis].samples += more
+            self.samples += more
+
     def forget(self, before_s: float) -> None:
         """Drop those who are gone since before this time."""
         while self._gone and self.entries[next(iter(self._gone))].since_s < before_s:
@@ -183,7 +195,7 @@ class Table:
             if state is DEAD or state is LEFT:
                 self._gone[peer] = None
         if not entry.restored:
-            entry.hash = entry_hash(entry.record, state)
+            entry.hash = entry_hash(peer, entry.record.incarnation, state.value)
             self._hashes[peer[0]] ^= entry.hash
             self._digest = b""
         self._share(entry, state is ALIVE and entry.record.ready)
@@ -208,8 +220,17 @@ class Table:
             self.changes += 1
             if shares:
                 self._sharing.add(entry.record.id)
+                self._sharers(entry.record.genesis, 1)
             else:
                 self._sharing.discard(entry.record.id)
+                self._sharers(entry.record.genesis, -1)
+
+    def _sharers(self, genesis: bytes, more: int) -> None:
+        count = self._sharers_of.get(genesis, 0) + more
+        if count:
+            self._sharers_of[genesis] = count
+        else:
+            del self._sharers_of[genesis]
 
     def _replace(self, entry: Entry, record: MemberRecord) -> None:
         old = entry.record
@@ -218,12 +239,16 @@ class Table:
         if record.genesis != old.genesis:  # what it trained is behind the old run's weights; from now on the new one's
             self._run(old.genesis).members -= 1
             self._run(record.genesis).members += 1
+            if entry.shares:
+                self._sharers(old.genesis, -1)
+                self._sharers(record.genesis, 1)
         self._count(entry, record)
         entry.record = record
 
     def _count(self, entry: Entry, record: MemberRecord) -> None:
-        run = self._run(record.genesis)
-        run.base = max(run.base, record.base_samples)
+        run = self._runs.get(record.genesis) or self._run(record.genesis)
+        if record.base_samples > run.base:
+            run.base = record.base_samples
         # The most it ever claimed, since one that restarts without its memory claims less and the sum must not shrink.
         more = record.samples - entry.counted
         if more > 0:
@@ -251,6 +276,10 @@ class Table:
             self._owners = (self.changes, sorted(self._sharing))
         return self._owners[1]
 
+    def runs(self) -> list[bytes]:
+        """The geneses of the ALIVE and ready, our own among them."""
+        return list(self._sharers_of)
+
     def base_of(self, genesis: bytes) -> int:
         run = self._runs.get(genesis)
         return 0 if run is None else run.base
@@ -263,18 +292,18 @@ class Table:
         self, count: int, rng: random.Random, suspects: bool = False, without: PeerId | None = None
     ) -> list[Entry]:
         """Up to ``count`` different ALIVE (and SUSPECT) members that we can send to, uniformly."""
-        alive, entries = self.alive, self.entries
+        alive, entries, random_ = self.alive, self.entries, rng.random
         doubted = self.suspects if suspects else []
         total = len(alive) + len(doubted)
         chosen: list[Entry] = []
+        order: Iterable[int]
         if total <= 2 * count:
-            few = [entries[peer] for peer in (*alive, *doubted)]
-            rng.shuffle(few)
-            candidates: Iterator[Entry] = iter(few)
+            order = list(range(total))
+            rng.shuffle(order)
         else:  # four draws each: where most are out of reach a few less are found, rather than walking the table
-            draws = (int(rng.random() * total) for _ in range(4 * count))
-            candidates = (entries[alive[i] if i < len(alive) else doubted[i - len(alive)]] for i in draws)
-        for entry in candidates:
+            order = (int(random_() * total) for _ in range(4 * count))
+        for at in order:
+            entry = entries[alive[at] if at < len(alive) else doubted[at - len(alive)]]
             if entry.reachable and entry.record.id != without and entry not in chosen:
                 chosen.append(entry)
                 if len(chosen) == count:
@@ -317,7 +346,8 @@ class Table:
                         yield entry.hint()
 
 
-def entry_hash(record: MemberRecord, state: MemberState) -> int:
+@lru_cache(MAX_HASHES)
+def entry_hash(peer: PeerId, incarnation: int, state: str) -> int:
     """Without the sequence: progress is gossip's alone, or no two digests would ever be equal."""
-    text = record.id + record.incarnation.to_bytes(8, "little") + state.value.encode()
+    text = peer + incarnation.to_bytes(8, "little") + state.encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -22,8 +22,8 @@ from gossip.detector import Detector, suspicion_s
 from gossip.effects import Effect, MemberChanged, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
 from gossip.messages import Gossip, Hint, Update
-from gossip.records import Verify, check, claims_more, newer
-from gossip.rumours import Rumours
+from gossip.records import Verify, check, claims_more, mere_progress, newer
+from gossip.rumours import Rumours, told_of_progress
 from gossip.table import Allowance, Entry, Table
 
 __all__ = ["TELL_EVERY_S", "View"]
@@ -51,10 +51,7 @@ class View:
         self._accusations: dict[PeerId, int] = {}  # live ones by accuser
         self._suspicions: list[tuple[float, PeerId]] = []  # (when, whom); stale when it expires at another time
         self._before: dict[PeerId, MemberState | None] = {}  # states before this call, of those that changed in it
-
-    @property
-    def deadline(self) -> float:
-        return self._suspicions[0][0] if self._suspicions else math.inf
+        self.deadline = math.inf  # when tick wants to be called
 
     def changed(self, out: list[Effect]) -> list[Effect]:
         """Adds a MemberChanged for each whose state is another after this call than before it."""
@@ -72,7 +69,7 @@ class View:
         entry = self._table.entries.get(record.id)
         if entry is not None:
             known = entry.record
-            if record.id == self._me:
+            if entry is self._table.mine:
                 if not claims_more(record, known):
                     return False
             elif not entry.restored and (record is known or not newer(record, known)):
@@ -84,23 +81,19 @@ class View:
 
     def fresh(self, updates: tuple[Update, ...]) -> list[Update]:
         """Those that may change something; raises as :meth:`is_news`."""
-        entries = self._table.entries
-        fresh: list[Update] = []
-        for update in updates:
-            if isinstance(update, MemberRecord):
-                entry = entries.get(update.id)
-                # Most of what gossip brings is known; this line is where a large swarm spends its time.
-                if entry is not None and entry.record is update and not entry.restored:
-                    continue
-                if not self.is_news(update):
-                    continue
-            fresh.append(update)
-        return fresh
+        known = self._table.entries.get
+        # Most of what gossip brings is known; this line is where a large swarm spends its time.
+        unknown = [
+            update for update in updates
+            if not isinstance(update, MemberRecord)
+            or (entry := known(update.id)) is None or entry.record is not update or entry.restored
+        ]  # fmt: skip
+        return [update for update in unknown if not isinstance(update, MemberRecord) or self.is_news(update)]
 
     def hear(self, record: MemberRecord, now: float, quiet: bool = False, linked: bool = False) -> None:
         """Take a checked record of another that is news; ``quiet``: everyone else knows it already."""
         entry = self._table.entries.get(record.id)
-        state = LEFT if record.left else ALIVE
+        state, told = LEFT if record.left else ALIVE, 0
         if entry is None:
             if not linked and not self._intake.take(now):
                 return
@@ -114,10 +107,13 @@ class View:
             self.trust(entry, record if newer(record, entry.record) else entry.record, now)
         elif record.incarnation > entry.record.incarnation or record.left:
             self.place(entry, record, state, now)
+        elif mere_progress(record, entry.record):
+            told = told_of_progress(self._table.size)
+            self._table.progress(entry, record)
         else:
             self._table.place(entry, record, entry.state, now)
         if not quiet:
-            self._rumours.put(record, now)
+            self._rumours.put(record, now, told)
 
     def trust(self, entry: Entry, record: MemberRecord, now: float) -> None:
         """A member that we only remembered is there."""
@@ -189,6 +185,7 @@ class View:
                     self.suspect(failed, self._me, now)
             else:
                 self._bury(entry, self._me, now)
+        self.deadline = self._suspicions[0][0] if self._suspicions else math.inf
 
     def slept(self, gap_s: float) -> None:
         """Nobody is judged by the time in which this process was stopped."""
@@ -223,3 +220,4 @@ class View:
     def _until(self, entry: Entry, when: float) -> None:
         entry.expires_s = when
         heapq.heappush(self._suspicions, (when, entry.record.id))
+        self.deadline = self._suspicions[0][0]

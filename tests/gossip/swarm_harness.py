@@ -66,6 +66,7 @@ class Node:
     adoption: Fraction | None = None
     collecting: dict[int, Collect] = field(default_factory=dict)
     collected: list[tuple[int, int, Fraction, PeerId]] = field(default_factory=list)
+    joining_since: float = -1.0
     serving: set[int] = field(default_factory=set)
     mixes: list[tuple[float, int, PeerId]] = field(default_factory=list)
     dials: list[tuple[float, Address]] = field(default_factory=list)
@@ -239,6 +240,9 @@ class Swarm:
                     self.later(self.chunk_s, self.piece, node, session, self.by_id[partner], start, stop)
                 case Collect():
                     node.collecting[effect.session] = effect
+                    if node.joining_since != node.peer.joining.began:  # what an abandoned joining got counts no more
+                        node.joining_since = node.peer.joining.began
+                        node.collected.clear()
                 case Adopt():
                     covered = sum(stop - start for start, stop, _, _ in node.collected)
                     assert covered == node.peer.joining.size, "every element arrived once"

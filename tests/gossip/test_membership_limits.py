@@ -1,5 +1,6 @@
 """What membership spends, whom it probes, and how it speaks of itself; and the parts that keep it cheap."""
 
+import dataclasses
 import hashlib
 import random
 
@@ -165,7 +166,7 @@ def test_who_cannot_be_dialled_is_probed_by_its_homes_alone():
 
 # -- our own record ---------------------------------------------------------------------------------------------------
 def test_progress_is_signed_once_a_period_and_the_last_value_in_the_end():
-    me = acquainted(2)
+    me = acquainted(1)
     sequence, period_s = me.me.sequence, Config().progress_period_s
     for step in range(100):
         me.update_me(1.0 + 0.99 * period_s * step / 100, steps=step + 1, samples=8 * (step + 1))
@@ -193,7 +194,7 @@ def test_a_large_swarm_signs_its_progress_less_often():
     me.update_me(1.0, samples=1)
     me.update_me(2.5, samples=2)
     assert me.me.samples == 1
-    me.update_me(1.0 + 0.05 * 101, samples=3)
+    me.update_me(1.0 + 0.1 * 101, samples=3)
     assert me.me.samples == 3
 
 
@@ -260,6 +261,11 @@ def test_the_table_agrees_with_a_slow_obvious_one():
         entry = table.entries.get(record.id)
         if entry is None:
             table.add(record, state, float(step))
+        elif rng.random() < 0.3:  # nothing but progress
+            counts = {"sequence": entry.record.sequence + 1, "samples": record.samples}
+            record, state = dataclasses.replace(entry.record, **counts), entry.state
+            genesis = record.genesis
+            table.progress(entry, record)
         else:
             table.place(entry, record, state, float(step))
         table.entries[record.id].accusers = (peer_id(0),)
@@ -271,6 +277,7 @@ def test_the_table_agrees_with_a_slow_obvious_one():
     for state in MemberState:
         assert sorted(table._of[state]) == sorted(p for p, (_, s) in held.items() if s is state and p != peer_id(0))
     assert table.owners() == sorted(p for p, (r, s) in held.items() if s is ALIVE and r.ready)
+    assert sorted(table.runs()) == sorted({r.genesis for r, s in held.values() if s is ALIVE and r.ready})
     for genesis in {record.genesis for record, _ in held.values()}:
         assert table.samples_of(genesis) == trained[genesis]
     hashes = [0] * 256

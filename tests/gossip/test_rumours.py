@@ -1,0 +1,99 @@
+"""What is told, in which order and how often: against a version too simple to be wrong."""
+
+import dataclasses
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.messages import Hint
+from gossip.records import mere_progress
+from gossip.rumours import PROGRESS_TELLINGS, Rumours, retransmits, told_of_progress
+
+
+def record_of(number, **fields):
+    return MemberRecord(PeerId(bytes([number]) * 16), b"", 1, **fields)
+
+
+class Plain:
+    """One list: [times told, when it came there, key, update]."""
+
+    def __init__(self):
+        self.rows, self.count = [], 0
+
+    def put(self, update, told):
+        key = ("hint", update.peer) if isinstance(update, Hint) else ("record", update.id)
+        told = min([told] + [row[0] for row in self.rows if row[2] == key])
+        self.rows = [row for row in self.rows if row[2] != key]
+        self.count += 1
+        self.rows.append([told, self.count, key, update])
+
+    def take(self, count, copies, members):
+        self.rows.sort(key=lambda row: (row[0], -row[1]))
+        taken = self.rows[:count]
+        for row in reversed(taken):
+            self.count += 1
+            row[0], row[1] = row[0] + copies, self.count
+        self.rows = [row for row in self.rows if row not in taken or row[0] < retransmits(members)]
+        return tuple([row[3] for row in taken])
+
+
+@given(st.integers(0, 2**32), st.integers(2, 1_000))
+def test_the_least_told_goes_out_first_and_of_those_the_newest(seed, members):
+    dice = random.Random(seed)
+    rumours, plain = Rumours(0.5, 0.0), Plain()
+    for sequence in range(60):
+        if dice.random() < 0.6:
+            who = dice.randrange(20)
+            hint = dice.random() < 0.2
+            update = Hint(record_of(who).id, sequence, False, record_of(99).id) if hint else record_of(who)
+            told = told_of_progress(members) if dice.random() < 0.5 else 0
+            rumours.put(update, 0.0, told)
+            plain.put(update, told)
+        else:
+            count, copies = dice.choice([(8, 1), (32, 3), (3, 2)])
+            assert rumours.take(count, copies, members) == plain.take(count, copies, members)
+        assert len(rumours) == len(plain.rows)
+
+
+def test_progress_is_told_four_times_however_large_the_swarm():
+    for members in (2, 100, 9_000):
+        rumours = Rumours(0.5, 0.0)
+        rumours.put(record_of(1), 0.0, told_of_progress(members))
+        tellings = 0
+        while rumours.take(32, 1, members):
+            tellings += 1
+        assert tellings == PROGRESS_TELLINGS == 4
+
+
+def test_progress_goes_out_behind_all_news():
+    rumours = Rumours(0.5, 0.0)
+    rumours.put(record_of(1), 0.0)
+    rumours.put(record_of(2), 0.0, told_of_progress(1_000))
+    for _ in range(retransmits(1_000) - PROGRESS_TELLINGS):
+        assert rumours.take(1, 1, 1_000) == (record_of(1),)
+
+
+def test_progress_in_the_place_of_news_is_told_as_often_as_the_news():
+    rumours = Rumours(0.5, 0.0)
+    rumours.put(record_of(1, ready=True), 0.0)
+    rumours.put(record_of(1, ready=True, sequence=1, steps=9), 0.0, told_of_progress(1_000))
+    tellings = 0
+    while taken := rumours.take(32, 1, 1_000):
+        assert taken[0].steps == 9
+        tellings += 1
+    assert tellings == retransmits(1_000)
+
+
+def test_counts_alone_are_mere_progress():
+    before = record_of(1, genesis=b"g" * 16)
+    counts = {"sequence": 1, "steps": 2, "samples": 3, "loss": 0.5, "version": 1.0, "signature": b"s"}
+    assert mere_progress(dataclasses.replace(before, **counts), before)
+    others = {
+        "incarnation": 2, "left": True, "ready": True, "genesis": b"h" * 16, "base_samples": 1,
+        "address": Address("host", 1), "homes": (PeerId(b"i" * 16),),
+    }  # fmt: skip
+    assert set(counts) | set(others) | {"id", "public_key"} == {field.name for field in dataclasses.fields(before)}
+    for name, value in others.items():
+        assert not mere_progress(dataclasses.replace(before, **{name: value}), before)
