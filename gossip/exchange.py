@@ -14,7 +14,6 @@ difference.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -30,7 +29,8 @@ from gossip.mixing import pair_weight
 __all__ = ["Exchange", "Exchanges", "Local", "State"]
 
 VERDICTS = 4_096  # commits remembered, 100 B each: doubt_s of asking after them at 100 exchanges a second
-TIMED = 256  # partners whose durations are remembered
+TIMED = 256  # partners whose durations are remembered,
+KEPT = 8  # of the last exchanges
 TRIES = 4  # partners asked in one mix before waiting: four BUSY in a row mean that everybody is mixing already
 MAX_VERSION = 2**53  # what a record may hold: a mean with more would make our own record unacceptable to everybody
 DOUBT_RETRY_S = 1.0
@@ -95,8 +95,8 @@ class Exchanges:
         self.new_session, self.choose, self.benched = new_session, choose, benched
         self.table: dict[int, Exchange] = {}
         self.outgoing: Exchange | None = None
-        self.verdicts: OrderedDict[tuple[PeerId, int], None] = OrderedDict()  # what committed; nothing else did
-        self.durations: OrderedDict[PeerId, deque[float]] = OrderedDict()
+        self.verdicts: dict[tuple[PeerId, int], None] = {}  # what committed; nothing else did. The oldest first
+        self.durations: dict[PeerId, list[float]] = {}  # of the last exchanges; the partner of longest ago first
         self.done = self.failures = self.refused = 0
         self.last_partner: PeerId | None = None
         self.mixed_at: list[PeerId] = []  # partners of exchanges finished since Peer last looked
@@ -336,13 +336,12 @@ class Exchanges:
     def finish(self, exchange: Exchange, now: float) -> list[Effect]:
         self.verdicts[exchange.partner, exchange.session] = None
         if len(self.verdicts) > VERDICTS:
-            self.verdicts.popitem(last=False)
+            del self.verdicts[next(iter(self.verdicts))]
         if exchange.state is not State.DOUBT:
-            past = self.durations.setdefault(exchange.partner, deque(maxlen=8))
-            past.append(now - exchange.since)
-            self.durations.move_to_end(exchange.partner)
+            past = self.durations.pop(exchange.partner, [])[-KEPT + 1 :]
+            self.durations[exchange.partner] = [*past, now - exchange.since]
             if len(self.durations) > TIMED:
-                self.durations.popitem(last=False)
+                del self.durations[next(iter(self.durations))]
         self.done += 1
         self.last_partner = exchange.partner
         self.mixed_at.append(exchange.partner)

@@ -83,10 +83,19 @@ class Myself:
         self.record = signed(dataclasses.replace(self.record, **changes), self._sign)
         state = MemberState.LEFT if self.record.left else MemberState.ALIVE
         self._table.place(self._table.mine, self.record, state, now)
-        self._progress_s = now + max(self._config.progress_period_s, PROGRESS_S_PER_MEMBER * self._table.size)
+        self._progress_s = now + self._pause_s()
         told = told_of_progress(self._table.size) if mere_progress(self.record, before) else 0
         self._rumours.put(self.record, now, told)
         self._settle()
+
+    def met(self, now: float, share: float) -> None:
+        """Everybody knows our record; the next is signed after this share of the time between two, or all who begin
+        together would tell of their progress at once and for ever after."""
+        self._progress_s = now + share * self._pause_s()
+        self._settle()
+
+    def _pause_s(self) -> float:
+        return max(self._config.progress_period_s, PROGRESS_S_PER_MEMBER * self._table.size)
 
     def accused(self, now: float) -> bool:
         """Somebody doubts our present incarnation. Returns whether it is refuted now, rather than soon."""

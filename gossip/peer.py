@@ -127,8 +127,8 @@ class Peer:
             soonest = min(soonest, joining.next_deadline())
         elif self.due_at < soonest and self.local.ready and exchanges.outgoing is None:
             soonest = min(soonest, max(self.due_at, self.retry_at))
-        if self.seeds.seeds:
-            soonest = min(soonest, self.seeds.deadline)
+        if self.seeds.deadline < soonest:
+            soonest = self.seeds.deadline
         reach = self.reach
         if reach.decide_at < soonest:
             soonest = reach.decide_at
@@ -199,7 +199,8 @@ class Peer:
         effects += self.reach.linked(peer, self.membership.me)
         if self.membership.me.address is None:
             self.refresh_homes(now)
-        self.runs.next_at = now
+        if not self.local.ready or self.runs.alone:
+            self.runs.next_at = now  # who waits for weights or company looks at once
         return effects
 
     def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:

@@ -16,7 +16,7 @@ from gossip.effects import Effect, Notice
 from gossip.exchange import Local
 from gossip.ids import MemberRecord, PeerId, short
 from gossip.joining import Joining, Phase
-from gossip.membership import Membership
+from gossip.members import Members
 
 __all__ = ["Run", "Runs", "outranks"]
 
@@ -48,7 +48,7 @@ class Runs:
     def __init__(
         self,
         local: Local,
-        membership: Membership,
+        membership: Members,
         joining: Joining,
         linked: Container[PeerId],
         begin_run: Callable[[float, str], list[Effect]],

@@ -98,7 +98,7 @@ class Table:
 
     def __init__(self, me: MemberRecord, limit: int, now: float) -> None:
         self.entries: dict[PeerId, Entry] = {}
-        self.links: set[PeerId] = set()
+        self.links: dict[PeerId, None] = {}  # in the order in which they were made, which a seed must repeat
         self.changes = 0  # of the set of ALIVE and ready members
         self.samples = 0  # of everyone ever known
         self._limit = limit
@@ -180,7 +180,7 @@ class Table:
         self._leave(entry)
         del self.entries[peer]
         self._buckets[peer[0]].remove(peer)  # of about N / 256
-        self.links.discard(peer)
+        self.links.pop(peer, None)
         self._run(entry.record.genesis).members -= 1
         self._forgotten[peer] = (entry.record.incarnation, entry.counted)
         if len(self._forgotten) > self._limit:

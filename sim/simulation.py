@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,8 +168,8 @@ def simulate(scenario: Scenario, progress: bool | Callable[[Progress], None] = T
     """Play a scenario to its end and return what was seen.
 
     ``progress``: show a bar (in a terminal or a notebook), be silent, or call this with a Progress now and then. The
-    same scenario gives the same history and digest on the same machine. Raises ConfigError, DataError or LocalError with
-    one sentence for a scenario that cannot be played.
+    same scenario gives the same history and digest on the same machine. Raises ConfigError, DataError or LocalError
+    with one sentence for a scenario that cannot be played.
     """
     if isinstance(progress, bool):
         if progress:
@@ -176,6 +178,11 @@ def simulate(scenario: Scenario, progress: bool | Callable[[Progress], None] = T
             with Bar(scenario.name) as bar:
                 return simulate(scenario, bar.update, device)
         progress = ignore
+    with uncollected():
+        return play(scenario, progress, device)
+
+
+def play(scenario: Scenario, progress: Callable[[Progress], None], device: str) -> Result:
     start = Spent.now()
     simulation = Simulation(scenario, device)
     setup = Spent.now().since(start)
@@ -193,7 +200,8 @@ def simulate(scenario: Scenario, progress: bool | Callable[[Progress], None] = T
         if now - shown_at > REDRAW_S or done >= 1.0:
             shown_at, passed_s = now, now - started.wall_s
             left_s = passed_s * (1 - done) / done if done > 0 else math.inf
-            progress(Progress(swarm.now, done, swarm.events.handled, swarm.events.handled / max(passed_s, 1e-9), left_s))
+            events = swarm.events.handled
+            progress(Progress(swarm.now, done, events, events / max(passed_s, 1e-9), left_s))
     spent = Spent.now().since(started)
     summary = measures.summary(history[-1])
     summary |= {
@@ -203,6 +211,19 @@ def simulate(scenario: Scenario, progress: bool | Callable[[Progress], None] = T
     }  # fmt: skip
     durations: NDArray[np.float64] = np.array(swarm.sessions.durations_s)
     return Result(scenario, history, summary, durations)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without Python's search for cycles, which walks a million entries of membership tables again and again and finds
+    nothing: what a swarm drops is in no cycle."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def ignore(progress: Progress) -> None:

@@ -186,6 +186,7 @@ class Swarm:
         if self.training.trainer is not None:
             self.training.trainer.reset(index)
         self.launch(index, peer, before.vector, before.name, before.times, before.samples_per_step)
+        vars(before.peer).clear()  # its parts know each other, and nobody searches for cycles meanwhile
 
     def kill(self, index: int) -> None:
         """End a peer without a word, as kill -9 does: its machine tells its partners that their links are gone."""
