@@ -116,7 +116,7 @@ class Peer:
         """When to call :meth:`tick`. Drivers ask after every call of this peer, so what is empty is not asked."""
         if self.left:
             return math.inf
-        soonest, other = self.runs.next_at, self.membership.deadline
+        soonest, other = self.runs.deadline, self.membership.deadline
         if other < soonest:
             soonest = other
         exchanges, joining = self.exchanges, self.joining

@@ -67,6 +67,14 @@ class Runs:
         self.earlier_samples = 0  # counted for us, but from lives whose weights we began this run without
         self.alone = False
 
+    @property
+    def deadline(self) -> float:
+        """When :meth:`tick` has something to look at: never for one that is ready while nobody comes or goes."""
+        membership = self.membership
+        if self.local.ready and membership.changes == self.changes_seen and self.alone is not bool(membership.alive()):
+            return math.inf
+        return self.next_at
+
     def tick(self, now: float) -> list[Effect]:
         """Once a second: are we alone, is there a run to join, is there a larger one to merge into?"""
         if now < self.next_at:

@@ -105,6 +105,8 @@ class View:
                 self._detector.joined(record.id)
         elif entry.restored:
             self.trust(entry, record if newer(record, entry.record) else entry.record, now)
+        elif not newer(record, entry.record):
+            return  # a newer one stood before it in the same message, when neither was known
         elif record.incarnation > entry.record.incarnation or record.left:
             self.place(entry, record, state, now)
         elif mere_progress(record, entry.record):

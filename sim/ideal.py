@@ -18,7 +18,7 @@ from gossip.messages import Message
 from gossip.myself import Own
 from sim.events import Events
 from sim.host import Host
-from sim.links import CODES, Links
+from sim.links import Links
 from sim.network import Network
 
 __all__ = ["IdealLinks", "IdealMembers", "Registry"]
@@ -185,8 +185,7 @@ class IdealLinks(Links):
         if host.gone:
             self.hang_up(host, sender.id)
             return
-        self.events.note(host.index, sender.index, CODES[type(message)])
-        self.perform(host, host.peer.receive(sender.id, message, self.events.now))
+        self.deliver(host, sender, message)
 
     def killed(self, host: Host) -> None:
         """Those with whom it was in a session learn it a latency later, as a kernel would tell them."""

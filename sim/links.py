@@ -19,7 +19,7 @@ from gossip import frames
 from gossip.config import Config
 from gossip.effects import Dial, Effect, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import MESSAGES, Message
+from gossip.messages import MESSAGES, Fetch, Message, Offer
 from sim.events import Events
 from sim.host import Host
 from sim.network import Network
@@ -33,6 +33,10 @@ CODES = {kind: code for code, kind in enumerate(MESSAGES.values())}  # in the lo
 LINKED, BROKEN = 200, 201
 
 
+def nobody_asks(host: Host) -> None:
+    """Until the swarm says how to see a training loop."""
+
+
 class Links:
     """Performs Send, Dial and TryDial, and reports what becomes of them through ``perform``."""
 
@@ -42,6 +46,7 @@ class Links:
         self.events, self.network, self.config, self.perform = events, network, config, perform
         self.by_id: dict[PeerId, Host] = {}
         self.by_address: dict[Address, Host] = {}
+        self.seen: Callable[[Host], None] = nobody_asks
         self.group_of: dict[int, int] | None = None  # by index, while the network is cut into groups
         self.posted = 0
         self.message_bytes = 0  # sent, estimated from one frame in WEIGHED
@@ -97,7 +102,13 @@ class Links:
         if sender.id not in host.links:
             self.hang_up(host, sender.id)
             return
-        self.events.note(host.index, sender.index, CODES[type(message)])
+        self.deliver(host, sender, message)
+
+    def deliver(self, host: Host, sender: Host, message: Message) -> None:
+        kind = type(message)
+        if kind is Offer or kind is Fetch:
+            self.seen(host)
+        self.events.note(host.index, sender.index, CODES[kind])
         self.perform(host, host.peer.receive(sender.id, message, self.events.now))
 
     # -- a link's beginning --------------------------------------------------------------------------------------

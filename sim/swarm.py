@@ -80,6 +80,7 @@ class Swarm:
         if self.registry is not None:
             self.links = IdealLinks(self.events, network, config, self.perform, self.registry)
         self.training = Training(self.events, self.hosts, config, self.perform, trainer)
+        self.links.seen = self.training.seen
         self.sessions = Sessions(self.events, network, config, self.links, self.training, self.perform)
         sessions = self.sessions
         self.performers: dict[type, Callable[[Host, Any], None]] = {

@@ -23,8 +23,9 @@ from gossip.effects import Effect
 from sim.events import Events
 from sim.host import Floats, Host
 
-__all__ = ["OneByOne", "Trainer", "Training"]
+__all__ = ["REPORT_S", "OneByOne", "Trainer", "Training"]
 
+REPORT_S = 10.0  # a node reports four times a second, for people: here progress is told no more often than this
 AHEAD = 32  # ends of steps drawn at once: 1 KiB a host
 
 
@@ -68,9 +69,6 @@ class Training:
     ) -> None:  # fmt: skip
         self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
         self.by_steps = config.mix_every_steps is not None
-        # A partner is told BUSY when our loop was not seen for the patience: half of it between two looks is enough.
-        # (A node reports four times a second, for people.)
-        self.report_s = config.boundary_patience_s / 2
         self.steps = 0  # of all peers, as far as they have been counted
         self.batches = self.rows = 0  # batched calls and the rows in them
 
@@ -82,10 +80,10 @@ class Training:
         self.plan(host)
 
     def extend(self, host: Host) -> None:
-        """Draw further ends; those passed long ago go."""
+        """Draw further ends; those passed go, but for the last."""
         if host.cursor > AHEAD:
-            del host.ends[: host.cursor]
-            host.cursor = 0
+            del host.ends[: host.cursor - 1]
+            host.cursor = 1
         ends, when = host.ends, host.ends[-1]
         for step_s in host.times(AHEAD).tolist():
             when += step_s
@@ -106,7 +104,7 @@ class Training:
         if host.wanted or not host.ready:
             when = ends[at]
         else:
-            when = host.reported_at + self.report_s
+            when = host.reported_at + REPORT_S
             while ends[-1] <= when:
                 self.extend(host)
             at = host.cursor
@@ -147,6 +145,12 @@ class Training:
             host.steps += passed
             self.steps += passed
 
+    def seen(self, host: Host) -> None:
+        """Tell the peer when its loop was last at a boundary, which decides whether others wait for it."""
+        last = host.cursor + self.passed(host, self.events.now) - 1
+        if last >= 0:
+            host.peer.local.boundary_at = max(host.peer.local.boundary_at, host.ends[last])
+
     # -- a boundary ----------------------------------------------------------------------------------------------
     def on_boundary(self, host: Host, when: float) -> None:
         """What a node's boundary and its Runtime do, in their order."""
@@ -156,7 +160,7 @@ class Training:
         self.count(host, now)
         ready = host.ready = peer.local.ready
         due = self.by_steps and ready and peer.exchanges.outgoing is None and host.steps >= peer.due_steps
-        report = due or now - host.reported_at > self.report_s or not ready
+        report = due or now - host.reported_at > REPORT_S or not ready
         spare = due and peer.retry_at <= now
         if host.wanted:
             host.wanted = False

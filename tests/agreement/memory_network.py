@@ -26,6 +26,7 @@ from node.runtime import Runtime
 from node.snapshot import ModelState
 from node.stream import BrokenLinkError, ByteStream, MemoryStream, memory_stream_pair
 from sim.network import Network
+from sim.training import REPORT_S
 
 PIPE_BYTES = 1 << 20  # more than anybody sends at one instant, so that all of it arrives at one instant
 START_S = 1024.0
@@ -177,7 +178,7 @@ class Trainer:
         assert address is not None
         self.world, self.index, self.peer, self.vector = world, index, peer, vector
         self.on_step, self.step_s, self.steps = on_step, step_s, 0
-        self.by_steps, self.report_s = config.mix_every_steps is not None, config.boundary_patience_s / 2
+        self.by_steps = config.mix_every_steps is not None
         self.reported_at = trio.current_time()
         state = ModelState({"x": vector})
         pool = VectorPool(state)
@@ -228,7 +229,8 @@ class Trainer:
     def visit(self, peer: Peer) -> None:
         now = trio.current_time()
         due = self.by_steps and peer.ready and peer.exchanges.outgoing is None and self.steps >= peer.due_steps
-        report = due or now - self.reported_at > self.report_s or not peer.ready
+        peer.local.boundary_at = now  # a node says so four times a second
+        report = due or now - self.reported_at > REPORT_S or not peer.ready
         if not (report or self.boundary.wanted):
             return
         done = self.boundary.visit(self.outer.reset, due and peer.retry_at <= now)
