@@ -329,13 +329,17 @@ class Peer:
     def stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]:
         """The training loop is at a step boundary, ``steps`` and ``samples`` into its life; call it at least when
         ``due_steps`` is reached, and every quarter of a second or so."""
-        local = self.local
-        local.boundary_at = now
-        if self.config.mix_every_steps is not None:
-            local.version += (steps - self.steps) / self.config.mix_every_steps
-        self.steps, self.samples = steps, samples
-        self.membership.update_me(now, steps=steps, samples=samples, loss=loss, version=local.version)
+        self.local.boundary_at = now
+        self.counted(steps, samples)
+        self.membership.update_me(now, steps=steps, samples=samples, loss=loss, version=self.local.version)
         return self.maybe_mix(now)
+
+    def counted(self, steps: int, samples: int) -> None:
+        """How far the training loop is, boundary or not: call it before an Offer is received. The weight of a mix comes
+        from the two versions, and with stale ones equal peers would weigh each other too little."""
+        if self.config.mix_every_steps is not None:
+            self.local.version += (steps - self.steps) / self.config.mix_every_steps
+        self.steps, self.samples = steps, samples
 
     def maybe_mix(self, now: float) -> list[Effect]:
         waiting = now < self.retry_at or self.exchanges.outgoing is not None or self.joining.phase is not Phase.IDLE

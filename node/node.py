@@ -124,6 +124,7 @@ class Node:
     def join(self) -> None:
         """Until this node holds weights to train: taken from the swarm, or its own."""
         runtime = self.runtime
+        runtime.counts = lambda: (self.steps, self.samples)
         while True:
             self.boundary.wake.wait(0.02)
             self.thread.check()

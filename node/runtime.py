@@ -111,6 +111,7 @@ class Runtime:
         self.mix_in, self.mix_out = trio.open_memory_channel[Mixed | Adoption](64)
         self.nursery: trio.Nursery | None = None
         self.after_perform: Callable[[], None] = lambda: None
+        self.counts: Callable[[], tuple[int, int]] | None = None  # steps and samples of the training loop, now
 
     @property
     def now(self) -> float:
@@ -298,12 +299,13 @@ class Runtime:
     ) -> None:
         if optimizer is not None:
             self.peer.local.optimizer_keys, self.peer.optimizer_scalars = optimizer
+        self.peer.counted(steps, samples)
         if done.adopted:
             self.joining_vector = None
             self.perform(self.peer.adopted(self.now))
         copied = all(copy.done() for copy in done.copies)
+        self.perform(self.peer.stepped(steps, samples, loss, self.now))  # first: an Offer states how old the model is
         self.shifted(done)
-        self.perform(self.peer.stepped(steps, samples, loss, self.now))
         if copied:
             self.use_spare(done)
 
@@ -413,6 +415,8 @@ class Runtime:
                     return
                 session = message.session
                 self.sessions.links.setdefault(session, link)
+                if self.counts is not None:
+                    self.peer.counted(*self.counts())
                 self.perform(self.peer.receive(link.peer, message, self.now))
                 if session not in self.peer.exchanges.table and session not in self.peer.donating.table:
                     self.sessions.links.pop(session, None)  # answered and over: what was refused is not remembered

@@ -29,18 +29,19 @@ class Host:
 
     __slots__ = (
         "address", "adopting", "armed", "cursor", "dialling", "ends", "gone", "id", "index", "joining_vector", "links",
-        "name", "offering", "outer", "peer", "pending", "ready", "reported_at", "requests", "rest_until", "rng",
+        "name", "offering", "outer", "peer", "pending", "ready", "reported_at", "requests", "rest_until", "rng", "row",
         "samples_per_step", "sessions", "shifts", "steps", "taken", "times", "vector", "visit_at", "wanted",
     )  # fmt: skip
 
     def __init__(
         self, index: int, name: str, peer: Peer, vector: Floats, outer: OuterStep, times: Times,
-        samples_per_step: int, rng: random.Random,
+        samples_per_step: int, rng: random.Random, row: int,
     ) -> None:  # fmt: skip
         address = peer.membership.me.address
         assert address is not None, "a simulated peer can be dialled"
         self.index, self.name, self.peer, self.address, self.id = index, name, peer, address, peer.id
         self.vector, self.outer, self.samples_per_step = vector, outer, samples_per_step
+        self.row = row  # of the trainer
         self.rng = rng  # the network's draws about what this host sends
         self.gone = False  # killed, or it left
         # links

@@ -47,7 +47,7 @@ class Links:
         self.by_id: dict[PeerId, Host] = {}
         self.by_address: dict[Address, Host] = {}
         self.seen: Callable[[Host], None] = nobody_asks
-        self.group_of: dict[int, int] | None = None  # by index, while the network is cut into groups
+        self.group_of: dict[int, int] | None = None  # by row, while the network is cut into groups
         self.posted = 0
         self.message_bytes = 0  # sent, estimated from one frame in WEIGHED
 
@@ -62,13 +62,13 @@ class Links:
 
     # -- the network ---------------------------------------------------------------------------------------------
     def partition(self, groups: Iterable[Iterable[int]]) -> None:
-        self.group_of = {index: number for number, group in enumerate(groups, 1) for index in group}
+        self.group_of = {row: number for number, group in enumerate(groups, 1) for row in group}
 
     def heal(self) -> None:
         self.group_of = None
 
     def cut(self, a: Host, b: Host) -> bool:
-        return self.group_of is not None and self.group_of.get(a.index, 0) != self.group_of.get(b.index, 0)
+        return self.group_of is not None and self.group_of.get(a.row, 0) != self.group_of.get(b.row, 0)
 
     def after(self, sender: Host, receiver: Host) -> float:
         """When what is sent now arrives."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from gossip.errors import ConfigError, LocalError
@@ -105,7 +106,7 @@ class Simulation:
         if known is None:
             self.indices[row] = swarm.add_peer(
                 self.learners.matrix[row], seeds, step_s=self.times.durations(name), name=name, founder=founder,
-                samples_per_step=self.learners.samples_per_step,
+                samples_per_step=self.learners.samples_per_step, row=row,
             )  # fmt: skip
         else:
             swarm.revive(known, seeds)
@@ -121,11 +122,9 @@ class Simulation:
             self.swarm.events.push(following.from_s, self.come, row, following, sessions)
 
     def cut(self, groups: int) -> None:
-        """Neighbours by number fall into one group, newcomers into the first."""
-        size = len(self.swarm.hosts)
-        self.swarm.partition([
-            [host.index for host in self.swarm.hosts if host.index * groups // size == group] for group in range(groups)
-        ])
+        """Neighbours by number fall into one group; a newcomer into that of its number."""
+        size = self.scenario.peers
+        self.swarm.partition([[row for row in range(size) if row * groups // size == group] for group in range(groups)])
 
     # -- time ----------------------------------------------------------------------------------------------------
     @property
@@ -178,8 +177,13 @@ def simulate(scenario: Scenario, progress: bool | Callable[[Progress], None] = T
             with Bar(scenario.name) as bar:
                 return simulate(scenario, bar.update, device)
         progress = ignore
-    with uncollected():
-        return play(scenario, progress, device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # batches of small models: a second thread costs more than it does
+    try:
+        with uncollected():
+            return play(scenario, progress, device)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def play(scenario: Scenario, progress: Callable[[Progress], None], device: str) -> Result:

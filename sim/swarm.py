@@ -105,11 +105,13 @@ class Swarm:
         samples_per_step: int = 1,
         name: str | None = None,
         founder: bool = False,
+        row: int | None = None,
     ) -> int:
         """Start a peer now; returns its index. ``vector``: float32, one dimension, used as it is and changed in place,
         so it may be a row of the caller's matrix. ``seeds``: indices of peers to join through, none to start a swarm.
         ``founder``: it is of one run with the other founders, and holds its weights; :meth:`introduce` lets them know
-        each other. In an ideal swarm, which needs no seeds, everybody else joins.
+        each other. In an ideal swarm, which needs no seeds, everybody else joins. ``row``: what the trainer calls this
+        peer, by default its index.
 
         Its randomness comes from the swarm's seed and its ``name`` (by default its index).
         """
@@ -119,7 +121,7 @@ class Swarm:
         self.network.add(name)
         self.lives.append(0)
         peer = self.make_peer(name, 0, vector.size, seeds, founder)
-        return self.launch(index, peer, vector, name, times, samples_per_step)
+        return self.launch(index, peer, vector, name, times, samples_per_step, row=row)
 
     def introduce(self) -> None:
         """The founders know each other, as processes that one launcher started; without it they are strangers, whom
@@ -155,7 +157,7 @@ class Swarm:
 
     def launch(
         self, index: int, peer: Peer, vector: Floats, name: str, times: Times, samples_per_step: int,
-        first_step_s: float | None = None,
+        first_step_s: float | None = None, row: int | None = None,
     ) -> int:  # fmt: skip
         assert vector.dtype == np.float32, "models are float32 vectors"
         assert vector.ndim == 1, "models are flat vectors"
@@ -164,7 +166,8 @@ class Swarm:
         life = self.lives[index]
         whose = f"{name}/{life}" if life else name
         rng = random.Random(derive(self.seed, whose, "network"))
-        host = Host(index, name, peer, vector, outer, times, samples_per_step, rng)
+        row = index if row is None else row
+        host = Host(index, name, peer, vector, outer, times, samples_per_step, rng, row)
         if index == len(self.hosts):
             self.hosts.append(host)
         else:
@@ -185,13 +188,15 @@ class Swarm:
         self.lives[index] += 1
         peer = self.make_peer(before.name, self.lives[index], before.vector.size, seeds)
         if self.training.trainer is not None:
-            self.training.trainer.reset(index)
-        self.launch(index, peer, before.vector, before.name, before.times, before.samples_per_step)
+            self.training.trainer.reset(before.row)
+        times, samples = before.times, before.samples_per_step
+        self.launch(index, peer, before.vector, before.name, times, samples, row=before.row)
         vars(before.peer).clear()  # its parts know each other, and nobody searches for cycles meanwhile
 
     def kill(self, index: int) -> None:
         """End a peer without a word, as kill -9 does: its machine tells its partners that their links are gone."""
         host = self.hosts[index]
+        self.training.end(host)
         host.gone = True
         self.sessions.forget(host)
         self.links.killed(host)
@@ -205,7 +210,7 @@ class Swarm:
         self.kill(index)
 
     def partition(self, groups: Iterable[Iterable[int]]) -> None:
-        """Cut the network into these groups of peers; those not named, and newcomers, are one more."""
+        """Cut the network into these groups of peers; those not named are one more, and newcomers belong to it."""
         self.links.partition(groups)
 
     def heal(self) -> None:

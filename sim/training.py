@@ -146,10 +146,12 @@ class Training:
             self.steps += passed
 
     def seen(self, host: Host) -> None:
-        """Tell the peer when its loop was last at a boundary, which decides whether others wait for it."""
-        last = host.cursor + self.passed(host, self.events.now) - 1
-        if last >= 0:
-            host.peer.local.boundary_at = max(host.peer.local.boundary_at, host.ends[last])
+        """Tell the peer how far its loop is, and when it was last at a boundary: others wait for it, or do not."""
+        self.count(host, self.events.now)
+        peer = host.peer
+        if host.cursor:
+            peer.local.boundary_at = max(peer.local.boundary_at, host.ends[host.cursor - 1])
+        peer.counted(host.steps, host.steps * host.samples_per_step)
 
     # -- a boundary ----------------------------------------------------------------------------------------------
     def on_boundary(self, host: Host, when: float) -> None:
@@ -162,28 +164,34 @@ class Training:
         due = self.by_steps and ready and peer.exchanges.outgoing is None and host.steps >= peer.due_steps
         report = due or now - host.reported_at > REPORT_S or not ready
         spare = due and peer.retry_at <= now
+        requests: list[int] = []
+        copy: Floats | None = None
         if host.wanted:
             host.wanted = False
-            if host.adopting or host.requests:
-                report = True
-            self.fulfil(host)
+            report = report or host.adopting or bool(host.requests)
+            requests, copy = self.fulfil(host)
         if report:
             host.reported_at = now
             self.perform(host, peer.stepped(host.steps, host.steps * host.samples_per_step, None, now))
+            if copy is not None:
+                self.snapped(host, requests, copy)
             if spare and host.requests:  # the exchange that begins here has its snapshot at once
-                self.snap(host)
+                requests, host.requests = host.requests, []
+                self.need(host)
+                self.snapped(host, requests, host.vector.copy())
                 host.wanted = bool(host.shifts) or host.adopting
             host.ready = peer.local.ready
         self.plan(host)
 
-    def fulfil(self, host: Host) -> None:
-        """Shifts before snapshots, so that what is sent includes what was received."""
+    def fulfil(self, host: Host) -> tuple[list[int], Floats | None]:
+        """Add and take over what came, then copy the model for those who wanted it: what is sent includes what was
+        received."""
         peer, now = host.peer, self.events.now
         adopted, host.adopting = host.adopting, False
         shifts = host.shifts
         requests, host.requests = host.requests, []
-        if shifts or (requests and not adopted):
-            self.need(host)
+        if shifts or requests or adopted:
+            self.need(host)  # adopted: the batches and the optimizer go on from there
         if adopted:
             assert host.joining_vector is not None
             host.vector[:] = host.joining_vector
@@ -200,15 +208,9 @@ class Training:
                     vector += shift
         copy = host.vector.copy() if requests else None  # before the peer hears anything, as in a node
         if adopted:
+            peer.counted(host.steps, host.steps * host.samples_per_step)
             self.perform(host, peer.adopted(now))
-        if copy is not None:
-            self.snapped(host, requests, copy)
-
-    def snap(self, host: Host) -> None:
-        """Take the snapshots that are wanted, here and now."""
-        requests, host.requests = host.requests, []
-        self.need(host)
-        self.snapped(host, requests, host.vector.copy())
+        return requests, copy
 
     def snapped(self, host: Host, requests: list[int], copy: Floats) -> None:
         peer = host.peer
@@ -232,7 +234,7 @@ class Training:
         missing = host.steps - host.taken
         if missing > 0 and self.trainer is not None:
             host.taken = host.steps
-            self.trainer.train(np.array([host.index]), np.array([missing]))
+            self.trainer.train(np.array([host.row]), np.array([missing]))
 
     def compute(self, now: float) -> None:
         """Take all steps that have begun, those of one who stands at a boundary excepted: what it does there may change
@@ -252,13 +254,21 @@ class Training:
                 begun = host.steps + bisect_right(ends, now, host.cursor) - host.cursor + 1
             missing = begun - host.taken
             if missing > 0:
-                rows.append(host.index)
+                rows.append(host.row)
                 counts.append(missing)
                 host.taken = begun
         if rows:
             self.batches += 1
             self.rows += len(rows)
             self.trainer.train(np.array(rows), np.array(counts))
+
+    def end(self, host: Host) -> None:
+        """The loop ends in the middle of a step, which is still computed: else it would depend on who looked whether
+        the batches of the next life go on behind it."""
+        self.count(host, self.events.now)
+        if self.trainer is not None and host.ready:
+            host.steps += 1
+            self.catch_up(host)
 
     def settle(self, now: float) -> None:
         """All steps up to now are in the vectors, for whoever looks at them; a lazy trainer adds those in progress."""

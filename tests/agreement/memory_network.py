@@ -230,6 +230,7 @@ class Trainer:
         now = trio.current_time()
         due = self.by_steps and peer.ready and peer.exchanges.outgoing is None and self.steps >= peer.due_steps
         peer.local.boundary_at = now  # a node says so four times a second
+        peer.counted(self.steps, self.steps)  # and this before each Offer
         report = due or now - self.reported_at > REPORT_S or not peer.ready
         if not (report or self.boundary.wanted):
             return

@@ -177,6 +177,8 @@ def simulate(scenario: Scenario) -> dict[int, Outcome]:
         driver.swarm.run_until(START_S + when)
         act(driver)
     driver.swarm.run_until(START_S + scenario.until_s)
+    for host in driver.swarm.alive():
+        driver.swarm.training.seen(host)  # a Runtime's peer has counted its last steps already
     return {host.index: Outcome.of(host.peer, host.steps, host.vector) for host in driver.swarm.alive()}
 
 

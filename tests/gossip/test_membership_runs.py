@@ -1,0 +1,221 @@
+"""Whose weights the living members have, counted as they change; and members that know each other from the start."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossip.config import Config
+from gossip.effects import MemberChanged, MemberState, Send
+from gossip.errors import RemoteError
+from gossip.ids import Address, MemberRecord
+from gossip.membership import Membership
+from gossip.messages import Gossip, Hint, Records
+from gossip.table import Table
+from tests.gossip.harness import World, acquainted, member, peer_id, record_of, sent
+
+ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
+RUNS = [bytes([number]) * 16 for number in range(3)]
+
+
+# -- the table, against a recount ------------------------------------------------------------------------------------
+def recount(table: Table) -> set[bytes]:
+    return {one.record.genesis for one in table.entries.values() if one.state is ALIVE and one.record.ready}
+
+
+claims = st.builds(
+    record_of,
+    st.integers(0, 6),
+    incarnation=st.integers(1, 3),
+    ready=st.booleans(),
+    genesis=st.sampled_from(RUNS),
+    samples=st.integers(0, 50),
+)
+held = st.tuples(claims, st.sampled_from([*MemberState]), st.booleans())
+forgotten = st.integers(0, 10)  # seconds ago
+
+
+@given(st.sampled_from([4, 100]), st.lists(held | held | forgotten, max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_added_placed_and_forgotten_the_runs_are_those_of_a_recount(limit, operations):
+    table = Table(record_of(0, genesis=RUNS[0]), limit, 0.0)  # a full one forgets the longest gone to make room
+    for now, operation in enumerate(operations, 1):
+        owners, changes = list(table.owners()), table.changes
+        if isinstance(operation, int):
+            table.forget(now - operation)
+        else:
+            record, state, restored = operation
+            entry = table.entries.get(record.id)
+            if entry is None:
+                table.add(record, state, now, restored=restored and state is DEAD)
+            else:  # of ourselves nothing is ever held but ALIVE
+                table.place(entry, record, ALIVE if entry is table.mine else state, now)
+        assert len(table.entries) <= limit
+        assert sorted(table.runs()) == sorted(recount(table))
+        sharing = [one.record.id for one in table.entries.values() if one.state is ALIVE and one.record.ready]
+        assert table.owners() == sorted(sharing)
+        if table.owners() != owners:
+            assert table.changes > changes, "who shares the data would not look again"
+    # Each run goes with the last of its members: a wrong count would leave it there, or end it early.
+    for entry in [one for one in table.entries.values() if one is not table.mine]:
+        table.place(entry, entry.record, DEAD, 100.0)
+        assert sorted(table.runs()) == sorted(recount(table))
+
+
+# -- the whole membership, against its own list of members -----------------------------------------------------------
+def update_of(number: int, rng: random.Random) -> MemberRecord | Hint:
+    incarnation = rng.randint(1, 4)
+    if rng.random() < 0.3:
+        return Hint(peer_id(number), incarnation, rng.random() < 0.5, peer_id(rng.randint(1, 5)))
+    return record_of(
+        number,
+        incarnation=incarnation,
+        sequence=rng.randint(0, 5),
+        ready=rng.random() < 0.6,
+        left=rng.random() < 0.2,
+        genesis=rng.choice(RUNS),
+        samples=rng.randint(0, 50),
+    )
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_heard_the_runs_are_those_of_the_living_and_ready(seed):
+    rng = random.Random(seed)
+    me, now = member(0, genesis=RUNS[0], ready=rng.random() < 0.5), 0.0
+    for _ in range(40):
+        what = rng.choice(["gossip", "gossip", "records", "wait", "mine"])
+        if what == "wait":
+            until = now + rng.choice([0.5, 5.0, 40.0])
+            while me.deadline <= until:
+                now = max(now + 1e-6, me.deadline)
+                me.tick(now)
+            now = until
+        elif what == "mine":
+            me.update_me(now, ready=rng.random() < 0.7, genesis=rng.choice(RUNS))
+        else:
+            updates = tuple(update_of(number, rng) for number in rng.sample(range(1, 6), rng.randint(1, 4)))
+            message = Gossip(updates) if what == "gossip" else Records(updates, b"")
+            me.receive(peer_id(rng.randint(1, 5)), message, now)
+        living = [record for record, state in me.members() if state is ALIVE and record.ready]
+        living += [me.me] if me.me.ready else []
+        assert sorted(me.runs()) == sorted({record.genesis for record in living})
+        assert me.owners() == sorted(record.id for record in living)
+
+
+def test_a_run_ends_with_its_last_living_member_and_comes_again_with_one():
+    me = acquainted(3, genesis=RUNS[0])
+    me.receive(peer_id(1), Gossip((record_of(2, incarnation=2, genesis=RUNS[1]),)), 1.0)
+    assert set(me.runs()) == {me.me.genesis, RUNS[0], RUNS[1]}
+    me.receive(peer_id(1), Gossip((record_of(2, incarnation=2, sequence=1, genesis=RUNS[1], left=True),)), 2.0)
+    assert set(me.runs()) == {me.me.genesis, RUNS[0]}
+    me.receive(peer_id(1), Gossip((record_of(2, incarnation=3, genesis=RUNS[1]),)), 3.0)
+    assert set(me.runs()) == {me.me.genesis, RUNS[0], RUNS[1]}
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_of_two_records_of_one_member_in_one_message_the_newer_counts(left):
+    me = member(0)
+    me.receive(peer_id(3), Gossip((record_of(1, incarnation=4), record_of(1, incarnation=2, left=left))), 1.0)
+    assert me.record(peer_id(1)).incarnation == 4
+    assert me.state(peer_id(1)) is ALIVE
+
+
+def test_who_is_not_ready_is_of_no_run():
+    me = member(0, ready=False)
+    me.linked(peer_id(1), record_of(1, ready=False, genesis=RUNS[1]), 0.0)
+    assert set(me.runs()) == set()
+    me.receive(peer_id(1), Gossip((record_of(1, sequence=1, genesis=RUNS[1]),)), 1.0)
+    assert set(me.runs()) == {RUNS[1]}
+
+
+# -- meeting ---------------------------------------------------------------------------------------------------------
+def met(number: int, count: int, now: float = 0.0) -> Membership:
+    """Member ``number`` of ``count`` that met at the beginning, itself on the list."""
+    me = member(number, genesis=RUNS[0])
+    me.meet([record_of(other, genesis=RUNS[0]) for other in range(count)], now)
+    return me
+
+
+def test_all_who_meet_are_alive_to_each_other_and_of_one_run():
+    for number in range(5):
+        me = met(number, 5)
+        assert sorted(me.alive()) == sorted(peer_id(other) for other in range(5) if other != number)
+        assert me.owners() == sorted(peer_id(other) for other in range(5))
+        assert me.peers_known == 4
+        assert set(me.runs()) == {RUNS[0]}
+        assert me.me.incarnation == 1
+
+
+def test_nobody_need_be_told_of_a_meeting():
+    me = met(0, 5)
+    effects = []
+    while me.deadline < 1.9:  # of a probe's period; probes carry what is to be told as well
+        effects += me.tick(me.deadline)
+    assert not [effect for effect in effects if isinstance(effect, MemberChanged)]
+    assert not sent(effects, Gossip)
+    assert not [one for one in effects if isinstance(one, Send) and getattr(one.message, "updates", ())]
+
+
+def test_what_happens_after_a_meeting_is_told():
+    me = met(0, 5)
+    me.update_me(0.1, ready=False)
+    effects = []
+    while me.deadline < 1.0:
+        effects += me.tick(me.deadline)
+    assert any(me.me in one.message.updates for one in sent(effects, Gossip))
+
+
+def test_meeting_again_and_hearing_of_the_met_changes_nothing():
+    me = met(0, 5)
+    before = (me.members(), me.changes)
+    me.meet([record_of(other, genesis=RUNS[0]) for other in range(5)], 1.0)
+    me.receive(peer_id(1), Gossip(tuple(record_of(other, genesis=RUNS[0]) for other in range(5))), 1.0)
+    assert (me.members(), me.changes) == before
+
+
+def test_a_meeting_does_not_take_back_what_is_known_better():
+    me = acquainted(2)
+    me.receive(peer_id(1), Gossip((record_of(2, incarnation=5, left=True),)), 0.5)
+    me.meet([record_of(1), record_of(2), record_of(3)], 1.0)
+    assert me.state(peer_id(2)) is LEFT
+    assert me.record(peer_id(2)).incarnation == 5
+    assert me.state(peer_id(3)) is ALIVE
+
+
+def test_a_meeting_refuses_a_record_that_its_owner_did_not_sign():
+    me = member(0, verify=lambda key, message, signature: False)
+    with pytest.raises(RemoteError):
+        me.meet([record_of(1)], 0.0)
+
+
+def test_a_swarm_that_met_agrees_at_once_and_has_nothing_to_pull():
+    class Counting(World):
+        records = 0
+
+        def transmit(self, node, to, message):
+            self.records += isinstance(message, Records)
+            super().transmit(node, to, message)
+
+    world = Counting(4)
+    nodes = [world.start(number) for number in range(8)]
+    for node in nodes:
+        node.membership.meet([other.membership.me for other in nodes], 0.0)
+        world.arm(node)
+    assert world.agreed()
+    world.run(100)  # three push-pull periods: equal digests are answered with nothing
+    assert world.agreed()
+    assert world.records == 0
+    assert not [node for node in nodes if node.seen]
+    assert world.messages > 100
+    world.power_off(nodes[3])
+    world.until(lambda: world.states_of(nodes[3].id) == {DEAD}, 20)
+
+
+def test_of_too_many_who_meet_the_table_takes_what_it_has_room_for():
+    config = Config(max_members=10)
+    me = member(0, config)
+    me.meet([record_of(number, address=Address("host", number)) for number in range(1000)], 0.0)
+    assert len(me.members()) < 2 * config.max_members
+    assert set(me.runs()) == {b""}

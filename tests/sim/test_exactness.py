@@ -1,0 +1,117 @@
+"""Batched steps are those of one peer at a time, whatever happens to the peers meanwhile."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gossip.config import Config
+from sim import simulation
+from sim.learners import Learners
+from sim.network import Network
+from sim.scenario import ChurnSpec, MembershipSpec, Scenario, Task
+from sim.simulation import Simulation
+from sim.swarm import Swarm
+from tests.sim.scenarios import ADAMW, COMING_AND_GOING, MOMENTUM, log_of, played, small
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class OneStepAtATime(Learners):
+    """The plain way: each step by itself, when it has ended and somebody needs it."""
+
+    lazy = False
+
+    def train(self, rows, counts):
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            for _ in range(count):
+                Learners.train(self, np.array([row]), np.array([1]))
+
+
+def both_ways(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> tuple[Simulation, Simulation]:
+    batched = played(scenario)
+    monkeypatch.setattr(simulation, "Learners", OneStepAtATime)
+    plain = played(scenario)
+    assert isinstance(plain.learners, OneStepAtATime)
+    # A lazy trainer takes the steps in progress too, when somebody looks: one for each peer that is there.
+    there = [int(host.name) for host in plain.swarm.alive() if host.peer.ready]
+    ahead = batched.learners.taken[there] - plain.learners.taken[there]
+    assert set(ahead.tolist()) <= {0, 1}
+    plain.learners.train(np.array(there), ahead)
+    return batched, plain
+
+
+# Sums of another order, for models that torch.func computes. Rounding is 6e-8, and 80 steps between 20 mixes left 4e-7.
+TOLERANCE = 5e-6  # of the distance that training has moved a model
+KINDS = {
+    "linear": ({"model": "linear"}, 0.0),
+    "mlp": ({"model": "mlp"}, 0.0),  # bit for bit
+    "cnn": ({"model": "cnn"}, TOLERANCE),
+    "gpt": ({"model": "gpt", "dataset": "tests.sim.jobs:text"}, TOLERANCE),
+}
+
+
+@pytest.mark.parametrize("optimizer", [MOMENTUM, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize(("task", "tolerance"), KINDS.values(), ids=KINDS)
+def test_batched_steps_are_those_of_one_peer_at_a_time(task, tolerance, optimizer, monkeypatch):
+    scenario = small(task=Task(samples_per_peer=20, batch_size=4, optimizer=optimizer, **task))
+    batched, plain = both_ways(scenario, monkeypatch)
+    assert log_of(batched) == log_of(plain)
+    assert plain.swarm.sessions.mixes > 60
+    ours, theirs, start = batched.learners.matrix, plain.learners.matrix, Simulation(scenario).learners.matrix
+    moved = np.linalg.norm(theirs - start, axis=1)
+    assert moved.min() > 0.1
+    assert (np.linalg.norm(ours - theirs, axis=1) <= tolerance * moved).all()
+
+
+@pytest.mark.parametrize("mode", ["protocol", "ideal"])
+def test_batched_steps_are_exact_where_peers_come_and_go(mode, monkeypatch):
+    scenario = small(duration_s=20.0, churn=COMING_AND_GOING, membership=MembershipSpec(mode=mode))
+    batched, plain = both_ways(scenario, monkeypatch)
+    assert sum(batched.swarm.lives) > 3
+    assert log_of(batched) == log_of(plain)
+    for ours, theirs in zip(batched.swarm.alive(), plain.swarm.alive(), strict=True):
+        assert np.array_equal(ours.vector, theirs.vector), f"peer {ours.name} differs"
+
+
+def test_batched_steps_are_exact_where_runs_merge():
+    """Two who began apart meet through a third, which knows both: one run takes the weights of the other."""
+    runs = []
+    for kind in (Learners, OneStepAtATime):
+        learners = kind(small().task, ["0", "1", "2"], 1)
+        swarm = Swarm(1, Network(), Config(mix_every_steps=4), trainer=learners)
+        learners.matrix[1] += 0.01  # so that it matters whose weights they are
+        for row, (at_s, seeds) in enumerate([(0.0, []), (1.05, []), (6.05, [0, 1])]):
+            swarm.run_until(at_s)
+            swarm.add_peer(learners.matrix[row], seeds, samples_per_step=learners.samples_per_step)
+        assert swarm.hosts[0].peer.local.genesis != swarm.hosts[1].peer.local.genesis
+        swarm.run_until(20.05)
+        assert len({host.peer.local.genesis for host in swarm.hosts}) == 1
+        assert all(host.peer.ready for host in swarm.hosts)
+        runs.append((swarm, learners))
+    (batched, ours), (plain, theirs) = runs
+    assert batched.events.digest().hexdigest() == plain.events.digest().hexdigest()
+    ahead = ours.taken - theirs.taken
+    assert set(ahead.tolist()) <= {0, 1}
+    theirs.train(np.arange(3), ahead)
+    assert np.array_equal(ours.matrix, theirs.matrix)
+
+
+def test_each_peer_trains_its_own_model_in_whatever_order_they_come(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("peer,from_s,until_s\n1,0,\n3,2,\n0,4,\n")
+    run = played(small(peers=4, churn=ChurnSpec(trace=str(trace))))
+    assert [host.name for host in run.swarm.hosts] == ["1", "3", "0"]
+    for host in run.swarm.hosts:
+        row = int(host.name)
+        assert np.shares_memory(host.vector, run.learners.matrix[row])
+        assert host.steps > 20
+        assert run.learners.taken[row] - host.steps in (0, 1), f"peer {host.name} took the steps of another"
+    assert run.learners.taken[2] == 0  # never there

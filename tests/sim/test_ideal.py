@@ -1,0 +1,224 @@
+"""The perfect sampler: who is there is known at once, and exchanges are what they are with the protocol."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossip.config import Config
+from gossip.effects import MemberState
+from gossip.ids import MemberRecord, PeerId
+from sim.ideal import Registry
+from sim.network import Network
+from sim.scenario import Compute, Distribution, MembershipSpec, Optimizer, Scenario, Task
+from sim.simulation import simulate
+from sim.swarm import Swarm
+
+ELEMENTS = 16
+LATENCY_S = 0.25
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def vector(index: int) -> np.ndarray:
+    return np.random.default_rng(index).normal(size=ELEMENTS).astype(np.float32)
+
+
+def swarm_of(peers: int, *, seed: int = 1, network: Network | None = None, config: Config | None = None) -> Swarm:
+    swarm = Swarm(seed, network or Network(), config or Config(), ideal=True)
+    for index in range(peers):
+        swarm.add_peer(vector(index), founder=True)
+    swarm.introduce()
+    return swarm
+
+
+def run_while(swarm: Swarm, condition: Callable[[], bool], limit_s: float = 60.0, slice_s: float = 0.005) -> None:
+    limit = swarm.now + limit_s
+    while condition():
+        assert swarm.now < limit, f"still so after {limit_s} virtual seconds (seed {swarm.seed})"
+        swarm.run_until(swarm.now + slice_s)
+
+
+# -- the registry against a plain model ------------------------------------------------------------------------------
+MEMBERS = [PeerId(bytes([number]) * 16) for number in range(6)]
+RUNS = [b"a", b"b", b"c"]
+records = st.builds(
+    MemberRecord,
+    id=st.sampled_from(MEMBERS),
+    public_key=st.just(b""),
+    incarnation=st.integers(1, 3),
+    ready=st.booleans(),
+    genesis=st.sampled_from(RUNS),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["there", "there", "leave"]), records), max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_the_registry_is_what_a_plain_list_of_records_says(operations):
+    registry, plain = Registry(), dict[PeerId, MemberRecord]()
+    for what, record in operations:
+        runs, changes = {one.genesis for one in plain.values() if one.ready}, registry.changes
+        if what == "leave":
+            registry.leave(record.id)  # perhaps one that is not there
+            plain.pop(record.id, None)
+        else:
+            (registry.put if record.id in plain else registry.enter)(record)
+            plain[record.id] = record
+        assert sorted(registry.alive) == sorted(plain)
+        assert [member in registry for member in MEMBERS] == [member in plain for member in MEMBERS]
+        assert registry.records == plain
+        assert registry.ready == Counter(one.genesis for one in plain.values() if one.ready)
+        assert registry.changes >= changes
+        if runs != {one.genesis for one in plain.values() if one.ready}:
+            assert registry.changes > changes, "who waits for another run would not look"
+
+
+# -- who is chosen ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("peers", [2, 3, 10])
+def test_nobody_chooses_itself_and_all_others_alike(peers):
+    swarm = swarm_of(peers)
+    host, draws = swarm.hosts[peers // 2], 2000
+    chosen = Counter(host.peer.choose(set(), 0.0) for _ in range(draws))
+    others = [other.id for other in swarm.hosts if other is not host]
+    assert sorted(chosen) == sorted(others)
+    share = 1 / len(others)
+    error = (draws * share * (1 - share)) ** 0.5  # standard, of a binomial count
+    assert all(abs(count - draws * share) <= 4.5 * error for count in chosen.values())
+
+
+def test_one_alone_chooses_nobody_and_mixes_with_nobody():
+    swarm = swarm_of(1)
+    assert swarm.hosts[0].peer.choose(set(), 0.0) is None
+    swarm.run_until(30.0)
+    assert swarm.sessions.mixes == 0
+    assert swarm.hosts[0].peer.alone
+    assert np.array_equal(swarm.hosts[0].vector, vector(0))
+
+
+def test_no_exchange_is_with_oneself():
+    swarm = swarm_of(3, network=Network(latency_s=LATENCY_S))
+    seen = 0
+    for _ in range(400):
+        swarm.run_until(swarm.now + 0.05)
+        for host in swarm.hosts:
+            under_way = [one.partner for one in host.peer.exchanges.table.values() if one.state.name != "PREPARING"]
+            assert host.id not in under_way
+            seen += len(under_way)
+    assert seen > 100
+    assert sum(host.peer.exchanges.failures for host in swarm.hosts) == 0
+
+
+# -- coming and going ------------------------------------------------------------------------------------------------
+def test_everybody_knows_at_once_who_comes_and_goes():
+    swarm = swarm_of(4)
+    swarm.run_until(5.0)
+    gone = swarm.hosts[1]
+    swarm.kill(1)
+    newcomer = swarm.hosts[swarm.add_peer(vector(9))]
+    for host in swarm.alive():
+        assert host.peer.membership.state(gone.id) is MemberState.DEAD
+        assert gone.id not in host.peer.membership.alive()
+        assert newcomer.id in host.peer.membership.alive()
+        assert host.peer.membership.peers_known == 3
+
+
+@pytest.mark.parametrize("end", ["kill", "leave"])
+def test_a_dead_partner_ends_the_exchange_a_latency_later(end):
+    swarm = swarm_of(2, network=Network(latency_s=LATENCY_S, rate_bytes_s=ELEMENTS * 4 / 2.0))  # a stream takes 2 s
+    first, second = swarm.hosts
+    streaming = lambda: any(one.state.name == "STREAMING" for one in first.peer.exchanges.table.values())  # noqa: E731
+    run_while(swarm, lambda: not streaming())
+    before = first.vector.copy()
+    died = swarm.now
+    (swarm.kill if end == "kill" else swarm.leave)(second.index)
+    swarm.run_until(died + LATENCY_S - 0.001)
+    assert streaming()
+    swarm.run_until(died + LATENCY_S + 0.001)
+    assert not first.peer.exchanges.table
+    assert first.peer.exchanges.failures == 1
+    swarm.run_until(died + 30.0)
+    assert np.array_equal(first.vector, before)
+    assert swarm.sessions.mixes == 0
+
+
+def test_a_donor_that_dies_is_replaced():
+    swarm = swarm_of(4, network=Network(rate_bytes_s=200.0))
+    swarm.run_until(1.0)
+    newcomer = swarm.hosts[swarm.add_peer(vector(99))]
+    donors = lambda: {piece.donor for piece in newcomer.peer.joining.pieces.values()}  # noqa: E731
+    run_while(swarm, lambda: not donors())
+    for host in swarm.hosts:
+        if host.id in sorted(donors())[:1]:
+            swarm.kill(host.index)
+    run_while(swarm, lambda: not newcomer.peer.ready, limit_s=10.0)
+    assert newcomer.peer.local.genesis == swarm.alive()[0].peer.local.genesis
+    assert not np.array_equal(newcomer.vector, vector(99))
+
+
+def test_one_that_comes_again_takes_the_weights_of_those_present():
+    swarm = swarm_of(4)
+    swarm.kill(3)  # before it has mixed
+    swarm.run_until(30.0)
+    mean = np.mean([vector(index) for index in range(3)], axis=0)
+    swarm.revive(3, [])
+    swarm.run_until(32.0)
+    assert swarm.hosts[3].peer.ready
+    assert swarm.hosts[3].peer.local.genesis == swarm.hosts[0].peer.local.genesis
+    swarm.run_until(60.0)
+    for host in swarm.hosts:  # rounding of a hundred mixes
+        assert host.vector == pytest.approx(mean, abs=1e-5)
+
+
+def test_those_who_begin_apart_end_in_one_run():
+    swarm = Swarm(1, Network(), Config(), ideal=True)
+    for index in range(5):
+        swarm.add_peer(vector(index))  # nobody is a founder: one must begin, and the others join it
+    swarm.run_until(40.0)
+    assert all(host.peer.ready for host in swarm.hosts)
+    assert len({host.peer.local.genesis for host in swarm.hosts}) == 1
+
+
+def test_the_swarms_samples_are_the_sum_of_its_members():
+    swarm = swarm_of(5)
+    swarm.run_until(20.0)
+    told = sum(host.peer.membership.my_samples for host in swarm.hosts)
+    assert told > 0
+    assert {host.peer.membership.swarm_samples for host in swarm.hosts} == {told}
+
+
+# -- beside the protocol ---------------------------------------------------------------------------------------------
+def test_ideal_and_protocol_learn_alike():
+    """Twelve peers, three seeds. Both runs of a seed have one partition and one order of batches, and differ in who
+    meets whom: over ten other seeds accuracies differed by 0.5 points (standard deviation) without bias, and the number
+    of exchanges by 0.9 %. The bounds are four standard errors, and a little more for the exchanges."""
+    scenario = Scenario(
+        peers=12,
+        duration_s=20.0,
+        task=Task(model="linear", optimizer=Optimizer(lr=0.05), samples_per_peer=60),
+        compute=Compute(step_s=Distribution.lognormal(0.1, 0.3)),
+        gossip=Config(mix_every_steps=4),
+    )
+    differences = []
+    for seed in (1, 2, 3):
+        protocol = simulate(scenario.replace(seed=seed), progress=False).summary
+        ideal = simulate(
+            dataclasses.replace(scenario, seed=seed, membership=MembershipSpec(mode="ideal")), progress=False
+        ).summary
+        assert ideal["exchanges_done"] == pytest.approx(protocol["exchanges_done"], rel=0.05)
+        assert protocol["accuracy"]["mean"] > 0.7
+        differences.append(ideal["accuracy"]["mean"] - protocol["accuracy"]["mean"])
+    assert abs(statistics.mean(differences)) < 0.012

@@ -1,0 +1,268 @@
+"""A scenario played: the same each time, to the end that was asked for, and told in the columns that were promised."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gossip.errors import ConfigError, LocalError
+from sim import simulation
+from sim.learners import Learners
+from sim.report import Progress
+from sim.scenario import (
+    ChurnSpec,
+    Cut,
+    Distribution,
+    MembershipSpec,
+    NetworkSpec,
+    ReportSpec,
+    Scenario,
+    Task,
+)
+from sim.simulation import Simulation, simulate
+from tests.sim.scenarios import AVERAGING, MOMENTUM, digest, hostile, log_of, played, small
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# -- deterministic ---------------------------------------------------------------------------------------------------
+RECIPE = """
+import torch
+from tests.sim.scenarios import *
+torch.set_num_threads(1)
+print(digest(hostile(task=Task(dataset="tests.sim.jobs:vectors"))))
+"""
+
+
+def test_a_scenario_gives_one_digest_in_every_process():
+    digests = set()
+    for hash_seed in ("1", "2"):  # the order of sets of bytes differs between processes
+        done = subprocess.run(
+            [sys.executable, "-c", RECIPE], capture_output=True, text=True, check=True, cwd=ROOT,
+            env={"PYTHONHASHSEED": hash_seed},
+        )  # fmt: skip
+        digests.add(done.stdout.strip())
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("mode", ["protocol", "ideal"])
+def test_another_seed_gives_another_digest_and_the_same_one_the_same(mode):
+    scenario = small(membership=MembershipSpec(mode=mode), duration_s=4.0)
+    assert digest(scenario) == digest(scenario)
+    assert digest(scenario) != digest(scenario.replace(seed=2))
+
+
+@pytest.mark.parametrize("mode", ["protocol", "ideal"])
+def test_a_further_peer_that_nobody_meets_changes_nothing(mode, tmp_path):
+    """The last two are never up; with a fixed number of samples the others' data stays what it was."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("peer,from_s,until_s\n" + "".join(f"{peer},0,\n" for peer in range(4)))
+    few, many = (
+        played(small(peers=peers, churn=ChurnSpec(trace=str(trace)), membership=MembershipSpec(mode=mode)))
+        for peers in (4, 6)
+    )
+    assert few.swarm.sessions.mixes > 20
+    assert log_of(few) == log_of(many)
+    assert np.array_equal(few.learners.matrix, many.learners.matrix[:4])
+
+
+def test_a_peer_that_comes_late_changes_nothing_before(tmp_path):
+    runs = []
+    for line in ("", "4,7.9,\n"):
+        trace = tmp_path / "trace.csv"
+        trace.write_text("peer,from_s,until_s\n" + "".join(f"{peer},0,\n" for peer in range(4)) + line)
+        run = Simulation(small(peers=5, churn=ChurnSpec(trace=str(trace))))
+        run.swarm.run_until(7.8)
+        runs.append(run)
+    few, many = runs
+    assert log_of(few) == log_of(many)
+    assert np.array_equal(few.learners.matrix, many.learners.matrix)
+
+
+def test_looking_more_often_changes_nothing():
+    rarely, often = (small(report=ReportSpec(every_s=every_s)) for every_s in (4.0, 0.1))
+    assert digest(rarely) == digest(often)
+
+
+def test_looking_more_often_changes_nothing_where_peers_come_and_go():
+    def living(every_s: float) -> tuple[str, dict[str, str]]:
+        run = Simulation(hostile(report=ReportSpec(every_s=every_s)))
+        due = every_s
+        for _ in run.slices():
+            if run.swarm.now >= due:
+                run.swarm.run_until(run.swarm.now)
+                due += every_s
+        run.swarm.run_until(run.swarm.now)
+        return log_of(run), {host.name: hashlib.sha256(host.vector).hexdigest() for host in run.swarm.alive()}
+
+    assert living(6.0) == living(0.2)
+
+
+# -- its end ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rounds", [0.5, 3, 10])
+def test_rounds_end_when_the_peers_have_mixed_that_often(rounds):
+    result = simulate(small(duration_s=None, rounds=rounds, peers=20, task=AVERAGING), progress=False)
+    mixes = result.summary["node_updates"]
+    # It is looked at eight times an interval; mixes that all fall due together are at most one each.
+    assert rounds * 20 <= mixes <= (rounds + 1) * 20
+    assert result.history[-1]["mixes"] == mixes / 20
+    assert result.history[-2]["mixes"] <= rounds
+
+
+@pytest.mark.parametrize("mode", ["protocol", "ideal"])
+def test_where_nobody_is_left_rounds_end_with_one_sentence(mode):
+    churn = ChurnSpec(up=Distribution.constant(5.0))
+    scenario = small(duration_s=None, rounds=300, task=AVERAGING, churn=churn, membership=MembershipSpec(mode=mode))
+    with pytest.raises(LocalError, match=r"^After 60\d virtual seconds .*rounds = 300 is never reached\.$"):
+        simulate(scenario, progress=False)
+
+
+def test_one_peer_alone_never_mixes_and_says_so():
+    with pytest.raises(LocalError, match="rounds = 1 is never reached"):
+        simulate(small(peers=1, duration_s=None, rounds=1, task=AVERAGING), progress=False)
+
+
+def test_a_perfect_sampler_knows_of_no_cut_network():
+    cut = NetworkSpec(partitions=(Cut(at_s=1.0, until_s=2.0),))
+    with pytest.raises(ConfigError, match=r"network\.partitions needs membership\.mode = 'protocol'"):
+        simulate(small(network=cut, membership=MembershipSpec(mode="ideal")), progress=False)
+
+
+# -- what is told ----------------------------------------------------------------------------------------------------
+COLUMNS = [
+    "virtual_s", "alive", "ready", "steps", "mixes", "loss_mean", "loss_min", "loss_max", "accuracy_mean",
+    "accuracy_min", "accuracy_max", "loss_average_model", "accuracy_average_model", "consensus_distance",
+    "exchanges_done", "exchanges_failed", "bytes_sent", "exchange_s_median", "exchange_s_p95", "events",
+]  # fmt: skip
+SUMMARY = {
+    "name", "seed", "peers", "virtual_s", "wall_s", "cpu_s", "events", "node_updates", "updates_per_cpu_s",
+    "peak_rss_mb", "loss", "accuracy", "consensus_distance", "exchanges_done", "exchanges_failed", "bytes_sent",
+    "digest",
+}  # fmt: skip
+
+
+def strictly(text: str):
+    def refuse(constant: str):
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_history_and_summary_have_what_was_promised():
+    result = simulate(small(name="told", report=ReportSpec(every_s=1.0)), progress=False)
+    assert {tuple(row) for row in result.history} == {tuple(COLUMNS)}
+    assert all(isinstance(value, float) for row in result.history for value in row.values())
+    assert [row["virtual_s"] for row in result.history] == pytest.approx(range(9), abs=8.0 / 400)
+    for column in ("steps", "mixes", "exchanges_done", "bytes_sent", "events"):
+        assert (np.diff(result.column(column)) >= 0).all()
+        assert result.column(column)[-1] > 0
+    for what in ("loss", "accuracy"):
+        low, mean, high = (result.column(f"{what}_{which}") for which in ("min", "mean", "max"))
+        assert (low <= mean + 1e-12).all()
+        assert (mean <= high + 1e-12).all()
+
+    summary, last = strictly(result.to_json()), result.history[-1]
+    assert summary.keys() >= SUMMARY
+    assert (summary["name"], summary["seed"], summary["peers"]) == ("told", 1, 6)
+    assert summary["accuracy"].keys() == {"mean", "min", "max", "average_model"}
+    for key in ("virtual_s", "events", "consensus_distance", "exchanges_done", "exchanges_failed", "bytes_sent"):
+        assert summary[key] == last[key]
+    assert summary["loss"] == last["loss_mean"]
+    assert summary["accuracy"]["average_model"] == last["accuracy_average_model"]
+    assert summary["node_updates"] == round(6 * last["mixes"])
+    assert summary["node_updates"] // 2 == summary["exchanges_done"]
+    assert last["loss_mean"] < result.history[0]["loss_mean"]
+    assert len(result.exchange_s) == summary["node_updates"]
+    assert last["exchange_s_median"] == np.median(result.exchange_s)
+
+
+def test_what_nobody_is_there_to_say_is_null_in_strict_json():
+    result = simulate(small(churn=ChurnSpec(up=Distribution.constant(3.0))), progress=False)
+    summary = strictly(result.to_json())
+    assert result.history[-1]["alive"] == 0
+    assert summary["loss"] is None
+    assert summary["accuracy"] == {"mean": None, "min": None, "max": None, "average_model": None}
+    assert math.isnan(result.history[-1]["consensus_distance"])
+    assert "nan" not in result.csv_text()
+
+
+def test_the_digest_is_of_the_log_and_of_all_models(monkeypatch):
+    runs = []
+
+    class Kept(Simulation):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            runs.append(self)
+
+    monkeypatch.setattr(simulation, "Simulation", Kept)
+    result = simulate(hostile(), progress=False)
+    swarm = runs[0].swarm
+    assert result.summary["digest"] == swarm.digest()
+    whole: hashlib._Hash = swarm.events.digest()
+    for host in swarm.hosts:
+        whole.update(host.vector.tobytes())
+    assert result.summary["digest"] == whole.hexdigest()
+    swarm.hosts[0].vector[0] += 1
+    assert result.summary["digest"] != swarm.digest()
+
+
+def test_averaging_counts_consensus_and_trains_nothing():
+    result = simulate(small(task=AVERAGING, duration_s=20.0), progress=False)
+    start = Simulation(small(task=AVERAGING)).learners.matrix
+    distance = math.sqrt(np.square(start - start.mean(0)).sum(1).mean())
+    assert result.history[0]["consensus_distance"] == pytest.approx(distance, rel=1e-5)
+    assert result.history[-1]["consensus_distance"] < 1e-5
+    mean = start.mean(0)
+    assert result.history[-1]["loss_average_model"] == pytest.approx(0.5 * np.square(mean).mean(), abs=1e-6)
+    assert math.isnan(result.summary["accuracy"]["mean"])
+
+
+def test_who_watches_is_told_how_far_it_is():
+    seen: list[Progress] = []
+    simulate(small(), progress=seen.append)
+    assert seen[-1].done == 1.0
+    assert seen[-1].virtual_s == pytest.approx(8.0)
+    assert seen[-1].left_s == 0.0
+    assert all(0 <= one.done <= 1 for one in seen)
+    assert [one.events for one in seen] == sorted(one.events for one in seen)
+
+
+def test_only_as_many_peers_are_evaluated_as_wanted(monkeypatch):
+    counts = []
+
+    class Counted(Learners):
+        def evaluate(self, vectors):
+            counts.append(len(vectors))
+            return super().evaluate(vectors)
+
+    monkeypatch.setattr(simulation, "Learners", Counted)
+    simulate(small(peers=10, report=ReportSpec(evaluate_peers=4)), progress=False)
+    assert max(counts) <= 4
+    assert max(counts) > 1
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"dataset": "tests.sim.jobs:vectors"}, {"model": "tests.sim.jobs:three_layers"}, {"model": "tests.sim.jobs:Tied"}],
+)
+def test_data_and_models_of_ones_own_are_trained(own):
+    scenario = small(task=Task(samples_per_peer=20, batch_size=4, optimizer=MOMENTUM, **own), duration_s=10.0)
+    result = simulate(scenario, progress=False)
+    assert result.summary["accuracy"]["mean"] > result.history[0]["accuracy_mean"] + 0.2
+    assert Scenario.from_mapping(scenario.to_mapping()) == scenario
