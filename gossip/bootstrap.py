@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Container
 
 from gossip.config import Config
 from gossip.effects import Dial, Effect, Notice, Send, TryDial
@@ -33,7 +33,7 @@ class Seeds:
         if self.seeds:
             self.deadline = min(self.deadline, now + self.config.seed_backoff_s)
 
-    def tick(self, now: float, linked: bool, alive: Collection[Address], rng: random.Random) -> list[Effect]:
+    def tick(self, now: float, linked: bool, alive: Container[Address], rng: random.Random) -> list[Effect]:
         """``linked``: somebody is there; ``alive``: where living members listen, who need no dialling."""
         if now < self.deadline:
             return []

@@ -417,19 +417,24 @@ class Peer:
     def tick(self, now: float) -> list[Effect]:
         if self.left:
             return []
-        effects = self.membership.tick(now)
-        effects += self.exchanges.tick(now)
-        effects += self.look_elsewhere(now)
-        effects += self.joining.tick(now)
-        effects += self.donating.tick(now)
+        effects = self.membership.tick(now) if now >= self.membership.deadline else []
+        if self.exchanges.table:
+            effects += self.exchanges.tick(now)
+            effects += self.look_elsewhere(now)
+        if self.joining.phase is not Phase.IDLE:
+            effects += self.joining.tick(now)
+        if self.donating.table:
+            effects += self.donating.tick(now)
         if now >= self.seeds.deadline:
-            effects += self.seeds.tick(now, bool(self.linked_peers), self.addresses(), self.rng)
-        effects += self.check_reach(now)
-        effects += self.reach.tick(now)
-        effects += self.runs.tick(now)
+            effects += self.seeds.tick(now, bool(self.linked_peers), Listening(self), self.rng)
+        if now >= self.reach.deadline:
+            effects += self.check_reach(now)
+            effects += self.reach.tick(now)
+        if now >= self.runs.deadline:
+            effects += self.runs.tick(now)
         if now >= self.due_at:
             effects += self.maybe_mix(now)
-        return effects + self.after(now)
+        return effects + self.after(now) if self.unsettled else effects
 
     def look_elsewhere(self, now: float) -> list[Effect]:
         """An offer to one that is no longer held ALIVE goes to another, before its time is up."""
@@ -491,12 +496,23 @@ class Peer:
             and not self.bench.sits_out(peer, now)
         )  # fmt: skip
 
-    def addresses(self) -> set[Address]:
-        records = (self.membership.record(peer) for peer in self.membership.alive())
-        return {record.address for record in records if record is not None and record.address is not None}
-
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
         return self.membership.members()
+
+
+class Listening:
+    """The addresses at which living members listen: looked for among those linked first, where a seed mostly is."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+
+    def __contains__(self, address: object) -> bool:
+        membership = self.peer.membership
+        for peer in (*self.peer.linked_peers, *membership.alive()):
+            record = membership.record(peer)
+            if record is not None and record.address == address and membership.state(peer) is MemberState.ALIVE:
+                return True
+        return False
 
 
 MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})

@@ -116,7 +116,8 @@ def rows_of(path: str, peers: int) -> Iterator[Row]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise DataError(f"churn.trace: cannot read {path}: {error.strerror}.") from error
+        wanted = f"name a CSV file of {', '.join(COLUMNS)}"
+        raise DataError(f"churn.trace: cannot read {path} ({error.strerror}): {wanted}.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"churn.trace: {path} is not text: it must be CSV of {', '.join(COLUMNS)}.") from error
     table = csv.DictReader(text.splitlines())

@@ -113,7 +113,8 @@ class Rate:
     def parse(cls, value: object) -> Rate:
         """From a table of up and down; one number, or "unlimited", is both."""
         if isinstance(value, str | int | float):
-            require(value == UNLIMITED or not isinstance(value, str | bool), "", value, "a table of up and down")
+            right = value == UNLIMITED or not isinstance(value, str | bool)
+            require(right, "", value, f"a number of Mbit/s, '{UNLIMITED}', or a table of up and down")
             return cls(value, value)  # type: ignore[arg-type]
         return tables.record(cls, value)
 
@@ -166,10 +167,11 @@ class NetworkSpec:
     def __post_init__(self) -> None:
         tables.settle(self)
         require(0 <= self.loss < 1, "loss", self.loss, "from 0 to below 1: the share of messages that never arrive")
-        ordered = sorted(self.partitions, key=lambda cut: cut.at_s)
-        for earlier, later in itertools.pairwise(ordered):
+        ordered = sorted(enumerate(self.partitions), key=lambda item: item[1].at_s)
+        for (_, earlier), (place, later) in itertools.pairwise(ordered):
             apart = later.at_s >= earlier.until_s
-            require(apart, "partitions", [later.at_s, later.until_s], f"at or after {earlier.until_s:g} s: no overlap")
+            wanted = f"{earlier.until_s:g} or more, when the cut before has ended: no overlap"
+            require(apart, f"partitions[{place}].at_s", later.at_s, wanted)
 
     @classmethod
     def of(cls, preset: str, **changes: Any) -> NetworkSpec:

@@ -52,6 +52,12 @@ class Distribution:
                 require(0 < value < math.inf, name, value, "a positive number")
         if self.kind == "uniform":
             require(self.parameters[0] <= self.parameters[1], "high", self.parameters[1], "at least low")
+        try:
+            endless = not math.isfinite(self.mean)
+        except OverflowError:
+            endless = True
+        steers = names.index("sigma" if "sigma" in names else names[0])
+        require(not endless, names[steers], self.parameters[steers], "nearer to 1: the mean would be endless")
 
     @classmethod
     def constant(cls, value_s: float) -> Distribution:

@@ -38,6 +38,8 @@ DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # from the se
 INK, MUTED, GRID, SHADE = "#1f2328", "#59636e", "#dfe3e8", "#eceff3"
 WIDE = 20.0  # an axis over more than this ratio is logarithmic
 BINS = 32
+TICKS = 3  # on a logarithmic axis, at least, where that takes none but these digits
+DIGITS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
 Floats = NDArray[np.float64]
 
 
@@ -227,18 +229,22 @@ def positive(values: Floats) -> Floats:
 
 
 def plain_ticks(axes: Axes, low: float, high: float, which: str = "y") -> None:
-    """1, 2 and 5 times the powers of ten, written out, on a logarithmic axis; fewer where the axis is long."""
+    """Round figures, written out, on a logarithmic axis: powers of ten alone where it is long, more where it is
+    short."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     if not which:
         return
-    digits = (1, 2, 5) if high < 50 * low else (1, 3) if high < 1000 * low else (1,)
+    low, high = low / 1.15, high * 1.15
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    for digits in DIGITS:
+        if sum(low <= digit * 10.0**power <= high for power in powers for digit in digits) >= TICKS:
+            break
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(FixedLocator([digit * 10.0**power for power in powers for digit in digits]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.set_minor_locator(NullLocator())
-    (axes.set_xlim if which == "x" else axes.set_ylim)(low / 1.15, high * 1.15)
+    (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
 
 
 PANELS = (

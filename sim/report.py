@@ -43,7 +43,7 @@ class Progress(NamedTuple):
     left_s: float  # of real time; inf before there is anything to go by
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Result:
     """One simulation, done. Displays itself in a notebook."""
 
@@ -134,6 +134,10 @@ class Result:
             f"consensus distance {shown['consensus distance']}; {shown['exchanges']} exchanges, "
             f"{shown['failed']} failed; {shown['sent']} sent. Simulated in {shown['real time']}."
         )
+
+    def __repr__(self) -> str:
+        """In a sentence: an interpreter that shows a result should not print its rows."""
+        return f"<Result: {self}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: the figures as a table, and the curves."""

@@ -36,6 +36,9 @@ __all__ = [
 
 DATASETS = ("digits", "fashion-mnist", "shakespeare", "averaging")
 MODELS = ("linear", "mlp", "cnn", "gpt")
+LARGEST = 1_000_000  # peers, and sizes of a task: a slip of the keyboard is found before memory runs out
+SHORTEST_STEP_S = 1e-6  # nothing trains faster, and virtual time has to pass
+MOST_ROWS = 400  # of a history: the swarm is looked at no more often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,7 @@ class Task:
         for key in ("batch_size", "samples_per_peer", "hidden", "elements"):
             value = getattr(self, key)
             require(value is None or value >= 1, key, value, "1 or more")
+            require(value is None or value <= LARGEST, key, value, f"{LARGEST:,} at most")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +154,8 @@ class Compute:
     def __post_init__(self) -> None:
         tables.settle(self)
         require(self.step_s.mean > 0, "step_s", str(self.step_s), "longer than 0 s: time would stand still")
+        long = self.step_s.mean >= SHORTEST_STEP_S
+        require(long, "step_s", str(self.step_s), f"{SHORTEST_STEP_S:g} s or longer on average")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,11 +218,33 @@ class Scenario:
         require(bool(self.name) and self.name.isprintable(), "name", self.name, "a name of printable characters")
         require(self.seed >= 0, "seed", self.seed, "a whole number from 0 up")
         require(self.peers >= 1, "peers", self.peers, "1 or more")
+        require(self.peers <= LARGEST, "peers", self.peers, f"{LARGEST:,} at most")
         if (self.duration_s is None) == (self.rounds is None):
             how = "neither is given" if self.rounds is None else "both are given"
             raise KeyFault("duration_s", f"or rounds must say when the run ends, and {how}.")
         for key, value in (("duration_s", self.duration_s), ("rounds", self.rounds)):
             require(value is None or 0 < value < math.inf, key, value, "a positive number")
+        alone = self.rounds is not None and self.peers == 1
+        require(
+            not alone, "peers", self.peers, "2 or more, or duration_s must stand for rounds: one has none to mix with"
+        )
+        for place, cut in enumerate(self.network.partitions):
+            right = cut.groups <= self.peers
+            require(
+                right, f"network.partitions[{place}].groups", cut.groups, f"{self.peers} at most, the number of peers"
+            )
+        self.check_report()
+
+    def check_report(self) -> None:
+        """Rows are written at even shares of a run whose length is known, and not more than so many."""
+        every_s = self.report.every_s
+        if every_s is None:
+            return
+        require(self.duration_s is not None, "report.every_s", every_s, "left out where rounds say when the run ends")
+        assert self.duration_s is not None
+        least = self.duration_s / MOST_ROWS
+        wanted = f"{least:g} or more, for {MOST_ROWS} rows at most"
+        require(every_s >= least * (1 - 1e-9), "report.every_s", every_s, wanted)
 
     # -- tables --------------------------------------------------------------------------------------------------
     @classmethod
@@ -267,11 +295,14 @@ class Scenario:
     def replace(self, **changes: Any) -> Scenario:
         """The scenario with other values under dotted keys: ``replace(**{"gossip.mix_every_steps": 4, "peers": 50})``.
 
-        None removes a key. ``duration_s`` takes the place of ``rounds``, and the other way round.
+        None removes a key. ``duration_s`` takes the place of ``rounds``, and the other way round; another optimizer's
+        name takes the place of the whole optimizer.
         """
         table = self.to_mapping()
         if sum(changes.get(key) is not None for key in ENDS) == 1:
             table = {key: held for key, held in table.items() if key not in ENDS}
+        if changes.get("task.optimizer.name", self.task.optimizer.name) != self.task.optimizer.name:
+            table["task"] = dict(table["task"]) | {"optimizer": {}}  # what suits the one makes the other diverge
         return Scenario.from_mapping(tables.changed(table, changes))
 
 
@@ -293,7 +324,9 @@ def elsewhere(fault: UnknownKey) -> ConfigError:
     if "did you mean" in fault.said:
         return fault
     known = [*tables.paths(Scenario), *(f"gossip.{name}" for name in (*tables.hints(Config), "preset"))]
-    last = fault.key.rpartition(".")[2]
+    above, _, last = fault.key.rpartition(".")
+    if "there are" in fault.said and "[" in above:  # an item of a list: its keys are nowhere else
+        return fault
     near = [path for path in known if path.rpartition(".")[2] == last]
     near = near or difflib.get_close_matches(fault.key, known, n=1)
     return UnknownKey(fault.key, f"is not a key; did you mean {near[0]!r}?") if near else fault

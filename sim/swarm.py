@@ -258,14 +258,19 @@ class Swarm:
             return
         host.armed = math.inf
         peer, now = host.peer, self.events.now
-        if now >= peer.deadline and now >= host.rest_until:
+        deadline = peer.deadline
+        if now >= deadline and now >= host.rest_until:
             self.events.note(host.index, 0, TICK)
             performers = self.performers
             for effect in peer.tick(now):
                 performers[type(effect)](host, effect)
-            if peer.deadline <= now:
+            deadline = peer.deadline
+            if deadline <= now:
                 host.rest_until = now + REST_S
-        self.arm(host)
+        due = max(deadline, host.rest_until, now)
+        if due < host.armed:
+            host.armed = due
+            self.events.push(due, self.on_timer, host, due)
 
     def ignore(self, host: Host, effect: Notice | MemberChanged) -> None:
         """For people, who ask the peers."""

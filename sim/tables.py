@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -29,6 +30,7 @@ __all__ = [
 
 T = TypeVar("T")
 
+FEW = 8  # keys that a sentence can list
 NONE = "none"  # TOML has no word for an optional key that is left out on purpose
 KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number"),
@@ -61,7 +63,8 @@ class UnknownKey(KeyFault):
 def require(right: bool, key: str, value: object, wanted: str) -> None:
     """Raise a :class:`KeyFault` for a value that cannot work; ``wanted`` completes "it must be ..."."""
     if not right:
-        raise KeyFault(key, f"= {shown(value)} cannot work: it must be {wanted}.")
+        said = "is missing" if value is None else f"= {shown(value)} cannot work"
+        raise KeyFault(key, f"{said}: it must be {wanted}.")
 
 
 def shown(value: object) -> str:
@@ -104,7 +107,8 @@ def refuse_unknown(table: Mapping[str, Any], known: Iterable[str]) -> None:
     for name in table:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
-            raise UnknownKey(str(name), "is not a key here" + (f"; did you mean {near[0]!r}?" if near else "."))
+            there = f": there are {', '.join(known)}." if len(known) <= FEW else "."
+            raise UnknownKey(str(name), "is not a key here" + (f"; did you mean {near[0]!r}?" if near else there))
 
 
 def parsed(hint: Any, value: Any) -> Any:
@@ -133,7 +137,8 @@ def scalar(kind: type, value: object) -> object:
 
 
 def sequence(options: tuple[Any, ...], value: object) -> tuple[Any, ...]:
-    require(isinstance(value, list | tuple), "", value, "a list, as [1, 2]")
+    example = "[{ ... }]" if dataclasses.is_dataclass(options[0]) else "[1, 2]"
+    require(isinstance(value, list | tuple), "", value, f"a list, as {example}")
     items = tuple(cast(Iterable[Any], value))
     if options[-1] is Ellipsis:
         options = (options[0],) * len(items)
@@ -158,7 +163,17 @@ def config_of(value: object) -> Config:
         name, _, said = str(error).partition(" ")
         if name in table:
             raise KeyFault(name, said) from error
-        raise KeyFault("", f"cannot work. {error}") from error
+        about = [name for name in table if re.search(rf"\b{name}\b", str(error))]
+        about = about or [name for name, held in table.items() if repr(held) in str(error)]
+        if not about:
+            raise KeyFault("", f"cannot work: {uncapitalised(str(error))}") from error
+        held = table[about[0]]
+        what = "is missing" if held is None else f"= {shown(held)} cannot work"
+        raise KeyFault(about[0], f"{what}: {uncapitalised(str(error))}") from error
+
+
+def uncapitalised(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def hints(kind: Any) -> dict[str, Any]:
@@ -227,12 +242,14 @@ def changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     made = copied(table)
     for dotted, value in changes.items():
         *above, last = dotted.split(".")
+        if not all((*above, last)):
+            raise KeyFault(dotted, "is not a key: write table.key, as gossip.mix_every_steps.")
         inner = made
         for depth, name in enumerate(above):
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
                 whole = ".".join(above[: depth + 1])
-                raise KeyFault(dotted, f"cannot be set: {whole} = {shown(inner)} is no table.")
+                raise KeyFault(dotted, f"cannot be set: {whole} = {shown(inner)} is no table of keys.")
         if value is None:
             inner.pop(last, None)
         else:
