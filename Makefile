@@ -11,7 +11,7 @@ READY := $(VENV)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-netns lint types bench convergence reliability data clean
+.PHONY: help demo test test-slow test-netns lint types bench bench-sim convergence reliability data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -38,6 +38,10 @@ types: $(READY) ## check types
 
 bench: $(READY) ## measure the exchange beside raw sockets
 	$(PY) benchmarks/exchange.py
+
+bench-sim: $(READY) ## measure the simulator; beside gossipy with GOSSIPY=/path/to/its/python
+	$(PY) benchmarks/simulator.py $(if $(GOSSIPY),--gossipy $(GOSSIPY))
+	$(PY) benchmarks/membership.py
 
 convergence: $(READY) ## compare four nodes with one process at equal samples
 	$(PY) benchmarks/convergence.py

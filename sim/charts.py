@@ -119,6 +119,7 @@ def side_by_side(pictures: Sequence[tuple[str, Callable[[Axes], None]]], labels:
 
     with styled():
         figure = Figure(figsize=(PANEL_INCHES[0] * len(pictures), PANEL_INCHES[1] + 0.4), layout="constrained")
+        cast(Any, figure.get_layout_engine()).set(w_pad=0.12)
         places = np.atleast_1d(figure.subplots(1, len(pictures)))
         for place, (title, drawn) in zip(places, pictures, strict=True):
             drawn(place)

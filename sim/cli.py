@@ -126,7 +126,13 @@ def play(scenario: Scenario, title: str, quiet: bool) -> Result:
 
     with bar(title, quiet) as shown:
         update: Callable[[Progress], None] | bool = False if shown is None else shown.update
-        return simulate(scenario, progress=update)
+        try:
+            return simulate(scenario, progress=update)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch has no other for it
+                raise
+            size = f"peers = {scenario.peers} with a model of this size"
+            raise LocalError(f"{scenario.name}: {size} need more memory than there is: make one smaller.") from None
 
 
 def bar(title: str, quiet: bool) -> AbstractContextManager[Shown | None]:

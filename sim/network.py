@@ -44,6 +44,11 @@ class Network:
         """Seconds from the one to the other. One pair's is the same at all times, or messages would overtake."""
         return self.latency_s
 
+    @property
+    def longest_s(self) -> float:
+        """The longest latency of any pair."""
+        return self.latency_s
+
     def up_bytes_s(self, peer: int) -> float:
         """What this peer can send, all its streams together."""
         return self.rate_bytes_s
@@ -80,6 +85,10 @@ class PairNetwork(UnevenNetwork):
     def add(self, name: str) -> None:
         self.keys.append(int.from_bytes(derive(self.seed, name, "latency")[:8], "little"))
 
+    @property
+    def longest_s(self) -> float:
+        return max(self.table_s)
+
     def latency(self, sender: int, receiver: int) -> float:
         keys = self.keys
         return self.table_s[pick(keys[sender] ^ keys[receiver])]
@@ -96,6 +105,10 @@ class RegionNetwork(PairNetwork):
         PairNetwork.add(self, name)
         digest = derive(self.seed, name, "region")
         self.regions.append(int.from_bytes(digest[:8], "little") * len(self.matrix_s) >> 64)
+
+    @property
+    def longest_s(self) -> float:
+        return max(max(row) for row in self.matrix_s)
 
     def latency(self, sender: int, receiver: int) -> float:
         regions = self.regions

@@ -60,13 +60,23 @@ class Simulation:
             raise ConfigError(
                 "network.partitions needs membership.mode = 'protocol': a perfect sampler knows of no cut network."
             )
+        if scenario.gossip.average_optimizer:
+            raise ConfigError(
+                "gossip.average_optimizer = true cannot be simulated: leave it out, momentum stays local."
+            )
         self.scenario = scenario
         seed, names = scenario.seed, [str(index) for index in range(scenario.peers)]
         self.names = names
         self.learners = Learners(scenario.task, names, seed, device=device)
         trains = scenario.task.dataset != "averaging"
+        network = network_of(scenario.network, seed)
+        if not ideal and 4 * network.longest_s >= scenario.gossip.hello_timeout_s:
+            raise ConfigError(
+                f"network.latency reaches {network.longest_s:g} s, and a link takes four latencies to open: set "
+                f"gossip.hello_timeout_s above {4 * network.longest_s:g} (it is {scenario.gossip.hello_timeout_s:g})."
+            )
         self.swarm = Swarm(
-            seed, network_of(scenario.network, seed), scenario.gossip, trainer=self.learners if trains else None,
+            seed, network, scenario.gossip, trainer=self.learners if trains else None,
             ideal=ideal,
         )  # fmt: skip
         self.times = StepTimes(scenario.compute, seed)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["differences", "in_words"]
 
 MODELS = {"linear": "a linear model", "mlp": "an MLP", "cnn": "a CNN", "gpt": "a small GPT"}
+WORLDS = {"internet": "the internet", "cloud": "a cloud"}
 DATASETS = {"digits": "digits", "fashion-mnist": "Fashion-MNIST", "shakespeare": "Shakespeare's plays"}
 
 
@@ -76,9 +77,10 @@ def network(scenario: Scenario) -> str:
     if latency.distribution is not None:
         far = f"Messages take {drawn(latency.distribution)}"
     elif latency.kind == "quantiles":
-        far = f"Latencies are those measured for {latency.name}"
+        far = f"Latencies are those measured on {WORLDS.get(str(latency.name), latency.name)}"
     else:
-        far = f"Latencies are those between the regions of {latency.name or ', '.join(latency.regions or ())}"
+        where = WORLDS.get(latency.name, latency.name) if latency.name else ", ".join(latency.regions or ())
+        far = f"Latencies are those between the regions of {where}"
     up, down = spec.rate_mbit_s.up, spec.rate_mbit_s.down
     if math.isinf(up) and math.isinf(down):
         rate = "rates are unlimited"

@@ -117,5 +117,7 @@ def test_a_trace_that_cannot_be_is_refused_by_its_line(tmp_path, rows, words):
 
 
 def test_an_absent_trace_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"churn.trace: cannot read .*absent.csv: No such file"):
+    with pytest.raises(
+        DataError, match=r"churn.trace: cannot read .*absent.csv .No such file.*name a CSV file of peer"
+    ):
         churn_of(ChurnSpec(trace=str(tmp_path / "absent.csv")), 1, 3)

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import sys
+import types
 from html.parser import HTMLParser
 
 import numpy as np
@@ -287,8 +288,8 @@ def test_a_scenario_reads_as_sentences():
     assert words.in_words(scenario) == (
         "1,000 peers train an MLP on digits, divided unevenly by class (Dirichlet, alpha 0.1), in batches of 8 with "
         "SGD (learning rate 0.1). Each averages with a random partner every 8 steps, in fp32. A step takes 100 ms; "
-        "10 % of the peers are 4 times slower. Latencies are those measured for internet; each peer has 20 Mbit/s up "
-        "and no limit down. A peer is up for 10 min, then gone for good; a perfect sampler says who is up. The run "
+        "10 % of the peers are 4 times slower. Latencies are those measured on the internet; each peer has 20 Mbit/s "
+        "up and no limit down. A peer is up for 10 min, then gone for good; a perfect sampler says who is up. The run "
         "lasts until each peer has mixed 100 times on average."
     )
 
@@ -341,3 +342,45 @@ def test_the_bar_writes_nothing_where_nobody_looks(capfd):
     with Bar("lan") as bar:
         bar.update(Progress(1.0, 0.5, 10, 100.0, 1.0))
     assert capfd.readouterr() == ("", "")
+
+
+def test_in_a_notebook_the_bar_is_an_output_of_the_cell_that_is_replaced_and_emptied_at_the_end(monkeypatch):
+    from sim.bar import Bar
+
+    shown = []
+
+    class Output:
+        def update(self, bundle, raw):
+            shown.append(bundle)
+
+    def display(bundle, raw, display_id):
+        shown.append(bundle)
+        return Output()
+
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    with Bar("a <b>") as bar:
+        bar.update(Progress(60.0, 0.5, 10, 100.0, 1.0))
+    starts, half, end = shown
+    assert "a &lt;b&gt;" in starts["text/html"]
+    assert 'value="500"' in half["text/html"]
+    assert half["text/plain"] == "a <b> 50 %  1 min virtual  100 events/s  1 s left"
+    assert end == {"text/html": "", "text/plain": ""}
+
+
+def test_a_result_shows_itself_in_a_sentence_where_nothing_else_can_be_shown():
+    result = fake_result()
+    assert repr(result) == f"<Result: {result}>"
+    assert len(repr(result)) < 500
+
+
+# -- ticks -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("low", "high"), [(0.297, 0.85), (0.9, 1.1), (1, 1.5), (3, 60), (1e-3, 900.0)])
+def test_a_logarithmic_axis_has_at_least_three_ticks(low, high):
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    axes.set_yscale("log")
+    panels.plain_ticks(axes, low, high)
+    bottom, top = axes.get_ylim()
+    assert 3 <= sum(bottom <= tick <= top for tick in axes.get_yticks()) <= 9

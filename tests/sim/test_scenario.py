@@ -138,17 +138,18 @@ tasks = st.builds(
     samples_per_peer=st.none() | st.integers(1, 99),
     hidden=st.none() | st.integers(1, 99),
 )
-scenarios = st.builds(
-    Scenario,
-    name=st.sampled_from(["a", "two words", '"quoted" \\ é']),
-    rounds=st.floats(0.5, 1e4),
-    task=tasks,
-    gossip=configs,
-    compute=st.builds(Compute, step_s=durations, stragglers=st.none() | st.just(Stragglers(share=0.5, slowdown=2))),
-    network=networks,
-    churn=churns,
-    membership=st.sampled_from([MembershipSpec(), MembershipSpec(start="seed", join_every_s=0.5)]),
-    report=st.builds(ReportSpec, every_s=st.none() | st.floats(0.1, 100)),
+anything = {
+    "name": st.sampled_from(["a", "two words", '"quoted" \\ é']),
+    "task": tasks,
+    "gossip": configs,
+    "compute": st.builds(Compute, step_s=durations, stragglers=st.none() | st.just(Stragglers(share=0.5, slowdown=2))),
+    "network": networks,
+    "churn": churns,
+    "membership": st.sampled_from([MembershipSpec(), MembershipSpec(start="seed", join_every_s=0.5)]),
+}
+reports = st.builds(ReportSpec, every_s=st.none() | st.floats(25, 1e4))
+scenarios = st.builds(Scenario, rounds=st.floats(0.5, 1e4), **anything) | st.builds(
+    Scenario, duration_s=st.floats(0.5, 1e4), report=reports, **anything
 )
 
 

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from gossip.errors import ConfigError
-from sim.scenario import Scenario
+from sim.scenario import Optimizer, Scenario
 
 
 def sentence(table):
@@ -28,6 +28,8 @@ MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
     [
         ({"peers": 0}, ["peers = 0", "1 or more"]),
         ({"peers": 10.5}, ["peers = 10.5", "a whole number"]),
+        ({"peers": 10**12}, ["peers = 1000000000000", "1,000,000 at most"]),
+        ({"peers": 1}, ["peers = 1", "2 or more", "duration_s", "rounds"]),
         ({"seed": True}, ["seed = True", "a whole number"]),
         ({"duration_s": 5}, ["duration_s", "rounds", "both"]),
         ({"rounds": "none"}, ["duration_s", "rounds", "neither"]),
@@ -36,6 +38,7 @@ MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
         ({"task": 5}, ["task = 5", "a table of dataset"]),
         ({"task": {"dataset": "digit"}}, ["task.dataset = 'digit'", "did you mean 'digits'", "module:function"]),
         ({"task": {"model": "my.module:"}}, ["task.model", "module:function"]),
+        ({"task": {"hidden": 10**12}}, ["task.hidden = 1000000000000", "1,000,000 at most"]),
         ({"task": {"batch_size": 0}}, ["task.batch_size = 0", "1 or more"]),
         ({"task": {"partition": {"kind": "dirichlet"}}}, ["task.partition.alpha", "positive", "dirichlet"]),
         ({"task": {"partition": {"alpha": 1.0}}}, ["task.partition.alpha", "iid has none"]),
@@ -45,7 +48,8 @@ MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
         ({"task": {"optimizer": {"betas": [0.9]}}}, ["task.optimizer.betas", "a list of 2"]),
         ({"task": {"optimizer": {"betas": [0.9, "x"]}}}, ["task.optimizer.betas[1] = 'x'", "a number"]),
         ({"task": {"optimizer": {"lr": math.nan}}}, ["task.optimizer.lr", "positive"]),
-        ({"gossip": {"codec": "fp8"}}, ["gossip", "fp8", "bf16"]),
+        ({"gossip": {"codec": "fp8"}}, ["gossip.codec = 'fp8' cannot work: there is no codec", "bf16"]),
+        ({"gossip": {"mix_every_steps": "none"}}, ["gossip.mix_every_steps is missing: nothing says", "mix_every_s"]),
         ({"gossip": {"mix_every_steps": "8"}}, ["gossip.mix_every_steps = '8'", "a whole number"]),
         ({"gossip": {"preset": "moon"}}, ["gossip.preset = 'moon'", "datacentre"]),
         ({"gossip": "wan"}, ["gossip = 'wan'", "a table"]),
@@ -59,6 +63,15 @@ MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
         ({"compute": {"stragglers": {"share": 0.1}}}, ["compute.stragglers.slowdown", "missing", "a number"]),
         ({"compute": {"stragglers": {"share": 2, "slowdown": 2}}}, ["stragglers.share = 2.0", "from 0 to 1"]),
         ({"compute": {"stragglers": {"share": 0.2, "slowdown": 0.5}}}, ["stragglers.slowdown = 0.5", "1 or more"]),
+        ({"compute": {"step_s": 1e-320}}, ["compute.step_s", "1e-06 s or longer"]),
+        (
+            {"compute": {"step_s": {"kind": "lognormal", "median_s": 1, "sigma": 100}}},
+            ["step_s.sigma = 100", "endless"],
+        ),
+        (
+            {"compute": {"step_s": {"kind": "weibull", "shape": 1e-4, "scale_s": 1}}},
+            ["step_s.shape = 0.0001", "endless"],
+        ),
         ({"network": "moon"}, ["network.preset = 'moon'", "lan, datacentre, fibre, wan, home"]),
         ({"network": {"loss": 1}}, ["network.loss = 1.0", "below 1"]),
         ({"network": {"latency": 0.1}}, ["network.latency = 0.1", "value_ms"]),
@@ -72,13 +85,20 @@ MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
         ({"network": {"latency": MATRIX | {"rtt_ms": [[0, 1], [2, 0]]}}}, ["rtt_ms[0][1] = 1.0", "both ways"]),
         ({"network": {"latency": MATRIX | {"rtt_ms": [[0, 0], [0, 0]]}}}, ["rtt_ms[0][1] = 0.0", "positive"]),
         ({"network": {"rate_mbit_s": 0}}, ["network.rate_mbit_s.up = 0", "unlimited"]),
+        ({"network": {"rate_mbit_s": "much"}}, ["network.rate_mbit_s = 'much'", "a number of Mbit/s", "unlimited"]),
         ({"network": {"rate_mbit_s": {"down": "much"}}}, ["network.rate_mbit_s.down = 'much'", "unlimited"]),
         ({"network": {"partitions": [{"at_s": 1}]}}, ["network.partitions[0].until_s", "missing"]),
         ({"network": {"partitions": [{"at_s": 5, "until_s": 1}]}}, ["partitions[0].until_s = 1.0", "above at_s = 5"]),
         ({"network": {"partitions": [{"at_s": 1, "until_s": 2, "groups": 1}]}}, ["partitions[0].groups = 1", "2 or"]),
         (
             {"network": {"partitions": [{"at_s": 1, "until_s": 3}, {"at_s": 2, "until_s": 4}]}},
-            ["network.partitions", "at or after 3 s", "overlap"],
+            ["network.partitions[1].at_s = 2.0", "3 or more", "overlap"],
+        ),
+        ({"network": {"partitions": {"at_s": 1, "until_s": 3}}}, ["network.partitions", "a list, as [{ ... }]"]),
+        ({"network": {"partitions": [{"from_s": 1}]}}, ["partitions[0].from_s", "there are at_s, until_s, groups"]),
+        (
+            {"peers": 8, "network": {"partitions": [{"at_s": 1, "until_s": 3, "groups": 9}]}},
+            ["network.partitions[0].groups = 9", "8 at most"],
         ),
         ({"churn": {}}, ["churn.up", "missing", "preset", "trace"]),
         ({"churn": "moon"}, ["churn.preset = 'moon'", "spot_v100_2023_02"]),
@@ -90,6 +110,11 @@ MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
         ({"membership": {"mode": "perfect"}}, ["membership.mode = 'perfect'", "protocol, ideal"]),
         ({"membership": {"join_every_s": 1}}, ["membership.join_every_s", "start = 'seed'"]),
         ({"report": {"every_s": 0}}, ["report.every_s = 0.0", "positive"]),
+        ({"report": {"every_s": 5}}, ["report.every_s = 5.0", "left out", "rounds"]),
+        (
+            {"rounds": "none", "duration_s": 400, "report": {"every_s": 0.5}},
+            ["report.every_s = 0.5", "1 or more", "400"],
+        ),
         ({"report": {"evaluate_peers": 0}}, ["report.evaluate_peers = 0", "1 or more"]),
     ],
 )
@@ -131,6 +156,18 @@ def test_a_sentence_begins_with_the_file(tmp_path):
 def test_a_key_below_a_number_is_refused():
     with pytest.raises(ConfigError, match=r"peers.x cannot be set: peers = 100 is no table"):
         Scenario(rounds=1).replace(**{"peers.x": 1})
+
+
+def test_an_empty_word_in_a_key_is_refused():
+    with pytest.raises(ConfigError, match=r"gossip..x is not a key: write table.key"):
+        Scenario(rounds=1).replace(**{"gossip..x": 1})
+
+
+def test_another_optimizer_does_not_inherit_a_rate_that_makes_it_diverge():
+    with pytest.raises(ConfigError, match=r"task.optimizer.lr is missing: adamw needs one of its own"):
+        Scenario(rounds=1).replace(**{"task.optimizer.name": "adamw"})
+    chosen = Scenario(rounds=1).replace(**{"task.optimizer.name": "adamw", "task.optimizer.lr": 1e-3})
+    assert chosen.replace(**{"task.optimizer.name": "sgd"}).task.optimizer == Optimizer()
 
 
 def test_a_fault_crosses_processes():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
 from sim import simulation
 from sim.learners import Learners
@@ -133,8 +134,8 @@ def test_where_nobody_is_left_rounds_end_with_one_sentence(mode):
         simulate(scenario, progress=False)
 
 
-def test_one_peer_alone_never_mixes_and_says_so():
-    with pytest.raises(LocalError, match="rounds = 1 is never reached"):
+def test_one_peer_alone_has_none_to_mix_with():
+    with pytest.raises(ConfigError, match="peers = 1 cannot work"):
         simulate(small(peers=1, duration_s=None, rounds=1, task=AVERAGING), progress=False)
 
 
@@ -266,3 +267,11 @@ def test_data_and_models_of_ones_own_are_trained(own):
     result = simulate(scenario, progress=False)
     assert result.summary["accuracy"]["mean"] > result.history[0]["accuracy_mean"] + 0.2
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
+
+
+def test_what_the_simulator_does_not_do_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="average_optimizer"):
+        simulate(Scenario(peers=2, duration_s=1.0, gossip=Config(average_optimizer=True)), progress=False)
+    slow = {"peers": 2, "duration_s": 1.0, "network": {"latency": {"kind": "constant", "value_s": 2.0}}}
+    with pytest.raises(ConfigError, match=r"hello_timeout_s above 8"):
+        simulate(Scenario.from_mapping(slow), progress=False)
