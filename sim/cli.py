@@ -53,8 +53,8 @@ def run(
             if as_json:
                 print(result.to_json(), flush=True)
             if folder is not None:
+                saved.append(folder)  # first, since its figures are there before its pictures
                 result.save(folder)
-                saved.append(folder)
         if out is not None and len(done) > 1:
             from sim.report import compare
 

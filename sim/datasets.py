@@ -97,7 +97,8 @@ def _custom(name: str) -> Dataset:
     given = plugins.call(name, "task.dataset")
     parts = tuple(given) if isinstance(given, tuple | list) else ()
     if len(parts) not in (4, 5) or not all(isinstance(part, torch.Tensor) for part in parts):
-        raise DataError(f"{name} must return the tensors (x_train, y_train, x_test, y_test), or a fifth with clients.")
+        wanted = "the tensors (x_train, y_train, x_test, y_test), or a fifth with clients"
+        raise DataError(f"task.dataset = {name!r} must return {wanted}.")
     x_train, y_train, x_test, y_test = (part.detach().cpu() for part in parts[:4])
     if not len(x_train) or not len(x_test) or (len(x_train), len(x_test)) != (len(y_train), len(y_test)):
         raise DataError(f"{name} must return as many labels as samples, and at least one to train on and one to test.")

@@ -143,6 +143,8 @@ def distances(result: Result) -> Floats:
 
 
 def members(axes: Axes, results: Sequence[Result]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for number, result in enumerate(results):
         at, one = times(result, results), len(results) == 1
         axes.step(
@@ -152,6 +154,7 @@ def members(axes: Axes, results: Sequence[Result]) -> None:
         if one:
             axes.step(at, result.column("ready"), where="post", color=colour(2), linestyle=DASHES[1], label="training")
     axes.set_ylim(0, 1.06 * max(axes.get_ylim()[1], 1.0))
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylabel("peers")
 

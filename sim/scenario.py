@@ -120,7 +120,8 @@ class Task:
         tables.settle(self)
         for key, value, known in (("dataset", self.dataset, DATASETS), ("model", self.model, MODELS)):
             module, colon, function = value.partition(":")
-            right = value in known or (colon == ":" and function.isidentifier() and bool(module))
+            words = (*module.split("."), function)
+            right = value in known or (colon == ":" and all(word.isidentifier() for word in words))
             near = difflib.get_close_matches(value, known, n=1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
             require(right, key, value, f"{', '.join(known)} or 'module:function'{meant}")
@@ -140,7 +141,7 @@ class Stragglers:
     def __post_init__(self) -> None:
         tables.settle(self)
         require(0 <= self.share <= 1, "share", self.share, "a share from 0 to 1")
-        require(1 <= self.slowdown < math.inf, "slowdown", self.slowdown, "1 or more")
+        require(1 <= self.slowdown < math.inf, "slowdown", self.slowdown, "a finite number, 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

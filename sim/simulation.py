@@ -190,7 +190,7 @@ def simulate(scenario: Scenario, progress: bool | Callable[[Progress], None] = T
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # batches of small models: a second thread costs more than it does
     try:
-        with uncollected():
+        with uncollected(), np.errstate(all="ignore"):  # a model that diverges is a result, and reported as one
             return play(scenario, progress, device)
     finally:
         torch.set_num_threads(threads)

@@ -384,3 +384,8 @@ def test_a_logarithmic_axis_has_at_least_three_ticks(low, high):
     panels.plain_ticks(axes, low, high)
     bottom, top = axes.get_ylim()
     assert 3 <= sum(bottom <= tick <= top for tick in axes.get_yticks()) <= 9
+
+
+def test_peers_are_counted_in_whole_numbers():
+    figure = charts.draw([fake_result(peers=20)], next(p for p in panels.PANELS if p.name == "members"))
+    assert all(tick == round(tick) for tick in figure.axes[0].get_yticks())

@@ -37,6 +37,7 @@ MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
         ({"name": ""}, ["name", "printable"]),
         ({"task": 5}, ["task = 5", "a table of dataset"]),
         ({"task": {"dataset": "digit"}}, ["task.dataset = 'digit'", "did you mean 'digits'", "module:function"]),
+        ({"task": {"model": ".module:f"}}, ["task.model = '.module:f'", "module:function"]),
         ({"task": {"model": "my.module:"}}, ["task.model", "module:function"]),
         ({"task": {"hidden": 10**12}}, ["task.hidden = 1000000000000", "1,000,000 at most"]),
         ({"task": {"batch_size": 0}}, ["task.batch_size = 0", "1 or more"]),
