@@ -117,6 +117,15 @@ def test_a_probe_for_another_is_answered_by_ack_or_nack():
     assert nacks == [Send(peer_id(1), Nack(80))]
 
 
+def test_a_helper_that_cannot_reach_the_target_says_so_and_asks_nobody():
+    me = acquainted(5)
+    me.receive(peer_id(1), PingReq(77, peer_id(2), ()), 1.0)
+    answer = me.dial_failed(peer_id(2), 1.1)
+    assert sent(answer, Nack) == [Nack(77)]
+    assert sent(answer, PingReq) == []  # or one death would have everybody ask everybody
+    assert me.state(peer_id(2)) is MemberState.ALIVE
+
+
 def test_nobody_is_suspected_while_one_helper_reaches_it():
     me = acquainted(5)
     asked = sent(me.dial_failed(peer_id(2), 1.0), PingReq)
