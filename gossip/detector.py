@@ -172,8 +172,8 @@ class Detector:
         peer = entry.record.id
         accused = self._table.mine.record.id in entry.accusers  # then another failure says nothing new
         if peer not in self.targets and entry.state in (ALIVE, SUSPECT) and not accused:
-            # Not for one that another asked us to ping: if helpers asked helpers in turn, one death would have everybody
-            # ask everybody (5,600 requests a death among 1,000 members).
+            # Not for one that another asked us to ping: if helpers asked helpers in turn, one death would have
+            # everybody ask everybody (5,600 requests a death among 1,000 members).
             self._probe(entry, now, out, failed, refused=True)
         for probe in self.targets.get(peer, ())[:]:
             if not probe.indirect:
