@@ -104,7 +104,7 @@ class Exchanges:
 
     @property
     def deadline(self) -> float:
-        return min((exchange.deadline for exchange in self.table.values()), default=float("inf"))
+        return min([exchange.deadline for exchange in self.table.values()], default=float("inf"))
 
     # -- our own initiative --------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:

@@ -120,20 +120,16 @@ class Peer:
         if other < soonest:
             soonest = other
         exchanges, joining = self.exchanges, self.joining
-        for exchange in exchanges.table.values():
-            if exchange.deadline < soonest:
-                soonest = exchange.deadline
+        if exchanges.table:
+            soonest = min(soonest, exchanges.deadline)
         if joining.phase is not Phase.IDLE:
             soonest = min(soonest, joining.next_deadline())
         elif self.due_at < soonest and self.local.ready and exchanges.outgoing is None:
             soonest = min(soonest, max(self.due_at, self.retry_at))
         if self.seeds.deadline < soonest:
             soonest = self.seeds.deadline
-        reach = self.reach
-        if reach.decide_at < soonest:
-            soonest = reach.decide_at
-        if reach.next_ping_at < soonest:
-            soonest = reach.next_ping_at
+        if self.reach.deadline < soonest:
+            soonest = self.reach.deadline
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
         return soonest
@@ -187,6 +183,8 @@ class Peer:
         return [*self.exchanges.abandon(), *self.joining.stop(), *self.donating.abandon(list(self.donating.table))]
 
     def leave(self, now: float) -> list[Effect]:
+        """Say LEFT, with the last counts: nobody will say them later."""
+        self.membership.update_me(now, steps=self.steps, samples=self.samples, version=self.local.version)
         self.left = True
         return [*self.replaced(), *self.membership.leave(now)]
 
@@ -477,24 +475,17 @@ class Peer:
         return self.rng.getrandbits(62)
 
     def choose(self, asked: set[PeerId], now: float) -> PeerId | None:
+        genesis, membership = self.local.genesis, self.membership
+
         def fits(peer: PeerId) -> bool:
-            return self.fits(peer, now)
+            record = membership.record(peer)
+            return (
+                record is not None and record.ready and record.genesis == genesis
+                and not self.bench.sits_out(peer, now)
+                and (record.address is not None or peer in self.linked_peers)
+            )  # fmt: skip
 
-        alive = self.membership.alive()
-        if alive:  # the first draw nearly always fits
-            peer = alive[int(self.rng.random() * len(alive))]
-            if peer not in asked and self.fits(peer, now):
-                return peer
-        return uniform(alive, self.rng, fits, asked)
-
-    def fits(self, peer: PeerId, now: float) -> bool:
-        """Whether one can be asked to mix."""
-        record = self.membership.record(peer)
-        return (
-            record is not None and record.ready and record.genesis == self.local.genesis
-            and (record.address is not None or peer in self.linked_peers)
-            and not self.bench.sits_out(peer, now)
-        )  # fmt: skip
+        return uniform(membership.alive(), self.rng, fits, asked)
 
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
         return self.membership.members()

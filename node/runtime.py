@@ -485,6 +485,8 @@ class Runtime:
 
     async def leave(self, within_s: float) -> None:
         """Say LEFT, let it be sent, close every link."""
+        if self.counts is not None:
+            self.peer.counted(*self.counts())
         self.perform(self.peer.leave(self.now))
         self.stopping = self.doors.closed = True
         for link in self.links.all():

@@ -39,7 +39,7 @@ from sim.seeds import derive
 from sim.sessions import Sessions
 from sim.training import OneByOne, Trainer, Training
 
-__all__ = ["Swarm", "derive"]
+__all__ = ["Swarm"]
 
 REST_S = 0.01  # after a tick that did not move its deadline, as a node rests
 PORT = 7700
@@ -204,6 +204,7 @@ class Swarm:
     def leave(self, index: int) -> None:
         """Let a peer say LEFT and go."""
         host = self.hosts[index]
+        self.training.seen(host)
         for effect in host.peer.leave(self.now):
             if not isinstance(effect, Send) or self.links.linked(host, effect.to):  # it does not stay to dial others
                 self.performers[type(effect)](host, effect)

@@ -70,7 +70,6 @@ class Training:
         self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
         self.by_steps = config.mix_every_steps is not None
         self.steps = 0  # of all peers, as far as they have been counted
-        self.batches = self.rows = 0  # batched calls and the rows in them
 
     # -- the clock -----------------------------------------------------------------------------------------------
     def begin(self, host: Host, first_end: float) -> None:
@@ -115,16 +114,18 @@ class Training:
                 if due < len(ends) and ends[due] < when:
                     when = ends[due]
         if when < host.visit_at or host.visit_at <= self.events.now:
-            host.visit_at = when
-            self.events.push(when, self.on_boundary, host, when)
+            self.visit(host, when)
+
+    def visit(self, host: Host, when: float) -> None:
+        host.visit_at = when
+        self.events.push(when, self.on_boundary, host, when)
 
     def wish(self, host: Host) -> None:
         """The network wants something at the next boundary."""
         host.wanted = True
         when = host.ends[host.cursor + self.passed(host, self.events.now)]
         if when < host.visit_at:
-            host.visit_at = when
-            self.events.push(when, self.on_boundary, host, when)
+            self.visit(host, when)
 
     def released(self, host: Host) -> None:
         """Its own exchange is over: the next may be due sooner than it would look."""
@@ -134,8 +135,7 @@ class Training:
         passed = self.passed(host, self.events.now)
         due = host.cursor + max(peer.due_steps - host.steps - 1, passed)
         if due < len(host.ends) and host.ends[due] < host.visit_at:
-            host.visit_at = host.ends[due]
-            self.events.push(host.visit_at, self.on_boundary, host, host.visit_at)
+            self.visit(host, host.ends[due])
 
     def count(self, host: Host, when: float) -> None:
         """Count the steps that have ended."""
@@ -258,8 +258,6 @@ class Training:
                 counts.append(missing)
                 host.taken = begun
         if rows:
-            self.batches += 1
-            self.rows += len(rows)
             self.trainer.train(np.array(rows), np.array(counts))
 
     def end(self, host: Host) -> None:

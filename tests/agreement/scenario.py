@@ -18,7 +18,8 @@ from gossip.peer import Peer
 from node.identity import Identity, verify
 from node.snapshot import ModelState
 from sim.network import Network
-from sim.swarm import Swarm, derive
+from sim.seeds import derive
+from sim.swarm import Swarm
 from tests.agreement import memory_network
 from tests.agreement.memory_network import START_S, World
 

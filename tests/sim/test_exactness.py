@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from gossip.config import Config
 from sim import simulation
@@ -14,14 +13,6 @@ from sim.scenario import ChurnSpec, MembershipSpec, Scenario, Task
 from sim.simulation import Simulation
 from sim.swarm import Swarm
 from tests.sim.scenarios import ADAMW, COMING_AND_GOING, MOMENTUM, log_of, played, small
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class OneStepAtATime(Learners):

@@ -40,15 +40,6 @@ OPTIMIZERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small models gain nothing from a second thread, and lose much where the cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def ones(rows):
     return np.ones(len(rows), np.int64)
 

@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 
 from gossip.config import Config
 from gossip.effects import MemberState
@@ -27,14 +26,6 @@ from sim.simulation import Simulation, simulate
 
 MODES = pytest.mark.parametrize("mode", ["protocol", "ideal"])
 ELEMENTS = 8
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def averaging(**changes) -> Scenario:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
@@ -32,14 +31,6 @@ from sim.simulation import Simulation, simulate
 from tests.sim.scenarios import AVERAGING, MOMENTUM, digest, hostile, log_of, played, small
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # -- deterministic ---------------------------------------------------------------------------------------------------
