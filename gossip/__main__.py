@@ -172,6 +172,17 @@ def invite(
     cli.invite(address, secret_file=secret_file, timeout_s=timeout_s)
 
 
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, with its settings.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """List the published methods that are a configuration here, with their papers."""
+    from gossip import catalogue
+
+    print(catalogue.as_json(name) if json else catalogue.one(name) if name else catalogue.all_methods())
+
+
 SimSeed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Instead of the scenario's own.")]
 SimSet = Annotated[
     list[str] | None,

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gossip.codecs import get_codec
+from gossip.codecs import AUTO, get_codec
 from gossip.errors import ConfigError
 from gossip.mixing import check_outer
+from gossip.parts import check_part
+from gossip.published import method
+from gossip.together import check_together
 
 __all__ = ["Config"]
 
@@ -27,17 +30,37 @@ class Config:
 
     swarm: str = "default"  # swarms of different names refuse each other
 
-    # -- when to mix -------------------------------------------------------------------------------------------------
+    # -- with whom (gossip.selection) --------------------------------------------------------------------------------
+    selection: str = "uniform"  # uniform, ring, torus, graph, exponential, grid, nearest
+    graph: str = ""  # for "graph": a file of edges
+    shortcuts: float = 0.1  # for "nearest": share of mixes with anybody, however far
+    group_size: int = 4  # members of one group: for mixing = "group" and for "grid"; 0: everybody, 16 at most
+    partners: int = 1  # of one mix, 0: all neighbours at once, each pair weighted by Metropolis
+
+    # -- when to mix (gossip.schedule) -------------------------------------------------------------------------------
     mix_every_steps: int | None = 8  # local steps for each finished exchange, whoever asked for it (jittered by 25 %)
     mix_every_s: float | None = None  # or this many seconds, whichever comes first; None: steps alone
+    max_version_gap: float | None = None  # intervals that a loop trains on while a mix is under way; 0: lockstep pairs
+    consensus_target: float | None = None  # keep nodes so many steps apart: mix 4x as often, or as rarely
 
     # -- how to mix (gossip.mixing states the equations) -------------------------------------------------------------
+    mixing: str = "pair"  # pair, group (means, of all that take part), push-sum, row-stochastic (both one way)
     outer_momentum: float = 0.0  # alpha: m <- alpha m + beta (mean - phi)
     outer_rate: float = 1.0  # beta: phi <- phi + m; stable for 0 < beta < 2 (1 - alpha^2). 0 and 1: the plain pair mean
     staleness_exponent: float = 0.5  # a: weight = 1/2 (1 + gap)^-a, gap in whole mixing rounds between the two
-    codec: str = "fp32"  # what crosses the wire: fp32, bf16, fp16
+    codec: str = "fp32"  # what crosses the wire: fp32, bf16, fp16, int8, int4, moniqua8, moniqua4, moniqua2, or auto
+    part: str = "all"  # which elements: all, "mask 0.005" (a random share), "top 0.01", "fragments 8" (one at a time)
     average_optimizer: bool = False  # average the optimizer's state (momentum, second moments) with the weights
+
+    # -- what to accept (gossip.filters) -----------------------------------------------------------------------------
     norm_bound: float = 10.0  # refuse |theirs - ours| > bound * (|ours| + sqrt(elements))
+    filter: str = "none"  # none, clip (cut long differences off), balance (refuse them), trimmed (mean, of a group)
+    clip_radius: float | None = None  # the longest difference taken whole; None: by the usual distance
+    clip_factor: float = 1.5  # times the usual distance: the lower quartile of the last 16 exchanges
+    trim: int = 1  # for "trimmed": values of each element left out at either end
+    balance_gamma: float = 0.3  # refuse |theirs - ours| > gamma exp(-kappa t/T) |ours|, t in mixing rounds
+    balance_kappa: float = 1.0
+    balance_rounds: float = 1000.0  # T
 
     # -- exchanges ---------------------------------------------------------------------------------------------------
     incoming_exchanges: int = 2  # at once, beside one outgoing; each costs two vectors of memory. 1 with outer momentum
@@ -95,8 +118,30 @@ class Config:
             raise ConfigError("seed_backoff_s is above seed_backoff_max_s: exchange the two.")
         if not self.swarm or len(self.swarm) > 64 or not self.swarm.isprintable():
             raise ConfigError("swarm must be a name of 1 to 64 printable characters.")
-        check_outer(self.outer_momentum, self.outer_rate)
-        get_codec(self.codec)
+        check_outer(self.outer_momentum, self.outer_rate, self.averaged)
+        if self.codec != AUTO:
+            get_codec(self.codec)
+        check_part(self.part)
+        self.check_choices()
+        check_together(self)
+
+    def check_choices(self) -> None:
+        for name, known in CHOICES.items():
+            value = getattr(self, name)
+            if value not in known:
+                near = difflib.get_close_matches(value, known, n=1)
+                meant = f" (did you mean {near[0]!r}?)" if near else ""
+                raise ConfigError(f"{name} = {value!r} is unknown: take one of {', '.join(known)}{meant}.")
+        if not 0 <= self.partners <= MOST_PARTNERS:
+            raise ConfigError(f"partners must lie between 0 (all neighbours at once) and {MOST_PARTNERS}.")
+        if self.group_size != 0 and not 2 <= self.group_size <= MOST_PARTNERS:
+            raise ConfigError(f"group_size must lie between 2 and {MOST_PARTNERS}, or be 0 for everybody.")
+        if not 1 <= self.trim <= MOST_PARTNERS // 2:
+            raise ConfigError(f"trim must lie between 1 and {MOST_PARTNERS // 2}.")
+        if not 0 <= self.shortcuts <= 1:
+            raise ConfigError("shortcuts is a share, from 0 (the nearest alone) to 1 (anybody).")
+        if self.max_version_gap is not None and not 0 <= self.max_version_gap < math.inf:
+            raise ConfigError("max_version_gap must be 0 (lockstep pairs) or more; leave it out for no bound.")
 
     @property
     def plain(self) -> bool:
@@ -104,10 +149,20 @@ class Config:
         return self.outer_momentum == 0.0 and self.outer_rate == 1.0
 
     @property
+    def averaged(self) -> int:
+        """How many vectors a mix averages, as the stability of the outer step asks."""
+        return (self.group_size or MOST_PARTNERS) if self.mixing == "group" else 2
+
+    @property
     def incoming_limit(self) -> int:
         """Incoming exchanges at once: with outer momentum one exchange at a time in all, since two concurrent outer
         steps would count the same local progress twice."""
         return self.incoming_exchanges if self.plain else 1
+
+    @property
+    def watches_movement(self) -> bool:
+        """Whether a driver measures how far local steps alone move the model (gossip.progress)."""
+        return self.consensus_target is not None or (self.filter == "clip" and self.clip_radius is None)
 
     # -- presets -----------------------------------------------------------------------------------------------------
     @classmethod
@@ -142,8 +197,15 @@ class Config:
         return cls(**(preset | changes))
 
     @classmethod
+    def published(cls, name: str, **changes: Any) -> Config:
+        """A method as its paper has it, by its name in :data:`gossip.published.METHODS` (``gossip methods`` lists
+        them), with further changes."""
+        return cls(**(method(name).changes | changes))
+
+    @classmethod
     def from_toml(cls, path: str | Path) -> Config:
-        """A TOML file of these keys, at the top or under ``[gossip]``; ``preset = "wan"`` names where to start from."""
+        """A TOML file of these keys, at the top or under ``[gossip]``. ``preset = "wan"`` names where to start from and
+        ``method = "noloco"`` a published method."""
         try:
             table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
@@ -162,6 +224,8 @@ class Config:
     def from_mapping(cls, table: Mapping[str, Any]) -> Config:
         """The same keys from a mapping, as a scenario's ``[gossip]`` section gives them."""
         changes = dict(table)
+        if (name := changes.pop("method", None)) is not None:
+            changes = method(name).changes | changes
         preset = changes.pop("preset", "lan")
         if preset not in PRESETS:
             raise ConfigError(f"preset = {preset!r} is unknown: take one of {', '.join(PRESETS)}.")
@@ -174,13 +238,20 @@ class Config:
         return config
 
 
+CHOICES = {
+    "selection": ("uniform", "ring", "torus", "graph", "exponential", "grid", "nearest"),
+    "mixing": ("pair", "group", "push-sum", "row-stochastic"),
+    "filter": ("none", "clip", "balance", "trimmed"),
+}
+MOST_PARTNERS = 16  # each costs a stream, and two vectors of memory where both stream
 PRESETS = ("lan", "wan", "datacentre")
 POSITIVE = (
     "mix_every_steps", "mix_every_s", "norm_bound", "reply_timeout_s", "boundary_patience_s", "slowest_rate_mb_s",
     "stall_s", "bench_s", "doubt_s", "probe_period_s", "probe_timeout_min_s", "probe_timeout_max_s", "indirect_probes",
     "suspicion_periods", "gossip_period_s", "gossip_fanout", "push_pull_period_s", "heal_period_s", "dead_kept_s",
     "max_members", "progress_period_s", "join_timeout_s", "donors", "seed_backoff_s", "seed_backoff_max_s",
-    "max_links", "idle_s", "hello_timeout_s",
+    "max_links", "idle_s", "hello_timeout_s", "consensus_target", "clip_radius", "clip_factor", "balance_gamma",
+    "balance_kappa", "balance_rounds",
 )  # fmt: skip
 
 

@@ -7,10 +7,11 @@ from enum import Enum
 
 from gossip.ids import Address, PeerId
 from gossip.messages import Message
+from gossip.parts import ALL, Part
 
 __all__ = [
-    "Adopt", "Collect", "Dial", "Effect", "MemberChanged", "MemberState", "Mix", "Notice", "Release", "Send", "Serve",
-    "Snapshot", "Transfer", "TryDial",
+    "Adopt", "Collect", "Dial", "Effect", "Gather", "MemberChanged", "MemberState", "Merge", "Mix", "Notice", "Release",
+    "Send", "Serve", "Snapshot", "Transfer", "TryDial",
 ]  # fmt: skip
 
 
@@ -51,18 +52,42 @@ class TryDial:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Copy the live vector at the next step boundary and keep it under this session; report with ``snapshotted``."""
+    """Copy the live vector at the next step boundary and keep it under this session; report with ``snapshotted``.
+
+    ``pushes``: this snapshot is given away to so many partners (0: it is exchanged). The mass that this one carries is
+    taken from the model's at the same boundary, and reported.
+    """
 
     session: int
     full: bool  # with the optimizer's state
+    pushes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Stream the session's snapshot to the partner and theirs to us at once; report ``streamed`` or ``failed``."""
+    """Stream the session's snapshot to the partner and theirs to us at once, the elements of ``part`` alone; report
+    ``streamed`` (or ``pushed``, when nothing comes back) or ``failed``."""
 
     session: int
     partner: PeerId
+    full: bool
+    codec: str
+    deadline_s: float  # from now
+    part: Part = ALL
+    sends: bool = True
+    receives: bool = True
+    initiator: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Send each of ``members`` its slice of the session's snapshot, make ours the mean of what comes
+    (:func:`gossip.gathering.group_mean`), send that to all, and report ``gathered`` when all slices are means; or
+    ``failed``. We are the ``place``-th of them. Said again when there is a link to one to whom there was none."""
+
+    session: int
+    members: tuple[PeerId, ...]
+    place: int
     full: bool
     codec: str
     deadline_s: float  # from now
@@ -74,6 +99,15 @@ class Mix:
 
     session: int
     weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A vector with a mass is ours: at the next step boundary ``x += m / (M + m) (p - x)``, then ``M += m``, with ``M``
+    the model's mass. ``p`` is what the session received; where it received nothing, its own snapshot comes back."""
+
+    session: int
+    mass: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,4 +166,7 @@ class Notice:
     sentence: str
 
 
-Effect = Send | Dial | TryDial | Snapshot | Transfer | Mix | Release | Serve | Collect | Adopt | MemberChanged | Notice
+Effect = (
+    Send | Dial | TryDial | Snapshot | Transfer | Gather | Mix | Merge | Release | Serve | Collect | Adopt
+    | MemberChanged | Notice
+)  # fmt: skip

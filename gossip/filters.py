@@ -1,13 +1,29 @@
-"""What a peer accepts from others."""
+"""What a peer accepts from others, and how much of it.
+
+Both sides of a pair hear of each other's radius before they stream and know the length of their difference after it, so
+they cut off the same and the mean still moves by nothing. A refusal by either side is an exchange that did not happen.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections import deque
+from typing import TYPE_CHECKING, Literal
 
-__all__ = ["Refusal", "norm_accepts"]
+import numpy as np
+from numpy.typing import NDArray
 
-Refusal = Literal["not-finite", "norm"]
+if TYPE_CHECKING:
+    from gossip.config import Config
+    from gossip.ids import PeerId
+
+__all__ = ["Filter", "Refusal", "Refusals", "balance_accepts", "clip_factor", "norm_accepts", "trimmed_mean"]
+
+Refusal = Literal["not-finite", "norm", "balance"]
+
+REMEMBERED = 16  # distances whose lower quartile a radius follows: with up to three quarters too long it is honest
+ENOUGH = 4  # of them before anything is cut off
+REFUSALS = 256  # partners and reasons counted apart: what one node ever needs to show
 
 
 def norm_accepts(difference_sq: float, own_sq: float, size: int, bound: float) -> Refusal | None:
@@ -24,3 +40,96 @@ def norm_accepts(difference_sq: float, own_sq: float, size: int, bound: float) -
     if not math.isfinite(difference_sq) or not math.isfinite(own_sq):
         return "not-finite"
     return None if math.sqrt(difference_sq) <= bound * (math.sqrt(own_sq) + math.sqrt(size)) else "norm"
+
+
+def clip_factor(difference_sq: float, radius: float) -> float:
+    """What share of the difference is taken: ``min(1, radius / |difference|)``, for a radius of 0 all of it.
+
+    ``x_i + w clip(x_j - x_i, tau)`` (He, Karimireddy and Jaggi, "Byzantine-robust decentralized learning via
+    ClippedGossip", 2022). Rounded down to a 4,096th: the two sides may add up the squares in another order.
+    """
+    if radius <= 0 or difference_sq <= radius * radius:
+        return 1.0
+    return math.floor(4096 * radius / math.sqrt(difference_sq)) / 4096
+
+
+def balance_accepts(difference_sq: float, own_sq: float, gamma: float, kappa: float, progress: float) -> bool:
+    """``|theirs - mine| <= gamma exp(-kappa t/T) |mine|`` with ``progress`` = t/T (Fang et al., "Byzantine-robust
+    decentralized federated learning", CCS 2024: BALANCE)."""
+    return difference_sq <= gamma * gamma * math.exp(-2 * kappa * progress) * own_sq
+
+
+def trimmed_mean(vectors: NDArray[np.float32], trim: int) -> NDArray[np.float32]:
+    """Of ``vectors`` (members, elements), the mean of each element without its ``trim`` smallest and largest values
+    (Yin et al., ICML 2018). Needs more than ``2 trim`` members. The result is float32 (elements,)."""
+    members = len(vectors)
+    assert members > 2 * trim, "a trimmed mean needs members beside those it trims"
+    if trim == 0:
+        return np.asarray(vectors.mean(axis=0, dtype=np.float32))
+    ordered = np.partition(vectors, (trim, members - trim - 1), axis=0)
+    return np.asarray(ordered[trim : members - trim].mean(axis=0, dtype=np.float32))
+
+
+class Filter:
+    """One peer's rule, and the distances by which it knows what is usual."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.squares: deque[float] = deque(maxlen=REMEMBERED)  # mean square of a difference's elements
+        self.movement = 0.0  # the furthest that local steps alone went from one snapshot to the next
+
+    def moved(self, distance: float) -> None:
+        """How far local steps alone moved the model since the last snapshot; of nan nothing is learned."""
+        if distance > self.movement:
+            self.movement = distance
+
+    def radius(self, elements: int) -> float:
+        """The longest difference of so many elements that is taken whole, 0 for any: fixed, or a multiple of the usual
+        distance.
+
+        Usual is the lower quartile of those seen. Lies are further away than the truth, and a node that fell for a few
+        is far from everybody: by the median half of its distances are lies or their echo, and it falls for the next.
+        Before enough are seen the node's own steps stand for them, of which nobody can lie: nodes that hold the same
+        and then move by ``m`` each are at most ``2 m`` apart, and so are those that mix at random and move by ``m``
+        between two mixes, each in a direction of its own (V = V/2 + m^2, and a pair is sqrt(2 V) apart).
+        """
+        config = self.config
+        if config.filter != "clip":
+            return 0.0
+        if config.clip_radius is not None:
+            return config.clip_radius
+        known = sorted(self.squares)
+        if len(known) < ENOUGH:
+            if not self.movement > 0:
+                return 0.0
+            known = sorted(known + [4 * self.movement**2 / elements] * (ENOUGH + 1 - len(known)))
+        return config.clip_factor * math.sqrt(elements * known[len(known) // 4])
+
+    def judge(self, difference_sq: float, own_sq: float, size: int, version: float) -> Refusal | None:
+        """Whether the partner's vector is accepted; ``version`` in mixing rounds."""
+        config = self.config
+        refused = norm_accepts(difference_sq, own_sq, size, config.norm_bound)
+        if refused is None:
+            self.squares.append(difference_sq / size)
+            if config.filter == "balance":
+                progress = min(version / config.balance_rounds, 1.0)
+                if not balance_accepts(difference_sq, own_sq, config.balance_gamma, config.balance_kappa, progress):
+                    return "balance"
+        return refused
+
+
+class Refusals:
+    """How often what was refused, from whom and why."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[PeerId, str], int] = {}
+
+    def add(self, partner: PeerId, code: str) -> None:
+        key = (partner, code)
+        self.counts[key] = self.counts.pop(key, 0) + 1  # the one of longest ago goes first
+        if len(self.counts) > REFUSALS:
+            del self.counts[next(iter(self.counts))]
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())

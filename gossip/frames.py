@@ -228,6 +228,7 @@ READERS: dict[str, Callable[[Any, int], Any]] = {
     "text": read_text,
     "bytes": read_bytes,
     "id": read_id,
+    "ids": lambda value, bound: tuple(read_id(item) for item in read_list(value, bound)),
     "record?": lambda value, _: None if value is None else read_record(value),
     "updates": lambda value, bound: tuple(read_update(item) for item in read_list(value, bound)),
     "records": lambda value, bound: tuple(read_update(item) for item in read_list(value, bound)),

@@ -370,6 +370,11 @@ class Membership:
         """Counts changes of :meth:`owners`."""
         return self._table.changes
 
+    @property
+    def turnover(self) -> int:
+        """Counts comings and goings: what was sorted by who is there is out of date when it grows."""
+        return self._table.changes
+
     def alive(self) -> list[PeerId]:
         """The ALIVE without ourselves, in no order: the list itself, to be read and not kept."""
         return self._table.alive

@@ -7,21 +7,52 @@ what is declared here is all that is accepted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, TypeVar, dataclass_transform
 
 from gossip.ids import MemberRecord, PeerId
 
 __all__ = [
-    "MESSAGES", "TAGS", "Abort", "Accept", "Ack", "Busy", "Chunk", "Close", "Commit", "Digest", "Fetch", "Gossip",
-    "Hello", "Hint", "Message", "Nack", "Offer", "Outcome", "Ping", "PingReq", "Reach", "Reached", "Records", "Refuse",
-    "Serving", "Settled", "StatusQuery", "StatusReply", "Update",
+    "MAX_GROUP",
+    "MESSAGES",
+    "TAGS",
+    "Abort",
+    "Accept",
+    "Ack",
+    "Begin",
+    "Busy",
+    "Chunk",
+    "Close",
+    "Commit",
+    "Digest",
+    "Fetch",
+    "Gossip",
+    "Hello",
+    "Hint",
+    "Invite",
+    "Joined",
+    "Message",
+    "Nack",
+    "Offer",
+    "Outcome",
+    "Ping",
+    "PingReq",
+    "Reach",
+    "Reached",
+    "Records",
+    "Refuse",
+    "Serving",
+    "Settled",
+    "StatusQuery",
+    "StatusReply",
+    "Update",
 ]  # fmt: skip
 
 MAX_UPDATES = 32  # of about 250 B each in one frame: 8 KiB, an eighth of a header
 MAX_RECORDS = 120  # of 519 B at the very most: 61 KiB, so that nobody's long host name bursts another's header
 MIN_CHUNK_ELEMENTS = 1 << 10  # but for the last: a chunk costs its reader some 50 us however small it is
 MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which is what a receiver may have to hold
+MAX_GROUP = 16  # members that average together: everybody streams to everybody
 MAX_BUCKETS = 256  # by the first byte of an id
 
 T = TypeVar("T")
@@ -35,7 +66,7 @@ TAGS: dict[type, str] = {}
 class Kind:
     """How a field looks on the wire: ``form`` and its bound (bytes, characters, items, or the largest integer)."""
 
-    form: str  # int, float, bool, text, bytes, id, record?, updates, records, names, scalars, any
+    form: str  # int, float, bool, text, bytes, id, ids, record?, updates, records, names, scalars, any
     bound: int = 0
 
 
@@ -43,8 +74,9 @@ def integer(bound: int = 2**63 - 1) -> Any:
     return field(metadata={"kind": Kind("int", bound)})
 
 
-def of(form: str, bound: int = 0) -> Any:
-    return field(metadata={"kind": Kind(form, bound)})
+def of(form: str, bound: int = 0, default: Any = MISSING) -> Any:
+    """``default`` is for who constructs the message: on the wire every field is there."""
+    return field(metadata={"kind": Kind(form, bound)}, default=default)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(integer, of))
@@ -157,7 +189,12 @@ class Reached:
 # -- exchange ---------------------------------------------------------------------------------
 @message("offer")
 class Offer:
-    """Average with me. ``version`` is the mixing rounds behind my weights, ``weight`` the largest I allow."""
+    """Average with me. ``version`` is the mixing rounds behind my weights, ``weight`` the largest I allow.
+
+    ``mixing`` "pair": both stream, and both apply. "push": I alone stream, and you take my vector with its ``mass``
+    (of push-sum; 1 for a vector that counts as one). ``radius``: what of a difference is longer than this is cut off, 0
+    for no limit. ``part``: which elements, as :class:`gossip.parts.Part` writes it.
+    """
 
     session: int = integer()
     fingerprint: str = of("text", 64)
@@ -166,17 +203,22 @@ class Offer:
     weight: float = of("float")
     codec: str = of("text", 16)
     optimizer_keys: tuple[str, ...] = of("names", 4)  # empty: weights alone
+    mixing: str = of("text", 16, default="pair")
+    mass: float = of("float", default=0.0)
+    radius: float = of("float", default=0.0)
+    part: str = of("text", 32, default="all")
 
 
 @message("accept")
 class Accept:
-    """Agreed: the streams begin. Weight and codec are what both will use."""
+    """Agreed: the streams begin. Weight, codec and radius are what both will use."""
 
     session: int = integer()
     version: float = of("float")
     weight: float = of("float")
     optimizer_keys: tuple[str, ...] = of("names", 4)
     codec: str = of("text", 16)
+    radius: float = of("float", default=0.0)
 
 
 @message("busy")
@@ -214,6 +256,41 @@ class Outcome:
 class Settled:
     session: int = integer()
     committed: bool = of("bool")
+
+
+@message("invite")
+class Invite:
+    """Let us average as a group with ``members``, all whom I invite; ``version`` as in an Offer. Everybody gives and
+    takes a whole vector, by slices."""
+
+    session: int = integer()
+    fingerprint: str = of("text", 64)
+    genesis: bytes = of("bytes", 16)
+    version: float = of("float")
+    codec: str = of("text", 16)
+    optimizer_keys: tuple[str, ...] = of("names", 4)
+    members: tuple[PeerId, ...] = of("ids", MAX_GROUP, default=())
+
+
+@message("joined")
+class Joined:
+    """I take part; my snapshot is taken."""
+
+    session: int = integer()
+    version: float = of("float")
+    codec: str = of("text", 16)
+    optimizer_keys: tuple[str, ...] = of("names", 4)
+
+
+@message("begin")
+class Begin:
+    """These take part, in this order: slice i is the i-th member's to average. ``version`` is the mean of theirs."""
+
+    session: int = integer()
+    members: tuple[PeerId, ...] = of("ids", MAX_GROUP)
+    version: float = of("float")
+    codec: str = of("text", 16)
+    optimizer_keys: tuple[str, ...] = of("names", 4)
 
 
 @message("chunk")
@@ -266,5 +343,6 @@ class StatusReply:
 
 Message = (
     Hello | Close | Ping | Ack | PingReq | Nack | Gossip | Digest | Records | Reach | Reached | Offer | Accept | Busy
-    | Refuse | Commit | Abort | Outcome | Settled | Chunk | Fetch | Serving | StatusQuery | StatusReply
+    | Refuse | Commit | Abort | Outcome | Settled | Invite | Joined | Begin | Chunk | Fetch | Serving | StatusQuery
+    | StatusReply
 )  # fmt: skip

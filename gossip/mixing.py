@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
 
-__all__ = ["OuterStep", "check_outer", "difference", "pair_weight", "stability_limit"]
+__all__ = ["OuterStep", "check_outer", "difference", "pair_weight", "push_mass", "stability_limit"]
 
 Floats = NDArray[np.float32]
 
@@ -33,6 +33,22 @@ def pair_weight(gap: float, exponent: float, cap: float = 0.5) -> float:
     return 0.0 if math.isnan(gap) else cap * (1.0 + float(np.floor(gap))) ** -exponent
 
 
+def push_mass(mass: float, pushes: int, conserves: bool) -> tuple[float, float]:
+    """(what one of ``pushes`` partners is given, what stays) of a vector with this mass.
+
+    Push-sum (Kempe, Dobra and Gehrke, FOCS 2003; SGP: Assran et al., ICML 2019) gives each of the partners and itself
+    equal shares of its mass, and the receiver takes ``x <- (M x + m p) / (M + m)``, ``M <- M + m``. With ``x`` the
+    de-biased vector itself, giving away leaves it as it is, and the sums of M and of M x over the swarm, what is in
+    flight included, never change. Row-stochastic mixing (Epidemic Learning: de Vos et al., NeurIPS 2023) is the same
+    with nothing conserved: every vector counts as one, and so does one's own at the beginning of each round, so that k
+    vectors received leave the mean of k + 1.
+    """
+    if not conserves:
+        return 1.0, 1.0
+    given = mass / (pushes + 1)
+    return given, mass - given
+
+
 def difference(theirs: Floats, mine_quantised: Floats, out: Floats) -> float:
     """``out = theirs - mine_quantised`` for one chunk; returns the sum of squares of ``out``.
 
@@ -46,26 +62,35 @@ def difference(theirs: Floats, mine_quantised: Floats, out: Floats) -> float:
         return float(np.dot(out, out))
 
 
-def stability_limit(alpha: float) -> float:
-    """The outer rate below which disagreement contracts under random pairs: ``2 (1 - alpha^2)``.
+def stability_limit(alpha: float, group: int = 2) -> float:
+    """The outer rate below which disagreement contracts under random pairs, ``2 (1 - alpha^2)``, or random groups.
 
-    In a large swarm a node's deviation ``f`` from the mean, its partner's ``g`` (independent of it) and its momentum
-    ``m`` obey ``m' = alpha m + beta (g - f) / 2`` and ``f' = f + m'``. Setting the second moments ``E[f^2]``,
-    ``E[f m]`` and ``E[m^2]`` equal before and after gives this limit; and, with unit noise in every node's parameters
-    at each round, a variance of ``beta (1 + alpha) / (limit - beta)``: 1.3125 at alpha 0.5, beta 0.7.
+    In a large swarm a node's deviation ``f`` from the mean, the mean ``h`` of the other ``group - 1`` (independent of
+    it, with variance ``E[f^2] / (group - 1)``) and its momentum ``m`` obey ``m' = alpha m + beta a (h - f)`` and
+    ``f' = f + m'``, with ``a = (group - 1) / group``. Setting the second moments ``E[f^2]``, ``E[f m]`` and ``E[m^2]``
+    equal before and after gives ``2 (1 - alpha^2) / (1 + alpha - 2 alpha a)``: for pairs as above, and for groups of
+    everybody the heavy ball's own ``2 (1 + alpha)``. With unit noise in every node's parameters at each round pairs
+    come to a variance of ``beta (1 + alpha) / (limit - beta)``: 1.3125 at alpha 0.5, beta 0.7.
     """
-    return 2.0 * (1.0 - alpha * alpha)
+    share = (group - 1) / group
+    return 2.0 * (1.0 - alpha * alpha) / (1.0 + alpha - 2.0 * alpha * share)
 
 
-def check_outer(alpha: float, beta: float) -> None:
+def check_outer(alpha: float, beta: float, group: int = 2) -> None:
     """Raise :class:`ConfigError`, naming the numbers that would do, unless ``0 <= alpha < 1``, ``0 < beta < limit``."""
     if not 0.0 <= alpha < 1.0:
         raise ConfigError(f"outer_momentum is {alpha:g} and must be at least 0 and below 1: 0.5 is the default.")
-    limit = stability_limit(alpha)
+    limit = stability_limit(alpha, group)
     if 0.0 < beta < limit:
         return
     # Rounded down, so that the numbers named do work; a hundredth of the limit is kept as distance from it.
-    advice = f"use an outer_rate below {_down(0.99 * limit)} (least disagreement near {limit / 2:.3g})"
+    advice = f"use an outer_rate below {_down(0.99 * limit)}"
+    if group != 2:
+        raise ConfigError(
+            f"outer_rate {beta:g} with outer_momentum {alpha:g} drives groups of {group} apart, because it is not "
+            f"between 0 and {limit:.3g}: {advice}, or larger groups."
+        )
+    advice += f" (least disagreement near {limit / 2:.3g})"
     if 0.0 < beta < 1.98:
         advice += f" or an outer_momentum of at most {_down(math.sqrt(1.0 - beta / 1.98))}"
     raise ConfigError(
@@ -84,13 +109,13 @@ class OuterStep:
 
     on the first ``parameters`` elements; whatever lies behind them (buffers, optimizer state) is averaged plainly.
     ``alpha = 0, beta = 1`` is the plain pair mean everywhere, and then nothing is kept. Not safe to call from two
-    threads at once: one exchange is applied after another.
+    threads at once: one exchange is applied after another. ``group``: how many vectors a mix averages.
     """
 
     __slots__ = ("_momentum", "_phi", "alpha", "beta", "parameters")
 
-    def __init__(self, parameters: int, alpha: float, beta: float) -> None:
-        check_outer(alpha, beta)
+    def __init__(self, parameters: int, alpha: float, beta: float, group: int = 2) -> None:
+        check_outer(alpha, beta, group)
         self.parameters = parameters
         self.alpha = alpha
         self.beta = beta
@@ -112,15 +137,20 @@ class OuterStep:
         self._phi[:] = vector[: self.parameters]
         self._momentum.fill(0.0)
 
-    def shift(self, snapshot: Floats, difference: Floats, weight: float) -> Floats:
+    def shift(
+        self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None = None
+    ) -> Floats:
         """What to ADD to the live vector, float32, for the exchange that gave ``difference = Q(p) - Q(s)``.
 
-        ``snapshot`` is ``s`` as it was taken. The result is ``difference`` itself, overwritten. Moves the state: call
-        once for an exchange that both sides committed, and never for one that failed.
+        ``snapshot`` is ``s`` as it was taken; with ``positions`` both are of these elements alone, and so is the
+        result, which is ``difference`` itself, overwritten. Moves the state: call once for an exchange that both sides
+        committed, and never for one that failed.
         """
         if self.plain:
             difference *= np.float32(weight)
             return difference
+        if positions is not None:
+            return self.shift_at(snapshot, difference, weight, positions)
         phi, momentum = self._phi, self._momentum
         assert phi is not None, "reset() before the first mix"
         assert momentum is not None
@@ -137,6 +167,22 @@ class OuterStep:
             m += d
             f += m
             np.subtract(f, s, out=d)
+        return difference
+
+    def shift_at(self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64]) -> Floats:
+        """The same for some of the elements; the momentum of the others rests."""
+        phi, momentum = self._phi, self._momentum
+        assert phi is not None, "reset() before the first mix"
+        assert momentum is not None
+        difference *= np.float32(weight)
+        own = int(np.searchsorted(positions, self.parameters))  # behind them are buffers, averaged plainly
+        places = positions[:own]
+        f = phi[places]
+        m = np.float32(self.alpha) * momentum[places]
+        m += np.float32(self.beta) * (snapshot[:own] + difference[:own] - f)
+        f += m
+        phi[places], momentum[places] = f, m
+        np.subtract(f, snapshot[:own], out=difference[:own])
         return difference
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gossip.bootstrap import Reachability, Seeds, answer_reach
 from gossip.config import Config
 from gossip.effects import Dial, Effect, MemberState, Notice, Send
-from gossip.exchange import Exchanges, Local, State
+from gossip.exchange import Local, State
+from gossip.exchanges import Exchanges
+from gossip.groups import Groups
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.joining import Donating, Joining, Phase
 from gossip.members import Members
@@ -20,11 +21,14 @@ from gossip.messages import (
     Abort,
     Accept,
     Ack,
+    Begin,
     Busy,
     Commit,
     Digest,
     Fetch,
     Gossip,
+    Invite,
+    Joined,
     Message,
     Nack,
     Offer,
@@ -38,21 +42,15 @@ from gossip.messages import (
     Serving,
     Settled,
 )  # fmt: skip
+from gossip.partners import Partners
 from gossip.runs import Runs
-from gossip.selection import Bench, uniform
+from gossip.schedule import Schedule
 
 __all__ = ["Peer"]
 
 BOOK_DIALS = 4  # members of the address book tried at once after a restart
 TRY_EVERY_S = 10.0  # how often one member may have us dial the address it claims
 WAIT_S = 0.25  # with nobody to mix with
-
-
-def next_due(due: float, every: float, jitter: float, now: float) -> float:
-    """An interval after the last was due, and not after it took place: then a node finishes one exchange per interval,
-    however long they take and whoever asks. Counted from each exchange it would be 2 ln 2 = 1.39 of them, since half
-    are asked for by others. What was missed is not made up for, and what came early buys three intervals at most."""
-    return min(max(due + every * jitter, now + every / 4), now + 3 * every)
 
 
 class Peer:
@@ -85,20 +83,20 @@ class Peer:
         if members is None:
             members = Membership(me, sign=sign, verify=verify, config=config, rng=rng, now=now)
         self.membership = members
-        self.bench = Bench(config.bench_s)
-        self.exchanges = Exchanges(me.id, self.local, config, self.new_session, self.choose, self.bench.failed)
+        self.linked_peers: dict[PeerId, float] = {}  # and when each last had us dial its address
+        self.partners = Partners(me.id, members, self.local, config, rng, self.linked_peers.__contains__)
+        self.exchanges: Exchanges | Groups = (Groups if config.mixing == "group" else Exchanges)(
+            me.id, self.local, config, self.new_session, self.partners
+        )
+        self.schedule = Schedule(config, rng)
+        self.mixing = False  # exchanges of a mix are finished, and it may not be over
         self.joining = Joining(self.local, config, self.new_session)
         self.donating = Donating(self.local, config)
         self.seeds = Seeds(seeds, dict(expected or {}), config, now)
         self.reach = Reachability()
         self.optimizer_scalars: tuple[tuple[str, float], ...] = ()
-        self.linked_peers: dict[PeerId, float] = {}  # and when each last had us dial its address
-        self.distances_sq: deque[float] = deque(maxlen=8)  # |theirs - ours|^2 of the last exchanges
-        self.relative_sq: deque[float] = deque(maxlen=3)  # the same over |ours|^2
         self.steps = self.samples = 0
-        self.due_steps = 0  # the step count at which the driver should call stepped()
-        self.due_at = math.inf  # and the time, for mixing by the clock
-        self.retry_at = 0.0
+        self.moved_steps = 0  # the step count up to which progress was measured
         self.runs = Runs(self.local, self.membership, self.joining, self.linked_peers, self.begin_run, config, rng, now)
         self.left = False
         book = list(book)
@@ -124,8 +122,8 @@ class Peer:
             soonest = min(soonest, exchanges.deadline)
         if joining.phase is not Phase.IDLE:
             soonest = min(soonest, joining.next_deadline())
-        elif self.due_at < soonest and self.local.ready and exchanges.outgoing is None:
-            soonest = min(soonest, max(self.due_at, self.retry_at))
+        elif self.schedule.due_at < soonest and self.local.ready and not exchanges.outgoing:
+            soonest = min(soonest, max(self.schedule.due_at, self.schedule.retry_at))
         if self.seeds.deadline < soonest:
             soonest = self.seeds.deadline
         if self.reach.deadline < soonest:
@@ -138,9 +136,8 @@ class Peer:
     def consensus_distance(self) -> float:
         """sqrt(mean |x_i - mean|^2) over the swarm, estimated from the last exchanges: for two random members the
         expectation of |x_i - x_j|^2 is twice that mean square (times n/(n-1)). nan before the first exchange."""
-        if not self.distances_sq:
-            return math.nan
-        return math.sqrt(0.5 * sum(self.distances_sq) / len(self.distances_sq))
+        seen = self.exchanges.seen
+        return math.sqrt(0.5 * sum([square for square, _ in seen]) / len(seen)) if seen else math.nan
 
     @property
     def alone(self) -> bool:
@@ -149,7 +146,19 @@ class Peer:
 
     def agreement(self) -> float:
         """The largest |theirs - ours| / |ours| of the last three exchanges; inf before the first."""
-        return math.sqrt(max(self.relative_sq)) if self.relative_sq else math.inf
+        last = list(self.exchanges.seen)[-3:]
+        return math.sqrt(max(square / own if own > 0 else square for square, own in last)) if last else math.inf
+
+    @property
+    def held(self) -> bool:
+        """Whether the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""
+        gap, every = self.config.max_version_gap, self.config.mix_every_steps
+        if gap is None or every is None:
+            return False
+        return any(
+            self.steps - exchange.steps >= gap * every and exchange.state is not State.DOUBT
+            for exchange in self.exchanges.table.values() if exchange.initiator or exchange.state is not State.PREPARING
+        )  # fmt: skip
 
     # -- beginning and end ---------------------------------------------------------------------------------------
     def start(self, now: float) -> list[Effect]:
@@ -193,7 +202,9 @@ class Peer:
         """A link to ``peer`` finished its Hello; ``record`` is what it signed of itself."""
         effects = self.membership.linked(peer, record, now)
         self.linked_peers.setdefault(peer, -math.inf)
-        self.bench.forget(peer)
+        self.partners.bench.forget(peer)
+        if isinstance(self.exchanges, Groups):
+            effects += self.exchanges.linked(peer, now)
         effects += self.reach.linked(peer, self.membership.me)
         if self.membership.me.address is None:
             self.refresh_homes(now)
@@ -269,6 +280,20 @@ class Peer:
     def on_settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
         return self.exchanges.on_settled(sender, settled, now)
 
+    def on_invite(self, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+        exchanges = self.exchanges
+        if self.left or self.holds(invite.session) or self.joining.phase is Phase.ADOPTING:
+            return [Send(sender, Busy(invite.session))]
+        if not isinstance(exchanges, Groups):
+            return [Send(sender, Refuse(invite.session, "mixing"))]
+        return exchanges.on_invite(sender, invite, now)
+
+    def on_joined(self, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
+        return self.exchanges.on_joined(sender, joined, now) if isinstance(self.exchanges, Groups) else []
+
+    def on_begin(self, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
+        return self.exchanges.on_begin(sender, begin, now) if isinstance(self.exchanges, Groups) else []
+
     def on_serving(self, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
         return self.joining.on_serving(sender, serving, now)
 
@@ -337,37 +362,54 @@ class Peer:
         from the two versions, and with stale ones equal peers would weigh each other too little."""
         if self.config.mix_every_steps is not None:
             self.local.version += (steps - self.steps) / self.config.mix_every_steps
-        self.steps, self.samples = steps, samples
+        self.steps = self.local.steps = steps
+        self.samples = samples
 
     def maybe_mix(self, now: float) -> list[Effect]:
-        waiting = now < self.retry_at or self.exchanges.outgoing is not None or self.joining.phase is not Phase.IDLE
+        waiting = now < self.schedule.retry_at or self.exchanges.outgoing or self.joining.phase is not Phase.IDLE
         if not self.local.ready or self.left or waiting:
             return []
-        due = self.steps >= self.due_steps if self.config.mix_every_steps is not None else False
-        if not (due or now >= self.due_at or self.local.settling):
+        if not (self.schedule.due(self.steps, now) or self.local.settling):
             return []
-        effects = self.exchanges.begin(now) if self.choose(set(), now) is not None else []
+        effects = self.exchanges.begin(now)
         if not effects:
-            self.retry_at = now + WAIT_S
+            self.schedule.wait(now, WAIT_S)
         return effects
 
-    def snapshotted(self, session: int, now: float) -> list[Effect]:
-        """The snapshot asked for is taken."""
+    def snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
+        """The snapshot asked for is taken. ``mass``: what of the model's a push carries away; ``moved``: how far local
+        steps alone have moved the model since the last snapshot, where somebody measures it."""
         self.local.boundary_at = now
         if session in self.donating.table:
             return self.donating.snapshotted(session)
-        effects = self.exchanges.snapshotted(session, now)
+        if isinstance(self.exchanges, Exchanges):
+            self.exchanges.filter.moved(moved)
+        if moved == moved and self.steps > self.moved_steps:
+            self.schedule.watch(self.consensus_distance, moved / (self.steps - self.moved_steps))
+            self.moved_steps = self.steps
+        effects = self.exchanges.snapshotted(session, now, mass)
         return effects + self.after(now) if self.unsettled else effects
 
     def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
         """An exchange's streams are whole: |theirs - ours|^2 and |ours|^2."""
-        exchange, refused = self.exchanges.table.get(session), self.exchanges.refused
-        effects = self.exchanges.streamed(session, difference_sq, own_sq, now)
+        exchanges = self.exchanges
+        if isinstance(exchanges, Groups):
+            return []
+        exchange = exchanges.table.get(session)
+        effects = exchanges.streamed(session, difference_sq, own_sq, now)
         if exchange is not None and effects:
             self.membership.acknowledged(exchange.partner, now)
-            if self.exchanges.refused == refused:
-                self.distances_sq.append(difference_sq)
-                self.relative_sq.append(difference_sq / own_sq if own_sq > 0 else difference_sq)
+        return effects + self.after(now) if self.unsettled else effects
+
+    def gathered(
+        self, session: int, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float
+    ) -> list[Effect]:
+        """All slices of a group are means: |mean - ours|^2, |ours|^2, and who was refused: whose slices were left out
+        of ours, or whose means are none."""
+        exchanges = self.exchanges
+        if not isinstance(exchanges, Groups):
+            return []
+        effects = exchanges.gathered(session, difference_sq, own_sq, refused, now)
         return effects + self.after(now) if self.unsettled else effects
 
     def failed(self, session: int, code: str, now: float) -> list[Effect]:
@@ -408,7 +450,7 @@ class Peer:
         """Mix continuously with the plain mean (True), or as configured (False)."""
         self.local.settling = on
         self.local.boundary_at = now
-        self.retry_at = 0.0
+        self.schedule.retry_at = 0.0
         return self.maybe_mix(now) if on else []
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -430,17 +472,20 @@ class Peer:
             effects += self.reach.tick(now)
         if now >= self.runs.deadline:
             effects += self.runs.tick(now)
-        if now >= self.due_at:
+        if now >= self.schedule.due_at:
             effects += self.maybe_mix(now)
         return effects + self.after(now) if self.unsettled else effects
 
     def look_elsewhere(self, now: float) -> list[Effect]:
         """An offer to one that is no longer held ALIVE goes to another, before its time is up."""
-        offer = self.exchanges.outgoing
-        if offer is None or offer.state is not State.OFFERED:
-            return []
-        alive = self.membership.state(offer.partner) is MemberState.ALIVE
-        return [] if alive else self.exchanges.failed(offer.session, "broken", now)
+        state = self.membership.state
+        if isinstance(self.exchanges, Groups):
+            return self.exchanges.look_elsewhere(state, now)
+        lost = [
+            own.session for own in self.exchanges.outgoing.values()
+            if own.state is State.OFFERED and state(own.partner) is not MemberState.ALIVE
+        ]  # fmt: skip
+        return [effect for session in lost for effect in self.exchanges.failed(session, "broken", now)]
 
     def after(self, now: float) -> list[Effect]:
         """Note what ended: when the next mix is due, and who earned trust."""
@@ -448,44 +493,27 @@ class Peer:
         effects: list[Effect] = []
         if exchanges.mixed_at:
             for partner in exchanges.mixed_at:
-                self.bench.succeeded(partner)
+                self.partners.succeeded(partner)
                 self.membership.acknowledged(partner, now)
+            self.mixing = self.mixing or self.partners.counts(exchanges.mixed_at)
             exchanges.mixed_at.clear()
+        if self.mixing and not (self.partners.several and exchanges.outgoing):
+            self.mixing = False
             self.mixed(now)
         if exchanges.gave_up:
             exchanges.gave_up = False
-            self.retry_at = now + 0.02 + 0.08 * self.rng.random()  # apart, or those who collided collide again
+            self.schedule.wait(now, 0.02 + 0.08 * self.rng.random())  # apart, or those who collided collide again
         joining = self.joining
         if joining.phase is not Phase.IDLE and joining.starved and joining.deadline <= now:
             effects += self.joining.more_candidates(self.runs.donors(self.joining.genesis), now)
         return effects
 
     def mixed(self, now: float) -> None:
-        """A mix is a mix, whoever asked: the next is due an interval later, jittered by a quarter so that two partners
-        who mixed together do not stay in step."""
-        jitter = 0.75 + 0.5 * self.rng.random()
-        every, every_s = self.config.mix_every_steps, self.config.mix_every_s
-        if every is not None:
-            self.due_steps = max(self.steps + 1, round(next_due(self.due_steps, every, jitter, self.steps)))
-        if every_s is not None:
-            self.due_at = next_due(self.due_at if self.due_at < math.inf else now, every_s, jitter, now)
+        self.schedule.mixed(self.steps, now)
 
     # -- choices -------------------------------------------------------------------------------------------------
     def new_session(self) -> int:
         return self.rng.getrandbits(62)
-
-    def choose(self, asked: set[PeerId], now: float) -> PeerId | None:
-        genesis, membership = self.local.genesis, self.membership
-
-        def fits(peer: PeerId) -> bool:
-            record = membership.record(peer)
-            return (
-                record is not None and record.ready and record.genesis == genesis
-                and not self.bench.sits_out(peer, now)
-                and (record.address is not None or peer in self.linked_peers)
-            )  # fmt: skip
-
-        return uniform(membership.alive(), self.rng, fits, asked)
 
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
         return self.membership.members()
@@ -509,6 +537,7 @@ class Listening:
 MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
 HANDLERS: dict[type, Callable[[Peer, PeerId, Any, float], list[Effect]]] = {
     Offer: Peer.on_offer, Accept: Peer.on_accept, Commit: Peer.on_commit, Outcome: Peer.on_outcome,
-    Settled: Peer.on_settled, Busy: Peer.on_refusal, Refuse: Peer.on_refusal, Abort: Peer.on_refusal,
+    Settled: Peer.on_settled, Invite: Peer.on_invite, Joined: Peer.on_joined, Begin: Peer.on_begin,
+    Busy: Peer.on_refusal, Refuse: Peer.on_refusal, Abort: Peer.on_refusal,
     Fetch: Peer.on_fetch, Serving: Peer.on_serving, Reach: Peer.on_reach, Reached: Peer.on_reached,
 }  # fmt: skip

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip.errors import LayoutError
+from gossip.mixing import push_mass
 from node.snapshot import ModelState, Parts, Pending
 
-__all__ = ["Boundary", "Done", "Vector", "VectorPool"]
+__all__ = ["Boundary", "Done", "Shift", "Vector", "VectorPool"]
 
 Floats = NDArray[np.float32]
 
@@ -40,7 +41,8 @@ class VectorPool:
     def __init__(self, state: ModelState) -> None:
         self.state = state
         self.lock = threading.Lock()
-        self.free: dict[int, list[Floats]] = {}
+        self.free: dict[int, list[Floats]] = {}  # by size, those given back last at the end
+        self.largest = self.held = 0  # elements: of one, and of all in free
 
     def take(self, parts: Parts, size: int | None = None) -> Vector:
         """A vector of those parts; the network thread names the size: the optimizer's state is not its to read."""
@@ -49,6 +51,8 @@ class VectorPool:
         with self.lock:
             kept = self.free.get(size)
             array = kept.pop() if kept else None
+            if array is not None:
+                self.held -= size
         return Vector(self.state.buffer(size) if array is None else array, parts)
 
     def give(self, vector: Vector) -> None:
@@ -56,18 +60,33 @@ class VectorPool:
             vector.users -= 1
             if vector.users:
                 return
-            kept = self.free.setdefault(vector.array.size, [])
-            if len(kept) < self.KEPT:
-                kept.append(vector.array)
+            size = vector.array.size
+            kept = self.free[size] = self.free.pop(size, [])
+            if len(kept) == self.KEPT:
+                return
+            kept.append(vector.array)
+            self.held += size
+            self.largest = max(self.largest, size)
+            while self.held > self.KEPT * self.largest:  # a partner's offer says how large a part is
+                oldest = next(iter(self.free))
+                self.held -= oldest * len(self.free.pop(oldest))
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """What an exchange brought: a difference to add, or with a mass a vector to merge, as effects.Merge says."""
+
+    vector: Vector
+    mass: float | None = None
 
 
 @dataclass(slots=True)
 class Done:
     """What one visit fulfilled. ``copies`` must be done before the arrays are used by the network thread."""
 
-    snapshots: list[tuple[int, Vector]] = field(default_factory=list)  # by session
+    snapshots: list[tuple[int, Vector, float]] = field(default_factory=list)  # session, and the mass that it carries
     copies: list[Pending] = field(default_factory=list)
-    shifted: list[Vector] = field(default_factory=list)
+    shifted: list[Shift] = field(default_factory=list)
     adopted: bool = False
     spare: Vector | None = None  # a copy of the weights for the exchange that is expected to begin now
 
@@ -88,20 +107,22 @@ class Boundary:
     """Wishes of the network thread, fulfilled by the training thread. ``wanted`` is read without the lock: a wish that
     comes a moment too late waits for the next step."""
 
-    def __init__(self, state: ModelState, pool: VectorPool) -> None:
+    def __init__(self, state: ModelState, pool: VectorPool, conserves: bool = False) -> None:
         self.state, self.pool = state, pool
+        self.conserves = conserves  # a push takes mass away
+        self.mass = 1.0  # of push-sum: it changes with the weights, and so in the training thread alone
         self.lock = threading.Lock()
         self.wake = threading.Event()  # for a training thread that has nothing else to do (joining, settling)
         self.wanted = False
         self.outer_lock = threading.Lock()  # the outer step moves in the network's threads, is reset in ours
-        self.requests: dict[int, bool] = {}  # session -> full
-        self.shifts: list[Vector] = []
+        self.requests: dict[int, tuple[bool, int]] = {}  # session -> full, and to how many it is pushed
+        self.shifts: list[Shift] = []
         self.adoption: Adoption | None = None
 
     # -- network thread ------------------------------------------------------------------------------------------
-    def want_snapshot(self, session: int, full: bool) -> None:
+    def want_snapshot(self, session: int, full: bool, pushes: int = 0) -> None:
         with self.lock:
-            self.requests[session] = full
+            self.requests[session] = full, pushes
             self.signal()
 
     def cancel(self, session: int) -> None:
@@ -112,12 +133,12 @@ class Boundary:
     def take_requests(self) -> list[int]:
         """The sessions that want the weights alone, who need not wait for the next boundary: a spare copy is here."""
         with self.lock:
-            sessions = [session for session, full in self.requests.items() if not full]
+            sessions = [session for session, (full, pushes) in self.requests.items() if not (full or pushes)]
         for session in sessions:
             self.cancel(session)
         return sessions
 
-    def want_shift(self, shift: Vector) -> None:
+    def want_shift(self, shift: Shift) -> None:
         with self.lock:
             self.shifts.append(shift)
             self.signal()
@@ -129,14 +150,14 @@ class Boundary:
             dropped, self.shifts = self.shifts, []
             self.signal()
         for shift in dropped:
-            self.pool.give(shift)
+            self.pool.give(shift.vector)
 
     def forget(self) -> None:
         """Drop what is on its way to weights that are no longer there."""
         with self.lock:
             dropped, self.shifts, self.adoption = self.shifts, [], None
         for shift in dropped:
-            self.pool.give(shift)
+            self.pool.give(shift.vector)
 
     def signal(self) -> None:
         self.wanted = True
@@ -160,10 +181,11 @@ class Boundary:
             self.adopt(adoption)
             on_adopt(adoption.vector)
             done.adopted = True
+            self.mass = 1.0
         for shift in shifts:
-            done.copies.append(self.state.add(shift.array, shift.parts))
+            done.copies.append(self.apply(shift))
         taken: dict[Parts, Vector] = {}
-        for session, full in requests.items():
+        for session, (full, pushes) in requests.items():
             parts: Parts = "full" if full else "weights"
             vector = taken.get(parts)
             if vector is None:
@@ -171,11 +193,23 @@ class Boundary:
                 done.copies.append(self.state.begin_read(vector.array, parts))
             else:
                 vector.users += 1
-            done.snapshots.append((session, vector))
+            mass = 0.0
+            if pushes:
+                mass, self.mass = push_mass(self.mass, pushes, self.conserves)
+            done.snapshots.append((session, vector, mass))
         if spare:
             done.spare = self.pool.take("weights")
             done.copies.append(self.state.begin_read(done.spare.array, "weights"))
         return done
+
+    def apply(self, shift: Shift) -> Pending:
+        vector = shift.vector
+        if shift.mass is None:
+            return self.state.add(vector.array, vector.parts)
+        total = self.mass + shift.mass
+        pending = self.state.merge(vector.array, shift.mass / total, vector.parts)
+        self.mass = total
+        return pending
 
     def adopt(self, adoption: Adoption) -> None:
         """The weights, and the optimizer's state where this optimizer keeps that state: a donor may train with another

@@ -225,8 +225,10 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
     console = Console(highlight=False)
     console.print(f"node {answer['id']} at {answer['address'] or address}, swarm {answer['swarm']!r}", soft_wrap=True)
     metrics = Table(show_header=False)
+    refused = answer["metrics"]["refused"]
     for name, value in answer["metrics"].items():
-        metrics.add_row(name, shown(value))
+        if name != "refused":
+            metrics.add_row(name, shown(value))
     members = Table("member", "address", "state", "steps", "samples", "loss", "ready")
     for member in answer["members"]:
         cells = (member[key] for key in ("address", "state", "steps", "samples", "loss", "ready"))
@@ -234,6 +236,11 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
     console.print(metrics)
     if answer["members"]:
         console.print(members)
+    if refused:
+        refusals = Table("refused or cut off, from", "reason", "times")
+        for member, code, count in refused:
+            refusals.add_row(str(member)[:8], str(code), str(count))
+        console.print(refusals)
 
 
 def secret() -> None:

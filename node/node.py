@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from gossip.config import Config
 from gossip.errors import CheckpointError, ConfigError, LayoutError, LocalError
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
+from gossip.quasi_global import QuasiGlobal
 from node import checkpoint
 from node.boundary import Boundary, VectorPool
 from node.progress import Figures
@@ -66,12 +68,15 @@ class Node:
         self.settings = Settings.gather(seeds, listen, advertise, secret, state_dir, config)
         self.config = self.settings.config
         self.model, self.optimizer = model, optimizer
+        self.may_copy_ahead = self.config.mixing == "pair" and not self.config.average_optimizer
+        self.quasi_global = optimizer if isinstance(optimizer, QuasiGlobal) else None
         self.state = ModelState(model, optimizer)
         if self.config.average_optimizer and optimizer is None:
             raise ConfigError("average_optimizer needs the optimizer: write Node(model, optimizer).")
         self.pool = VectorPool(self.state)
-        self.boundary = Boundary(self.state, self.pool)
-        self.outer = OuterStep(self.state.layout.parameters, self.config.outer_momentum, self.config.outer_rate)
+        self.boundary = Boundary(self.state, self.pool, self.config.mixing == "push-sum")
+        config, parameters = self.config, self.state.layout.parameters
+        self.outer = OuterStep(parameters, config.outer_momentum, config.outer_rate, config.averaged)
         self.service = Service(self.settings, self.state, self.boundary, self.pool, self.outer, self.figures)
         self.thread = NetworkThread()
         self.steps = self.samples = 0
@@ -200,17 +205,39 @@ class Node:
         if loss is not None:
             self.loss = loss.detach() if isinstance(loss, Tensor) else loss
         due, late = self.steps >= self.service.due_steps, start - self.reported_at > REPORT_S
-        if ((due or self.boundary.wanted) and start - self.visited_at > VISIT_S) or late:
+        rested = start - self.visited_at > VISIT_S or self.config.max_version_gap is not None
+        if ((due or self.boundary.wanted) and rested) or late:
             self.visited_at = start
             self.visit(due, due or late)
+        if self.config.max_version_gap is not None:
+            self.hold()
         self.overheads.append(time.perf_counter() - start)
+
+    def hold(self) -> None:
+        """Stay at this boundary while a mix is under way for longer than ``max_version_gap`` allows, and until what it
+        brought has landed."""
+        self.heard()
+        landing = self.config.max_version_gap == 0
+        while self.service.held or (landing and (self.runtime.streams.mixes_open or self.boundary.wanted)):
+            landing = True
+            self.boundary.wake.wait(0.05)
+            self.visit()
+            self.heard()
+
+    def heard(self) -> None:
+        """Wait until the network thread has done what it was told so far: it is never far behind."""
+        told = threading.Event()
+        self.thread.call(told.set)
+        told.wait(1.0)
 
     def visit(self, due: bool = False, report: bool = True) -> None:
         """The step boundary: fulfil the network thread's wishes, and report, unless all there was to do was to add what
         an exchange brought. ``due``: a mix begins here."""
         self.thread.check()
         runtime = self.runtime
-        done = self.boundary.visit(self.adopted, due and self.service.may_mix and not self.config.average_optimizer)
+        done = self.boundary.visit(self.adopted, due and self.service.may_mix and self.may_copy_ahead)
+        if done.shifted and self.quasi_global is not None:
+            self.quasi_global.mixed()
         if done.shifts_alone and not report:
             self.thread.call(runtime.shifted, done)
             return
@@ -232,8 +259,21 @@ class Node:
             return (), ()
 
     def adopted(self, vector: Any) -> None:
+        if self.quasi_global is not None:
+            self.quasi_global.joined(keep=self.momentum_came(vector))
         with self.boundary.outer_lock:
             self.outer.reset(vector)
+
+    def momentum_came(self, vector: Any) -> bool:
+        """Whether the vector taken over held the optimizer's state as well, and that was ours to take: then it is here.
+        The donor may train with another optimizer, whose state is as long and stays behind."""
+        if not self.state.layout.size < vector.size == self.state.size("full"):
+            return False
+        held = self.pool.take("full")
+        self.state.read(held.array, "full")
+        same = np.array_equal(held.array, vector)
+        self.pool.give(held)
+        return same
 
     def reset_outer(self) -> None:
         vector = self.pool.take("weights")
@@ -303,7 +343,7 @@ class Node:
         while time.monotonic() < until:
             self.boundary.wake.wait(0.005)
             self.visit()
-            if not runtime.peer.exchanges.table and not runtime.mixes_open and not self.boundary.wanted:
+            if not runtime.peer.exchanges.table and not runtime.streams.mixes_open and not self.boundary.wanted:
                 return
 
     def metrics(self) -> Metrics:
@@ -312,7 +352,7 @@ class Node:
         return Metrics(
             steps=self.steps, samples=self.samples, exchanges_done=peer.exchanges.done,
             exchanges_failed=peer.exchanges.failures, bytes_sent=runtime.links.bytes_sent,
-            bytes_received=runtime.links.bytes_received, exchange_seconds=median(runtime.durations),
+            bytes_received=runtime.links.bytes_received, exchange_seconds=median(runtime.streams.durations),
             step_overhead_seconds=median(self.overheads), members_alive=len(peer.membership.alive()) + 1,
             consensus_distance=peer.consensus_distance,
         )  # fmt: skip
@@ -350,6 +390,9 @@ class Node:
         if genesis == peer.local.genesis and self.swarm_samples >= int(meta.get("swarm_samples", 0)):
             return meta
         self.load_tensors(saved.tensors)
+        self.boundary.mass = 1.0
+        if self.quasi_global is not None:
+            self.quasi_global.joined()
         if self.optimizer is not None and saved.optimizer_state is not None:
             self.optimizer.load_state_dict(saved.optimizer_state)
         if not self.outer.plain:
@@ -358,7 +401,7 @@ class Node:
         resumed = threading.Event()
 
         def resume() -> None:
-            runtime.replace_weights()
+            runtime.streams.replace_weights()
             runtime.perform(peer.resume(genesis, base, version, runtime.now))
             self.service.view = self.view.refreshed(runtime)
             resumed.set()

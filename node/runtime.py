@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import (
     Adopt,
     Collect,
     Dial,
     Effect,
+    Gather,
     MemberChanged,
     MemberState,
+    Merge,
     Mix,
     Notice,
     Release,
@@ -32,17 +32,16 @@ from gossip.effects import (
 )  # fmt: skip
 from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import Address, PeerId, short
-from gossip.messages import Abort, Chunk, Close, Fetch, Hello, Message, Offer, Outcome, StatusQuery
+from gossip.messages import Abort, Close, Fetch, Hello, Message, Offer, Outcome, StatusQuery
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
-from node.boundary import Adoption, Boundary, Done, Vector, VectorPool
+from node.boundary import Boundary, Done, VectorPool
 from node.doors import Doors
 from node.handshake import Greeter
 from node.links import Link, Links, Network
-from node.sessions import Session, Sessions
 from node.status import status_page
+from node.streams import Streams
 from node.tls import Contexts
-from node.transfer import DifferenceReceiver, Sender, SliceReceiver
 
 __all__ = ["Runtime"]
 
@@ -54,18 +53,6 @@ SAID = {
     MemberState.ALIVE: "is alive", MemberState.SUSPECT: "does not answer", MemberState.DEAD: "is dead",
     MemberState.LEFT: "has left",
 }  # fmt: skip
-INLINE_ELEMENTS = 1 << 20  # a shift of up to 4 MB is computed in place, 1 ms; larger ones in a worker thread
-
-
-@dataclass(frozen=True, slots=True)
-class Mixed:
-    """An exchange that both sides committed, on its way to the step boundary."""
-
-    snapshot: Vector
-    difference: Vector
-    weight: float
-    plainly: bool  # settling: the plain mean, whatever the outer step
-    generation: int
 
 
 class Runtime:
@@ -98,17 +85,12 @@ class Runtime:
             frozenset(peer.seeds.seeds),
         )
         self.links = Links()
-        self.sessions = Sessions(pool)
+        self.streams = Streams(peer, config, boundary, pool, outer, self.links, self.perform, self.spawn)
+        self.sessions = self.streams.sessions
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.rearm = trio.Event()
         self.armed = -math.inf  # when keep_time wakes by itself
-        self.joining_vector: Floats | None = None
-        self.durations: deque[float] = deque(maxlen=64)
-        self.began: dict[int, float] = {}
         self.stopping = False
-        self.mixes_open = 0
-        self.generation = 0  # of the weights: counts replacements from outside
-        self.mix_in, self.mix_out = trio.open_memory_channel[Mixed | Adoption](64)
         self.nursery: trio.Nursery | None = None
         self.after_perform: Callable[[], None] = lambda: None
         self.counts: Callable[[], tuple[int, int]] | None = None  # steps and samples of the training loop, now
@@ -122,36 +104,38 @@ class Runtime:
             self.nursery = nursery
             self.doors.open(nursery)
             nursery.start_soon(self.keep_time)
-            nursery.start_soon(self.mixer)
+            nursery.start_soon(self.streams.mixer)
             nursery.start_soon(self.watch)
             self.perform(self.peer.start(self.now))
             task_status.started()
 
     # -- effects -------------------------------------------------------------------------------------------------
     def perform(self, effects: Iterable[Effect]) -> None:
+        streams = self.streams
         for effect in effects:
             match effect:
                 case Send(to, message):
                     self.send(to, message)
-                case Snapshot(session, full):
-                    self.boundary.want_snapshot(session, full)
+                case Snapshot(session, full, pushes):
+                    self.boundary.want_snapshot(session, full, pushes)
                 case Transfer():
-                    self.transfer(effect)
+                    streams.transfer(effect)
+                case Gather():
+                    streams.gather(effect)
                 case Mix(session, weight):
-                    self.mix(session, weight)
+                    streams.mix(session, weight)
+                case Merge(session, mass):
+                    streams.mix(session, 0.0, mass)
                 case Release(session):
-                    self.boundary.cancel(session)
-                    self.sessions.release(session)
-                    self.began.pop(session, None)
+                    streams.release(session)
                 case Dial(address, expect):
                     self.doors.dial(address, expect)
                 case Collect():
-                    self.collect(effect)
+                    streams.collect(effect)
                 case Serve():
-                    self.serve(effect)
-                case Adopt(keys, scalars):
-                    assert self.joining_vector is not None
-                    self.mix_in.send_nowait(Adoption(self.joining_vector, keys, scalars))  # behind mixes of the old
+                    streams.serve(effect)
+                case Adopt():
+                    streams.adopt(effect)  # behind mixes of the old
                 case TryDial(asker, address):
                     self.spawn(self.try_dial, asker, address)
                 case Notice(kind, sentence):
@@ -194,100 +178,6 @@ class Runtime:
         self.pending.setdefault(to, deque(maxlen=PENDING_MESSAGES)).append(message)
         self.doors.dial(record.address, to)
 
-    def transfer(self, effect: Transfer) -> None:
-        snapshot = self.sessions.snapshots.get(effect.session)
-        link = self.sessions.links.get(effect.session)
-        size = self.sizes(effect.full)
-        if snapshot is None or link is None or size > snapshot.array.size:
-            self.spawn(self.report_failed, effect.session, "layout" if link is not None else "broken")
-            return
-        codec = get_codec(effect.codec)
-        ours = snapshot.array[:size]  # the weights alone where the partner averages no optimizer
-        difference = self.pool.take("full" if effect.full else "weights", size)
-        self.began[effect.session] = self.now
-        self.sessions.add(
-            Session(
-                effect.session, effect.partner, link,
-                sender=Sender(effect.session, ours, codec, self.config.chunk_elements),
-                receiver=DifferenceReceiver(effect.session, ours, difference.array, codec),
-                difference=difference,
-            )
-        )  # fmt: skip
-
-    def sizes(self, full: bool) -> int:
-        local = self.peer.local
-        return local.elements + (len(local.optimizer_keys) * local.trained_elements if full else 0)
-
-    def mix(self, session: int, weight: float) -> None:
-        taken = self.sessions.take_mix(session)
-        began = self.began.get(session)
-        if began is not None:
-            self.durations.append(self.now - began)
-        if taken is not None:
-            self.mixes_open += 1
-            self.mix_in.send_nowait(Mixed(*taken, weight, self.peer.local.settling, self.generation))
-
-    async def mixer(self) -> None:
-        """One finished exchange after another becomes a shift for the step boundary. Weights to adopt wait behind those
-        that came before them: a shift of the old weights must not land on the new."""
-        async for job in self.mix_out:
-            if isinstance(job, Adoption):
-                if job.vector is self.joining_vector:
-                    self.boundary.want_adoption(job)
-                continue
-            if job.difference.array.size > INLINE_ELEMENTS:
-                await trio.to_thread.run_sync(self.shift, job)
-            else:
-                self.shift(job)
-            self.pool.give(job.snapshot)
-            if job.generation == self.generation:
-                self.boundary.want_shift(job.difference)
-            else:
-                self.pool.give(job.difference)
-            self.mixes_open -= 1
-
-    def shift(self, job: Mixed) -> None:
-        if job.plainly:
-            job.difference.array *= np.float32(job.weight)
-        else:
-            with self.boundary.outer_lock:
-                self.outer.shift(job.snapshot.array, job.difference.array, job.weight)
-
-    def replace_weights(self) -> None:
-        """The weights were replaced from outside (a checkpoint): what was on its way to the old ones is dropped."""
-        self.generation += 1
-        self.joining_vector = None
-        self.boundary.forget()
-
-    def collect(self, effect: Collect) -> None:
-        if self.joining_vector is None or self.joining_vector.size != effect.size:
-            self.joining_vector = np.zeros(effect.size, np.float32)
-        link = self.links.newest(effect.partner)
-        if link is None:
-            self.spawn(self.report_failed, effect.session, "broken")
-            return
-        receiver = SliceReceiver(
-            effect.session, self.joining_vector, effect.start, effect.stop,
-            lambda position: self.perform(self.peer.collected(effect.session, position, self.now)),
-        )  # fmt: skip
-        self.sessions.links[effect.session] = link
-        self.sessions.add(Session(effect.session, effect.partner, link, receiver=receiver))
-
-    def serve(self, effect: Serve) -> None:
-        snapshot = self.sessions.snapshots.get(effect.session)
-        link = self.sessions.links.get(effect.session)
-        if snapshot is None or link is None or effect.stop > snapshot.array.size:
-            self.spawn(self.report_failed, effect.session, "broken")
-            return
-        piece = snapshot.array[effect.start : effect.stop]
-        sender = Sender(effect.session, piece, get_codec("fp32"), self.config.chunk_elements)
-        self.sessions.add(Session(effect.session, effect.partner, link, sender=sender))
-
-    async def report_failed(self, session: int, code: str) -> None:
-        """A failure found while performing is reported after it, as a real one would be."""
-        await trio.lowlevel.checkpoint()
-        self.perform(self.peer.failed(session, code, self.now))
-
     # -- reports of the training thread --------------------------------------------------------------------------
     def at_boundary(
         self,
@@ -301,7 +191,7 @@ class Runtime:
             self.peer.local.optimizer_keys, self.peer.optimizer_scalars = optimizer
         self.peer.counted(steps, samples)
         if done.adopted:
-            self.joining_vector = None
+            self.streams.joining_vector = None
             self.perform(self.peer.adopted(self.now))
         copied = all(copy.done() for copy in done.copies)
         self.perform(self.peer.stepped(steps, samples, loss, self.now))  # first: an Offer states how old the model is
@@ -324,13 +214,9 @@ class Runtime:
 
     def copied(self, done: Done) -> None:
         for shift in done.shifted:
-            self.pool.give(shift)
-        for session, vector in done.snapshots:
-            if session in self.peer.exchanges.table or session in self.peer.donating.table:
-                self.sessions.snapshots[session] = vector
-                self.perform(self.peer.snapshotted(session, self.now))
-            else:
-                self.pool.give(vector)
+            self.pool.give(shift.vector)
+        for session, vector, mass in done.snapshots:
+            self.streams.snapshotted(session, vector, mass)
 
     def use_spare(self, done: Done) -> None:
         """The exchange that began at this boundary has its snapshot already."""
@@ -338,10 +224,8 @@ class Runtime:
         if spare is None:
             return
         for session in self.boundary.take_requests():
-            if session in self.peer.exchanges.table or session in self.peer.donating.table:
-                spare.users += 1
-                self.sessions.snapshots[session] = spare
-                self.perform(self.peer.snapshotted(session, self.now))
+            spare.users += 1
+            self.streams.snapshotted(session, spare, 0.0)
         self.pool.give(spare)
 
     # -- a link's life -------------------------------------------------------------------------------------------
@@ -421,17 +305,11 @@ class Runtime:
                 if session not in self.peer.exchanges.table and session not in self.peer.donating.table:
                     self.sessions.links.pop(session, None)  # answered and over: what was refused is not remembered
 
-        def on_body(chunk: Chunk) -> None:
-            session = self.sessions.table.get(chunk.session)
-            if session is None or session.receiver is None:
-                return
-            session.moved_at = self.now
-            if not session.receiver.arrived(chunk):
-                self.perform(self.peer.failed(session.id, "checksum", self.now))
-            elif session.receiver.done and isinstance(session.receiver, DifferenceReceiver):
-                self.perform(self.peer.streamed(session.id, *Sessions.norms(session), self.now))
-
-        await link.read_loop(on_message, lambda chunk, size: self.sessions.place(link, chunk, size), on_body)
+        await link.read_loop(
+            on_message,
+            lambda chunk, size: self.streams.place(link, chunk, size),
+            lambda chunk: self.streams.arrived(link, chunk),
+        )
 
     def on_close(self, link: Link, message: Close) -> None:
         link.orderly = link.orderly or message.code == "idle"
@@ -446,10 +324,11 @@ class Runtime:
             self.perform(self.peer.failed(session, "broken", self.now))
         if last:
             self.perform(self.peer.unlinked(link.peer, self.now, orderly=link.orderly))
+        self.streams.gathers.unlinked(link)
 
     def make_room(self) -> bool:
         """Close the link that was idle the longest, if there is one without a session."""
-        busy = set(self.sessions.links.values())
+        busy = {*self.sessions.links.values(), *self.streams.gathers.links_used()}
         idle = [link for link in self.links.all() if link not in busy and link.peer not in self.peer.reach.homes]
         if not idle:
             return False
@@ -478,7 +357,10 @@ class Runtime:
                     "stalled", f"A transfer with {short(session.partner)} stopped moving; its link is closed."
                 )
                 session.link.close_now()
-            busy = set(self.sessions.links.values())
+            for link in self.streams.gathers.stalled(now, self.config.stall_s):
+                self.on_event("stalled", f"A group's stream from {short(link.peer)} stopped; its link is closed.")
+                link.close_now()
+            busy = {*self.sessions.links.values(), *self.streams.gathers.links_used()}
             for link in self.links.all():
                 if now - link.used_at > self.config.idle_s and link not in busy:
                     link.retire()

@@ -52,6 +52,7 @@ class Service:
         self.view = View()
         self.may_mix = False  # and whether it would begin one then, as far as is known
         self.due_steps: float = 0  # the step count at which the training thread should visit the boundary
+        self.held = False  # the training thread must wait at its boundary
         self.leaving: trio.Event | None = None
 
     async def main(self, started: Callable[[], None]) -> None:
@@ -114,9 +115,12 @@ class Service:
         """After every decision: the step at which the next mix is due, for the training thread to read."""
         if self.runtime is not None:
             peer = self.runtime.peer
-            waiting = peer.exchanges.outgoing is None and self.settings.config.mix_every_steps is not None
-            self.due_steps = peer.due_steps if waiting else math.inf
-            self.may_mix = peer.retry_at <= self.runtime.now
+            waiting = not peer.exchanges.outgoing and self.settings.config.mix_every_steps is not None
+            self.due_steps = peer.schedule.due_steps if waiting else math.inf
+            if self.held and not peer.held:
+                self.boundary.wake.set()
+            self.held = peer.held
+            self.may_mix = peer.schedule.retry_at <= self.runtime.now
 
     async def look(self, runtime: Runtime, progress: Progress) -> None:
         while True:

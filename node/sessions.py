@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
 import trio
+from numpy.typing import NDArray
 
+from gossip.effects import Transfer
 from gossip.errors import ProtocolError
 from gossip.ids import PeerId
 from gossip.messages import Chunk
 from node.boundary import Vector, VectorPool
 from node.links import Link
-from node.transfer import DifferenceReceiver, Receiver, Sender
+from node.transfer import DifferenceReceiver, Receiver, Sender, Senders
 
 __all__ = ["Session", "Sessions"]
 
@@ -26,10 +29,12 @@ class Session:
     id: int
     partner: PeerId
     link: Link
-    sender: Sender | None = None
+    sender: Sender | Senders | None = None
     receiver: Receiver | None = None
     moved_at: float = 0.0
     difference: Vector | None = None
+    transfer: Transfer | None = None  # of an exchange
+    positions: NDArray[np.int64] | None = None  # of the elements that it mixes; None: all
 
 
 class Sessions:
@@ -59,12 +64,13 @@ class Sessions:
             raise ProtocolError("A chunk came over another link than its session's.")
         return session.receiver.place(chunk, body_bytes)
 
-    def take_mix(self, session: int) -> tuple[Vector, Vector] | None:
-        """(snapshot, difference) of a finished exchange: the caller owns them now."""
+    def take_mix(self, session: int) -> tuple[Vector, Vector | None] | None:
+        """(snapshot, difference) of a finished exchange: the caller owns them now. None for the difference where
+        nothing was received."""
         entry = self.table.get(session)
         snapshot = self.snapshots.pop(session, None)
-        if entry is None or snapshot is None or entry.difference is None:
-            return None
+        if snapshot is None or entry is None or entry.difference is None:
+            return None if snapshot is None else (snapshot, None)
         difference, entry.difference = entry.difference, None
         return snapshot, difference
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, Literal
 
@@ -197,16 +198,23 @@ class ModelState:
             events.append(side.record_event())
         return Pending(tuple(events))
 
-    @torch.no_grad()
     def add(self, shift: Floats, parts: Parts = "weights") -> Pending:
         """``live += shift``, each tensor in its own dtype, rounded once; later work of the device sees the sum.
 
         On CUDA ``shift`` may be written again once the returned copy is done.
         """
+        return self._apply(shift, parts, _add)
+
+    def merge(self, vector: Floats, weight: float, parts: Parts = "weights") -> Pending:
+        """``live += weight (vector - live)``, as :meth:`add`."""
+        return self._apply(vector, parts, partial(_merge, weight=weight))
+
+    @torch.no_grad()
+    def _apply(self, vector: Floats, parts: Parts, change: Callable[[list[Tensor], Tensor], None]) -> Pending:
         events: list[torch.cuda.Event] = []
-        for device, live, host in self._runs(shift, parts):
+        for device, live, host in self._runs(vector, parts):
             if device.type != "cuda":
-                _add(live, host.to(device))
+                change(live, host.to(device))
                 continue
             current = torch.cuda.current_stream(device)
             side = self._side_stream(device)
@@ -215,7 +223,7 @@ class ModelState:
             events.append(side.record_event())
             current.wait_stream(side)
             flat.record_stream(current)
-            _add(live, flat)
+            change(live, flat)
         return Pending(tuple(events))
 
     @torch.no_grad()
@@ -404,6 +412,15 @@ def _cut(flat: Tensor, live: list[Tensor]) -> list[Tensor]:
 
 def _add(live: list[Tensor], flat: Tensor) -> None:
     torch._foreach_add_(live, _cut(flat, live))
+
+
+def _merge(live: list[Tensor], flat: Tensor, weight: float) -> None:
+    """In float32, whatever the tensors' dtypes: half-precision would round the difference before it is weighted."""
+    pieces = _cut(flat, live)
+    current = [tensor.float() for tensor in live]  # those of float32 are themselves
+    torch._foreach_sub_(pieces, current)
+    torch._foreach_mul_(pieces, weight)
+    torch._foreach_add_(live, pieces)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from gossip.errors import LocalError, ProtocolError, RefusedError, RemoteError
 from gossip.frames import encode
 from gossip.ids import Address
 from gossip.messages import StatusQuery, StatusReply
+from gossip.peer import Peer
 from node.handshake import Greeter
 from node.identity import Identity
 from node.links import FrameReader
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["PAGE", "query", "status_page"]
 
 PAGE = 100  # members of at most 400 B (a host name has 255) in one header of 64 KiB
+SHOWN_REFUSALS = 16
 METRICS = (
     "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
-    "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone",
+    "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone", "refused",
 )  # fmt: skip
 
 
@@ -41,6 +43,7 @@ def status_page(runtime: Runtime, after: bytes) -> StatusReply:
         me.id.hex(), address, runtime.config.swarm, me.steps, me.samples, peer.membership.swarm_samples, me.loss,
         len(peer.membership.alive()) + 1, peer.exchanges.done, peer.exchanges.failures, runtime.links.bytes_sent,
         runtime.links.bytes_received, None if math.isnan(distance) else distance, peer.ready, peer.alone,
+        refusals(peer),
     )  # fmt: skip
     rows = sorted((record.id, record, state) for record, state in peer.members() if record.id > after)
     page = tuple(
@@ -49,6 +52,12 @@ def status_page(runtime: Runtime, after: bytes) -> StatusReply:
         for _, record, state in rows[:PAGE]
     )  # fmt: skip
     return StatusReply(metrics, page, len(rows) > PAGE)
+
+
+def refusals(peer: Peer) -> tuple[tuple[str, str, int], ...]:
+    """What was refused or cut off most often: from whom, why, how often."""
+    counts = sorted(peer.exchanges.refusals.counts.items(), key=lambda item: item[1], reverse=True)[:SHOWN_REFUSALS]
+    return tuple((partner.hex(), code, count) for (partner, code), count in counts)
 
 
 def query(

@@ -8,23 +8,29 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from gossip.codecs import Codec, get_codec
+from gossip.codecs import ALIGN, Codec, Overflow, Spread, get_codec
+from gossip.codecs.base import peaks
 from gossip.errors import ProtocolError
 from gossip.frames import encode
 from gossip.messages import MIN_CHUNK_ELEMENTS, Chunk
 from gossip.mixing import difference
 
-__all__ = ["DifferenceReceiver", "Receiver", "Sender", "SliceReceiver"]
+__all__ = ["ByteReceiver", "DifferenceReceiver", "Receiver", "Sender", "Senders", "SliceReceiver"]
 
 Floats = NDArray[np.float32]
 
 
 class Sender:
-    """A vector as frames: views of it for a raw codec, encoded into one reused buffer for the others."""
+    """A vector as frames: views of it for a raw codec, encoded into one reused buffer for the others.
 
-    def __init__(self, session: int, vector: Floats, codec: Codec, chunk_elements: int) -> None:
-        self.session, self.vector, self.codec = session, vector, codec
-        self.chunk_elements = min(chunk_elements, vector.size)
+    ``codec`` is bound already where it needs bounds: ``get_codec(name).bound(spread)``, one for a session's sender and
+    receiver both, since what the partner decodes of us (``quantised``) depends on the bounds.
+    """
+
+    def __init__(self, session: int, vector: Floats, codec: Codec, chunk_elements: int, origin: int = 0) -> None:
+        """``origin``: where the vector begins in the one that it is a slice of."""
+        self.session, self.vector, self.codec, self.origin = session, vector, codec, origin
+        self.chunk_elements = min(chunk_elements // ALIGN * ALIGN, vector.size)  # scales belong to positions
         self.position = 0
         self.buffer = bytearray(0 if codec.raw else codec.encoded_bytes(self.chunk_elements))
 
@@ -37,8 +43,8 @@ class Sender:
             body = memoryview(values.data).cast("B")
         else:
             body = memoryview(self.buffer)[: self.codec.encoded_bytes(values.size)]
-            self.codec.encode(values, body)
-        chunk = Chunk(self.session, self.position, values.size, xxhash.xxh3_64_intdigest(body))
+            self.codec.encode(values, body, self.session, self.origin + self.position)
+        chunk = Chunk(self.session, self.origin + self.position, values.size, xxhash.xxh3_64_intdigest(body))
         self.position += values.size
         return encode(chunk, len(body)), body
 
@@ -47,34 +53,61 @@ class Sender:
         return self.position == self.vector.size
 
 
+class Senders:
+    """One after another, for a partner that needs the first to make sense of the second."""
+
+    def __init__(self, *senders: Sender) -> None:
+        self.senders = senders
+
+    def next_frame(self) -> tuple[bytes, memoryview] | None:
+        for sender in self.senders:
+            if not sender.done:
+                return sender.next_frame()
+        return None
+
+    @property
+    def done(self) -> bool:
+        return all(sender.done for sender in self.senders)
+
+
 class Receiver:
     """Chunks in order into a place of ours. What is allocated is bounded by our own vector and by the largest chunk
     allowed; a frame that does not fit is a protocol error. Subclasses say where bytes go and what becomes of them."""
 
-    def __init__(self, session: int, size: int, codec: Codec) -> None:
-        self.session, self.size, self.codec = session, size, codec
+    def __init__(self, session: int, size: int, codec: Codec, origin: int = 0) -> None:
+        self.session, self.size, self.codec, self.origin = session, size, codec, origin
         self.position = 0
         self.body = memoryview(b"")
         self.filling = False  # a link reads into our buffer at the moment
+        self.fault = ""  # why `arrived` said no: checksum or overflow
 
     def place(self, chunk: Chunk, body_bytes: int) -> memoryview:
         """Where the body of the next chunk goes; raises ProtocolError for any other chunk than the next."""
         left = self.size - self.position
-        if chunk.start != self.position or not min(left, MIN_CHUNK_ELEMENTS) <= chunk.elements <= left or not left:
-            raise ProtocolError(f"{chunk.elements} elements came for {chunk.start} where {self.position} is next.")
+        start = chunk.start - self.origin
+        if start != self.position or not min(left, MIN_CHUNK_ELEMENTS) <= chunk.elements <= left or not left:
+            raise ProtocolError(f"{chunk.elements} elements came for {start} where {self.position} is next.")
+        if chunk.elements % ALIGN and chunk.elements != left:
+            raise ProtocolError(f"A chunk ends at {chunk.start + chunk.elements}, which is no multiple of {ALIGN}.")
         expected = self.codec.encoded_bytes(chunk.elements)
         if body_bytes != expected:
             raise ProtocolError(f"A chunk of {body_bytes} bytes came where {expected} belong.")
-        self.body = self.buffer(slice(chunk.start, chunk.start + chunk.elements), expected)
+        self.body = self.buffer(slice(start, start + chunk.elements), expected)
         self.filling = True
         return self.body
 
     def arrived(self, chunk: Chunk) -> bool:
-        """The body is filled: check it and use it. False for a wrong checksum: the transfer has failed."""
+        """The body is filled: check it and use it. False when the transfer has failed, with the reason in ``fault``:
+        "checksum", or "overflow" where the codec's bound was exceeded and another codec would do."""
         self.filling = False
         if xxhash.xxh3_64_intdigest(self.body) != chunk.checksum:
+            self.fault = "checksum"
             return False
-        self.use(slice(chunk.start, chunk.start + chunk.elements))
+        try:
+            self.use(slice(self.position, self.position + chunk.elements))
+        except Overflow:
+            self.fault = "overflow"
+            return False
         self.position += chunk.elements
         return True
 
@@ -90,11 +123,18 @@ class Receiver:
 
 
 class DifferenceReceiver(Receiver):
-    """``out = Q(theirs) - Q(ours)``, with both squared norms added up on the way."""
+    """``out = Q(theirs) - Q(ours)``, with both squared norms added up on the way; with ``spread``, also the largest
+    differences of each block, while they are in cache. Call :meth:`learn` once the exchange is accepted."""
 
-    def __init__(self, session: int, ours: Floats, out: Floats, codec: Codec) -> None:
-        super().__init__(session, ours.size, codec)
-        self.ours, self.out = ours, out
+    def __init__(
+        self, session: int, ours: Floats, out: Floats, codec: Codec, spread: Spread | None = None, plain: bool = False,
+        origin: int = 0,
+    ) -> None:  # fmt: skip
+        """``plain``: ours is not sent, and taken as it is."""
+        super().__init__(session, ours.size, codec, origin)
+        self.ours, self.out, self.spread, self.plain = ours, out, spread, plain
+        blocks = 0 if spread is None else -(-ours.size // ALIGN)
+        self.peaks, self.errors = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
         self.difference_sq = self.own_sq = 0.0
         self.bytes = bytearray()
         self.theirs = self.quantised = np.empty(0, np.float32)
@@ -113,12 +153,25 @@ class DifferenceReceiver(Receiver):
         if self.codec.raw:
             self.difference_sq += difference(out, ours, out)
             self.own_sq += float(np.dot(ours, ours))
-            return
-        theirs, quantised = self.theirs[: out.size], self.quantised[: out.size]
-        self.codec.decode(self.body, theirs)
-        self.codec.quantised(ours, quantised)
-        self.difference_sq += difference(theirs, quantised, out)
-        self.own_sq += float(np.dot(quantised, quantised))
+        else:
+            theirs, quantised = self.theirs[: out.size], self.quantised[: out.size]
+            self.codec.decode(self.body, theirs, ours, self.session, self.origin + where.start)
+            if self.plain:
+                quantised = ours
+            else:
+                self.codec.quantised(ours, quantised, self.session, self.origin + where.start)
+            self.difference_sq += difference(theirs, quantised, out)
+            self.own_sq += float(np.dot(quantised, quantised))
+        if self.spread is not None:
+            blocks = slice(where.start // ALIGN, -(-where.stop // ALIGN))
+            self.peaks[blocks] = peaks(out, ALIGN)
+            self.errors[blocks] = self.codec.errors(ours, where.start)
+
+    def learn(self) -> None:
+        """The whole difference was accepted: what it shows of the partners' distance goes into the node's spread."""
+        assert self.done, "only a whole difference is learned from"
+        if self.spread is not None:
+            self.spread.learn(self.peaks, self.errors)
 
 
 class SliceReceiver(Receiver):
@@ -141,3 +194,17 @@ class SliceReceiver(Receiver):
             raise ProtocolError("A donor's weights are not finite.")
         self.out[self.start + where.start : self.start + where.stop] = values
         self.report(self.start + where.stop)
+
+
+class ByteReceiver(Receiver):
+    """Four bytes an element that are no float: ``array`` is all of them once it is done."""
+
+    def __init__(self, session: int, elements: int) -> None:
+        super().__init__(session, elements, get_codec("fp32"))
+        self.array = np.empty(4 * elements, np.uint8)
+
+    def buffer(self, where: slice, expected: int) -> memoryview:
+        return memoryview(self.array.data)[4 * where.start : 4 * where.stop]
+
+    def use(self, where: slice) -> None:
+        """They lie where they belong."""

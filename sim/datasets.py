@@ -52,6 +52,8 @@ def load(name: str) -> Dataset:
     """
     if name == "digits":
         return _held_out("digits", data.digits(), TEST_SAMPLES, picture=(1, 8, 8))
+    if name == "mnist":
+        return _held_out("mnist", data.mnist(), TEST_SAMPLES, picture=(1, 28, 28))
     if name == "fashion-mnist":
         return _held_out("fashion-mnist", data.fashion_mnist(), TEST_SAMPLES, picture=(1, 28, 28))
     if name == "shakespeare":

@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gossip.codecs import Spread
 from gossip.ids import Address, PeerId
 from gossip.messages import Message
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
+from gossip.progress import Progress
+from gossip.residual import Residual
+from sim.attackers import Liar
+from sim.shifts import Shift
 
 __all__ = ["Floats", "Host", "Times"]
 
@@ -28,20 +33,26 @@ class Host:
     trainer may have computed steps that have not ended yet (see :mod:`sim.training`)."""
 
     __slots__ = (
-        "address", "adopting", "armed", "cursor", "dialling", "ends", "gone", "id", "index", "joining_vector", "links",
-        "name", "offering", "outer", "peer", "pending", "ready", "reported_at", "requests", "rest_until", "rng", "row",
-        "samples_per_step", "sessions", "shifts", "steps", "taken", "times", "vector", "visit_at", "wanted",
+        "address", "adopting", "armed", "cursor", "dialling", "ends", "gone", "id", "index", "joining_vector", "liar",
+        "links", "mass", "name", "offering", "outer", "peer", "pending", "progress", "ready", "reported_at", "requests",
+        "residual", "rest_until", "rng", "row", "samples_per_step", "sessions", "shifts", "spread", "steps", "taken",
+        "times", "vector", "visit_at", "waiting", "wanted",
     )  # fmt: skip
 
     def __init__(
         self, index: int, name: str, peer: Peer, vector: Floats, outer: OuterStep, times: Times,
-        samples_per_step: int, rng: random.Random, row: int,
+        samples_per_step: int, rng: random.Random, row: int, liar: Liar | None = None,
     ) -> None:  # fmt: skip
         address = peer.membership.me.address
         assert address is not None, "a simulated peer can be dialled"
         self.index, self.name, self.peer, self.address, self.id = index, name, peer, address, peer.id
         self.vector, self.outer, self.samples_per_step = vector, outer, samples_per_step
         self.row = row  # of the trainer
+        self.liar = liar  # it attacks
+        self.mass = 1.0  # of push-sum: how much of the swarm's sum this vector is
+        self.progress: Progress | None = None  # of local steps, where a peer wants to know
+        self.spread: Spread | None = None  # how far others are from us, where a codec must know
+        self.residual: Residual | None = None  # what moved since it was last mixed, where that decides what is sent
         self.rng = rng  # the network's draws about what this host sends
         self.gone = False  # killed, or it left
         # links
@@ -53,7 +64,7 @@ class Host:
         self.requests: list[int] = []  # those that want a snapshot at the next boundary
         self.joining_vector: Floats | None = None
         # wishes for the next boundary
-        self.shifts: list[tuple[Floats, bool]] = []
+        self.shifts: list[Shift] = []
         self.adopting = False
         self.wanted = False  # any of these, or a snapshot
         self.offering = False  # an exchange of its own is under way, and the next is not yet due
@@ -62,6 +73,7 @@ class Host:
         self.ends: list[float] = []  # when steps end, some already have
         self.cursor = 0  # the first of them that has not been counted
         self.steps = 0  # of this life, counted up to the cursor
+        self.waiting: tuple[float, list[float]] | None = None  # since when the loop is held, and the ends behind it
         self.taken = 0  # of them, how many the vector holds
         self.ready = False  # as at the last boundary
         self.visit_at = math.inf  # the boundary at which something is to be done

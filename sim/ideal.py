@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Unpack
 
 from gossip.config import Config
-from gossip.effects import Effect, MemberState, Send
+from gossip.effects import Dial, Effect, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
 from gossip.messages import Message
 from gossip.myself import Own
@@ -33,6 +33,7 @@ class Registry:
         self.samples: dict[bytes, int] = {}  # by run
         self.ready: dict[bytes, int] = {}  # members of each run that hold its weights
         self.changes = 0  # of the set of runs: who wants to know whether there is another one need not look before
+        self.turnover = 0  # comings and goings, of those ready and others
         self._places: dict[PeerId, int] = {}
 
     def __contains__(self, peer: PeerId) -> bool:
@@ -45,6 +46,7 @@ class Registry:
 
     def put(self, record: MemberRecord) -> None:
         """The record of one that is there, new or another."""
+        self.turnover += 1
         before = self.records.get(record.id)
         self.records[record.id] = record
         if before is not None:
@@ -55,6 +57,7 @@ class Registry:
         place = self._places.pop(peer, None)
         if place is None:
             return
+        self.turnover += 1
         last = self.alive.pop()
         if last != peer:
             self.alive[place] = last
@@ -86,6 +89,10 @@ class IdealMembers:
     @property
     def changes(self) -> int:
         return self._registry.changes
+
+    @property
+    def turnover(self) -> int:
+        return self._registry.turnover
 
     @property
     def peers_known(self) -> int:
@@ -181,6 +188,9 @@ class IdealLinks(Links):
     def send(self, host: Host, effect: Send) -> None:
         self.post(host, self.by_id[effect.to], effect.message)
 
+    def dial(self, host: Host, effect: Dial) -> None:
+        """Where it would dial, it is linked."""
+
     def on_message(self, host: Host, sender: Host, message: Message) -> None:
         if host.gone:
             self.hang_up(host, sender.id)
@@ -191,7 +201,7 @@ class IdealLinks(Links):
         """Those with whom it was in a session learn it a latency later, as a kernel would tell them."""
         self.registry.leave(host.id)
         peer = host.peer
-        partners = {exchange.partner: None for exchange in peer.exchanges.table.values()}
+        partners = {partner: None for exchange in peer.exchanges.table.values() for partner in exchange.others}
         partners |= {partner: None for partner, _, _ in peer.donating.table.values()}
         partners |= {piece.donor: None for piece in peer.joining.pieces.values()}
         for partner in partners:

@@ -14,7 +14,7 @@ from gossip.errors import ConfigError
 from sim import datasets, models, partitions
 from sim.batches import Batches
 from sim.functional import StackedModule
-from sim.optimizers import stepper
+from sim.optimizers import QuasiGlobal, stepper
 from sim.seeds import derive, generator
 from sim.stacked import StackedLinear, linear_layers
 
@@ -26,6 +26,8 @@ __all__ = ["Learners"]
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
+
+UNKNOWN = -1  # steps since the last mix of a model whose next step begins the count
 
 DRAWN_AT_ONCE = 4096  # rows whose batches are drawn in one call: with batches of 8, 256 KiB of indices a step
 
@@ -68,7 +70,9 @@ class Learners:
         self.samples_per_step = task.batch_size
         self.taken = np.zeros(len(names), np.int64)
         self._ages = np.zeros(len(names), np.int64)  # steps since the optimizer's state was zero
+        self._since = np.full(len(names), UNKNOWN)  # steps since the last mix; QuasiGlobal's, as the two below
         self._optimizer = stepper(task.optimizer)
+        self._quasi_global: QuasiGlobal | None = None
         self._stack: Stack | None = None
         if task.dataset == "averaging":
             self.elements = task.elements
@@ -89,6 +93,9 @@ class Learners:
         self.matrix = np.empty((len(names), self.elements), np.float32)
         self.matrix[:] = self._stack.initial()
         self._moments = [np.zeros_like(self.matrix) for _ in range(self._optimizer.moments)]
+        if isinstance(self._optimizer, QuasiGlobal):
+            self._quasi_global = self._optimizer
+            self._before = np.empty_like(self.matrix)  # each model just after its last mix, where it is known
         shape = (min(self._stack.models_at_once, len(names)), self.elements)
         self._gradients = np.empty(shape, np.float32)
         self._copies = [np.empty(shape, np.float32) for _ in (self.matrix, *self._moments)]
@@ -101,6 +108,11 @@ class Learners:
         self.taken[rows] += counts
         if self._stack is None:
             return
+        if self._quasi_global is not None:
+            begin = rows[(self._since[rows] == UNKNOWN) & (counts > 0)]
+            self._before[begin] = self.matrix[begin]
+            self._since[begin] = 0
+            self._since[rows] += counts
         # Those with most steps first, so that the rows still to go are always a prefix.
         order = np.lexsort((rows, -counts))
         rows, counts = rows[order], counts[order]
@@ -111,8 +123,22 @@ class Learners:
     def reset(self, row: int) -> None:
         """The peer of this row starts anew: its optimizer's state is zero again. Its batches go on."""
         self._ages[row] = 0
+        self._since[row] = UNKNOWN
         for moment in self._moments if self._stack else ():
             moment[row] = 0
+
+    def mixed(self, row: int) -> None:
+        """What others sent was added to this row: quasi-global momentum takes up how far the model came."""
+        if self._quasi_global is not None and self._since[row] > 0:
+            model, steps = self.matrix[row], int(self._since[row])
+            self._quasi_global.mixed(model, self._before[row], self._moments[0][row], steps)
+            self._since[row] = 0
+
+    def joined(self, row: int) -> None:
+        """This row was replaced: quasi-global momentum begins anew. Other optimizers keep what they know."""
+        if self._quasi_global is not None:
+            self._since[row] = UNKNOWN
+            self._moments[0][row] = 0
 
     def evaluate(self, vectors: F32) -> tuple[F64, F64]:
         """Mean loss (nats) and accuracy on the held-out samples for each row of (k, elements).

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable
 from gossip import frames
 from gossip.config import Config
 from gossip.effects import Dial, Effect, Send, TryDial
+from gossip.groups import Groups
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import MESSAGES, Fetch, Message, Offer
+from gossip.messages import MESSAGES, Fetch, Invite, Message, Offer, Outcome
 from sim.events import Events
 from sim.host import Host
 from sim.network import Network
@@ -106,7 +107,7 @@ class Links:
 
     def deliver(self, host: Host, sender: Host, message: Message) -> None:
         kind = type(message)
-        if kind is Offer or kind is Fetch:
+        if kind is Offer or kind is Fetch or kind is Invite or kind is Outcome:
             self.seen(host)
         self.events.note(host.index, sender.index, CODES[kind])
         self.perform(host, host.peer.receive(sender.id, message, self.events.now))
@@ -214,7 +215,8 @@ class Links:
     def broken(self, host: Host, partner: PeerId) -> None:
         """Its sessions with the partner end, and it learns why."""
         peer = host.peer
-        for session in [one for one, exchange in peer.exchanges.table.items() if exchange.partner == partner]:
+        table = {} if isinstance(peer.exchanges, Groups) else peer.exchanges.table  # a group has no one link
+        for session in [one for one, exchange in table.items() if partner in exchange.others]:
             self.perform(host, peer.failed(session, "broken", self.events.now))
         self.perform(host, peer.unlinked(partner, self.events.now))
 

@@ -20,7 +20,7 @@ BLOCK_ROWS = 256
 
 class Measures:
     """Rows of the history and the summary. Models are looked at as they are at the end of the step that each peer is
-    in."""
+    in. Where some attack, losses, accuracies and the consensus distance are of the honest ones alone."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -31,11 +31,12 @@ class Measures:
         swarm.training.settle(swarm.now)
         alive = [host for host in swarm.hosts if not host.gone]
         ready = [host for host in alive if host.peer.ready]
+        honest = [host for host in ready if host.liar is None]
         losses, accuracies, average = nothing(), nothing(), (math.nan, math.nan)
         distance = math.nan
-        if ready:
-            mean, distance = spread(ready)
-            chosen = ready[:: -(-len(ready) // scenario.report.evaluate_peers)]
+        if honest:
+            mean, distance = spread(honest)
+            chosen = honest[:: -(-len(honest) // scenario.report.evaluate_peers)]
             losses, accuracies = learners.evaluate(np.stack([host.vector for host in chosen]))
             one_loss, one_accuracy = learners.evaluate(mean[None])
             average = float(one_loss[0]), float(one_accuracy[0])
@@ -84,9 +85,19 @@ class Measures:
             "consensus_distance": last["consensus_distance"],
             "exchanges_done": int(last["exchanges_done"]),
             "exchanges_failed": int(last["exchanges_failed"]),
+            "refused": self.refused(),
             "bytes_sent": int(last["bytes_sent"]),
             "digest": swarm.digest(),
         }
+
+    def refused(self) -> dict[str, int]:
+        """What the honest peers that are up now refused of others, and what they cut off ("clipped"), by reason."""
+        counts: dict[str, int] = {}
+        for host in self.simulation.swarm.alive():
+            if host.liar is None:
+                for (_, code), times in host.peer.exchanges.refusals.counts.items():
+                    counts[code] = counts.get(code, 0) + times
+        return dict(sorted(counts.items()))
 
 
 def nothing() -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""torch.optim's SGD and AdamW for many models at once, with the same arithmetic."""
+"""torch.optim's SGD and AdamW, and quasi-global momentum, for many models at once, with the same arithmetic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from sim.scenario import Optimizer
 
-__all__ = ["SGD", "AdamW", "Stepper", "stepper"]
+__all__ = ["SGD", "AdamW", "QuasiGlobal", "Stepper", "stepper"]
+
+F32 = NDArray[np.float32]
 
 EPS = 1e-8  # torch.optim.AdamW's default
 
@@ -34,6 +36,8 @@ def stepper(optimizer: Optimizer) -> Stepper:
     """What a scenario's [task] optimizer stands for."""
     if optimizer.name == "adamw":
         return AdamW(optimizer.lr, optimizer.betas, optimizer.weight_decay)
+    if optimizer.quasi_global:
+        return QuasiGlobal(optimizer.lr, optimizer.quasi_global, optimizer.weight_decay)
     return SGD(optimizer.lr, optimizer.momentum, optimizer.weight_decay)
 
 
@@ -53,6 +57,31 @@ class SGD:
             # Beginning at zero, the buffer is the gradient itself after a model's first step, as torch has it.
             gradients = torch.add(gradients, moments[0], alpha=self.momentum, out=moments[0])
         models.sub_(gradients, alpha=self.lr)
+
+
+class QuasiGlobal:
+    """:class:`gossip.quasi_global.QuasiGlobal`: a step uses the momentum, and only a mix moves it."""
+
+    moments = 1
+
+    def __init__(self, lr: float, momentum: float, weight_decay: float) -> None:
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+
+    def step(
+        self, models: torch.Tensor, gradients: torch.Tensor, moments: Sequence[torch.Tensor], ages: NDArray[np.int64]
+    ) -> None:
+        if self.weight_decay:
+            gradients.add_(models, alpha=self.weight_decay)
+        models.sub_(gradients.add_(moments[0], alpha=self.momentum), alpha=self.lr)
+
+    def mixed(self, model: F32, before: F32, momentum: F32, steps: int) -> None:
+        """Of one model, all (elements,): ``before`` is the model just after its last mix, so many ``steps`` ago, and
+        becomes the model now. (T. Lin et al., arXiv:2102.04761, algorithm 1, with the steps counted.)"""
+        before -= model
+        before *= np.float32((1 - self.momentum) / (self.lr * steps))
+        momentum *= np.float32(self.momentum)
+        momentum += before
+        before[:] = model
 
 
 class AdamW:

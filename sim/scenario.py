@@ -13,11 +13,13 @@ from typing import Any, Literal
 from gossip.config import Config
 from gossip.errors import ConfigError
 from sim import tables
+from sim.attackers import AttackersSpec
 from sim.conditions import ChurnSpec, Cut, Latency, NetworkSpec, Rate
 from sim.distribution import Distribution
 from sim.tables import KeyFault, UnknownKey, require
 
 __all__ = [
+    "AttackersSpec",
     "ChurnSpec",
     "Compute",
     "Cut",
@@ -34,7 +36,7 @@ __all__ = [
     "Task",
 ]
 
-DATASETS = ("digits", "fashion-mnist", "shakespeare", "averaging")
+DATASETS = ("digits", "fashion-mnist", "mnist", "shakespeare", "averaging")
 MODELS = ("linear", "mlp", "cnn", "gpt")
 LARGEST = 1_000_000  # peers, and sizes of a task: a slip of the keyboard is found before memory runs out
 SHORTEST_STEP_S = 1e-6  # nothing trains faster, and virtual time has to pass
@@ -65,11 +67,13 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """torch.optim.SGD (lr, momentum, weight_decay) or AdamW (lr, betas, weight_decay), with its arithmetic."""
+    """torch.optim.SGD (lr, momentum, weight_decay), AdamW (lr, betas, weight_decay), or with ``quasi_global`` momentum
+    :class:`gossip.quasi_global.QuasiGlobal` (lr, quasi_global, weight_decay), with its arithmetic."""
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.0
+    quasi_global: float = 0.0
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
 
@@ -77,10 +81,14 @@ class Optimizer:
         tables.settle(self)
         require(0 < self.lr < math.inf, "lr", self.lr, "a positive number")
         require(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 to below 1")
+        require(0 <= self.quasi_global < 1, "quasi_global", self.quasi_global, "from 0 to below 1")
         require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "a number from 0 up")
         require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "two numbers from 0 to below 1")
         if self.name == "adamw":
             require(self.momentum == 0, "momentum", self.momentum, "left out: adamw has betas")
+            require(self.quasi_global == 0, "quasi_global", self.quasi_global, "left out: adamw has betas")
+        both = self.momentum > 0 and self.quasi_global > 0
+        require(not both, "quasi_global", self.quasi_global, "left out, or momentum left out: it takes its place")
 
     @classmethod
     def parse(cls, value: object) -> Optimizer:
@@ -93,7 +101,8 @@ class Optimizer:
     def plain(self) -> dict[str, Any]:
         """The table that :meth:`parse` reads."""
         table = tables.fields_of(self)
-        del table["momentum" if self.name == "adamw" else "betas"]
+        for key in ("momentum", "quasi_global") if self.name == "adamw" else ("betas",):
+            del table[key]
         return table
 
 
@@ -211,6 +220,7 @@ class Scenario:
     compute: Compute = Compute()
     network: NetworkSpec = field(default_factory=NetworkSpec)
     churn: ChurnSpec | None = None
+    attackers: AttackersSpec | None = None
     membership: MembershipSpec = MembershipSpec()
     report: ReportSpec = ReportSpec()
 
@@ -234,7 +244,19 @@ class Scenario:
             require(
                 right, f"network.partitions[{place}].groups", cut.groups, f"{self.peers} at most, the number of peers"
             )
+        self.check_attackers()
+        static = self.gossip.selection == "graph" and self.churn is not None
+        require(
+            not static, "gossip.selection", "graph",
+            "another where nodes come and go, as 'uniform': a static graph has no place for newcomers",
+        )  # fmt: skip
         self.check_report()
+
+    def check_attackers(self) -> None:
+        spec = self.attackers
+        if spec is not None and spec.share > 0:
+            wanted = f"a share that comes to 1 at least of {self.peers} peers, and leaves 1"
+            require(1 <= spec.count(self.peers) < self.peers, "attackers.share", spec.share, wanted)
 
     def check_report(self) -> None:
         """Rows are written at even shares of a run whose length is known, and not more than so many."""

@@ -11,20 +11,27 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gossip.codecs import CODECS, Codec, get_codec
+from gossip.codecs import ALIGN, CODECS, Codec, Overflow, Spread, get_codec, needs_spread
+from gossip.codecs.base import peaks
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, Effect, Mix, Release, Serve, Snapshot, Transfer
+from gossip.effects import Adopt, Collect, Effect, Gather, Merge, Mix, Release, Serve, Snapshot, Transfer
 from gossip.ids import PeerId
 from gossip.mixing import difference
+from gossip.residual import Residual, position_bytes
 from sim.events import Events
 from sim.flows import Flow, Flows
+from sim.gathers import Gathers
 from sim.host import Floats, Host
 from sim.links import Links
 from sim.network import Network
+from sim.shifts import Difference, Merged, Part
 from sim.training import Training
 
 __all__ = ["Sessions"]
+
+Positions = NDArray[np.int64]
 
 STREAMED, COLLECTED = 212, 213  # in the log of events
 TIMED = 65_536  # durations kept; beyond it every second one goes, and from then on half as many are added
@@ -33,21 +40,30 @@ TIMED = 65_536  # durations kept; beyond it every second one goes, and from then
 class Pair:
     """What the side that has the other's vector first leaves for the other side."""
 
-    __slots__ = ("by", "difference", "difference_sq", "weight")
+    __slots__ = ("by", "difference", "difference_sq", "peaks", "weight")
 
     def __init__(self, by: Host, difference: Floats, difference_sq: float) -> None:
         self.by, self.difference, self.difference_sq = by, difference, difference_sq
         self.weight = 0.0  # by which the difference was multiplied already
+        self.peaks: Floats | None = None  # of the difference as it was before, where a codec learns from them
 
 
 class Session:
     """One host's side of an exchange, or of a piece given or taken."""
 
-    __slots__ = ("codec", "collect", "difference", "negative", "partner", "since", "snapshot")
+    __slots__ = (
+        "codec", "collect", "difference", "encoded", "negative", "partner", "positions", "pushes", "since", "snapshot",
+        "transfer", "values",
+    )  # fmt: skip
 
-    def __init__(self, since: float) -> None:
+    def __init__(self, since: float, pushes: int = 0) -> None:
         self.since = since  # when a snapshot was wanted
+        self.pushes = pushes  # to how many partners the snapshot goes, when nothing comes back
         self.snapshot: Floats | None = None
+        self.values: Floats | None = None  # the elements of it that are mixed, as the partner decodes them
+        self.encoded: bytearray | None = None  # and the bytes, where those depend on what the partner holds
+        self.positions: Positions | None = None  # where they lie; None: everywhere
+        self.transfer: Transfer | None = None
         self.partner: PeerId | None = None  # whose stream is awaited
         self.codec: Codec | None = None
         self.difference: Pair | None = None
@@ -65,8 +81,10 @@ class Sessions:
         self.events, self.network, self.config = events, network, config
         self.links, self.training, self.perform = links, training, perform
         self.flows = Flows(events, network)
+        self.gathers = Gathers(events, network, config, links, self.flows, perform, self.sent)
         self.streams: dict[tuple[Host, int], Flow] = {}  # by who sends, and the session
         self.raw = get_codec("fp32")
+        self.needs_spread = needs_spread(config.codec)
         self.pairs: dict[int, Pair] = {}  # by session
         self.failed = 0  # exchanges, as counted by peers that are gone
         self.mixes = 0  # applied, each side of an exchange counting
@@ -77,9 +95,9 @@ class Sessions:
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshot(self, host: Host, effect: Snapshot) -> None:
         assert not effect.full, "simulated peers have no optimizer state to share"
-        host.sessions[effect.session] = Session(self.events.now)
+        host.sessions[effect.session] = Session(self.events.now, effect.pushes)
         host.requests.append(effect.session)
-        host.offering = host.peer.exchanges.outgoing is not None
+        host.offering = bool(host.peer.exchanges.outgoing)
         self.training.wish(host)
 
     def transfer(self, host: Host, effect: Transfer) -> None:
@@ -88,21 +106,79 @@ class Sessions:
         if session is None or session.snapshot is None or not self.links.linked(host, partner):
             self.events.push(self.events.now, self.on_failed, host, number, "broken")
             return
-        codec = session.codec = CODECS[effect.codec]
-        session.partner = partner
-        size_bytes = codec.encoded_bytes(session.snapshot.size)
-        self.stream(host, self.links.by_id[partner], number, session.snapshot, size_bytes, self.on_stream)
+        session.codec, session.partner, session.transfer = CODECS[effect.codec], partner, effect
+        part = effect.part
+        if part.kind == "top":
+            if not effect.initiator:
+                return  # until the other side has named the elements
+            if host.residual is None:
+                host.residual = Residual(session.snapshot)
+            self.cut(session, host.residual.top(session.snapshot, part.elements(session.snapshot.size)))
+        else:
+            self.cut(session, part.positions(session.snapshot.size, number))
+        if effect.sends:
+            self.send(host, number, session)
+
+    def gather(self, host: Host, effect: Gather) -> None:
+        session = host.sessions.get(effect.session)
+        if session is None or session.snapshot is None:
+            self.events.push(self.events.now, self.on_failed, host, effect.session, "broken")
+            return
+        self.gathers.gather(host, effect, session.snapshot)
+
+    def sent(self, size_bytes: int) -> None:
+        self.stream_bytes += size_bytes
+
+    @staticmethod
+    def cut(session: Session, positions: Positions | None) -> None:
+        session.positions = positions
+        session.values = session.snapshot
+        if positions is not None and session.snapshot is not None:
+            session.values = session.snapshot[positions]
+
+    def send(self, host: Host, number: int, session: Session) -> None:
+        """What of the snapshot is mixed goes to the partner as the partner will decode it, with the positions where it
+        cannot know them."""
+        values, codec, transfer = session.values, session.codec, session.transfer
+        assert values is not None
+        if host.liar is not None:
+            values = host.liar.sends(values, number)
+        assert codec is not None
+        assert transfer is not None
+        size_bytes = codec.encoded_bytes(values.size)
+        if transfer.part.kind == "top" and transfer.initiator:
+            size_bytes += position_bytes(values.size)
+        if codec.needs_spread:
+            codec = session.codec = codec.bound(self.spread(host))
+            session.encoded = bytearray(size_bytes)
+            codec.encode(values, session.encoded, number)
+        if not codec.raw:
+            decoded = np.empty_like(values)
+            codec.quantised(values, decoded, number)
+            values = decoded
+        if host.liar is None:
+            session.values = values  # else it computes with what it holds
+        to = self.links.by_id[transfer.partner]
+        self.stream(host, to, number, values, size_bytes, self.on_stream, session.encoded)
+
+    def spread(self, host: Host) -> Spread:
+        if host.spread is None:
+            host.spread = Spread(host.vector.size)
+        return host.spread
 
     def stream(
-        self, host: Host, to: Host, session: int, values: Floats, size_bytes: int, handler: Callable[..., None]
-    ) -> None:
+        self, host: Host, to: Host, session: int, values: Floats, size_bytes: int, handler: Callable[..., None],
+        *more: object,
+    ) -> None:  # fmt: skip
         self.stream_bytes += size_bytes
-        done = partial(self.on_sent, host, to, session, values, handler)
+        done = partial(self.on_sent, host, to, session, values, handler, *more)
         flow = self.flows.start(host.index, to.index, size_bytes, done)
         if flow is not None:
             self.streams[host, session] = flow
 
-    def on_sent(self, host: Host, to: Host, session: int, values: Floats, handler: Callable[..., None]) -> None:
+    def on_sent(
+        self, host: Host, to: Host, session: int, values: Floats, handler: Callable[..., None], *more: object
+    ) -> None:
         """The last byte is on its way."""
         self.streams.pop((host, session), None)
         if host.gone:
@@ -110,41 +186,63 @@ class Sessions:
         if self.links.cut(host, to) or self.network.loses(host.rng):
             self.events.push(self.events.now + self.config.stall_s, self.on_stalled, to, host, session)
         else:
-            self.events.push_bulk(self.links.after(host, to), handler, to, host, session, values)
+            self.events.push_bulk(self.links.after(host, to), handler, to, host, session, values, *more)
         if handler == self.on_piece:
             self.events.push(self.events.now, self.on_served, host, session)
 
-    def on_stream(self, host: Host, sender: Host, number: int, theirs: Floats) -> None:
+    def on_stream(
+        self, host: Host, sender: Host, number: int, theirs: Floats, encoded: bytearray | None = None
+    ) -> None:  # fmt: skip
         session = host.sessions.get(number)
         if session is None or session.partner != sender.id or host.gone:
             return
-        ours, codec = session.snapshot, session.codec
+        transfer = session.transfer
+        assert transfer is not None
+        if session.values is None:  # of a top part: the elements are named, and ours go back
+            other = sender.sessions.get(number)
+            if other is None:
+                return
+            self.cut(session, other.positions)
+            self.send(host, number, session)
+        if encoded is not None and not self.decodes(session, encoded, number):
+            self.perform(host, host.peer.failed(number, "overflow", self.events.now))
+            return
+        ours = session.values
         assert ours is not None
-        assert codec is not None
-        if not codec.raw:
-            quantised = np.empty_like(ours)
-            codec.quantised(ours, quantised)
-            ours = quantised
+        if host.liar is not None and sender.liar is not None:
+            theirs = ours  # attackers know each other
         pair = self.pairs.pop(number, None)
-        if pair is not None and pair.by is sender:
+        if pair is not None and pair.by is sender and host.liar is None:
             session.negative = True
         else:
             out = np.empty_like(theirs)
-            if not codec.raw:
-                codec.quantised(theirs, out)
-                theirs = out
-            pair = self.pairs[number] = Pair(host, out, difference(theirs, ours, out))
+            pair = Pair(host, out, difference(theirs, ours, out))
+            if transfer.sends and host.liar is None and sender.liar is None:
+                self.pairs[number] = pair
         session.difference = pair
         self.events.note(host.index, sender.index, STREAMED)
         own_sq = float(ours.dot(ours))
         self.perform(host, host.peer.streamed(number, pair.difference_sq, own_sq, self.events.now))
+
+    @staticmethod
+    def decodes(session: Session, encoded: bytearray, number: int) -> bool:
+        """Whether the bound that the sender's bytes rely on held."""
+        near, codec = session.snapshot, session.codec
+        assert near is not None
+        assert codec is not None
+        try:
+            codec.decode(encoded, np.empty_like(near), near, number)
+        except Overflow:
+            return False
+        return True
 
     def on_stalled(self, host: Host, sender: Host, number: int) -> None:
         """Nothing has moved for too long, and a node closes the link."""
         session = host.sessions.get(number)
         if session is None or host.gone:
             return
-        waiting = session.collect is not None or (session.partner is not None and session.difference is None)
+        receives = session.transfer is not None and session.transfer.receives
+        waiting = session.collect is not None or (receives and session.difference is None)
         if waiting and self.links.linked(host, sender.id):
             self.links.close(host, sender.id)
 
@@ -154,22 +252,56 @@ class Sessions:
 
     def mix(self, host: Host, effect: Mix) -> None:
         session, weight = host.sessions.get(effect.session), effect.weight
-        if session is None or session.difference is None:
+        if session is None:
+            return
+        together = self.gathers.take(host, effect.session)
+        if together is not None:  # a group's: nobody shares it, and so nobody takes it away
+            session.difference = Pair(host, together, 0.0)
+        if session.difference is None:
             return
         pair, session.difference = session.difference, None
         self.mixes += 1
         if not self.mixes % self.every:
             self.remember(self.events.now - session.since)
+        positions = session.positions
+        if self.needs_spread:
+            assert session.codec is not None
+            assert session.snapshot is not None
+            if pair.peaks is None:
+                pair.peaks = peaks(pair.difference, ALIGN)
+            self.spread(host).learn(pair.peaks, session.codec.errors(session.snapshot))
         if host.outer.plain:
             if pair.weight == 0.0:
                 pair.difference *= np.float32(weight)
                 pair.weight = weight
             assert pair.weight == weight, "the two sides agreed on one weight"
-            host.shifts.append((pair.difference, session.negative))
+            values, negative = pair.difference, session.negative
         else:
             own = -pair.difference if session.negative else pair.difference.copy()
             assert session.snapshot is not None
-            host.shifts.append((host.outer.shift(session.snapshot, own, weight), False))
+            snapshot = session.snapshot if positions is None else session.snapshot[positions]
+            values, negative = host.outer.shift(snapshot, own, weight, positions), False
+        host.shifts.append(Difference(values, negative) if positions is None else Part(values, negative, positions))
+        if host.residual is not None and positions is not None:
+            assert session.snapshot is not None
+            mixed = session.snapshot[positions]
+            host.residual.mixed(positions, mixed - values if negative else mixed + values)
+        if host.progress is not None:
+            host.progress.added(values, positions, -1.0 if negative else 1.0)
+        self.training.wish(host)
+
+    def merge(self, host: Host, effect: Merge) -> None:
+        """What was pushed to this host, or what it could not push and takes back."""
+        session = host.sessions.get(effect.session)
+        if session is None or session.snapshot is None:
+            return
+        values = session.snapshot
+        if session.difference is not None:
+            values = values + session.difference.difference
+            self.mixes += 1
+            if not self.mixes % self.every:
+                self.remember(self.events.now - session.since)
+        host.shifts.append(Merged(values, effect.mass))
         self.training.wish(host)
 
     def remember(self, seconds: float) -> None:
@@ -190,6 +322,8 @@ class Sessions:
             host.wanted = bool(host.requests or host.shifts or host.adopting)
         if self.streams:
             self.end(host, number)
+        if not self.gathers.idle:
+            self.gathers.release(host, number)
 
     def end(self, host: Host, session: int) -> None:
         flow = self.streams.pop((host, session), None)
@@ -201,6 +335,7 @@ class Sessions:
         self.failed += host.peer.exchanges.failures
         for key in [key for key in self.streams if key[0] is host]:
             self.end(*key)
+        self.gathers.forget(host)
 
     # -- joining -------------------------------------------------------------------------------------------------
     def collect(self, host: Host, effect: Collect) -> None:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from gossip.errors import ConfigError, LocalError
+from sim.attackers import liars
 from sim.churn import Session, churn_of
 from sim.compute import StepTimes
 from sim.learners import Learners
@@ -67,6 +68,7 @@ class Simulation:
         self.scenario = scenario
         seed, names = scenario.seed, [str(index) for index in range(scenario.peers)]
         self.names = names
+        self.liars = liars(scenario.attackers, names, seed)
         self.learners = Learners(scenario.task, names, seed, device=device)
         trains = scenario.task.dataset != "averaging"
         network = network_of(scenario.network, seed)
@@ -116,7 +118,7 @@ class Simulation:
         if known is None:
             self.indices[row] = swarm.add_peer(
                 self.learners.matrix[row], seeds, step_s=self.times.durations(name), name=name, founder=founder,
-                samples_per_step=self.learners.samples_per_step, row=row,
+                samples_per_step=self.learners.samples_per_step, row=row, liar=self.liars.get(name),
             )  # fmt: skip
         else:
             swarm.revive(known, seeds)

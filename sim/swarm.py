@@ -15,7 +15,9 @@ from gossip.effects import (
     Collect,
     Dial,
     Effect,
+    Gather,
     MemberChanged,
+    Merge,
     Mix,
     Notice,
     Release,
@@ -29,7 +31,9 @@ from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership import Membership
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
+from gossip.progress import Progress
 from gossip.records import trusting, unsigned
+from sim.attackers import Liar, unguarded
 from sim.events import Events
 from sim.host import Floats, Host, Times
 from sim.ideal import IdealLinks, IdealMembers, Registry
@@ -85,7 +89,8 @@ class Swarm:
         sessions = self.sessions
         self.performers: dict[type, Callable[[Host, Any], None]] = {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
-            Snapshot: sessions.snapshot, Transfer: sessions.transfer, Mix: sessions.mix, Release: sessions.release,
+            Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather, Mix: sessions.mix,
+            Merge: sessions.merge, Release: sessions.release,
             Collect: sessions.collect, Serve: sessions.serve, Adopt: sessions.adopt, Notice: self.ignore,
             MemberChanged: self.ignore,
         }  # fmt: skip
@@ -106,12 +111,13 @@ class Swarm:
         name: str | None = None,
         founder: bool = False,
         row: int | None = None,
+        liar: Liar | None = None,
     ) -> int:
         """Start a peer now; returns its index. ``vector``: float32, one dimension, used as it is and changed in place,
         so it may be a row of the caller's matrix. ``seeds``: indices of peers to join through, none to start a swarm.
         ``founder``: it is of one run with the other founders, and holds its weights; :meth:`introduce` lets them know
         each other. In an ideal swarm, which needs no seeds, everybody else joins. ``row``: what the trainer calls this
-        peer, by default its index.
+        peer, by default its index. ``liar``: it attacks, and this is what it sends.
 
         Its randomness comes from the swarm's seed and its ``name`` (by default its index).
         """
@@ -120,8 +126,9 @@ class Swarm:
         index = len(self.hosts)
         self.network.add(name)
         self.lives.append(0)
-        peer = self.make_peer(name, 0, vector.size, seeds, founder)
-        return self.launch(index, peer, vector, name, times, samples_per_step, row=row)
+        config = self.config if liar is None else unguarded(self.config)
+        peer = self.make_peer(name, 0, vector.size, seeds, founder, config)
+        return self.launch(index, peer, vector, name, times, samples_per_step, row=row, liar=liar)
 
     def introduce(self) -> None:
         """The founders know each other, as processes that one launcher started; without it they are strangers, whom
@@ -133,7 +140,10 @@ class Swarm:
                 membership.meet(records, self.now)
                 self.arm(host)
 
-    def make_peer(self, name: str, life: int, elements: int, seeds: Iterable[int], founder: bool = False) -> Peer:
+    def make_peer(
+        self, name: str, life: int, elements: int, seeds: Iterable[int], founder: bool = False,
+        config: Config | None = None,
+    ) -> Peer:  # fmt: skip
         whose = f"{name}/{life}" if life else name
         record = MemberRecord(
             PeerId(derive(self.seed, name, "id")[:16]), b"", life + 1, address=Address(f"peer-{name}", PORT),
@@ -141,7 +151,7 @@ class Swarm:
         )  # fmt: skip
         ideal = self.registry is not None  # then a newcomer hopes without having a seed
         return Peer(
-            record, sign=unsigned, verify=trusting, config=self.config, fingerprint=f"vector of {elements}",
+            record, sign=unsigned, verify=trusting, config=config or self.config, fingerprint=f"vector of {elements}",
             elements=elements, rng=random.Random(derive(self.seed, whose, "peer")),
             seeds=tuple(self.hosts[seed].address for seed in seeds), book=[record] if ideal and not founder else (),
             members=None if self.registry is None else IdealMembers(self.registry, record), now=self.now,
@@ -157,17 +167,21 @@ class Swarm:
 
     def launch(
         self, index: int, peer: Peer, vector: Floats, name: str, times: Times, samples_per_step: int,
-        first_step_s: float | None = None, row: int | None = None,
+        first_step_s: float | None = None, row: int | None = None, liar: Liar | None = None,
     ) -> int:  # fmt: skip
         assert vector.dtype == np.float32, "models are float32 vectors"
         assert vector.ndim == 1, "models are flat vectors"
-        outer = OuterStep(vector.size, self.config.outer_momentum, self.config.outer_rate)
+        config = self.config
+        outer = OuterStep(vector.size, config.outer_momentum, config.outer_rate, config.averaged)
         outer.reset(vector)
         life = self.lives[index]
         whose = f"{name}/{life}" if life else name
         rng = random.Random(derive(self.seed, whose, "network"))
         row = index if row is None else row
-        host = Host(index, name, peer, vector, outer, times, samples_per_step, rng, row)
+        host = Host(index, name, peer, vector, outer, times, samples_per_step, rng, row, liar)
+        if self.config.watches_movement:
+            host.progress = Progress(vector.size)
+            host.progress.since(vector)
         if index == len(self.hosts):
             self.hosts.append(host)
         else:
@@ -186,11 +200,11 @@ class Swarm:
         before = self.hosts[index]
         assert before.gone, "only one that is gone can come again"
         self.lives[index] += 1
-        peer = self.make_peer(before.name, self.lives[index], before.vector.size, seeds)
+        peer = self.make_peer(before.name, self.lives[index], before.vector.size, seeds, config=before.peer.config)
         if self.training.trainer is not None:
             self.training.trainer.reset(before.row)
         times, samples = before.times, before.samples_per_step
-        self.launch(index, peer, before.vector, before.name, times, samples, row=before.row)
+        self.launch(index, peer, before.vector, before.name, times, samples, row=before.row, liar=before.liar)
         vars(before.peer).clear()  # its parts know each other, and nobody searches for cycles meanwhile
 
     def kill(self, index: int) -> None:
@@ -240,10 +254,16 @@ class Swarm:
         performers = self.performers
         for effect in effects:
             performers[type(effect)](host, effect)
-        if host.offering and host.peer.exchanges.outgoing is None:
+        self.look(host)
+        self.arm(host)
+
+    def look(self, host: Host) -> None:
+        """What was decided may let the training loop go on, or mix sooner than it would look."""
+        if host.waiting is not None:
+            self.training.stand(host)
+        if host.offering and not host.peer.exchanges.outgoing:
             host.offering = False
             self.training.released(host)
-        self.arm(host)
 
     def arm(self, host: Host) -> None:
         """One timer a host. A deadline that moved back lets the timer go off early, which costs less than another."""
@@ -265,6 +285,7 @@ class Swarm:
             performers = self.performers
             for effect in peer.tick(now):
                 performers[type(effect)](host, effect)
+            self.look(host)
             deadline = peer.deadline
             if deadline <= now:
                 host.rest_until = now + REST_S

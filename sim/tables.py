@@ -155,8 +155,11 @@ def sequence(options: tuple[Any, ...], value: object) -> tuple[Any, ...]:
 def config_of(value: object) -> Config:
     """A ``[gossip]`` section: the keys of a node's ``--config``."""
     require(isinstance(value, Mapping), "", value, "a table of gossip's settings")
-    table = {name: None if setting == NONE else setting for name, setting in cast(Mapping[str, Any], value).items()}
-    refuse_unknown(table, ["preset", *hints(Config)])
+    known = hints(Config)
+    optional = {name for name, wanted in known.items() if type(None) in get_args(wanted)}
+    given = cast(Mapping[str, Any], value).items()  # of a key that is never left out "none" is a value like another
+    table = {name: None if setting == NONE and name in optional else setting for name, setting in given}
+    refuse_unknown(table, ["preset", "method", *known])
     try:
         return Config.from_mapping(table)
     except ConfigError as error:

@@ -11,6 +11,7 @@ training loop does; the boundaries between them cost nothing.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Protocol
@@ -20,12 +21,14 @@ from numpy.typing import NDArray
 
 from gossip.config import Config
 from gossip.effects import Effect
+from gossip.mixing import push_mass
 from sim.events import Events
 from sim.host import Floats, Host
 
 __all__ = ["REPORT_S", "OneByOne", "Trainer", "Training"]
 
 REPORT_S = 10.0  # a node reports four times a second, for people: here progress is told no more often than this
+LOOK_S = 0.1  # how often one who waits at a boundary looks round
 AHEAD = 32  # ends of steps drawn at once: 1 KiB a host
 
 
@@ -39,6 +42,12 @@ class Trainer(Protocol):
 
     def reset(self, row: int) -> None:
         """The loop of this row starts anew: forget the optimizer's state."""
+
+    def mixed(self, row: int) -> None:
+        """What exchanges brought was added to this row, all of whose steps so far were taken."""
+
+    def joined(self, row: int) -> None:
+        """The weights of this row were replaced by those of another run."""
 
 
 class OneByOne:
@@ -59,6 +68,12 @@ class OneByOne:
     def reset(self, row: int) -> None:
         """Nothing is kept."""
 
+    def mixed(self, row: int) -> None:
+        """Nothing is kept."""
+
+    def joined(self, row: int) -> None:
+        """Nothing is kept."""
+
 
 class Training:
     """``perform(host, effects)`` is the swarm's. Without a trainer nobody's model changes between mixes."""
@@ -69,6 +84,9 @@ class Training:
     ) -> None:  # fmt: skip
         self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
         self.by_steps = config.mix_every_steps is not None
+        self.conserves = config.mixing == "push-sum"
+        self.lockstep = config.max_version_gap is not None
+        self.ahead = config.mixing == "pair"  # what is pushed is copied when it is asked for: with its mass
         self.steps = 0  # of all peers, as far as they have been counted
 
     # -- the clock -----------------------------------------------------------------------------------------------
@@ -96,6 +114,9 @@ class Training:
 
     def plan(self, host: Host) -> None:
         """Schedule the next boundary at which there is something to do; one scheduled for later is forgotten."""
+        if host.waiting is not None:
+            self.stand(host)
+            return
         ends, at = host.ends, host.cursor
         if at >= len(ends):
             self.extend(host)
@@ -109,11 +130,19 @@ class Training:
             at = host.cursor
             when = ends[bisect_right(ends, when, at)]
             peer = host.peer
-            if self.by_steps and peer.exchanges.outgoing is None:
-                due = at + max(peer.due_steps - host.steps - 1, 0)
+            if self.by_steps and not peer.exchanges.outgoing:
+                due = at + max(peer.schedule.due_steps - host.steps - 1, 0)
                 if due < len(ends) and ends[due] < when:
                     when = ends[due]
         if when < host.visit_at or host.visit_at <= self.events.now:
+            self.visit(host, when)
+
+    def stand(self, host: Host) -> None:
+        """One who waits at a boundary looks there again at once for a wish, and else after a while."""
+        assert host.waiting is not None
+        now = self.events.now
+        when = now if host.wanted or not host.peer.held else next_look(host.waiting[0], now)
+        if when < host.visit_at or host.visit_at <= now:
             self.visit(host, when)
 
     def visit(self, host: Host, when: float) -> None:
@@ -123,6 +152,9 @@ class Training:
     def wish(self, host: Host) -> None:
         """The network wants something at the next boundary."""
         host.wanted = True
+        if host.waiting is not None:
+            self.stand(host)
+            return
         when = host.ends[host.cursor + self.passed(host, self.events.now)]
         if when < host.visit_at:
             self.visit(host, when)
@@ -130,10 +162,13 @@ class Training:
     def released(self, host: Host) -> None:
         """Its own exchange is over: the next may be due sooner than it would look."""
         peer = host.peer
+        if host.waiting is not None:
+            self.stand(host)
+            return
         if not self.by_steps or not host.ready or host.visit_at <= self.events.now:
             return
         passed = self.passed(host, self.events.now)
-        due = host.cursor + max(peer.due_steps - host.steps - 1, passed)
+        due = host.cursor + max(peer.schedule.due_steps - host.steps - 1, passed)
         if due < len(host.ends) and host.ends[due] < host.visit_at:
             self.visit(host, host.ends[due])
 
@@ -150,7 +185,8 @@ class Training:
         self.count(host, self.events.now)
         peer = host.peer
         if host.cursor:
-            peer.local.boundary_at = max(peer.local.boundary_at, host.ends[host.cursor - 1])
+            last = host.ends[host.cursor - 1] if host.waiting is None else self.events.now
+            peer.local.boundary_at = max(peer.local.boundary_at, last)
         peer.counted(host.steps, host.steps * host.samples_per_step)
 
     # -- a boundary ----------------------------------------------------------------------------------------------
@@ -161,9 +197,9 @@ class Training:
         peer, now = host.peer, self.events.now
         self.count(host, now)
         ready = host.ready = peer.local.ready
-        due = self.by_steps and ready and peer.exchanges.outgoing is None and host.steps >= peer.due_steps
+        due = self.by_steps and ready and not peer.exchanges.outgoing and host.steps >= peer.schedule.due_steps
         report = due or now - host.reported_at > REPORT_S or not ready
-        spare = due and peer.retry_at <= now
+        spare = due and self.ahead and peer.schedule.retry_at <= now
         requests: list[int] = []
         copy: Floats | None = None
         if host.wanted:
@@ -181,7 +217,21 @@ class Training:
                 self.snapped(host, requests, host.vector.copy())
                 host.wanted = bool(host.shifts) or host.adopting
             host.ready = peer.local.ready
+        if self.lockstep:
+            self.hold(host)
         self.plan(host)
+
+    def hold(self, host: Host) -> None:
+        """The loop stands at this boundary for as long as its peer says so: the ends of its steps wait beside it."""
+        now = self.events.now
+        if host.waiting is None and host.peer.held:
+            host.waiting = now, host.ends[host.cursor :]
+            del host.ends[host.cursor :]
+            host.ends.append(math.inf)
+        elif host.waiting is not None and not host.peer.held:
+            since, ends = host.waiting
+            host.waiting = None
+            host.ends[host.cursor :] = [end + (now - since) for end in ends]
 
     def fulfil(self, host: Host) -> tuple[list[int], Floats | None]:
         """Add and take over what came, then copy the model for those who wanted it: what is sent includes what was
@@ -195,29 +245,43 @@ class Training:
         if adopted:
             assert host.joining_vector is not None
             host.vector[:] = host.joining_vector
+            host.mass = 1.0
             host.outer.reset(host.vector)
+            if host.progress is not None:
+                host.progress.since(host.vector)  # what was adopted is no movement
+            host.residual = None
             host.joining_vector = None
             host.taken = host.steps
+            if self.trainer is not None:
+                self.trainer.joined(host.row)
         if shifts:
             host.shifts = []
             vector = host.vector
-            for shift, negative in shifts:
-                if negative:
-                    vector -= shift
-                else:
-                    vector += shift
+            for shift in shifts:
+                host.mass = shift.add_to(vector, host.mass)
+            if self.trainer is not None:
+                self.trainer.mixed(host.row)
         copy = host.vector.copy() if requests else None  # before the peer hears anything, as in a node
         if adopted:
             peer.counted(host.steps, host.steps * host.samples_per_step)
             self.perform(host, peer.adopted(now))
         return requests, copy
 
+    def given(self, host: Host, pushes: int) -> float:
+        """The mass that a snapshot carries away which is to be pushed to so many partners."""
+        if not pushes:
+            return 0.0
+        mass, host.mass = push_mass(host.mass, pushes, self.conserves)
+        return mass
+
     def snapped(self, host: Host, requests: list[int], copy: Floats) -> None:
         peer = host.peer
         for session in requests:
             if session in peer.exchanges.table or session in peer.donating.table:
-                host.sessions[session].snapshot = copy
-                self.perform(host, peer.snapshotted(session, self.events.now))
+                own = host.sessions[session]
+                own.snapshot = copy
+                moved = math.nan if host.progress is None else host.progress.since(copy)
+                self.perform(host, peer.snapshotted(session, self.events.now, self.given(host, own.pushes), moved))
 
     # -- steps ---------------------------------------------------------------------------------------------------
     def need(self, host: Host) -> None:
@@ -248,7 +312,9 @@ class Training:
             ends = host.ends
             if ends[-1] <= now:
                 self.passed(host, now)
-            if host.visit_at <= now:
+            if host.waiting is not None:
+                begun = host.steps
+            elif host.visit_at <= now:
                 begun = host.steps + bisect_right(ends, host.visit_at, host.cursor) - host.cursor
             else:
                 begun = host.steps + bisect_right(ends, now, host.cursor) - host.cursor + 1
@@ -264,7 +330,7 @@ class Training:
         """The loop ends in the middle of a step, which is still computed: else it would depend on who looked whether
         the batches of the next life go on behind it."""
         self.count(host, self.events.now)
-        if self.trainer is not None and host.ready:
+        if self.trainer is not None and host.ready and host.waiting is None:
             host.steps += 1
             self.catch_up(host)
 
@@ -279,3 +345,9 @@ class Training:
             for host in self.hosts:
                 if not host.gone:
                     self.catch_up(host)
+
+
+def next_look(since: float, now: float) -> float:
+    """When one who waits at a boundary ``since`` then looks round the next time."""
+    look = since + LOOK_S * (math.floor((now - since) / LOOK_S) + 1)
+    return look if look > now else look + LOOK_S  # now may be the last look, whose quotient was rounded down

@@ -18,12 +18,17 @@ __all__ = ["differences", "in_words"]
 
 MODELS = {"linear": "a linear model", "mlp": "an MLP", "cnn": "a CNN", "gpt": "a small GPT"}
 WORLDS = {"internet": "the internet", "cloud": "a cloud"}
-DATASETS = {"digits": "digits", "fashion-mnist": "Fashion-MNIST", "shakespeare": "Shakespeare's plays"}
+DATASETS = {
+    "digits": "digits", "fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "shakespeare": "Shakespeare's plays",
+}  # fmt: skip
 
 
 def in_words(scenario: Scenario) -> str:
     """What is played, in a paragraph; the scenario's file says it to the last figure."""
-    parts = (task(scenario), mixing(scenario), compute(scenario), network(scenario), churn(scenario), ending(scenario))
+    parts = (
+        task(scenario), mixing(scenario), compute(scenario), network(scenario), churn(scenario), attackers(scenario),
+        ending(scenario),
+    )  # fmt: skip
     return " ".join(part for part in parts if part)
 
 
@@ -42,6 +47,8 @@ def task(scenario: Scenario) -> str:
     share = f", {count_text(what.samples_per_peer)} samples each" if what.samples_per_peer is not None else ""
     optimizer = what.optimizer
     momentum = f", momentum {optimizer.momentum:g}" if optimizer.momentum else ""
+    if optimizer.quasi_global:
+        momentum = f", quasi-global momentum {optimizer.quasi_global:g}"
     how = f"{ {'sgd': 'SGD', 'adamw': 'AdamW'}[optimizer.name] } (learning rate {optimizer.lr:g}{momentum})"
     width = f" of width {what.hidden}" if what.hidden is not None else ""
     return (
@@ -110,6 +117,22 @@ def churn(scenario: Scenario) -> str:
     knowing = "a perfect sampler says who is up" if ideal else "the membership protocol finds out who is up"
     joining = "; all but the first join through it" if scenario.membership.start == "seed" else ""
     return f"{going}; {knowing}{joining}."
+
+
+def attackers(scenario: Scenario) -> str:
+    spec = scenario.attackers
+    if spec is None or spec.share == 0:
+        return ""
+    number = spec.count(scenario.peers)
+    times = "" if spec.size == 1 else f" times {spec.size:g}"
+    sent = {
+        "sign-flip": f"their models with the sign flipped{times}",
+        "scaled": f"their models{times}",
+        "random": f"noise of standard deviation {spec.size:g} in place of their models",
+        "nan": "models of which nothing is a number",
+    }[spec.kind]
+    who = "1 of the peers attacks and sends" if number == 1 else f"{count_text(number)} of the peers attack and send"
+    return f"{who} {sent}; figures are of the honest ones."
 
 
 def ending(scenario: Scenario) -> str:

@@ -26,7 +26,7 @@ from node.runtime import Runtime
 from node.snapshot import ModelState
 from node.stream import BrokenLinkError, ByteStream, MemoryStream, memory_stream_pair
 from sim.network import Network
-from sim.training import REPORT_S
+from sim.training import REPORT_S, next_look
 
 PIPE_BYTES = 1 << 20  # more than anybody sends at one instant, so that all of it arrives at one instant
 START_S = 1024.0
@@ -167,6 +167,16 @@ class Port:
             nursery.start_soon(handler, stream)
 
 
+class Meeting(Boundary):
+    """A Boundary for a task instead of a thread."""
+
+    woken: trio.Event
+
+    def signal(self) -> None:
+        super().signal()
+        self.woken.set()
+
+
 class Trainer:
     """A Runtime and, in place of a training thread, a task that takes steps and visits its boundary as both drivers'
     training loops do: when its mix is due, when the network has a wish, and to report that it is alive."""
@@ -182,13 +192,17 @@ class Trainer:
         self.reported_at = trio.current_time()
         state = ModelState({"x": vector})
         pool = VectorPool(state)
-        self.boundary = Boundary(state, pool)
+        self.boundary = Meeting(state, pool, config.mixing == "push-sum")
+        self.boundary.woken = trio.Event()
+        self.lockstep, self.ahead = config.max_version_gap is not None, config.mixing == "pair"
         self.outer = OuterStep(vector.size, config.outer_momentum, config.outer_rate)
         self.outer.reset(vector)
         self.runtime = Runtime(
             peer, config, Port(world, index, address), Greeter(config.swarm, state.layout), None, self.boundary, pool,
             self.outer, lambda kind, sentence: None,
         )  # fmt: skip
+        self.runtime.after_perform = self.after_perform
+        self.runtime.counts = lambda: (self.steps, self.steps)
         self.scope = trio.CancelScope()
         self.gone = False
 
@@ -224,17 +238,33 @@ class Trainer:
                 self.steps += 1
                 self.on_step(self.index, self.vector, self.steps)
             self.visit(self.peer)
-            when += self.step_s
+            if self.lockstep:
+                await self.hold(when)
+            when = trio.current_time() + self.step_s
+
+    async def hold(self, since: float) -> None:
+        """As a Node does, with the simulator's looks."""
+        streams, landing = self.runtime.streams, False
+        while self.peer.held or (landing and (streams.mixes_open or self.boundary.wanted)):
+            landing = True
+            if not self.boundary.wanted:
+                self.boundary.woken = trio.Event()
+                with trio.move_on_at(next_look(since, trio.current_time())):
+                    await self.boundary.woken.wait()
+            self.visit(self.peer)
+
+    def after_perform(self) -> None:
+        if not self.peer.held:
+            self.boundary.woken.set()
 
     def visit(self, peer: Peer) -> None:
         now = trio.current_time()
-        due = self.by_steps and peer.ready and peer.exchanges.outgoing is None and self.steps >= peer.due_steps
+        due = self.by_steps and peer.ready and not peer.exchanges.outgoing and self.steps >= peer.schedule.due_steps
         peer.local.boundary_at = now  # a node says so four times a second
-        peer.counted(self.steps, self.steps)  # and this before each Offer
         report = due or now - self.reported_at > REPORT_S or not peer.ready
         if not (report or self.boundary.wanted):
             return
-        done = self.boundary.visit(self.outer.reset, due and peer.retry_at <= now)
+        done = self.boundary.visit(self.outer.reset, due and self.ahead and peer.schedule.retry_at <= now)
         if done.shifts_alone and not report:
             self.runtime.shifted(done)
         else:

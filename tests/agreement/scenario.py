@@ -71,16 +71,19 @@ class Outcome:
     members: dict[PeerId, tuple[str, int, bool]]  # state, incarnation, ready
     links: frozenset[PeerId]
     durations: dict[PeerId, list[float]]  # of the last exchanges, by partner
+    refusals: dict[tuple[PeerId, str], int]  # what a filter refused or cut off
+    mass: float  # of push-sum
     draws: str
     vector: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, peer: Peer, steps: int, vector: Floats) -> Outcome:
+    def of(cls, peer: Peer, steps: int, mass: float, vector: Floats) -> Outcome:
         return cls(
             peer.ready, peer.local.genesis, peer.local.version, steps, peer.membership.me.incarnation,
             (peer.exchanges.done, peer.exchanges.failures),
             {record.id: (state.value, record.incarnation, record.ready) for record, state in peer.members()},
-            frozenset(peer.linked_peers), {who: list(past) for who, past in peer.exchanges.durations.items()},
+            frozenset(peer.linked_peers), {who: list(past) for who, past in peer.exchanges.durations.past.items()},
+            dict(peer.exchanges.refusals.counts), mass,
             hashlib.sha256(repr(peer.rng.getstate()).encode()).hexdigest(), vector.tobytes(),
         )  # fmt: skip
 
@@ -179,8 +182,8 @@ def simulate(scenario: Scenario) -> dict[int, Outcome]:
         act(driver)
     driver.swarm.run_until(START_S + scenario.until_s)
     for host in driver.swarm.alive():
-        driver.swarm.training.seen(host)  # a Runtime's peer has counted its last steps already
-    return {host.index: Outcome.of(host.peer, host.steps, host.vector) for host in driver.swarm.alive()}
+        driver.swarm.training.seen(host)  # the last steps too, which it had no reason to count yet
+    return {host.index: Outcome.of(host.peer, host.steps, host.mass, host.vector) for host in driver.swarm.alive()}
 
 
 # -- real runtimes ---------------------------------------------------------------------------------------------------
@@ -220,7 +223,8 @@ def run_nodes(scenario: Scenario) -> dict[int, Outcome]:
             for index, node in enumerate(driver.world.nodes):
                 if not node.gone:
                     node.check()
-                    found[index] = Outcome.of(node.peer, node.steps, node.vector)
+                    node.peer.counted(node.steps, node.steps)
+                    found[index] = Outcome.of(node.peer, node.steps, node.boundary.mass, node.vector)
             nursery.cancel_scope.cancel()
 
     memory_network.run(main)

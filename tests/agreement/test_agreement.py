@@ -60,6 +60,57 @@ def test_three_peers_join_through_one_seed_and_mix(changes: dict[str, Any]) -> N
     assert not np.array_equal(ends[1].values, start_vector(1))
 
 
+METHODS: dict[str, dict[str, Any]] = {
+    "int8": {"codec": "int8"},
+    "int4": {"codec": "int4"},
+    "moniqua4": {"codec": "moniqua4"},
+    "moniqua8 on a ring": {"codec": "moniqua8", "selection": "ring", "partners": 0},
+    "mask": {"part": "mask 0.05", "mix_every_steps": 1},
+    "fragments": {"part": "fragments 4", "mix_every_steps": 2},
+    "fragments and momentum": {"part": "fragments 4", "mix_every_steps": 2, "outer_momentum": 0.5, "outer_rate": 0.7},
+    "top": {"part": "top 0.05", "mix_every_steps": 1},
+    "top and int8": {"part": "top 0.05", "mix_every_steps": 1, "codec": "int8"},
+    "push-sum": {"mixing": "push-sum"},
+    "push-sum to two": {"mixing": "push-sum", "partners": 2},
+    "exponential in lockstep": {"mixing": "push-sum", "selection": "exponential", "max_version_gap": 0.0},
+    "row-stochastic": {"mixing": "row-stochastic", "partners": 2},
+    "ring at once": {"selection": "ring", "partners": 0},
+    "clip": {"filter": "clip", "clip_radius": 10.0},
+    "balance": {"filter": "balance", "balance_gamma": 0.75, "bench_s": 1.0},
+    "lockstep": {"max_version_gap": 0.0},
+    "half an interval": {"max_version_gap": 0.5, "mix_every_steps": 2},
+    "ring in lockstep": {"selection": "ring", "partners": 0, "max_version_gap": 0.0},
+    "consensus control": {"consensus_target": 3.0},
+}
+"""Intervals are powers of two: a version counts steps in intervals, and the drivers count at different times."""
+
+
+@pytest.mark.parametrize("changes", METHODS.values(), ids=METHODS.keys())
+def test_every_method_ends_the_same_in_both(changes: dict[str, Any]) -> None:
+    ends = both(Scenario(trio_of_peers(), 9.0, Config(chunk_elements=1024, **changes)))
+    assert all(end.ready and end.exchanges[0] > 3 for end in ends.values())
+    if "filter" in changes:
+        assert any(end.refusals for end in ends.values())
+    if changes.get("mixing") == "push-sum":
+        assert {end.mass for end in ends.values()} != {1.0}
+    if changes.get("max_version_gap") == 0.0:
+        assert all(end.steps < 90 for end in ends.values())  # of 0.1 s each: some of the time they stood
+
+
+@pytest.mark.parametrize("method", ["push-sum to two", "top", "lockstep", "ring at once", "exponential in lockstep"])
+def test_a_partner_that_vanishes_in_the_middle_of_a_mix_changes_both_alike(method: str) -> None:
+    script = [
+        *trio_of_peers(),
+        (4.0548, lambda swarm: swarm.kill(1)),
+        (7.0, lambda swarm: swarm.partition([0], [2])),
+        (13.0, lambda swarm: swarm.heal()),
+    ]
+    config = Config(chunk_elements=1024, doubt_s=4.0, **(METHODS[method] | {"mix_every_steps": 2}))
+    ends = both(Scenario(script, 20.0, config))
+    assert ends.keys() == {0, 2}
+    assert all(end.steps > 100 for end in ends.values())  # nobody stands for one that is gone
+
+
 def test_a_killed_peer_is_dead_to_both() -> None:
     ends = both(Scenario([*trio_of_peers(), (10.0, lambda swarm: swarm.kill(1))], 40.0))
     assert states(ends[0]) == {1: "dead", 2: "alive"}

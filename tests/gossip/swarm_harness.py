@@ -17,6 +17,7 @@ from gossip.effects import (
     Collect,
     Dial,
     Effect,
+    Merge,
     Mix,
     Notice,
     Release,
@@ -28,6 +29,7 @@ from gossip.effects import (
 )  # fmt: skip
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.messages import Message
+from gossip.mixing import push_mass
 from gossip.peer import Peer
 from gossip.records import trusting, unsigned
 
@@ -58,9 +60,12 @@ class Node:
     steps: int = 0
     links: dict[PeerId, int] = field(default_factory=dict)  # to whom -> which life of that link
     waiting: dict[PeerId, list[Message]] = field(default_factory=dict)  # to be sent when the dial succeeds
-    wanted: list[int] = field(default_factory=list)  # snapshots
+    wanted: dict[int, int] = field(default_factory=dict)  # snapshots, and to how many partners they are pushed
+    mass: Fraction = Fraction(1)  # of push-sum
+    merges: list[tuple[Fraction, Fraction]] = field(default_factory=list)  # masses and values to be merged
     snapshots: dict[int, Fraction] = field(default_factory=dict)
     streams: dict[int, PeerId] = field(default_factory=dict)
+    receives: dict[int, bool] = field(default_factory=dict)
     theirs: dict[int, Fraction] = field(default_factory=dict)
     shifts: list[Fraction] = field(default_factory=list)
     adoption: Fraction | None = None
@@ -198,12 +203,18 @@ class Swarm:
         if node.adoption is not None:
             node.value, node.adoption = node.adoption, None
             node.shifts.clear()
+            node.merges.clear()
+            node.mass = Fraction(1)
             self.call(node, "adopted")
         self.apply_shifts(node)
-        wanted, node.wanted = node.wanted, []
-        for session in wanted:
+        wanted, node.wanted = node.wanted, {}
+        for session, pushes in wanted.items():
+            mass = Fraction(0)
+            if pushes:
+                mass, node.mass = push_mass(node.mass, pushes, self.config.mixing == "push-sum")
             node.snapshots[session] = node.value
-            self.call(node, "snapshotted", session)
+            if node.running:
+                self.perform(node, node.peer.snapshotted(session, self.now, mass))
         if node.peer.ready:
             node.steps += 1
             node.value += node.learning
@@ -221,18 +232,23 @@ class Swarm:
                 case TryDial(asker, address):
                     asked = next(n for n in self.nodes if address_of(n.number) == address)
                     self.later(2 * self.latency_s, self.call, node, "dial_tried", asker, asked.dialable)
-                case Snapshot(session, _):
-                    node.wanted.append(session)
+                case Snapshot(session, _, pushes):
+                    node.wanted[session] = pushes
                 case Transfer(session, partner):
-                    node.streams[session] = partner
+                    node.streams[session], node.receives[session] = partner, effect.receives
                     self.stream(node, session)
                 case Mix(session, weight):
                     shift = Fraction(weight) * (node.theirs[session] - node.snapshots[session])
                     node.shifts.append(shift)
                     node.mixes.append((self.now, session, node.streams[session]))
+                case Merge(session, mass):
+                    received = session in node.theirs
+                    node.merges.append((mass, node.theirs[session] if received else node.snapshots[session]))
+                    if received:
+                        node.mixes.append((self.now, session, node.streams[session]))
                 case Release(session):
-                    node.wanted = [one for one in node.wanted if one != session]
-                    for table in (node.snapshots, node.streams, node.theirs, node.collecting):
+                    node.wanted.pop(session, None)
+                    for table in (node.snapshots, node.streams, node.receives, node.theirs, node.collecting):
                         table.pop(session, None)
                     node.serving.discard(session)
                 case Serve(session, partner, start, stop):
@@ -298,12 +314,14 @@ class Swarm:
         self.call(node, "unlinked", peer)
 
     def stream(self, node: Node, session: int) -> None:
-        """Both sides stream at once, as soon as both have begun."""
+        """Both sides stream at once, as soon as both have begun; of a push the one that offered alone."""
         partner = self.by_id[node.streams[session]]
         life = node.links.get(partner.id)
         if partner.streams.get(session) != node.id or life is None or session in node.theirs:
             return
         for one, other in ((node, partner), (partner, node)):
+            if not one.receives[session]:
+                continue
             delay_s = self.latency_s + self.stream_s * (1 + self.rng.random())
             self.later(delay_s, self.streamed, one, other, session, life, other.snapshots[session])
 
@@ -330,22 +348,40 @@ class Swarm:
     def apply_shifts(self, node: Node) -> None:
         node.value += sum(node.shifts, Fraction())
         node.shifts.clear()
+        for mass, value in node.merges:
+            node.value += mass / (node.mass + mass) * (value - node.value)
+            node.mass += mass
+        node.merges.clear()
 
     # -- questions ---------------------------------------------------------------------------------------------------
     def total(self) -> Fraction:
         """Of all weights, with the mixes that wait for a boundary."""
         return sum((node.value + sum(node.shifts, Fraction()) for node in self.nodes), Fraction())
 
+    def sums(self) -> tuple[Fraction, Fraction]:
+        """Of all masses, and of each mass times its value: of the nodes, of what they are to merge, and of what is in
+        flight, which is every push that its partner has not committed and its owner not taken back."""
+        held = [(node.mass, node.value + sum(node.shifts, Fraction())) for node in self.nodes]
+        for node in self.nodes:
+            held += node.merges
+            for session, exchange in node.peer.exchanges.table.items():
+                arrived = exchange.partner != node.id and (
+                    (node.id, session) in self.by_id[exchange.partner].peer.exchanges.verdicts
+                )
+                if exchange.initiator and exchange.mass and not arrived:
+                    held.append((Fraction(exchange.mass), node.snapshots[session]))
+        return sum((mass for mass, _ in held), Fraction()), sum((mass * value for mass, value in held), Fraction())
+
     def quiet(self) -> bool:
         """Whether no exchange is under way; as long as this is asked, nobody begins one."""
         for node in self.nodes:
-            node.peer.retry_at = float("inf")
+            node.peer.schedule.retry_at = float("inf")
         return not any(node.peer.exchanges.table for node in self.nodes)
 
     def resume(self) -> None:
         """Mix again after :meth:`quiet`."""
         for node in self.nodes:
-            node.peer.retry_at = self.now
+            node.peer.schedule.retry_at = self.now
 
     def agreed(self) -> bool:
         living = [node for node in self.nodes if node.running]

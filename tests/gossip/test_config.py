@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from gossip.config import POSITIVE, PRESETS, Config
+from gossip.config import CHOICES, POSITIVE, PRESETS, Config
 from gossip.errors import ConfigError
 from gossip.frames import MAX_BODY_BYTES
 
@@ -74,6 +74,21 @@ def test_every_number_that_must_be_positive_is_checked():
         ({"probe_timeout_min_s": 2.0}, ["probe_timeout_min_s", "probe_timeout_max_s"]),
         ({"seed_backoff_s": 61.0}, ["seed_backoff_s", "seed_backoff_max_s"]),
         ({"codec": "fp64"}, ["fp64", "bf16"]),
+        ({"selection": "rings"}, ["selection", "'rings'", "did you mean 'ring'?", "torus"]),
+        ({"mixing": "pairs"}, ["mixing", "did you mean 'pair'?", "push-sum"]),
+        ({"filter": "median"}, ["filter", "'median'", "clip", "balance"]),
+        ({"filter": ""}, ["filter", "none"]),
+        ({"partners": -1}, ["partners", "0", "16"]),
+        ({"partners": 17, "mixing": "row-stochastic"}, ["partners", "16"]),
+        ({"group_size": 1, "mixing": "group"}, ["group_size", "2", "16"]),
+        ({"group_size": 17, "mixing": "group"}, ["group_size", "16"]),
+        ({"shortcuts": 1.1}, ["shortcuts", "share"]),
+        ({"shortcuts": -0.1}, ["shortcuts"]),
+        ({"shortcuts": math.nan}, ["shortcuts"]),
+        ({"max_version_gap": -0.5}, ["max_version_gap", "lockstep"]),
+        ({"max_version_gap": math.inf}, ["max_version_gap", "leave it out"]),
+        ({"max_version_gap": math.nan}, ["max_version_gap"]),
+        ({"part": "half"}, ["part", "'half'", "mask 0.005"]),
     ],
     ids=str,
 )
@@ -87,6 +102,42 @@ def test_whole_numbers_may_stand_for_seconds_and_none_for_an_absent_schedule():
     assert Config(bench_s=30).bench_s == 30
     assert Config(mix_every_steps=None, mix_every_s=30).mix_every_s == 30
     assert Config(mix_every_steps=8, mix_every_s=None) == Config()
+
+
+def test_the_defaults_are_random_pairs_that_take_the_mean_of_all_that_is_finite():
+    config = Config()
+    assert (config.selection, config.mixing, config.partners, config.codec, config.part, config.filter) == (
+        "uniform", "pair", 1, "fp32", "all", "none",
+    )  # fmt: skip
+    assert config.plain
+    assert config.max_version_gap is config.consensus_target is config.clip_radius is None
+
+
+@pytest.mark.parametrize(("name", "known"), CHOICES.items())
+def test_every_choice_that_is_named_in_an_error_is_one(name, known):
+    text = sentence(**{name: "?"})
+    assert all(choice in text for choice in known)
+
+
+@pytest.mark.parametrize(
+    ("changes", "averaged"),
+    [({}, 2), ({"group_size": 7}, 2), ({"mixing": "group", "group_size": 7}, 7),
+     ({"mixing": "group", "group_size": 0}, 16)],
+)  # fmt: skip
+def test_the_outer_step_counts_with_as_many_as_a_mix_averages(changes, averaged):
+    assert Config(**changes).averaged == averaged
+
+
+def test_the_outer_momentum_of_a_group_is_refused_by_the_limit_of_its_size():
+    assert Config(mixing="group", group_size=0, outer_momentum=0.9, outer_rate=0.7).averaged == 16
+    text = sentence(mixing="group", group_size=2, outer_momentum=0.9, outer_rate=0.7)
+    assert "outer_rate 0.7" in text
+    rate = float(text.split("outer_rate below ")[1].split()[0].rstrip(","))
+    assert Config(mixing="group", group_size=2, outer_momentum=0.9, outer_rate=rate).outer_rate == rate
+    text = sentence(mixing="group", group_size=3, outer_momentum=0.9, outer_rate=0.7)
+    rate = float(text.split("outer_rate below ")[1].split()[0].rstrip(","))
+    assert "larger groups" in text
+    assert Config(mixing="group", group_size=3, outer_momentum=0.9, outer_rate=rate).outer_rate == rate
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.5, 1.5), (0.9, 0.7), (0.0, 2.0)])
@@ -141,6 +192,9 @@ def test_a_file_may_hold_its_keys_at_the_top_or_under_gossip(tmp_path):
         ('preset = "moon"', ["moon", "lan, wan, datacentre"]),
         ("preset = 5", ["preset", "lan, wan, datacentre"]),
         ("preset = [1]", ["preset", "lan, wan, datacentre"]),
+        ('method = "nolocco"', ["nolocco", "did you mean 'noloco'?", "sparta"]),
+        ("method = 5", ["No method is called 5", "noloco"]),
+        ('method = "noloco"\nmixing = "push-sum"', ["push-sum", "momentum"]),
         ("gossip = 5", ["[gossip]"]),
         ("mix_every_steps = 'often'", ["mix_every_steps", "whole number"]),
         ("bench_s = nan", ["bench_s", "positive"]),

@@ -1,10 +1,31 @@
+"""What is accepted from others and how much of it: the equations, the same on both sides, and counted."""
+
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
-from gossip.filters import norm_accepts
+from gossip.config import Config
+from gossip.effects import Mix, Release, Send
+from gossip.filters import (
+    ENOUGH,
+    REFUSALS,
+    REMEMBERED,
+    Filter,
+    Refusals,
+    balance_accepts,
+    clip_factor,
+    norm_accepts,
+    trimmed_mean,
+)
+from gossip.ids import PeerId
+from gossip.messages import Abort, Accept, Offer, Refuse
+from tests.gossip.sides import A, B, C, Side
 
 
 def test_a_model_that_starts_at_zero_can_take_weights():
@@ -22,3 +43,230 @@ def test_a_larger_model_may_move_further():
 def test_what_is_not_finite_is_refused_whatever_the_bound(bad):
     assert norm_accepts(bad, 1.0, 10, math.inf) == "not-finite"
     assert norm_accepts(1.0, bad, 10, math.inf) == "not-finite"
+
+
+# -- clipping ----------------------------------------------------------------------------------------------------------
+squares = st.floats(1e-12, 1e12)
+radii = st.floats(1e-6, 1e6)
+
+
+@given(squares, radii)
+def test_no_more_than_the_radius_is_taken_and_little_less(square, radius):
+    length = math.sqrt(square)
+    taken = clip_factor(square, radius)
+    assert 0 <= taken <= 1
+    assert taken * length <= radius * (1 + 1e-12)
+    assert taken * length >= min(length, radius) - length / 4096 - 1e-9 * length
+    assert taken * 4096 == int(taken * 4096)
+
+
+@given(squares)
+def test_without_a_radius_everything_is_taken(square):
+    assert clip_factor(square, 0.0) == 1.0
+    assert clip_factor(square, math.inf) == 1.0
+
+
+@given(squares, radii)
+def test_sides_that_add_up_the_squares_in_another_order_mostly_cut_off_the_same(square, radius):
+    """Rounded down to a 4,096th: one of a few thousand differences lies so near to a step that an error of 1e-7 shows,
+    and then by one step."""
+    one, other = clip_factor(square, radius), clip_factor(square * (1 + 1e-7), radius)
+    assert 0 <= one - other <= 1 / 4096
+
+
+def agree(initiator_radius, responder_radius, difference_sq, **config):
+    """Two sides whose filters have these radii (0: none) come to an exchange of a difference; both Mix effects."""
+    sides = {}
+    for me, other, radius in ((A, B, initiator_radius), (B, A, responder_radius)):
+        choices = {"filter": "clip", "clip_radius": radius} if radius else {}
+        sides[me] = Side(me, (other,), Config(**choices, **config))
+    a, b = sides[A].exchanges, sides[B].exchanges
+    a.begin(0.0)
+    [offered] = a.snapshotted(1, 0.0)
+    b.on_offer(A, offered.message, 0.0)
+    accepted, _ = b.snapshotted(1, 0.0)
+    a.on_accept(B, accepted.message, 0.0)
+    a.streamed(1, difference_sq, 1.0, 0.0)
+    b.streamed(1, difference_sq, 4.0, 0.0)
+    return [next(e for e in x.on_commit(other, 1, 0.0) if isinstance(e, Mix)) for x, other in ((a, B), (b, A))], sides
+
+
+@given(st.sampled_from([0.0, 0.5, 2.0, 7.5]), st.sampled_from([0.0, 0.25, 2.0, 40.0]), st.floats(0.01, 1e4))
+def test_both_sides_take_the_same_weight_whichever_radius_is_smaller(ours, theirs, square):
+    mixes, sides = agree(ours, theirs, square)
+    radius = min([radius for radius in (ours, theirs) if radius], default=0.0)
+    assert mixes[0] == mixes[1]
+    assert mixes[0].weight == 0.5 * clip_factor(square, radius)
+    clipped = 0 < radius < math.sqrt(square)
+    assert [side.exchanges.refusals.total for side in sides.values()] == [clipped, clipped]
+
+
+@pytest.mark.parametrize("radius", [0.0, 1.5, math.nan, math.inf, -1.0])
+def test_a_partner_cannot_widen_the_radius_or_do_without_it(radius):
+    side = Side(config=Config(filter="clip", clip_radius=1.0))
+    side.exchanges.begin(0.0)
+    side.exchanges.snapshotted(1, 0.0)
+    effects = side.exchanges.on_accept(B, Accept(1, 0.0, 0.5, (), "fp32", radius), 0.0)
+    assert effects == [Send(B, Abort(1, "terms")), Release(1)]
+
+
+@pytest.mark.parametrize(("radius", "agreed"), [(0.0, True), (3.0, True), (math.nan, False), (-1.0, False)])
+def test_one_who_cuts_nothing_off_takes_the_partners_radius(radius, agreed):
+    side = Side()
+    side.exchanges.begin(0.0)
+    side.exchanges.snapshotted(1, 0.0)
+    side.exchanges.on_accept(B, Accept(1, 0.0, 0.5, (), "fp32", radius), 0.0)
+    assert bool(side.table) == agreed
+    assert not agreed or side.table[1].radius == radius
+
+
+@pytest.mark.parametrize(("radius", "taken"), [(0.0, 2.0), (1.0, 1.0), (5.0, 2.0), (math.nan, 2.0), (math.inf, 2.0)])
+def test_an_offer_narrows_the_radius_and_never_widens_it(radius, taken):
+    side = Side(config=Config(filter="clip", clip_radius=2.0))
+    side.exchanges.on_offer(B, Offer(7, "f", b"g" * 16, 0.0, 0.5, "fp32", (), radius=radius), 0.0)
+    assert side.table[7].radius == taken
+
+
+def test_an_offer_with_a_radius_below_zero_is_refused():
+    side = Side()
+    offer = Offer(7, "f", b"g" * 16, 0.0, 0.5, "fp32", (), radius=-1.0)
+    assert side.exchanges.on_offer(B, offer, 0.0) == [Send(B, Refuse(7, "weight"))]
+
+
+# -- the usual distance ------------------------------------------------------------------------------------------------
+def test_a_radius_follows_the_usual_distance_and_counts_by_the_elements_that_are_mixed():
+    rule = Filter(Config(filter="clip", clip_factor=3.0))
+    for number in range(ENOUGH):
+        assert rule.radius(100) == 0.0, "too few are known"
+        rule.judge(100 * 4.0, 1e3, 100, float(number))  # two for each element
+    assert rule.radius(100) == pytest.approx(3 * 2 * 10)
+    assert rule.radius(25) == pytest.approx(3 * 2 * 5)
+    for number in range(REMEMBERED):
+        rule.judge(100 * 16.0, 1e3, 100, float(number))
+    assert rule.radius(100) == pytest.approx(3 * 4 * 10), "the old ones are forgotten"
+
+
+@given(
+    st.lists(st.floats(1.0, 2.0), min_size=5, max_size=5),
+    st.lists(st.floats(1.0, 1e6), min_size=11, max_size=11),
+    st.randoms(use_true_random=False),
+)
+def test_long_lies_short_of_three_quarters_leave_the_radius_an_honest_one(honest, lies, random):
+    rule = Filter(Config(filter="clip", clip_factor=1.0, norm_bound=1e9))
+    told = honest + lies
+    random.shuffle(told)
+    for square in told:
+        rule.judge(square, 1.0, 1, 0.0)
+    assert min(honest) <= rule.radius(1) ** 2 * (1 + 1e-9)
+    assert rule.radius(1) ** 2 <= max(honest) * (1 + 1e-9)
+
+
+def test_before_enough_is_seen_the_nodes_own_steps_say_what_is_usual():
+    rule = Filter(Config(filter="clip", clip_factor=1.5))
+    for distance in (math.nan, 0.3, 0.2):
+        rule.moved(distance)
+    for number in range(ENOUGH):
+        assert rule.radius(10) == pytest.approx(1.5 * 2 * 0.3)
+        assert rule.radius(1000) == pytest.approx(1.5 * 2 * 0.3), "a part that is mixed rarely is as far apart as all"
+        rule.judge(10 * 4.0, 1e3, 10, float(number))
+    assert rule.radius(10) == pytest.approx(1.5 * math.sqrt(10 * 4.0)), "now it is known"
+
+
+def test_a_fixed_radius_is_that_from_the_first_exchange_on():
+    assert Filter(Config(filter="clip", clip_radius=0.7)).radius(10**6) == 0.7
+
+
+def test_what_is_refused_for_its_norm_is_no_usual_distance():
+    rule = Filter(Config(filter="clip"))
+    for _ in range(ENOUGH):
+        assert rule.judge(1e30, 1.0, 10, 0.0) == "norm"
+        assert rule.judge(math.nan, 1.0, 10, 0.0) == "not-finite"
+    assert rule.radius(10) == 0.0
+
+
+# -- BALANCE -----------------------------------------------------------------------------------------------------------
+@given(st.floats(0, 1e3), st.floats(1e-3, 1e3), st.floats(0.01, 2), st.floats(0.1, 5), st.floats(0, 1))
+def test_balance_is_its_equation(theirs, own, gamma, kappa, progress):
+    """|theirs - mine| <= gamma exp(-kappa t/T) |mine|"""
+    bound = gamma * math.exp(-kappa * progress) * own
+    if abs(theirs - bound) > 1e-9 * bound:
+        assert balance_accepts(theirs**2, own**2, gamma, kappa, progress) == (theirs <= bound)
+
+
+def test_balance_narrows_with_the_rounds_up_to_the_last_and_no_further():
+    rule = Filter(Config(filter="balance", balance_gamma=0.3, balance_kappa=1.0, balance_rounds=100.0))
+    assert [rule.judge(0.29**2, 1.0, 10, version) for version in (0.0, 100.0)] == [None, "balance"]
+    assert [rule.judge(0.12**2, 1.0, 10, version) for version in (0.0, 100.0, 1e9)] == [None, "balance", "balance"]
+    assert [rule.judge(0.11**2, 1.0, 10, version) for version in (100.0, 1e9)] == [None, None]
+
+
+def test_the_norm_is_judged_whatever_the_filter():
+    for name in ("none", "clip", "balance"):
+        rule = Filter(Config(filter=name))
+        assert rule.judge(math.inf, 1.0, 10, 0.0) == "not-finite"
+        assert rule.judge(1e9, 1.0, 10, 0.0) == "norm"
+        assert rule.judge(0.01, 1.0, 10, 0.0) is None
+
+
+# -- the trimmed mean --------------------------------------------------------------------------------------------------
+@given(
+    st.integers(0, 3).flatmap(
+        lambda trim: st.tuples(
+            st.just(trim),
+            hnp.arrays(
+                np.float32,
+                st.tuples(st.integers(2 * trim + 1, 2 * trim + 5), st.integers(1, 20)),
+                elements=st.floats(-1e4, 1e4, width=32),
+            ),
+        )
+    )
+)
+def test_the_trimmed_mean_is_that_of_the_middle_of_a_sort(given_):
+    trim, vectors = given_
+    kept = np.sort(vectors, axis=0)[trim : len(vectors) - trim]
+    mean = trimmed_mean(vectors, trim)
+    assert mean.dtype == np.float32
+    np.testing.assert_allclose(mean, kept.astype(np.float64).mean(axis=0), rtol=1e-5, atol=1e-2)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(-(2.0**100), 2.0**100, width=32))
+def test_liars_no_more_than_are_trimmed_cannot_leave_what_honest_members_say(seed, lie):
+    random = np.random.default_rng(seed)
+    honest = random.standard_normal((5, 30)).astype(np.float32)
+    lies = np.full((2, 30), lie, np.float32)
+    mean = trimmed_mean(random.permutation(np.concatenate([honest, lies])), 2)
+    assert np.all(mean >= honest.min(axis=0) - 1e-6)
+    assert np.all(mean <= honest.max(axis=0) + 1e-6)
+
+
+def test_trimming_needs_members_beside_those_it_trims():
+    with pytest.raises(AssertionError):
+        trimmed_mean(np.zeros((4, 3), np.float32), 2)
+
+
+# -- what was refused --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("config", "sums", "code"),
+    [({}, (math.nan, 1.0), "not-finite"), ({}, (1e9, 1.0), "norm"), ({"filter": "balance"}, (1.0, 1.0), "balance"),
+     ({"filter": "clip", "clip_radius": 0.5}, (1.0, 1.0), "clipped")],
+)  # fmt: skip
+def test_a_refusal_is_counted_with_who_and_why(config, sums, code):
+    side = Side(config=Config(**config))
+    for partner, session in ((B, 7), (B, 8), (C, 9)):
+        side.exchanges.on_offer(partner, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32", ()), 0.0)
+        side.exchanges.snapshotted(session, 0.0)
+        side.exchanges.streamed(session, *sums, 0.0)
+        side.exchanges.on_commit(partner, session, 0.0)
+    assert side.exchanges.refusals.counts == {(B, code): 2, (C, code): 1}
+    assert side.exchanges.refusals.total == 3
+
+
+def test_the_counts_are_bounded_and_what_happened_last_is_kept():
+    counts = Refusals()
+    first = PeerId(bytes(16))
+    counts.add(first, "norm")
+    for number in range(REFUSALS + 20):
+        counts.add(PeerId(number.to_bytes(16, "big")), "balance")
+        counts.add(first, "norm")
+    assert len(counts.counts) == REFUSALS
+    assert counts.counts[first, "norm"] == REFUSALS + 21

@@ -76,6 +76,7 @@ FORMS = {
     "text": texts,
     "bytes": lambda bound: st.binary(max_size=bound),
     "id": lambda bound: IDS,
+    "ids": lambda bound: several(IDS, bound),
     "record?": lambda bound: st.none() | RECORDS,
     "updates": lambda bound: several(UPDATES, bound),
     "records": lambda bound: several(UPDATES, bound),
@@ -272,6 +273,7 @@ WRONG = {
     "text": [5, b"abc", None, "over", "\x1b[2J", "two\nlines", "null\0"],
     "bytes": ["text", 5, None, "over"],
     "id": [b"i" * 15, b"i" * 17, "i" * 16, None],
+    "ids": [None, b"i" * 16, [b"i" * 15], ["i" * 16], "over"],
     "record?": [5, [], [1, 2, 3, 4], "record"],
     "updates": [None, 5, [5], [None], [[]], [[b"i" * 16, 1, True]], "over"],
     "records": [None, 5, [5], [[b"i" * 16, -1, True, b"i" * 16]], [[b"i" * 16, 1, 1, b"i" * 16]], "over"],
@@ -286,6 +288,7 @@ def over(kind):
     return {
         "int": lambda: kind.bound + 1 if kind.bound < 2**64 - 1 else -5,  # msgpack has no larger ones
         "text": lambda: "x" * (kind.bound + 1), "bytes": lambda: b"x" * (kind.bound + 1),
+        "ids": lambda: [b"i" * 16] * (kind.bound + 1),
         "names": lambda: ["x"] * (kind.bound + 1), "scalars": lambda: [["x", 1.0]] * (kind.bound + 1),
         "any": lambda: [0] * (kind.bound + 1),
         "updates": lambda: [[b"i" * 16, 1, True, b"i" * 16]] * (kind.bound + 1),

@@ -410,7 +410,7 @@ def test_a_refused_vector_tells_nothing_of_how_far_apart_the_swarm_is():
     nodes[1].value = Fraction(10**30)
     swarm.run(20.0)
     honest = [node for node in nodes if node is not nodes[1]]
-    assert sum(node.peer.exchanges.refused for node in nodes) > 0
+    assert sum(node.peer.exchanges.refusals.total for node in nodes) > 0
     assert all(node.value == 0 for node in honest)
     assert all(node.peer.consensus_distance == 0.0 for node in honest)
 

@@ -274,7 +274,7 @@ ANSWER = {
     "id": SEED_ID.hex(),
     "address": "127.0.0.1:7700",
     "swarm": "default",
-    "metrics": {"steps": 1204, "loss": math.nan, "consensus_distance": None},
+    "metrics": {"steps": 1204, "loss": math.nan, "consensus_distance": None, "refused": [["cd" * 16, "clipped", 31]]},
     "members": [
         {"id": "ab" * 16, "address": None, "state": "alive", "steps": 7, "samples": 70, "loss": 0.5, "ready": True}
     ],
@@ -298,12 +298,14 @@ def test_status_is_a_table_for_people_and_json_for_programs(asked, capsys):
     cli.status("127.0.0.1:7700", secret_file=None, as_json=True, timeout_s=2.0)
     printed = capsys.readouterr().out
     assert "NaN" not in printed
-    assert json.loads(printed) == {**ANSWER, "metrics": {"steps": 1204, "loss": None, "consensus_distance": None}}
+    assert json.loads(printed) == {**ANSWER, "metrics": ANSWER["metrics"] | {"loss": None}}
     cli.status("127.0.0.1:7700", secret_file=None, as_json=False, timeout_s=2.0)
     table = capsys.readouterr().out
     assert f"node {SEED_ID.hex()} at 127.0.0.1:7700, swarm 'default'" in table
     assert "1,204" in table
     assert "abababab" in table
+    assert "cdcdcdcd" in table
+    assert "clipped" in table
     assert asked == 2 * [("127.0.0.1:7700", None, 2.0)]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossip.codecs import CODECS, get_codec
+from gossip.codecs import ALIGN, CODECS, Spread, get_codec
 from gossip.errors import ProtocolError
 from gossip.frames import PREFIX_BYTES, decode
 from node.transfer import DifferenceReceiver, Sender, SliceReceiver
@@ -30,21 +30,29 @@ def pair(size, seed=0):
     return rng.standard_normal((2, size)).astype(np.float32)
 
 
+def codecs(name, a, b):
+    """One codec for each side, with bounds of its own where it needs them; both wide enough."""
+    bounds = Spread(a.size), Spread(a.size)
+    for spread, factor in zip(bounds, (1.0, 1.3), strict=True):
+        spread.observe((b - a) * np.float32(factor))
+    return [get_codec(name).bound(spread) for spread in bounds]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 20_000), st.integers(1024, 4000), st.integers(1024, 4000), st.sampled_from(sorted(CODECS)))
 def test_both_sides_end_with_exact_negatives_whatever_chunks_they_choose(size, ours_chunk, theirs_chunk, name):
-    codec = get_codec(name)
     a, b = pair(size)
+    of_a, of_b = codecs(name, a, b)
     ends = []
-    for mine, theirs, chunk in ((a, b, theirs_chunk), (b, a, ours_chunk)):
-        receiver = DifferenceReceiver(1, mine, np.empty_like(mine), codec)
-        assert all(deliver(receiver, *frame) for frame in frames(Sender(1, theirs, codec, chunk)))
+    for mine, codec, theirs, partner, chunk in ((a, of_a, b, of_b, theirs_chunk), (b, of_b, a, of_a, ours_chunk)):
+        receiver = DifferenceReceiver(7, mine, np.empty_like(mine), codec)
+        assert all(deliver(receiver, *frame) for frame in frames(Sender(7, theirs, partner, chunk)))
         assert receiver.done
         ends.append(receiver)
     assert np.array_equal(ends[0].out, -ends[1].out)
     quantised = np.empty_like(a), np.empty_like(b)
-    codec.quantised(a, quantised[0])
-    codec.quantised(b, quantised[1])
+    of_a.quantised(a, quantised[0], 7)
+    of_b.quantised(b, quantised[1], 7)
     assert np.array_equal(ends[0].out, quantised[1] - quantised[0])
     assert ends[0].difference_sq == pytest.approx(float(np.sum(ends[0].out.astype(np.float64) ** 2)), rel=1e-4)
     assert ends[0].own_sq == pytest.approx(float(np.sum(quantised[0].astype(np.float64) ** 2)), rel=1e-4)
@@ -53,20 +61,21 @@ def test_both_sides_end_with_exact_negatives_whatever_chunks_they_choose(size, o
 def test_a_flipped_bit_is_noticed_and_the_chunk_not_used():
     a, b = pair(3000)
     receiver = DifferenceReceiver(1, a, np.zeros_like(a), get_codec("bf16"))
-    chunk, body = next(frames(Sender(1, b, get_codec("bf16"), 1500)))
+    chunk, body = next(frames(Sender(1, b, get_codec("bf16"), 1536)))
     assert not deliver(receiver, chunk, body[:7] + bytes([body[7] ^ 4]) + body[8:])
+    assert receiver.fault == "checksum"
     assert receiver.position == 0
     assert not receiver.out.any()
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"start": 1500}, {"elements": 0}, {"elements": 1}, {"elements": 1023}, {"elements": 1501}, {"elements": 1 << 20}],
+    [{"start": 1536}, {"elements": 0}, {"elements": 1}, {"elements": 1023}, {"elements": 1537}, {"elements": 1 << 20}],
 )
 def test_a_chunk_that_does_not_fit_is_a_protocol_error(change):
     a, b = pair(3000)
     receiver = DifferenceReceiver(1, a, np.zeros_like(a), get_codec("fp32"))
-    chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 1500)))
+    chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 1536)))
     with pytest.raises(ProtocolError):
         receiver.place(dataclasses.replace(chunk, **change), len(body))
 
@@ -74,21 +83,87 @@ def test_a_chunk_that_does_not_fit_is_a_protocol_error(change):
 def test_a_chunk_said_twice_is_a_protocol_error():
     a, b = pair(3000)
     receiver = DifferenceReceiver(1, a, np.zeros_like(a), get_codec("fp32"))
-    chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 1500)))
+    chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 1536)))
     assert deliver(receiver, chunk, body)
     with pytest.raises(ProtocolError):
         receiver.place(chunk, len(body))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
-def test_what_is_not_finite_shows_in_the_norm(value):
+def test_a_chunk_after_which_the_next_would_begin_inside_a_block_is_a_protocol_error():
     a, b = pair(3000)
+    codec = get_codec("bf16")
+    receiver = DifferenceReceiver(1, a, np.zeros_like(a), codec)
+    chunk, _ = next(frames(Sender(1, b, codec, 1536)))
+    odd = dataclasses.replace(chunk, elements=1500)
+    with pytest.raises(ProtocolError, match="no multiple of 256"):
+        receiver.place(odd, codec.encoded_bytes(1500))
+    last = list(frames(Sender(1, b[:1500], codec, 1536)))  # but the vector may end anywhere
+    receiver = DifferenceReceiver(1, a[:1500], np.zeros(1500, np.float32), codec)
+    assert [deliver(receiver, *frame) for frame in last] == [True]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 9000), st.integers(1024, 4000))
+def test_chunks_begin_at_multiples_of_the_alignment(size, chunk_elements):
+    sent = [chunk for chunk, _ in frames(Sender(1, pair(size)[0], get_codec("int8"), chunk_elements))]
+    assert all(chunk.start % ALIGN == 0 for chunk in sent)
+    assert sum(chunk.elements for chunk in sent) == size
+    assert max(chunk.elements for chunk in sent) <= chunk_elements
+
+
+@pytest.mark.parametrize("name", ["moniqua8", "moniqua4", "moniqua2"])
+def test_a_bound_that_was_exceeded_is_the_fault_overflow_and_the_chunk_is_not_used(name):
+    a, b = pair(3000)
+    of_a, of_b = codecs(name, a, b)
+    a[2000] = 1e4
+    receiver = DifferenceReceiver(1, a, np.zeros_like(a), of_a)
+    first, second = frames(Sender(1, b, of_b, 1536))
+    assert deliver(receiver, *first)
+    assert not deliver(receiver, *second)
+    assert receiver.fault == "overflow"
+    assert receiver.position == 1536
+    assert not receiver.done
+    assert not receiver.out[1536:].any()
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_noise_is_the_sessions(name):
+    a, b = pair(3000)
+    of_a, of_b = codecs(name, a, b)
+    outs = []
+    for session in (5, 5, 6):
+        receiver = DifferenceReceiver(session, a, np.zeros_like(a), of_a)
+        assert all(deliver(receiver, *frame) for frame in frames(Sender(session, b, of_b, 1536)))
+        outs.append(receiver.out)
+    assert np.array_equal(outs[0], outs[1])
+    assert np.array_equal(outs[0], outs[2]) == (name in ("fp32", "bf16", "fp16"))
+
+
+@pytest.mark.parametrize("name", ["fp32", "int8", "moniqua4"])
+def test_what_was_accepted_is_learned_from_and_nothing_before(name):
+    a, b = pair(3000)
+    of_a, of_b = codecs(name, a, b)
+    spread, expected = Spread(3000), Spread(3000)
+    receiver = DifferenceReceiver(1, a, np.empty_like(a), of_a, spread)
+    with pytest.raises(AssertionError):
+        receiver.learn()
+    assert all(deliver(receiver, *frame) for frame in frames(Sender(1, b, of_b, 1024)))
+    assert not spread.known
+    receiver.learn()
+    expected.observe(receiver.out, 0, of_a.errors(a))
+    assert np.array_equal(spread.peaks, expected.peaks)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_what_is_not_finite_shows_in_the_norm(value, name):
+    a, b = pair(3000)
+    of_a, of_b = codecs(name, a, b)
     b[37] = value
     b[38] = -value
-    receiver = DifferenceReceiver(1, a, np.zeros_like(a), get_codec("fp32"))
-    for frame in frames(Sender(1, b, get_codec("fp32"), 1024)):
-        deliver(receiver, *frame)
-    assert not np.isfinite(receiver.difference_sq) or receiver.difference_sq > 1e70
+    receiver = DifferenceReceiver(1, a, np.zeros_like(a), of_a)
+    arrived = [deliver(receiver, *frame) for frame in frames(Sender(1, b, of_b, 1024))]
+    assert not np.isfinite(receiver.difference_sq) or receiver.difference_sq > 1e70 or not all(arrived)
 
 
 def test_a_slice_lands_in_its_place_and_reports_each_whole_chunk():

@@ -83,7 +83,7 @@ def test_the_registry_is_what_a_plain_list_of_records_says(operations):
 def test_nobody_chooses_itself_and_all_others_alike(peers):
     swarm = swarm_of(peers)
     host, draws = swarm.hosts[peers // 2], 2000
-    chosen = Counter(host.peer.choose(set(), 0.0) for _ in range(draws))
+    chosen = Counter(host.peer.partners.choose(set(), 0.0) for _ in range(draws))
     others = [other.id for other in swarm.hosts if other is not host]
     assert sorted(chosen) == sorted(others)
     share = 1 / len(others)
@@ -93,7 +93,7 @@ def test_nobody_chooses_itself_and_all_others_alike(peers):
 
 def test_one_alone_chooses_nobody_and_mixes_with_nobody():
     swarm = swarm_of(1)
-    assert swarm.hosts[0].peer.choose(set(), 0.0) is None
+    assert swarm.hosts[0].peer.partners.choose(set(), 0.0) is None
     swarm.run_until(30.0)
     assert swarm.sessions.mixes == 0
     assert swarm.hosts[0].peer.alone

@@ -100,8 +100,8 @@ def first_exchanges(seed: int) -> Measured:
             swarm.run_until(swarm.now + 0.001)
         if swarm.sessions.mixes == 2:
             for host in swarm.hosts:  # what waits for the next boundary
-                for shift, negative in host.shifts:
-                    host.vector += -shift if negative else shift
+                for shift in host.shifts:
+                    shift.add_to(host.vector, 1.0)
             ratios.append(disagreement(simulation.learners.matrix) / before)
     taken = np.concatenate(ratios)
     deviation = math.sqrt(2 * (n - 2) / ((n - 1) ** 2 * (n + 1)))

@@ -1,0 +1,75 @@
+"""Flat float32 vector <-> bytes: the codecs there are, by name, and the test of them at start."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Buffer, Codec, Floats
+from gossip.codecs.blockwise import Int4, Int8
+from gossip.codecs.choice import AUTO, fastest
+from gossip.codecs.floats import Bf16, Fp16, Fp32
+from gossip.codecs.moniqua import Moniqua2, Moniqua4, Moniqua8, Overflow
+from gossip.codecs.spread import Spread
+from gossip.errors import ConfigError, LocalError
+
+__all__ = [
+    "ALIGN", "AUTO", "BLOCK_ELEMENTS", "CODECS", "Bf16", "Buffer", "Codec", "Floats", "Fp16", "Fp32", "Int4", "Int8",
+    "Moniqua2", "Moniqua4", "Moniqua8", "Overflow", "Spread", "fastest", "get_codec", "needs_spread", "self_test",
+]  # fmt: skip
+
+CODECS: dict[str, Codec] = {
+    codec.name: codec for codec in (Fp32(), Bf16(), Fp16(), Int8(), Int4(), Moniqua8(), Moniqua4(), Moniqua2())
+}
+
+
+def get_codec(name: str) -> Codec:
+    """The codec of that name; raises :class:`ConfigError` listing the names there are."""
+    try:
+        return CODECS[name]
+    except KeyError:
+        raise ConfigError(f"There is no codec {name!r}: use one of {', '.join(CODECS)}.") from None
+
+
+def needs_spread(name: str) -> bool:
+    """Whether this setting makes a node learn how far others are from it."""
+    return name in CODECS and CODECS[name].needs_spread
+
+
+def self_test() -> None:
+    """Encode and decode on this machine before anything is averaged; raises :class:`LocalError` if a byte is wrong.
+
+    A codec that quietly breaks under another numpy would average nothing, or garbage, and no peer could tell.
+    """
+    values = np.geomspace(1e-4, 6e4, BLOCK_ELEMENTS + 1, dtype=np.float32)  # crosses a block
+    values[::2] *= -1
+    for codec in CODECS.values():
+        if not _works(codec, values):
+            raise LocalError(
+                f"Codec {codec.name} does not decode what it encodes on this machine (numpy {np.__version__}): "
+                "choose another codec, or another version of numpy."
+            )
+
+
+def _works(codec: Codec, values: Floats) -> bool:
+    known = np.array(codec.known_values, np.float32)
+    data = bytearray(codec.encoded_bytes(known.size))
+    _bound(codec, known).encode(known, data, 1)
+    codec = _bound(codec, values)
+    sent = bytearray(codec.encoded_bytes(values.size))
+    codec.encode(values, sent, 1)
+    received, expected = np.empty_like(values), np.empty_like(values)
+    try:
+        codec.decode(sent, received, values, 1)
+    except Overflow:
+        return False
+    codec.quantised(values, expected, 1)
+    close = np.all(np.abs(received - values) <= codec.error_bound(values))
+    return data.hex() == codec.known_bytes and bool(close) and np.array_equal(received, expected)
+
+
+def _bound(codec: Codec, values: Floats) -> Codec:
+    if not codec.needs_spread:
+        return codec
+    spread = Spread(values.size)
+    spread.observe(values * np.float32(0.25))
+    return codec.bound(spread)

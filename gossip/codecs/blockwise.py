@@ -1,0 +1,153 @@
+"""8 and 4 bits a value: each block of values on a grid of its own, with noise that both sides share.
+
+How fine the scales should be was measured on pairs ``s = p + distance * noise`` of unit weights (a million, normal):
+root mean square of ``Q(p) - Q(s) - (p - s)``
+
+    distance                              1e-4      1e-3      1e-2      1e-1      1
+    int8, scales a power of two           1.6e-3    5.0e-3    1.24e-2   1.31e-2   1.85e-2
+    int8, 2 bits of mantissa              1.4e-3    4.4e-3    1.04e-2   1.07e-2   1.33e-2
+    int8, 3 bits of mantissa              1.4e-3    4.4e-3    1.01e-2   1.03e-2   1.26e-2
+    int4, scales a power of two           7.0e-3    2.0e-2    6.3e-2    1.74e-1   2.59e-1
+    int4, 2 bits of mantissa              5.6e-3    1.8e-2    5.7e-2    1.45e-1   1.92e-1
+    int4, 3 bits of mantissa              5.5e-3    1.9e-2    5.7e-2    1.40e-1   1.84e-1
+
+Finer is better throughout (a closer fit of the block gains more than an unshared scale loses), and the third bit too
+little to give up half of the 63 octaves for. Without subtracting the noise the last column reads 1.38e-2 and 2.01e-1,
+the others are the same.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.codecs.base import BLOCK_ELEMENTS, Buffer, Codec, Floats, numbers, peaks
+from gossip.codecs.dither import noise_table, segments
+from gossip.codecs.grid import INVERSES, LARGEST_SCALE, NOT_FINITE, SCALES, SMALLEST_SCALE, scale_bytes
+from gossip.codecs.packing import pack, packed_bytes, unpack
+
+__all__ = ["Blockwise", "Int4", "Int8", "by_rows"]
+
+SLACK = 2.0**-8
+"""Of a step: what the largest value keeps from the end of the grid, for the rounding of ``x / s + u`` (2e-5)."""
+
+
+class Blockwise(Codec):
+    """``k = round(x / s + u)`` with one scale ``s`` a block, back as ``s (k - u)``: see dither.py.
+
+    The body is a byte a block (grid.py), then the codes, packed (packing.py) in pieces that end where an absolute
+    segment of 32,768 does. A block that holds a NaN, an infinity or anything above ``largest`` is NaN as a whole; a
+    block of zeros stays zero.
+    """
+
+    bits: ClassVar[int]
+    known_values = (0.0, -0.0, 1.0, -2.5, 1 / 3, 0.75, -1e-3)
+
+    @cached_property
+    def centre(self) -> float:
+        """Codes are 0 .. 2 centre; a value x has the code ``x / s + centre``."""
+        return 2.0 ** (self.bits - 1) - 0.5
+
+    @cached_property
+    def noise(self) -> Floats:
+        return noise_table(self.centre)
+
+    def encoded_bytes(self, elements: int) -> int:
+        return -(-elements // self.block) + packed_bytes(elements, self.bits)
+
+    def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:
+        body = numbers(out, "u1", self.encoded_bytes(values.size))
+        scales = self.scales(values)
+        body[: scales.size] = scales
+        inverses = INVERSES[scales]
+        scratch = np.empty(min(values.size, BLOCK_ELEMENTS), np.float32)
+        codes = np.empty(scratch.size, np.uint8)
+        position = scales.size
+        with np.errstate(invalid="ignore"):  # codes of a block that is not finite: any
+            for where, noise in segments(self.noise, seed, start, values.size):
+                steps, whole = scratch[: noise.size], codes[: noise.size]
+                self.grid(values[where], inverses[where.start // self.block :], noise, steps)
+                np.copyto(whole, steps, casting="unsafe")
+                width = packed_bytes(noise.size, self.bits)
+                pack(whole, self.bits, body[position : position + width])
+                position += width
+
+    def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
+        body = numbers(data, "u1", self.encoded_bytes(out.size))
+        position = -(-out.size // self.block)
+        scales = SCALES[body[:position]]
+        codes = np.empty(min(out.size, BLOCK_ELEMENTS), np.uint8)
+        for where, noise in segments(self.noise, seed, start, out.size):
+            width = packed_bytes(noise.size, self.bits)
+            unpack(body[position : position + width], self.bits, codes[: noise.size])
+            position += width
+            steps = out[where]
+            np.copyto(steps, codes[: noise.size])
+            steps -= noise
+            by_rows(steps, scales[where.start // self.block :], self.block, steps)
+
+    def quantised(self, values: Floats, out: Floats, seed: int = 0, start: int = 0) -> None:
+        chosen = self.scales(values)
+        scales, inverses = SCALES[chosen], INVERSES[chosen]
+        with np.errstate(invalid="ignore"):
+            for where, noise in segments(self.noise, seed, start, values.size):
+                first, steps = where.start // self.block, out[where]
+                self.grid(values[where], inverses[first:], noise, steps)
+                steps -= noise
+                by_rows(steps, scales[first:], self.block, steps)
+        for row in np.flatnonzero(chosen == NOT_FINITE):  # as a rule none; a NaN's sign is its operands', so it is set
+            out[row * self.block : (row + 1) * self.block] = SCALES[NOT_FINITE]
+
+    def grid(self, values: Floats, inverses: Floats, noise: Floats, steps: Floats) -> None:
+        """The codes of one piece, still as floats. ``steps`` may be ``values``."""
+        by_rows(values, inverses, self.block, steps)
+        steps += noise
+        np.rint(steps, out=steps)
+
+    def scales(self, values: Floats) -> NDArray[np.uint8]:
+        largest = peaks(values, self.block)
+        chosen = scale_bytes(largest * np.float32(1.0 / (self.centre - SLACK)))
+        chosen[largest == 0.0] = 0
+        return chosen
+
+
+class Int8(Blockwise):
+    """8 bits a value and a byte for every 256: 8.03 bits.
+
+    Error at most 0.49 % of the block's largest magnitude (half a step, the scale rounded up by at most a quarter), and
+    0.28 % of it in the root mean square at worst; unbiased.
+    """
+
+    name = "int8"
+    bits = 8
+    block = 256
+    relative_error = 1.25 / 254.9
+    smallest = SMALLEST_SCALE / 2 / relative_error
+    largest = LARGEST_SCALE * 127
+    known_bytes = "a3807fab158ea07f"
+
+
+class Int4(Blockwise):
+    """4 bits a value and a byte for every 64: 4.13 bits.
+
+    Error at most 8.4 % of the block's largest magnitude; unbiased.
+    """
+
+    name = "int4"
+    bits = 4
+    block = 64
+    relative_error = 1.25 / 14.98
+    smallest = SMALLEST_SCALE / 2 / relative_error
+    largest = LARGEST_SCALE * 7
+    known_bytes = "b398a77b01"
+
+
+def by_rows(values: Floats, factors: Floats, block: int, out: Floats) -> None:
+    """``out = values * factors``, a factor for each run of ``block`` values; there may be more factors than runs."""
+    rows, whole = values.size // block, values.size // block * block
+    np.multiply(values[:whole].reshape(rows, block), factors[:rows, np.newaxis], out=out[:whole].reshape(rows, block))
+    if whole < values.size:
+        np.multiply(values[whole:], factors[rows], out=out[whole:])

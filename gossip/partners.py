@@ -1,0 +1,135 @@
+"""Whom a peer mixes with next, and how much each pair weighs: the selection, less those it cannot use at the moment."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+
+from gossip.config import Config
+from gossip.exchange import Local
+from gossip.graphs import Graph
+from gossip.ids import Address, PeerId
+from gossip.members import Members
+from gossip.messages import MAX_GROUP
+from gossip.ranks import Grid
+from gossip.selection import Bench, Selector, selector
+
+__all__ = ["Partners"]
+
+
+class Partners:
+    """``linked`` says whether there is a link to a member that nobody can dial. What a selector asks of the swarm
+    (:class:`gossip.selection.Candidates`) is answered here as well."""
+
+    def __init__(
+        self, me: PeerId, members: Members, local: Local, config: Config, rng: random.Random,
+        linked: Callable[[PeerId], bool],
+    ) -> None:  # fmt: skip
+        self.me, self.members, self.local, self.config, self.rng = me, members, local, config, rng
+        self.linked = linked
+        self.bench = Bench(config.bench_s)
+        self.vector_mb = 4e-6 * local.elements
+        self.selector: Selector = selector(
+            config.selection, Graph.from_file(config.graph) if config.graph else None, at_once=config.partners == 0,
+            group_size=config.group_size, vector_mb=self.vector_mb, shortcut=config.shortcuts,
+        )  # fmt: skip
+        self.now = 0.0
+        self.mixes = 0  # of our own, begun
+
+    # -- for the selector ----------------------------------------------------------------------------------------
+    @property
+    def round(self) -> int:
+        """Mixing rounds behind the weights, by which all of a swarm are about equally far; own mixes where no steps say
+        what a round is."""
+        return int(self.local.version) if self.config.mix_every_steps is not None else self.mixes
+
+    @property
+    def changes(self) -> int:
+        return self.members.turnover
+
+    def alive(self) -> Sequence[PeerId]:
+        return self.members.alive()
+
+    def address(self, peer: PeerId) -> Address | None:
+        record = self.members.me if peer == self.me else self.members.record(peer)
+        return None if record is None else record.address
+
+    def shares(self, peer: PeerId) -> bool:
+        """Of our run, with its weights."""
+        record = self.members.record(peer)
+        return record is not None and record.ready and record.genesis == self.local.genesis
+
+    def fits(self, peer: PeerId) -> bool:
+        record = self.members.record(peer)
+        return (
+            record is not None and record.ready and record.genesis == self.local.genesis
+            and not self.bench.sits_out(peer, self.now)
+            and (record.address is not None or self.linked(peer))
+        )  # fmt: skip
+
+    # -- for the exchanges ---------------------------------------------------------------------------------------
+    @property
+    def everybody(self) -> bool:
+        """Whether a mix is with all neighbours at once."""
+        return self.config.partners == 0
+
+    def choose(self, asked: set[PeerId], now: float) -> PeerId | None:
+        self.now = now
+        if not self.everybody:
+            return self.selector.choose(self, asked, self.rng)
+        left = [peer for peer in self.ours() if peer not in asked and self.fits(peer)]
+        return self.rng.choice(left) if left else None
+
+    def ours(self) -> list[PeerId]:
+        """Of the neighbours those with whom we begin: of an edge the smaller id's end does, so that a round of
+        everybody mixes each edge once."""
+        return [peer for peer in self.selector.neighbours(self) if peer > self.me]
+
+    def wanted(self) -> int:
+        """How many partners a mix of our own has."""
+        self.mixes += 1
+        return len(self.ours()) if self.everybody else self.config.partners
+
+    @property
+    def several(self) -> bool:
+        """Whether a mix of our own is several exchanges."""
+        return self.everybody or self.config.partners > 1
+
+    def counts(self, mixed: Collection[PeerId]) -> bool:
+        """Whether one of these, with whom an exchange is finished, was of a mix for which the schedule waits. With all
+        neighbours only our own is: if theirs delayed it, an edge would be mixed every other time."""
+        return not self.everybody or any(partner > self.me for partner in mixed)
+
+    def group(self, now: float) -> list[PeerId]:
+        """Whom to average with as a group, perhaps ourselves among them; nobody where we are alone."""
+        self.now = now
+        size = self.config.group_size or MAX_GROUP
+        if isinstance(self.selector, Grid) and self.config.group_size:
+            return self.selector.group(self, size)
+        fitting = [peer for peer in self.alive() if self.fits(peer)]
+        return self.rng.sample(fitting, min(size - 1, len(fitting)))
+
+    def incoming(self) -> int:
+        """How many exchanges of others may be under way beside our own."""
+        if self.everybody:
+            return max(1, len(self.selector.neighbours(self)))
+        return self.config.incoming_limit
+
+    def cap(self, partner: PeerId, others: int) -> float:
+        """The largest weight of a pair. With all neighbours at once theirs by Metropolis; else 1/2 for one exchange,
+        1/3 for the second at the same time, 1/4 for the third: what concurrent differences take from one vector stays
+        below about one, so that nobody overshoots."""
+        if self.everybody:
+            return min(0.5, self.selector.weight(self, partner))
+        return 0.5 if self.config.mixing != "pair" else 1 / (1 + max(others, 1))
+
+    def heard(self, partner: PeerId, seconds: float) -> None:
+        """An exchange of the whole vector took so long: all of it is a rate, the way there and back included."""
+        if seconds > 0 and self.vector_mb > 0:
+            self.selector.heard(partner, None, self.vector_mb / seconds)
+
+    def failed(self, partner: PeerId, now: float) -> None:
+        self.bench.failed(partner, now)
+
+    def succeeded(self, partner: PeerId) -> None:
+        self.bench.succeeded(partner)

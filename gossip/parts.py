@@ -1,0 +1,152 @@
+"""Which elements of the vector one exchange mixes: all of them, a random share, or one fragment.
+
+Both sides cut the same elements out of their snapshots and mix those as if they were the whole vector, so whatever
+holds for a vector holds for a part of it: the mean moves by nothing, and what was not cut out stays as it is. Where the
+elements lie never travels: it follows from the session's number, or from the fragment's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.errors import ConfigError
+
+__all__ = ["ALL", "Fragments", "Part"]
+
+Positions = NDArray[np.int64]
+
+MOST_FRAGMENTS = 256
+LARGEST_RUN = 4_096  # consecutive elements of one fragment: 16 KiB, so that cutting out is a copy and not a search
+LEAST_SHARE = 1e-6
+FORM = re.compile(r"all|(mask|top) ([0-9.]{1,20}(?:e-?[0-9]{1,2})?)|fragment ([0-9]{1,3})/([0-9]{1,3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The elements of one exchange. ``str(part)`` is how it travels, and :meth:`parse` reads it back.
+
+    - ``all``
+    - ``mask SHARE``: one element drawn from each of as many equal strata as the share asks for, by the session's number
+      (SPARTA; Baioumy and Cheema 2025, with strata in place of independent draws, so that the size is exact).
+    - ``fragment I/N``: every N-th run of up to 4,096 consecutive elements, from the I-th on (the strided fragments of
+      Streaming DiLoCo; Douillard et al. 2025).
+    - ``top SHARE``: the elements that moved most since they were last mixed, as the side that offered names them.
+    """
+
+    kind: Literal["all", "mask", "fragment", "top"] = "all"
+    share: float = 1.0
+    index: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "all":
+                return "all"
+            case "fragment":
+                return f"fragment {self.index}/{self.count}"
+        return f"{self.kind} {self.share:.6g}"
+
+    @classmethod
+    def parse(cls, text: str) -> Part | None:
+        """None for anything that :meth:`__str__` does not write."""
+        part = read(text)
+        return part if part is not None and str(part) == text else None
+
+    def elements(self, size: int) -> int:
+        """How many of ``size`` elements it has."""
+        match self.kind:
+            case "all":
+                return size
+            case "fragment":
+                run = self.run(size)
+                whole, rest = divmod(size, run * self.count)
+                return whole * run + min(max(rest - self.index * run, 0), run)
+        return max(1, math.ceil(self.share * size))
+
+    def run(self, size: int) -> int:
+        """Consecutive elements of a fragment: the longest, or so few that every fragment has eight runs of a small
+        model and none is a layer of its own."""
+        return max(1, min(LARGEST_RUN, size // (8 * self.count)))
+
+    def positions(self, size: int, session: int) -> Positions | None:
+        """Where its elements lie, ascending, int64 of :meth:`elements`; None for all of them. Those of ``top`` are
+        not a matter of the part alone: see :func:`gossip.residual`."""
+        match self.kind:
+            case "all":
+                return None
+            case "fragment":
+                run = self.run(size)
+                starts = np.arange(self.index * run, size, run * self.count)
+                places = (starts[:, None] + np.arange(run)).reshape(-1)
+                return places[places < size]
+        assert self.kind == "mask", "the positions of a top part come from the side that offered"
+        elements = self.elements(size)
+        # Stratum k is [k size / m, (k + 1) size / m), rounded down: one position each. Some strata are one element
+        # longer than others, and so all are turned by one more draw: then every position is equally likely.
+        draws = np.random.Generator(np.random.PCG64(session)).random(elements + 1)
+        width, longer = divmod(size, elements)
+        numbers = np.arange(elements + 1)
+        edges = numbers * width + numbers * longer // elements
+        places = edges[:-1] + (draws[:-1] * np.diff(edges)).astype(np.int64) + int(draws[-1] * size)
+        inside = int(np.searchsorted(places, size))
+        places[inside:] -= size
+        return np.roll(places, elements - inside)
+
+
+ALL = Part()
+
+
+class Fragments:
+    """Which fragment a node offers next: the one that it mixed longest ago, whoever asked for it."""
+
+    def __init__(self, count: int) -> None:
+        self.order = [Part("fragment", 1 / count, index, count) for index in range(count)]
+
+    def next(self) -> Part:
+        return self.order[0]
+
+    def mixed(self, part: Part) -> None:
+        if part in self.order:
+            self.order.remove(part)
+            self.order.append(part)
+
+
+def read(text: str) -> Part | None:
+    """What a person may mean by ``text``: a share is written in many ways, of which six digits are kept."""
+    found = FORM.fullmatch(text)
+    if found is None:
+        return None
+    kind, share, index, count = found.groups()
+    if kind is not None:
+        try:
+            value = float(f"{float(share):.6g}")
+        except ValueError:
+            return None
+        return Part("mask" if kind == "mask" else "top", value) if LEAST_SHARE <= value <= 1 else None
+    if count is None:
+        return ALL
+    place, of = int(index), int(count)
+    return Part("fragment", 1 / of, place, of) if place < of <= MOST_FRAGMENTS else None
+
+
+def check_part(text: str) -> None:
+    """Raise :class:`ConfigError` unless ``text`` is what the setting ``part`` may be: "all", "mask SHARE", "top SHARE"
+    or "fragments N"."""
+    words = text.split(" ")
+    if words[0] == "fragments" and len(words) == 2 and words[1].isdecimal() and 2 <= int(words[1]) <= MOST_FRAGMENTS:
+        return
+    meant = read(text)
+    if meant is not None and meant.kind != "fragment":
+        if str(meant) == text:
+            return
+        raise ConfigError(f"part = {text!r} is not how a part is written: write {str(meant)!r}.")
+    raise ConfigError(
+        f"part = {text!r} cannot work: write 'all', 'mask 0.005' (a random share of the elements), 'top 0.01' (those "
+        f"that moved most) or 'fragments 8' (of 2 to {MOST_FRAGMENTS}, one at a time)."
+    )

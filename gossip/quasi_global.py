@@ -1,0 +1,141 @@
+"""Quasi-global momentum: an optimizer whose momentum is what gossip did to the parameters, not the local gradients.
+
+A node's own gradients point where its own data pull. On uneven data, momentum built from them carries each node away
+from the others between two mixes. What a node moved by from one mix to the next, mixes included, is nearer to where the
+swarm as a whole is going (T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi, "Quasi-Global Momentum: Accelerating
+Decentralized Deep Learning on Heterogeneous Data", ICML 2021, arXiv:2102.04761, algorithm 1, QG-DSGDm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from gossip.errors import ConfigError
+
+__all__ = ["QuasiGlobal"]
+
+# Not SGD's "momentum_buffer": a swarm that averages optimizer state must not take one for the other.
+KEY = "quasi_global"
+
+
+@dataclass(slots=True)
+class Since:
+    """What one parameter did since the last mix. Not in the optimizer's ``state``, where a node would average it."""
+
+    before: Tensor
+    """x_old, a copy of the parameter as it was just after the last mix."""
+    rates: float = 0.0
+    """The sum of the learning rates of the steps since: lr H where the rate is constant."""
+
+
+class QuasiGlobal(torch.optim.Optimizer):
+    """SGD with quasi-global momentum ``m``, in the place of ``torch.optim.SGD(..., momentum=0.9)``:
+
+        step:   x <- x - lr (g + momentum m)        # g with weight decay, as SGD's
+        mix:    m <- momentum m + (1 - momentum) (x_old - x_new) / (sum of lr over the steps since the last mix)
+
+    A Node calls :meth:`mixed` and :meth:`joined` by itself; in another loop, call them after parameters were averaged
+    and replaced. Before its first mix, and in a loop that never mixes, it is SGD without momentum, bit for bit. Under a
+    steady gradient ``m`` tends to g / (1 - momentum), as SGD's does, but over 1 / (1 - momentum)^2 mixes.
+
+    It is an ordinary optimizer (groups, schedulers, ``state_dict``) whose state is ``m``, one tensor for each
+    parameter, which begins at zero. Beside it lies ``x_old``, as large again; that is not saved: loading a state begins
+    a new interval at the next step. A parameter that had no gradient since the last mix keeps its momentum, and what
+    moved it counts at its next; so does a mix without a step (accumulated gradients, settling). Raises ConfigError.
+    """
+
+    def __init__(self, params: ParamsT, lr: float, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
+        if not 0.0 <= lr < float("inf"):
+            raise ConfigError(f"lr is {lr:g} and must be a number from 0 up.")
+        if not 0.0 <= momentum < 1.0:
+            raise ConfigError(f"momentum is {momentum:g} and must be at least 0 and below 1: 0.9 is the usual one.")
+        if not 0.0 <= weight_decay < float("inf"):
+            raise ConfigError(f"weight_decay is {weight_decay:g} and must be a number from 0 up.")
+        self._since: dict[Tensor, Since] = {}
+        # The names are SGD's, so that schedulers that cycle the momentum find it.
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One local step; returns the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            lr, mu, decay = float(group["lr"]), group["momentum"], group["weight_decay"]
+            momenta = [self._begun(parameter) for parameter in parameters]
+            gradients: Any = [parameter.grad for parameter in parameters]
+            if decay:
+                gradients = torch._foreach_add(gradients, parameters, alpha=decay)
+            # Added one after the other: their sum would be another copy of the model, and four times the time.
+            torch._foreach_add_(parameters, gradients, alpha=-lr)
+            torch._foreach_add_(parameters, momenta, alpha=-lr * mu)
+            for parameter in parameters:
+                self._since[parameter].rates += lr
+        return loss
+
+    @torch.no_grad()
+    def mixed(self) -> None:
+        """Parameters were averaged with others, and hold the result: the momentum takes up how far they came."""
+        for group in self.param_groups:
+            mu = group["momentum"]
+            moved: list[Tensor] = [parameter for parameter in group["params"] if self._rates(parameter) > 0.0]
+            if not moved:
+                continue
+            momenta: list[Tensor] = [self.state[parameter][KEY] for parameter in moved]
+            distances = [self._since[parameter].before for parameter in moved]  # its memory is used again below
+            torch._foreach_sub_(distances, moved)
+            torch._foreach_mul_(distances, [(1.0 - mu) / self._rates(parameter) for parameter in moved])
+            torch._foreach_mul_(momenta, mu)
+            torch._foreach_add_(momenta, distances)
+            torch._foreach_copy_(distances, moved)
+            for parameter in moved:
+                self._since[parameter].rates = 0.0
+
+    @torch.no_grad()
+    def joined(self, keep: bool = False) -> None:
+        """Parameters were replaced: how far they came says nothing, and the momentum begins at zero. ``keep``: it came
+        along with them."""
+        self._since.clear()
+        if keep:
+            return
+        for state in self.state.values():
+            if KEY in state:
+                state[KEY].zero_()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As any optimizer's. Load the weights before the next step: from there on their way is measured."""
+        super().load_state_dict(dict(state_dict))
+        self._since.clear()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy, which torch makes without private attributes; it also serves who tries what this class keeps."""
+        super().__setstate__(state)
+        self._since = {}
+
+    def _begun(self, parameter: Tensor) -> Tensor:
+        """The parameter's momentum, with everything there that its first step needs."""
+        assert parameter.grad is not None
+        if parameter.grad.is_sparse:
+            raise ConfigError("QuasiGlobal needs dense gradients: make the embedding with sparse=False.")
+        if parameter not in self._since:
+            self._since[parameter] = Since(parameter.detach().clone())
+        state = self.state[parameter]
+        if KEY not in state:
+            state[KEY] = torch.zeros_like(parameter)
+        momentum: Tensor = state[KEY]
+        return momentum
+
+    def _rates(self, parameter: Tensor) -> float:
+        since = self._since.get(parameter)
+        return 0.0 if since is None else since.rates

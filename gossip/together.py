@@ -1,0 +1,137 @@
+"""Choices that cannot work together: refused when a Config is made, with the reason and what would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gossip.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gossip.config import Config
+
+__all__ = ["check_together"]
+
+PUSHES = ("push-sum", "row-stochastic")
+EXACT = ("fp32", "bf16", "fp16")
+GRAPHS = ("ring", "torus", "graph")
+
+
+def check_together(config: Config) -> None:
+    """Raise :class:`ConfigError` for the first two that exclude each other."""
+    for reason in (pushed, grouped, timed, chosen, cut, filtered):
+        said = reason(config)
+        if said:
+            raise ConfigError(said)
+
+
+def pushed(config: Config) -> str | None:
+    """What one way excludes."""
+    if config.mixing not in PUSHES:
+        return None
+    if not config.plain:
+        return (
+            f"mixing = {config.mixing!r} with an outer momentum cannot work: momentum needs the mean of a pair, and a "
+            "push has no other half. Leave outer_momentum and outer_rate out, or use mixing = 'pair'."
+        )
+    if config.part != "all":
+        return (
+            f"mixing = {config.mixing!r} with part = {config.part!r} cannot work: one mass belongs to the whole "
+            "vector. Use mixing = 'pair', or part = 'all'."
+        )
+    if config.codec.startswith("moniqua"):
+        return (
+            f"mixing = {config.mixing!r} with codec = {config.codec!r} cannot work: nothing comes back that would say "
+            "how far apart the two are. Use int8 or int4, or mixing = 'pair'."
+        )
+    if config.partners == 0:
+        return f"partners = 0 is for mixing = 'pair': say to how many partners {config.mixing} pushes, as 1."
+    if config.consensus_target is not None:
+        return (
+            f"consensus_target with mixing = {config.mixing!r} cannot work: the distance is measured by pairs. Use "
+            "mixing = 'pair', or leave it out."
+        )
+    return None
+
+
+def grouped(config: Config) -> str | None:
+    """What a group mean excludes."""
+    if config.mixing != "group":
+        return None
+    if config.selection not in ("uniform", "grid"):
+        return (
+            f"mixing = 'group' with selection = {config.selection!r} cannot work: a group is drawn from everybody or "
+            "from a grid. Use selection = 'grid' (exact means in few rounds) or 'uniform'."
+        )
+    if config.partners != 1:
+        return f"partners = {config.partners} is not for groups: group_size says how many average together."
+    if config.part != "all":
+        return (
+            f"mixing = 'group' with part = {config.part!r} cannot work: a group divides the whole vector among its "
+            "members. Use mixing = 'pair', or part = 'all'."
+        )
+    if config.codec == "auto":
+        return "codec = 'auto' chooses for one link and a group has many: name one, as bf16 or int8."
+    if config.codec.startswith("moniqua"):
+        return (
+            f"mixing = 'group' with codec = {config.codec!r} cannot work: its bounds are those of pairs. Use int8 or "
+            "int4, or mixing = 'pair'."
+        )
+    return None
+
+
+def timed(config: Config) -> str | None:
+    if config.max_version_gap is not None and config.mix_every_steps is None:
+        return "max_version_gap counts intervals of steps: set mix_every_steps (as 8), or leave it out."
+    return None
+
+
+def chosen(config: Config) -> str | None:
+    if config.selection == "graph" and not config.graph:
+        return "selection = 'graph' needs the file of its edges: set graph (as 'edges.txt', lines of two members)."
+    if config.graph and config.selection != "graph":
+        return f"graph = {config.graph!r} is for selection = 'graph', and selection is {config.selection!r}."
+    if config.partners == 0 and config.selection not in GRAPHS:
+        return (
+            f"partners = 0 mixes with all neighbours at once, and selection = {config.selection!r} has no neighbours: "
+            "use ring, torus or graph."
+        )
+    if config.partners == 0 and not config.plain:
+        return (
+            "partners = 0 with an outer momentum cannot work: several mixes at once would count the same local "
+            "progress several times. Use partners = 1."
+        )
+    if config.partners > 1 and config.mixing == "pair":
+        return (
+            f"partners = {config.partners} is for pushes: a pair has one partner at a time. Use partners = 1, "
+            "partners = 0 (all neighbours of a graph) or mixing = 'row-stochastic'."
+        )
+    return None
+
+
+def cut(config: Config) -> str | None:
+    if config.average_optimizer and config.codec not in EXACT:  # auto may choose int8
+        return (
+            f"average_optimizer with codec = {config.codec!r} cannot work: its error would turn second moments "
+            f"negative. Use {', '.join(EXACT)}, or leave average_optimizer off."
+        )
+    if config.codec.startswith("moniqua") and config.part != "all":
+        return (
+            f"codec = {config.codec!r} with part = {config.part!r} cannot work: its bounds are those of blocks of the "
+            "whole vector. Use int8 or int4, or part = 'all'."
+        )
+    return None
+
+
+def filtered(config: Config) -> str | None:
+    if config.clip_radius is not None and config.filter != "clip":
+        return f"clip_radius is for filter = 'clip', and filter is {config.filter!r}."
+    if config.filter == "trimmed" and config.mixing != "group":
+        return "filter = 'trimmed' leaves out the ends of a group: use mixing = 'group', or filter = 'clip'."
+    if config.mixing == "group" and config.filter in ("clip", "balance"):
+        return f"filter = {config.filter!r} judges a pair: use filter = 'trimmed' for groups, or mixing = 'pair'."
+    if config.filter == "clip" and config.mixing == "push-sum":
+        return (
+            "filter = 'clip' with mixing = 'push-sum' cannot work: what is cut off would be mass without weights. Use "
+            "filter = 'balance', or mixing = 'row-stochastic'."
+        )
+    return None

@@ -1,0 +1,309 @@
+"""What exchanges and joins move between two nodes, and what becomes of it: snapshots, streams, mixes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from gossip.codecs import Codec, Spread, get_codec, needs_spread
+from gossip.config import Config
+from gossip.effects import Adopt, Collect, Effect, Gather, Serve, Transfer
+from gossip.messages import Chunk
+from gossip.mixing import OuterStep
+from gossip.peer import Peer
+from gossip.progress import Progress
+from gossip.residual import Residual, pack_positions, unpack_positions
+from node.boundary import Adoption, Boundary, Shift, Vector, VectorPool
+from node.gathers import Gathers
+from node.links import Link, Links
+from node.sessions import Session, Sessions
+from node.transfer import ByteReceiver, DifferenceReceiver, Sender, Senders, SliceReceiver
+
+__all__ = ["Streams"]
+
+Floats = NDArray[np.float32]
+Positions = NDArray[np.int64]
+
+INLINE_ELEMENTS = 1 << 20  # a shift of up to 4 MB is computed in place, 1 ms; larger ones in a worker thread
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """An exchange that both sides committed, on its way to the step boundary."""
+
+    snapshot: Vector
+    difference: Vector | None  # None: the snapshot itself comes back
+    positions: Positions | None
+    weight: float
+    mass: float | None  # of a vector to merge
+    plainly: bool  # settling: the plain mean, whatever the outer step
+    generation: int
+
+
+class Streams:
+    """Of one node. All methods but ``mixer`` and tasks are synchronous and run in trio's thread. ``perform`` and
+    ``spawn`` are the Runtime's."""
+
+    def __init__(
+        self, peer: Peer, config: Config, boundary: Boundary, pool: VectorPool, outer: OuterStep, links: Links,
+        perform: Callable[[list[Effect]], None], spawn: Callable[..., None],
+    ) -> None:  # fmt: skip
+        self.peer, self.config, self.boundary, self.pool, self.outer = peer, config, boundary, pool, outer
+        self.links, self.perform, self.spawn = links, perform, spawn
+        self.sessions = Sessions(pool)
+        self.gathers = Gathers(peer, config, pool, links, self.sessions, perform, spawn)
+        self.joining_vector: Floats | None = None
+        self.durations: deque[float] = deque(maxlen=64)
+        self.began: dict[int, float] = {}
+        self.mixes_open = 0
+        self.generation = 0  # of the weights: counts replacements from outside
+        self.mix_in, self.mix_out = trio.open_memory_channel[Mixed | Adoption](64)
+        size = peer.local.elements
+        self.residual: Residual | None = None  # what moved since it was last mixed, once that decides what is sent
+        self.spread = Spread(size) if needs_spread(config.codec) else None
+        self.progress = Progress(size) if config.watches_movement else None
+
+    @property
+    def now(self) -> float:
+        return trio.current_time()
+
+    def failed(self, session: int, code: str) -> None:
+        """A failure found while performing is reported after it, as a real one would be."""
+        self.spawn(self.report_failed, session, code)
+
+    async def report_failed(self, session: int, code: str) -> None:
+        await trio.lowlevel.checkpoint()
+        self.perform(self.peer.failed(session, code, self.now))
+
+    def sizes(self, full: bool) -> int:
+        local = self.peer.local
+        return local.elements + (len(local.optimizer_keys) * local.trained_elements if full else 0)
+
+    # -- an exchange ---------------------------------------------------------------------------------------------
+    def snapshotted(self, session: int, vector: Vector, mass: float) -> None:
+        """The copy that a session wanted is here; one that is over gives it back."""
+        if session not in self.peer.exchanges.table and session not in self.peer.donating.table:
+            if mass > 0:  # it was to carry this away, and goes nowhere
+                self.mix_in.send_nowait(Mixed(vector, None, None, 0.0, mass, True, self.generation))
+                self.mixes_open += 1
+            else:
+                self.pool.give(vector)
+            return
+        self.sessions.snapshots[session] = vector
+        if self.progress is not None:
+            moved = self.progress.since(vector.array)
+            self.perform(self.peer.snapshotted(session, self.now, mass, moved))
+        else:
+            self.perform(self.peer.snapshotted(session, self.now, mass))
+
+    def transfer(self, effect: Transfer) -> None:
+        snapshot = self.sessions.snapshots.get(effect.session)
+        link = self.sessions.links.get(effect.session)
+        size = self.sizes(effect.full)
+        if snapshot is None or link is None or size > snapshot.array.size:
+            self.failed(effect.session, "layout" if link is not None else "broken")
+            return
+        self.began[effect.session] = self.now
+        session = Session(effect.session, effect.partner, link, transfer=effect)
+        if effect.part.kind != "top":
+            self.stream(session, effect.part.positions(size, effect.session))
+        elif effect.initiator:
+            self.spawn(self.choose, session, snapshot.array[:size])
+        else:
+            session.receiver = ByteReceiver(effect.session, effect.part.elements(size))
+            self.sessions.add(session)
+
+    def gather(self, effect: Gather) -> None:
+        self.began.setdefault(effect.session, self.now)
+        if not self.gathers.gather(effect, self.sizes(effect.full)):
+            self.failed(effect.session, "layout")
+
+    async def choose(self, session: Session, snapshot: Floats) -> None:
+        """Find what moved most, and name it to the partner before its values."""
+        effect = session.transfer
+        assert effect is not None
+        if self.residual is None or self.residual.last.size != snapshot.size:
+            self.residual = Residual(snapshot)  # at first nothing has moved, and any elements do
+        elements = effect.part.elements(snapshot.size)
+        if snapshot.size > INLINE_ELEMENTS:
+            positions = await trio.to_thread.run_sync(self.residual.top, snapshot, elements)
+        else:
+            positions = self.residual.top(snapshot, elements)
+        if effect.session in self.sessions.snapshots:
+            self.stream(session, positions, pack_positions(positions))
+
+    def named(self, session: Session) -> None:
+        """The other side has said which elements it wants to mix."""
+        effect, receiver = session.transfer, session.receiver
+        assert effect is not None
+        assert isinstance(receiver, ByteReceiver)
+        size = self.sizes(effect.full)
+        positions = unpack_positions(receiver.array, effect.part.elements(size), size)
+        if positions is None:
+            self.perform(self.peer.failed(effect.session, "positions", self.now))
+        else:
+            self.stream(session, positions)
+
+    def stream(self, session: Session, positions: Positions | None, names: NDArray[np.uint8] | None = None) -> None:
+        """Send ours, receive theirs, or both: all of the vector, or these elements of it."""
+        effect, size = session.transfer, 0
+        assert effect is not None
+        number, size = effect.session, self.sizes(effect.full)
+        ours = self.sessions.snapshots[number].array[:size]  # the weights alone where the partner averages no optimizer
+        if positions is not None:
+            ours = ours[positions]
+        session.positions = positions
+        codec = self.bound(get_codec(effect.codec))
+        if effect.receives:
+            session.difference = self.pool.take("full" if effect.full else "weights", ours.size)
+            spread = self.spread if positions is None and ours.size == self.peer.local.elements else None
+            session.receiver = DifferenceReceiver(
+                number, ours, session.difference.array, codec, spread, plain=not effect.sends
+            )
+        if effect.sends:
+            sender = Sender(number, ours, codec, self.config.chunk_elements)
+            first = None if names is None else Sender(number, names.view(np.float32), get_codec("fp32"), 1 << 20)
+            session.sender = sender if first is None else Senders(first, sender)
+        self.sessions.add(session)
+
+    def bound(self, codec: Codec) -> Codec:
+        return codec if self.spread is None or not codec.needs_spread else codec.bound(self.spread)
+
+    def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
+        """The buffer for a chunk's body; None for a session that is over."""
+        if self.gathers.expects(chunk.session):
+            return self.gathers.place(link, chunk, body_bytes)
+        return self.sessions.place(link, chunk, body_bytes)
+
+    def arrived(self, link: Link, chunk: Chunk) -> None:
+        """The body of a chunk is filled."""
+        if self.gathers.expects(chunk.session):
+            self.gathers.arrived(link, chunk)
+            return
+        session = self.sessions.table.get(chunk.session)
+        if session is None or session.receiver is None:
+            return
+        session.moved_at = self.now
+        receiver = session.receiver
+        if not receiver.arrived(chunk):
+            self.perform(self.peer.failed(session.id, receiver.fault, self.now))
+        elif receiver.done and isinstance(receiver, DifferenceReceiver):
+            self.perform(self.peer.streamed(session.id, *Sessions.norms(session), self.now))
+        elif receiver.done and isinstance(receiver, ByteReceiver):
+            self.named(session)
+
+    def mix(self, number: int, weight: float, mass: float | None = None) -> None:
+        """Both sides of a pair committed, or with ``mass`` a vector is ours to merge."""
+        session = self.sessions.table.get(number)
+        began = self.began.get(number)
+        if began is not None:
+            self.durations.append(self.now - began)
+        if session is not None and isinstance(session.receiver, DifferenceReceiver) and session.receiver.done:
+            session.receiver.learn()
+        taken = self.sessions.take_mix(number)
+        if taken is None:
+            return
+        if taken[1] is None and mass is None:
+            self.pool.give(taken[0])
+            return
+        positions = None if session is None else session.positions
+        self.mixes_open += 1
+        self.mix_in.send_nowait(Mixed(*taken, positions, weight, mass, self.peer.local.settling, self.generation))
+
+    async def mixer(self) -> None:
+        """One finished exchange after another becomes a shift for the step boundary. Weights to adopt wait behind those
+        that came before them: a shift of the old weights must not land on the new."""
+        async for job in self.mix_out:
+            if isinstance(job, Adoption):
+                if job.vector is self.joining_vector:
+                    self.residual = None
+                    self.boundary.want_adoption(job)
+                continue
+            if job.snapshot.array.size > INLINE_ELEMENTS:
+                vector = await trio.to_thread.run_sync(self.shift, job)
+            else:
+                vector = self.shift(job)
+            self.pool.give(job.snapshot)
+            if job.generation == self.generation:
+                if self.progress is not None and job.mass is None:
+                    self.progress.added(vector.array)
+                self.boundary.want_shift(Shift(vector, job.mass))
+            else:
+                self.pool.give(vector)
+            self.mixes_open -= 1
+            self.boundary.wake.set()  # for one who waits for that
+
+    def shift(self, job: Mixed) -> Vector:
+        """The vector to add to the weights, or with a mass the one to merge."""
+        snapshot, difference = job.snapshot.array, job.difference
+        if difference is None:
+            back = self.pool.take(job.snapshot.parts, snapshot.size)
+            back.array[:] = snapshot  # the snapshot may be other sessions' as well
+            return back
+        if job.mass is not None:
+            difference.array += snapshot[: difference.array.size]
+            return difference
+        positions = job.positions
+        own = snapshot if positions is None else snapshot[positions]
+        if job.plainly:
+            difference.array *= np.float32(job.weight)
+        else:
+            with self.boundary.outer_lock:
+                self.outer.shift(own, difference.array, job.weight, positions)
+        if positions is None:
+            return difference
+        if self.residual is not None:
+            self.residual.mixed(positions, own + difference.array)
+        whole = self.pool.take(difference.parts, snapshot.size)
+        whole.array.fill(0.0)
+        whole.array[positions] = difference.array
+        self.pool.give(difference)
+        return whole
+
+    def replace_weights(self) -> None:
+        """The weights were replaced from outside (a checkpoint): what was on its way to the old ones is dropped."""
+        self.generation += 1
+        self.joining_vector = None
+        self.residual = None
+        self.boundary.forget()
+
+    def release(self, session: int) -> None:
+        self.boundary.cancel(session)
+        self.gathers.release(session)
+        self.sessions.release(session)
+        self.began.pop(session, None)
+
+    # -- joining -------------------------------------------------------------------------------------------------
+    def adopt(self, effect: Adopt) -> None:
+        assert self.joining_vector is not None
+        self.mix_in.send_nowait(Adoption(self.joining_vector, effect.optimizer_keys, effect.optimizer_scalars))
+
+    def collect(self, effect: Collect) -> None:
+        if self.joining_vector is None or self.joining_vector.size != effect.size:
+            self.joining_vector = np.zeros(effect.size, np.float32)
+        link = self.links.newest(effect.partner)
+        if link is None:
+            self.failed(effect.session, "broken")
+            return
+        receiver = SliceReceiver(
+            effect.session, self.joining_vector, effect.start, effect.stop,
+            lambda position: self.perform(self.peer.collected(effect.session, position, self.now)),
+        )  # fmt: skip
+        self.sessions.links[effect.session] = link
+        self.sessions.add(Session(effect.session, effect.partner, link, receiver=receiver))
+
+    def serve(self, effect: Serve) -> None:
+        snapshot = self.sessions.snapshots.get(effect.session)
+        link: Link | None = self.sessions.links.get(effect.session)
+        if snapshot is None or link is None or effect.stop > snapshot.array.size:
+            self.failed(effect.session, "broken")
+            return
+        piece: Any = snapshot.array[effect.start : effect.stop]
+        sender = Sender(effect.session, piece, get_codec("fp32"), self.config.chunk_elements)
+        self.sessions.add(Session(effect.session, effect.partner, link, sender=sender))

@@ -1,0 +1,44 @@
+"""Both drivers of gossip.Peer end a scenario of group means the same, bit for bit (see test_agreement)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gossip.config import Config
+from tests.agreement.scenario import Scenario
+from tests.agreement.test_agreement import both, states, trio_of_peers
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"codec": "int8"}, {"group_size": 0, "codec": "bf16"}, {"selection": "grid", "group_size": 2},
+     {"outer_momentum": 0.5, "outer_rate": 0.7}, {"filter": "trimmed"}],
+    ids=["fp32", "int8", "everybody in bf16", "grid", "outer momentum", "trimmed"],
+)  # fmt: skip
+def test_three_peers_average_as_a_group(changes: dict[str, Any]) -> None:
+    config = Config(chunk_elements=1024, mixing="group", **changes)
+    ends = both(Scenario(trio_of_peers(), 30.0, config))
+    assert all(end.ready and end.exchanges[0] > 20 and end.exchanges[1] == 0 for end in ends.values())
+    spread = np.ptp([end.values for end in ends.values()], axis=0).max()
+    assert spread < 0.1  # each was driven apart by steps of size 1
+
+
+def test_a_killed_member_is_left_out_by_both() -> None:
+    config = Config(chunk_elements=1024, mixing="group")
+    ends = both(Scenario([*trio_of_peers(), (10.0, lambda swarm: swarm.kill(1))], 40.0, config))
+    assert states(ends[0]) == {1: "dead", 2: "alive"}
+    assert ends[0].exchanges[0] == ends[2].exchanges[0] > 20
+
+
+def test_groups_go_on_in_both_parts_of_a_cut_swarm_and_heal() -> None:
+    script = [
+        *trio_of_peers(),
+        (0.0, lambda swarm: swarm.add(3, 0)),
+        (10.0, lambda swarm: swarm.partition([0, 1], [2, 3])),
+        (30.0, lambda swarm: swarm.heal()),
+    ]
+    ends = both(Scenario(script, 75.0, Config(chunk_elements=1024, mixing="group")))
+    assert all(set(states(end).values()) == {"alive"} for end in ends.values())

@@ -1,0 +1,81 @@
+"""One side of an exchange, with a scripted choice of partners: what the tests of exchanges share."""
+
+from __future__ import annotations
+
+from gossip.config import Config
+from gossip.effects import Send, Snapshot, Transfer
+from gossip.exchange import Local
+from gossip.exchanges import Exchanges
+from gossip.ids import PeerId
+from gossip.messages import Accept, Commit, Offer
+
+A, B, C, D, E, F = (PeerId(bytes([65 + i]) * 16) for i in range(6))
+ELEMENTS = 100
+
+
+class Side:
+    """An :class:`Exchanges` with a scripted choice of partners."""
+
+    def __init__(self, me=A, partners=(B,), config=None, first_session=1, **local):
+        self.me, self.partners = me, list(partners)
+        fields = {"genesis": b"g" * 16, "ready": True} | local
+        self.local = Local("f", ELEMENTS, 10, **fields)
+        self.config = config or Config()
+        self.sessions = iter(range(first_session, 1000))
+        self.benched = []
+        self.exchanges = Exchanges(
+            me,
+            self.local,
+            self.config,
+            lambda: next(self.sessions),
+            self,
+        )
+
+    def choose(self, asked, now):
+        return next((peer for peer in self.partners if peer not in asked), None)
+
+    def failed(self, partner, now):
+        self.benched.append(partner)
+
+    def wanted(self):
+        return self.config.partners
+
+    def incoming(self):
+        return self.config.incoming_limit
+
+    def heard(self, partner, seconds):
+        """The selection learns nothing here."""
+
+    def cap(self, partner, others):
+        return 1 / (1 + max(others, 1)) if self.config.mixing == "pair" else 0.5
+
+    @property
+    def table(self):
+        return self.exchanges.table
+
+
+def offer(session=7, weight=0.5, version=0.0, fingerprint="f", genesis=b"g" * 16, codec="fp32", keys=()):
+    return Offer(session, fingerprint, genesis, version, weight, codec, keys)
+
+
+def streaming(side=None, session=1, weight=0.5):
+    """A side whose own exchange with B streams."""
+    side = side or Side()
+    side.exchanges.begin(0.0)
+    side.exchanges.snapshotted(session, 0.0)
+    assert [type(e) for e in side.exchanges.on_accept(B, Accept(session, 0.0, weight, (), "fp32"), 0.0)] == [Transfer]
+    return side
+
+
+def verified(side=None):
+    side = streaming(side)
+    assert side.exchanges.streamed(1, 1.0, 1.0, 1.0) == [Send(B, Commit(1))]
+    return side
+
+
+def answering(side=None, session=7):
+    """A side that streams an exchange which B offered."""
+    side = side or Side()
+    assert side.exchanges.on_offer(B, offer(session), 0.0) == [Snapshot(session, False)]
+    side.exchanges.snapshotted(session, 0.0)
+    return side

@@ -1,0 +1,309 @@
+"""An exchange in which something breaks: committed by both or by neither, whatever breaks when, and the mean stays."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from fractions import Fraction
+
+import pytest
+
+from gossip.config import Config
+from gossip.effects import Mix, Release, Send, Snapshot, Transfer
+from gossip.exchange import State
+from gossip.exchanges import DOUBT_RETRY_S, VERDICTS
+from gossip.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
+from tests.gossip.sides import A, B, C, Side, answering, offer, streaming, verified
+from tests.gossip.swarm_harness import Swarm
+
+
+# -- failing ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("difference_sq", "own_sq", "code"),
+    [(float("nan"), 1.0, "not-finite"), (float("inf"), 1.0, "not-finite"), (1.0, float("nan"), "not-finite"),
+     (1e9, 1.0, "norm")],
+)  # fmt: skip
+def test_a_vector_that_is_refused_leaves_both_sides_as_they_were(difference_sq, own_sq, code):
+    a, b = streaming(Side(A)), Side(B)
+    assert b.exchanges.on_offer(A, offer(1), 0.0) == [Snapshot(1, False)]
+    b.exchanges.snapshotted(1, 0.0)
+    assert b.exchanges.streamed(1, 1.0, 1.0, 1.0) == [Send(A, Commit(1))]
+    assert a.exchanges.on_commit(B, 1, 1.0) == []
+    assert a.exchanges.streamed(1, difference_sq, own_sq, 1.0) == [Send(B, Abort(1, code)), Release(1)]
+    assert b.exchanges.on_abort(A, 1, code, 1.1) == [Release(1)]
+    assert (a.exchanges.done, b.exchanges.done, a.exchanges.refusals.total, a.benched, b.benched) == (0, 0, 1, [B], [A])
+
+
+def test_a_transfer_that_stalls_or_brings_wrong_bytes_is_told_to_the_partner():
+    side = streaming()
+    assert side.exchanges.failed(1, "checksum", 1.0) == [Send(B, Abort(1, "checksum")), Release(1)]
+    side = streaming()
+    assert side.exchanges.tick(side.exchanges.deadline) == [Send(B, Abort(1, "deadline")), Release(1)]
+    assert side.benched == [B]
+
+
+def test_a_link_that_breaks_ends_an_exchange_in_every_state_but_after_our_commit():
+    preparing = Side()
+    preparing.exchanges.begin(0.0)
+    assert preparing.exchanges.unlinked(B, 0.1) == []  # it has no partner yet
+    answering_one = Side()
+    answering_one.exchanges.on_offer(B, offer(), 0.0)
+    assert answering_one.exchanges.unlinked(B, 0.1) == [Release(7)]
+    offered = Side(partners=(B, C))
+    offered.exchanges.begin(0.0)
+    offered.exchanges.snapshotted(1, 0.0)
+    assert offered.exchanges.unlinked(B, 0.1) == [Send(C, offer(1))]
+    assert offered.benched == [B]
+    assert streaming().exchanges.unlinked(B, 0.1) == [Release(1)]
+    assert answering().exchanges.failed(7, "broken", 0.1) == [Release(7)]
+    doubting = verified()
+    assert doubting.exchanges.unlinked(B, 1.0) == [Send(B, Outcome(1))]
+    assert doubting.table[1].state is State.DOUBT
+    assert doubting.exchanges.unlinked(B, 1.1) == []
+
+
+def test_having_said_that_we_did_not_commit_we_never_do():
+    side = streaming()
+    assert side.exchanges.on_outcome(B, 1, 1.0) == [Release(1), Send(B, Settled(1, False))]
+    assert side.exchanges.streamed(1, 1.0, 1.0, 2.0) == []
+    assert side.exchanges.on_outcome(B, 1, 3.0) == [Send(B, Settled(1, False))]
+
+
+def test_having_committed_the_question_itself_is_the_partners_commit():
+    side = verified()
+    assert side.exchanges.on_outcome(B, 1, 2.0) == [Mix(1, 0.5), Release(1), Send(B, Settled(1, True))]
+
+
+def test_doubt_is_asked_after_each_second_and_ends_after_doubt_s():
+    side = verified()
+    side.exchanges.unlinked(B, 1.0)
+    asked = []
+    while side.table:
+        now = side.exchanges.deadline
+        asked.append((now, side.exchanges.tick(now)))
+    assert asked[0] == (1.0 + DOUBT_RETRY_S, [Send(B, Outcome(1))])
+    assert asked[-1] == (1.0 + side.config.doubt_s, [Release(1)])
+    assert len(asked) == side.config.doubt_s / DOUBT_RETRY_S
+
+
+def test_a_partner_in_doubt_does_not_keep_us_from_mixing_with_others():
+    side = verified(Side(partners=(B, C)))
+    side.exchanges.unlinked(B, 1.0)
+    side.partners = [C]
+    assert side.exchanges.begin(2.0) == [Snapshot(2, False)]
+    assert side.exchanges.on_settled(B, Settled(1, True), 3.0) == [Mix(1, 0.5), Release(1)]
+    assert side.exchanges.outgoing
+
+
+def test_what_was_asked_long_ago_is_forgotten_and_the_memory_is_bounded():
+    side = Side()
+    for session in range(VERDICTS + 10):
+        answering(side, session)
+        side.exchanges.on_commit(B, session, 0.0)
+        side.exchanges.streamed(session, 1.0, 1.0, 0.0)
+    assert len(side.exchanges.verdicts) == VERDICTS
+    assert side.exchanges.on_outcome(B, VERDICTS + 9, 0.0) == [Send(B, Settled(VERDICTS + 9, True))]
+    assert side.exchanges.on_outcome(B, 0, 0.0) == [Send(B, Settled(0, False))]
+
+
+def test_weights_about_to_be_replaced_take_part_in_nothing():
+    side = streaming()
+    side.exchanges.on_offer(C, offer(8), 0.0)
+    effects = side.exchanges.abandon()
+    assert effects == [Send(B, Abort(1, "replaced")), Release(1), Send(C, Busy(8)), Release(8)]
+    assert side.table == {}
+
+
+# -- the window between the COMMITs, systematically ------------------------------------------------------------------
+class Pair:
+    """A offers, B answers. Everything that can happen next is a choice: a message in order of its direction, a
+    snapshot, or the end of a side's stream."""
+
+    def __init__(self):
+        self.sides = {A: Side(A, partners=(B,), version=3.0), B: Side(B, partners=(), version=5.0)}
+        self.wires = {A: deque(), B: deque()}  # by receiver
+        self.todo = {A: deque(), B: deque()}  # of each driver
+        self.mixes = {A: [], B: []}
+        self.up, self.now = True, 0.0
+        self.perform(A, self.sides[A].exchanges.begin(0.0))
+
+    def perform(self, me, effects):
+        for effect in effects:
+            match effect:
+                case Send(to, message):
+                    self.wires[to].append(message)
+                case Snapshot(session, _):
+                    self.todo[me].append(("snapshotted", session))
+                case Transfer(session, _, _, _, _):
+                    self.todo[me].append(("streamed", session))
+                case Mix(_, weight):
+                    self.mixes[me].append(weight)
+
+    def choices(self):
+        found = [("message", side) for side in (A, B) if self.wires[side]]
+        for side in (A, B):
+            if self.todo[side]:
+                what, session = self.todo[side][0]
+                other = self.sides[B if side == A else A].table.get(session)
+                begun = other is None or other.state not in (State.PREPARING, State.OFFERED)
+                if what == "snapshotted" or (self.up and begun):
+                    found.append(("driver", side))
+        return found
+
+    def take(self, choice):
+        kind, side = choice
+        if kind == "message":
+            self.deliver(side, self.wires[side].popleft())
+        else:
+            what, session = self.todo[side].popleft()
+            arguments = (1.0, 1.0) if what == "streamed" else ()
+            self.perform(side, getattr(self.sides[side].exchanges, what)(session, *arguments, self.now))
+
+    def deliver(self, to, message):
+        x, other = self.sides[to].exchanges, B if to == A else A
+        match message:
+            case Offer():
+                effects = x.on_offer(other, message, self.now)
+            case Accept():
+                effects = x.on_accept(other, message, self.now)
+            case Commit(session):
+                effects = x.on_commit(other, session, self.now)
+            case Abort(session, code):
+                effects = x.on_abort(other, session, code, self.now)
+            case Outcome(session):
+                effects = x.on_outcome(other, session, self.now)
+            case Settled():
+                effects = x.on_settled(other, message, self.now)
+            case Busy(session):
+                effects = x.on_busy(other, session, self.now)
+        self.perform(to, effects)
+
+    def cut(self, order):
+        """What is on its way is lost, both drivers notice, and a new link carries what is said afterwards."""
+        self.up = False
+        for side in (A, B):
+            self.wires[side].clear()
+            self.todo[side] = deque(todo for todo in self.todo[side] if todo[0] == "snapshotted")
+        for side in order:
+            other = B if side == A else A
+            self.perform(side, self.sides[side].exchanges.unlinked(other, self.now))
+
+    def finish(self, losses):
+        """Run to the end, losing the first ``losses`` messages."""
+        for _ in range(200):
+            while self.choices():
+                kind, side = self.choices()[0]
+                if kind == "message" and losses:
+                    self.wires[side].popleft()
+                    losses -= 1
+                    continue
+                self.take((kind, side))
+            tables = [side.exchanges for side in self.sides.values()]
+            if not any(x.table for x in tables):
+                return
+            self.now = max(self.now, min(x.deadline for x in tables))
+            for me, side in self.sides.items():
+                self.perform(me, side.exchanges.tick(self.now))
+        raise AssertionError("an exchange never ends")
+
+    def check(self):
+        assert self.mixes[A] == self.mixes[B], "both commit or neither"
+        assert len(self.mixes[A]) <= 1
+        versions = [side.local.version for side in self.sides.values()]
+        assert sum(versions) == pytest.approx(8.0)
+
+
+def prefixes(path=()):
+    """Every state that an undisturbed exchange can pass through, as the choices that lead to it."""
+    pair = replay(path)
+    yield path
+    for number in range(len(pair.choices())):
+        yield from prefixes((*path, number))
+
+
+def replay(path):
+    pair = Pair()
+    for number in path:
+        pair.take(pair.choices()[number])
+    return pair
+
+
+PREFIXES = list(prefixes())
+
+
+def test_every_interleaving_without_a_fault_commits_on_both_sides():
+    whole = [replay(path) for path in PREFIXES]
+    ends = [pair for pair in whole if not pair.choices()]
+    assert len(ends) >= 6
+    for pair in ends:
+        assert pair.mixes[A] == pair.mixes[B] == [0.5 * 3**-0.5]
+        pair.check()
+
+
+@pytest.mark.parametrize("order", [(A, B), (B, A)], ids=["A notices first", "B notices first"])
+@pytest.mark.parametrize("losses", [0, 1, 2, 3, 7])
+def test_a_link_that_breaks_anywhere_ends_the_same_on_both_sides(order, losses):
+    outcomes = set()
+    for path in PREFIXES:
+        pair = replay(path)
+        pair.cut(order)
+        pair.finish(losses)
+        pair.check()
+        outcomes.add(len(pair.mixes[A]))
+    assert outcomes == {0, 1}
+
+
+def test_messages_lost_without_a_broken_link_end_the_same_on_both_sides():
+    for path in PREFIXES:
+        for losses in (1, 2, 5):
+            pair = replay(path)
+            pair.finish(losses)
+            pair.check()
+
+
+def test_only_a_partner_that_stays_unreachable_leaves_one_side_alone():
+    one_sided = 0
+    for path in PREFIXES:
+        pair = replay(path)
+        pair.cut((A, B))
+        pair.finish(losses=10_000)
+        one_sided += pair.mixes[A] != pair.mixes[B]
+        if pair.mixes[A] != pair.mixes[B]:
+            assert pair.now >= pair.sides[A].config.doubt_s
+    assert one_sided > 0
+
+
+# -- the mean --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("block", range(10))
+def test_the_mean_is_exactly_kept_whatever_breaks(block):
+    """20 random schedules each of 5 nodes: links break, messages are lost, loops stand still; nobody dies."""
+    mixes = failures = 0
+    for seed in range(20 * block, 20 * block + 20):
+        rng = random.Random(seed)
+        config = Config(mix_every_steps=3, doubt_s=60.0, bench_s=2.0, incoming_exchanges=rng.choice([1, 2, 3]))
+        swarm = Swarm(seed, config=config, latency_s=rng.choice([0.001, 0.02, 0.1]))
+        nodes = swarm.swarm(5)
+        swarm.until(swarm.agreed, 30.0)
+        swarm.until(swarm.quiet, 30.0)
+        for node in nodes:
+            node.value, node.shifts = Fraction(rng.randrange(-1000, 1000)), []
+        swarm.resume()
+        before = swarm.total()
+        done = sum(len(node.mixes) for node in nodes)
+        swarm.loss = rng.choice([0.0, 0.02])
+        for _ in range(30):
+            swarm.run(rng.random() * 0.3)
+            a, b = rng.sample(nodes, 2)
+            if rng.random() < 0.8:
+                swarm.unlink(a, b)
+            a.stepping = rng.random() < 0.8
+        swarm.loss = 0.0
+        for node in nodes:
+            node.stepping = True
+        swarm.run(0.5)
+        swarm.until(swarm.quiet, 90.0)
+        assert swarm.total() == before, f"seed {seed}"
+        mixes += sum(len(node.mixes) for node in nodes) - done
+        failures += sum(node.peer.exchanges.failures for node in nodes)
+    assert mixes > 200
+    assert failures > 20

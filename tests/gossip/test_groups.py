@@ -1,0 +1,488 @@
+"""Group means as a whole or not at all, whatever is lost and whoever dies."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from gossip.config import Config
+from gossip.effects import Dial, Gather, MemberState, Mix, Release, Send, Snapshot
+from gossip.exchange import Local, State
+from gossip.gathering import Gathering
+from gossip.groups import Groups
+from gossip.ids import Address, PeerId
+from gossip.messages import Abort, Begin, Busy, Commit, Invite, Joined, Message, Outcome, Refuse, Settled
+from tests.gossip.group_harness import GroupSwarm, together
+from tests.gossip.swarm_harness import Node
+
+A, B, C, D = (PeerId(bytes([n]) * 16) for n in (1, 2, 3, 4))
+
+
+# -- a whole swarm ---------------------------------------------------------------------------------------------------
+def first_groups(count: int, seconds: float = 1.5, seed: int = 0, **changes: object) -> GroupSwarm:
+    swarm = together(count, seed, **changes)
+    swarm.resume()
+    swarm.run(seconds)
+    return swarm
+
+
+def test_a_group_takes_everybody_to_the_exact_mean() -> None:
+    swarm = first_groups(4)
+    swarm.finish()
+    assert {node.value for node in swarm.nodes} == {Fraction(150)}
+    assert any(len(mixed) == 4 for mixed in swarm.mixed.values())
+
+
+@pytest.mark.parametrize("number", range(1, 25))
+def test_a_lost_message_leaves_no_half_of_a_group(number: int) -> None:
+    swarm = together(4, doubt_s=60.0)
+    total, lost = swarm.total(), list[Message]()
+
+    def fault(said: int, sender: Node, to: Node, message: Message) -> bool:
+        if said == number:
+            lost.append(message)
+        return said == number
+
+    swarm.fault = fault
+    swarm.resume()
+    swarm.run(8.0)  # more than an answer may take
+    swarm.finish()
+    assert lost
+    assert swarm.halves() == []
+    assert swarm.total() == total
+    assert sum(len(mixed) for mixed in swarm.mixed.values()) > 4
+
+
+def test_those_lost_messages_were_of_every_kind() -> None:
+    swarm, kinds = together(4), list[type]()
+    swarm.fault = lambda said, sender, to, message: bool(kinds.append(type(message)))
+    swarm.resume()
+    swarm.run(2.0)
+    assert {Invite, Joined, Begin, Commit, Settled} <= set(kinds[:24])
+
+
+@pytest.mark.parametrize("number", range(1, 25))
+def test_a_lost_stream_fails_the_group_as_a_whole(number: int) -> None:
+    swarm = together(4)
+    total = swarm.total()
+    swarm.lost_streams = {number}  # the first 12 are slices, the next 12 means
+    swarm.resume()
+    swarm.run(6.0)
+    swarm.finish()
+    assert swarm.halves() == []
+    assert swarm.total() == total
+    assert max(node.peer.exchanges.failures for node in swarm.nodes) > 0
+    assert len(swarm.mixed) > 0
+
+
+@pytest.mark.parametrize("victim", ["sender", "receiver"])
+@pytest.mark.parametrize("number", range(1, 25, 2))
+def test_a_member_that_dies_at_any_message_leaves_no_half_of_a_group(number: int, victim: str) -> None:
+    swarm = together(5, doubt_s=60.0, group_size=5)
+    dead: list[Node] = []
+
+    def fault(said: int, sender: Node, to: Node, message: Message) -> bool:
+        if said == number:
+            dead.append(sender if victim == "sender" else to)
+            swarm.later(0.0, swarm.kill, dead[0])
+        return False
+
+    swarm.fault = fault
+    swarm.resume()
+    swarm.run(3.0)
+    swarm.finish()
+    assert dead
+    assert swarm.halves() == []
+    # Its weights went with it; those of the others moved by what it has mixed with them, and by nothing else.
+    survivors = sum(node.value + sum(node.shifts, Fraction()) for node in swarm.nodes if node.running)
+    assert survivors + dead[0].value + sum(dead[0].shifts, Fraction()) - swarm.total() == 0
+    assert any(node.mixes for node in swarm.nodes if node.running)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_links_that_break_at_random_leave_no_half_of_a_group(seed: int) -> None:
+    swarm, rng = together(6, seed, doubt_s=60.0), random.Random(seed)
+    total = swarm.total()
+    swarm.resume()
+    for _ in range(60):
+        swarm.run(0.1)
+        swarm.unlink(*rng.sample(swarm.nodes, 2))
+    swarm.finish()
+    assert swarm.halves() == []
+    assert swarm.total() == total
+    assert sum(len(mixed) for mixed in swarm.mixed.values()) > 12
+
+
+def test_a_member_that_hears_of_the_outcome_from_another_mixes_though_the_inviter_died() -> None:
+    swarm = together(3, doubt_s=60.0)
+    told: list[tuple[Node, Node]] = []
+
+    def fault(said: int, sender: Node, to: Node, message: Message) -> bool:
+        if not isinstance(message, Settled) or not message.committed:
+            return False
+        told.append((sender, to))
+        if len(told) == 1:
+            swarm.later(2 * swarm.latency(sender, to), swarm.kill, sender)
+        return len(told) == 2  # the inviter tells one of two, and dies
+
+    swarm.fault = fault
+    swarm.resume()
+    swarm.run(3.0)
+    inviter, (first, second) = told[0][0], (to for _, to in told[:2])
+    assert not inviter.running
+    session = next(iter(swarm.mixed))
+    assert swarm.mixed[session] == {inviter.id, first.id, second.id}
+
+
+def test_only_who_is_cut_off_longer_than_doubt_s_drops_a_group_alone() -> None:
+    for doubt_s, halves in ((5.0, 1), (60.0, 0)):
+        swarm = together(3, doubt_s=doubt_s)
+        cut: list[Node] = []
+
+        def fault(said: int, sender: Node, to: Node, message: Message, cut=cut, swarm=swarm) -> bool:
+            if isinstance(message, Settled) and message.committed and not cut:
+                cut.append(to)
+                swarm.later(0.0, swarm.partition, lambda number, apart=to: int(number == apart.number))
+                return True
+            return False
+
+        swarm.fault = fault
+        swarm.resume()
+        swarm.run(1.5)
+        swarm.quiet()
+        swarm.run(30.0)
+        assert cut
+        swarm.partition(None)
+        swarm.fault = lambda said, sender, to, message: False
+        for node in swarm.nodes:
+            for other in swarm.nodes:
+                if other is not node:
+                    swarm.dial(node, other.peer.membership.me.address, other.id)
+        swarm.run(5.0)
+        assert len(swarm.halves()) == halves
+
+
+def test_everybody_due_at_one_instant_mixes_and_nobody_starves() -> None:
+    swarm = together(8, group_size=3)
+    for node in swarm.nodes:
+        node.peer.schedule.due_steps = 0
+    swarm.resume()
+    swarm.run(20.0)  # 200 steps, 25 mixes
+    assert min(len(node.mixes) for node in swarm.nodes) > 10
+    assert all(node.peer.exchanges.failures == 0 for node in swarm.nodes)
+
+
+def test_invitations_that_cross_become_one_group_of_everybody() -> None:
+    swarm = together(4, group_size=0)
+    swarm.offer()
+    swarm.run(1.5)
+    first = next(iter(swarm.members))
+    assert swarm.members[first] == swarm.mixed[first] == {node.id for node in swarm.nodes}
+    assert swarm.halves() == []
+
+
+# -- one peer's rules ------------------------------------------------------------------------------------------------
+class Mates:
+    """Whoever is asked for, all within reach."""
+
+    def __init__(self, *group: PeerId, spare: tuple[PeerId, ...] = (), hidden: tuple[PeerId, ...] = ()) -> None:
+        self.mixes, self.mates, self.spare, self.hidden = 0, list(group), list(spare), hidden
+        self.benched: list[PeerId] = []
+        self.unlinked: set[PeerId] = set()
+
+    def group(self, now: float) -> list[PeerId]:
+        return self.mates
+
+    def choose(self, asked: set[PeerId], now: float) -> PeerId | None:
+        return next((peer for peer in self.spare if peer not in asked), None)
+
+    def failed(self, partner: PeerId, now: float) -> None:
+        self.benched.append(partner)
+
+    def address(self, peer: PeerId) -> Address | None:
+        return None if peer in self.hidden else Address("10.0.0.1", 7700 + peer[0])
+
+    def linked(self, peer: PeerId) -> bool:
+        return peer not in self.unlinked
+
+
+def groups(me: PeerId, mates: Mates, **changes: object) -> Groups:
+    local = Local("f", 1000, 1000, genesis=b"g" * 16, version=2.0, ready=True, boundary_at=0.0)
+    return Groups(me, local, Config(**{"mixing": "group", **changes}), iter(range(1, 99)).__next__, mates)
+
+
+def invite(session: int, *members: PeerId, **changes: object) -> Invite:
+    return replace(Invite(session, "f", b"g" * 16, 4.0, "fp32", (), members), **changes)
+
+
+def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> Groups:
+    """One that joined, and knows who takes part."""
+    one = groups(me, Mates(**{k: v for k, v in changes.items() if k == "hidden"}))
+    assert one.on_invite(inviter, invite(7, B, C), 0.0) == [Snapshot(7, False)]
+    assert one.snapshotted(7, 0.1) == [Send(inviter, Joined(7, 2.0, "fp32", ()))]
+    return one
+
+
+def verified() -> Groups:
+    one = invited()
+    assert isinstance(one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32", ()), 0.2)[-1], Gather)
+    assert one.gathered(7, 1.0, 1.0, [], 0.3) == [Send(A, Commit(7))]
+    return one
+
+
+def inviting(state: State = State.STREAMING, **changes: object) -> Groups:
+    """A's own group with B and C."""
+    one = groups(A, Mates(B, C), **changes)
+    one.begin(0.0)
+    one.snapshotted(1, 0.1)
+    if state is not State.OFFERED:
+        one.on_joined(B, Joined(1, 4.0, "fp32", ()), 0.2)
+        one.on_joined(C, Joined(1, 6.0, "fp32", ()), 0.2)
+    if state is State.VERIFIED:
+        one.gathered(1, 1.0, 1.0, [], 0.3)
+    assert one.table[1].state is state
+    return one
+
+
+def test_the_inviter_begins_when_all_have_answered_with_the_mean_of_their_versions() -> None:
+    one = inviting(State.OFFERED)
+    assert one.on_joined(B, Joined(1, 4.0, "fp32", ()), 0.2) == []
+    begun = one.on_joined(C, Joined(1, 6.0, "bf16", ()), 0.2)
+    begin = Begin(1, (A, B, C), 4.0, "bf16", ())
+    assert begun[:2] == [Send(B, begin), Send(C, begin)]
+    gather = begun[2]
+    assert isinstance(gather, Gather)
+    assert (gather.members, gather.place, gather.codec) == ((A, B, C), 0, "bf16")
+
+
+def test_the_group_is_settled_when_all_have_committed_and_all_are_as_old_then() -> None:
+    one = inviting()
+    assert one.on_commit(B, 1, 0.3) == []
+    assert one.gathered(1, 1.0, 1.0, [], 0.4) == []
+    ended = one.on_commit(C, 1, 0.5)
+    assert ended == [Send(B, Settled(1, True)), Send(C, Settled(1, True)), Mix(1, 1.0), Release(1)]
+    assert one.local.version == 4.0
+    member = verified()
+    assert member.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0), Release(7)]
+    assert member.local.version == 3.0
+
+
+def test_a_busy_member_is_replaced_and_the_others_begin_without_who_stays_silent() -> None:
+    one = groups(A, Mates(B, C, spare=(B, D)))
+    one.begin(0.0)
+    one.snapshotted(1, 0.1)
+    assert one.on_busy(C, 1, 0.2) == [Send(D, invite(1, B, D, version=2.0))]
+    assert one.on_joined(B, Joined(1, 2.0, "fp32", ()), 0.2) == []
+    late = one.tick(0.1 + one.config.reply_timeout_s)
+    assert late[:2] == [Send(D, Abort(1, "late")), Send(B, Begin(1, (A, B), 2.0, "fp32", ()))]
+    assert one.on_joined(D, Joined(1, 2.0, "fp32", ()), 5.2) == [Send(D, Abort(1, "late"))]
+    assert one.mates.benched == [D]
+
+
+def test_with_nobody_there_is_no_group_and_no_failure() -> None:
+    one = inviting(State.OFFERED)
+    one.on_busy(B, 1, 0.2)
+    assert one.on_refuse(C, 1, 0.2) == [Release(1)]
+    assert (one.table, one.failures, one.gave_up, one.mates.benched) == ({}, 0, True, [C])
+
+
+def test_of_two_that_nobody_can_dial_one_alone_is_invited() -> None:
+    assert inviters(hidden=(B, C)) == (B, D)
+    assert inviters(hidden=(A, C)) == (B, D)
+    assert inviters(hidden=()) == (B, C, D)
+
+
+def inviters(hidden: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+    one = groups(A, Mates(B, C, D, hidden=hidden))
+    one.begin(0.0)
+    return one.table[1].candidates
+
+
+def test_members_without_a_link_are_dialled_and_streamed_to_once_there_is_one() -> None:
+    one = invited()
+    one.mates.unlinked.add(C)
+    begun = one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32", ()), 0.2)
+    assert begun[0] == Dial(Address("10.0.0.1", 7703), C)
+    again = one.linked(C, 0.5)
+    assert again == [replace(begun[1], deadline_s=pytest.approx(begun[1].deadline_s - 0.3))]
+    assert one.linked(D, 0.5) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"fingerprint": "other"}, "layout"), ({"genesis": b"o" * 16}, "genesis"), ({"codec": "none"}, "codec"),
+     ({"codec": "moniqua8"}, "codec"), ({"version": -1.0}, "version"), ({"version": float("nan")}, "version")],
+)  # fmt: skip
+def test_an_invitation_that_cannot_work_is_refused(changes: dict[str, object], code: str) -> None:
+    one = groups(B, Mates())
+    assert one.on_invite(A, invite(7, B, **changes), 0.0) == [Send(A, Refuse(7, code))]
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [Begin(7, (A, C), 3.0, "fp32", ()), Begin(7, (B, A), 3.0, "fp32", ()), Begin(7, (B, C), 3.0, "fp32", ()),
+     Begin(7, (B,), 3.0, "fp32", ()), Begin(7, (A, B), 3.0, "none", ()), Begin(7, (A, B), 3.0, "fp32", ("m",)),
+     Begin(7, (A, B, B), 3.0, "fp32", ()), Begin(7, (A, B), float("inf"), "fp32", ())],
+)  # fmt: skip
+def test_a_beginning_that_makes_no_sense_is_no_group(begin: Begin) -> None:
+    one = invited()
+    assert one.on_begin(A, begin, 0.2) == [Send(A, Abort(7, "terms")), Release(7)]
+    assert one.table == {}
+
+
+def test_the_optimizers_state_is_averaged_where_all_have_it_whoever_answers_first() -> None:
+    for keys in ((("m",), ()), ((), ("m",))):
+        one = groups(A, Mates(B, C), average_optimizer=True)
+        one.local.optimizer_keys = ("m",)
+        one.begin(0.0)
+        one.snapshotted(1, 0.1)
+        one.on_joined(B, Joined(1, 2.0, "fp32", keys[0]), 0.2)
+        begun = one.on_joined(C, Joined(1, 2.0, "fp32", keys[1]), 0.2)
+        assert begun[0] == Send(B, Begin(1, (A, B, C), 2.0, "fp32", ()))
+
+
+def test_who_is_invited_twice_stays_unless_the_two_inviters_invited_each_other() -> None:
+    stays = groups(D, Mates())
+    stays.on_invite(B, invite(7, C, D), 0.0)
+    assert stays.on_invite(A, invite(8, C, D), 0.0) == [Send(A, Busy(8))]
+    leaves = groups(D, Mates())
+    leaves.on_invite(B, invite(7, A, D), 0.0)
+    assert leaves.on_invite(A, invite(8, B, D), 0.0) == [Send(B, Busy(7)), Release(7), Snapshot(8, False)]
+    joined = groups(D, Mates())
+    joined.on_invite(B, invite(7, A, D), 0.0)
+    joined.snapshotted(7, 0.1)
+    assert joined.on_invite(A, invite(8, B, D), 0.2)[0] == Send(B, Abort(7, "late"))
+    larger = groups(D, Mates())
+    larger.on_invite(A, invite(7, B, D), 0.0)
+    assert larger.on_invite(B, invite(8, A, D), 0.0) == [Send(B, Busy(8))]
+
+
+def test_an_inviter_gives_way_while_it_prepares_and_then_to_a_smaller_id_that_it_invited() -> None:
+    preparing = groups(B, Mates(C, D))
+    preparing.begin(0.0)
+    assert preparing.on_invite(C, invite(7, B), 0.0) == [Release(1), Snapshot(7, False)]
+    offered = groups(B, Mates(A, C))
+    offered.begin(0.0)
+    offered.snapshotted(1, 0.1)
+    assert offered.on_invite(C, invite(8, B), 0.2) == [Send(C, Busy(8))]
+    left = offered.on_invite(A, invite(7, B), 0.2)
+    assert sorted(left[:2], key=lambda send: send.to) == [Send(A, Abort(1, "late")), Send(C, Abort(1, "late"))]
+    assert left[2:] == [Release(1), Snapshot(7, False)]
+    assert offered.failures == 0
+
+
+@pytest.mark.parametrize("state", [State.OFFERED, State.STREAMING, State.VERIFIED])
+def test_an_abort_of_one_ends_the_group_for_all_once_it_began(state: State) -> None:
+    one = inviting(state)
+    ended = one.on_abort(C, 1, "checksum", 0.5)
+    if state is State.OFFERED:
+        assert ended == []
+        assert one.on_joined(B, Joined(1, 2.0, "fp32", ()), 0.5)[0] == Send(B, Begin(1, (A, B), 2.0, "fp32", ()))
+    else:
+        assert ended == [Send(B, Abort(1, "checksum")), Send(C, Abort(1, "checksum")), Release(1)]
+        assert one.failures == 1
+        assert one.on_outcome(B, 1, 0.6) == [Send(B, Settled(1, False))]
+
+
+def test_who_has_committed_may_go() -> None:
+    one = inviting(State.VERIFIED)
+    one.on_commit(B, 1, 0.4)
+    assert one.unlinked(B, 0.5) == []
+    assert one.on_abort(B, 1, "late", 0.5) == []
+    assert one.on_commit(C, 1, 0.6)[-2:] == [Mix(1, 1.0), Release(1)]
+    assert one.on_outcome(B, 1, 0.7) == [Send(B, Settled(1, True))]
+
+
+def test_who_has_not_committed_takes_the_group_along() -> None:
+    one = inviting(State.VERIFIED)
+    assert one.unlinked(B, 0.5) == [Send(B, Abort(1, "broken")), Send(C, Abort(1, "broken")), Release(1)]
+    assert one.mates.benched == [B]
+
+
+def test_a_member_in_doubt_asks_all_and_believes_the_inviter_or_who_mixed() -> None:
+    one = verified()
+    assert one.unlinked(A, 1.0) == [Send(A, Outcome(7)), Send(C, Outcome(7))]
+    assert one.on_settled(C, Settled(7, False), 1.1) == []
+    assert one.on_settled(D, Settled(7, True), 1.1) == []
+    assert one.on_settled(C, Settled(7, True), 1.2) == [Mix(7, 1.0), Release(7)]
+    other = verified()
+    other.unlinked(A, 1.0)
+    assert other.on_settled(A, Settled(7, False), 1.1) == [Release(7)]
+    assert (other.done, other.failures) == (0, 1)
+
+
+def test_doubt_lasts_from_when_the_inviter_must_have_decided() -> None:
+    one = verified()
+    decided = one.table[7].deadline
+    one.unlinked(A, 1.0)
+    assert one.tick(decided + one.config.doubt_s - 0.1)[0] == Send(A, Outcome(7))
+    assert one.tick(decided + one.config.doubt_s + 1.0) == [Release(7)]
+
+
+def test_who_remembers_nothing_of_a_group_proves_nothing() -> None:
+    assert groups(A, Mates()).on_outcome(B, 7, 0.0) == []
+
+
+def test_in_doubt_about_one_group_the_next_may_begin() -> None:
+    one = verified()
+    one.unlinked(A, 1.0)
+    one.mates.mates = [C]
+    assert one.begin(1.1) == [Snapshot(1, False)]
+    assert one.on_invite(C, invite(9, B), 1.2) == [Release(1), Snapshot(9, False)]
+
+
+@pytest.mark.parametrize(
+    ("difference_sq", "code"), [(float("nan"), "not-finite"), (float("inf"), "not-finite"), (1e12, "norm")]
+)
+def test_means_that_no_peer_may_take_are_refused_and_their_owner_is_benched(difference_sq: float, code: str) -> None:
+    one = invited()
+    one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32", ()), 0.2)
+    assert one.gathered(7, difference_sq, 1.0, [C], 0.3) == [Send(A, Abort(7, code)), Release(7)]
+    assert one.refusals.counts == {(C, code): 1}
+    assert one.mates.benched == [C]
+
+
+def test_late_words_change_nothing() -> None:
+    one = verified()
+    one.on_settled(A, Settled(7, True), 0.4)
+    assert one.on_settled(A, Settled(7, False), 0.5) == []
+    assert one.on_abort(A, 7, "late", 0.5) == []
+    assert one.on_begin(A, Begin(7, (A, B), 1.0, "fp32", ()), 0.5) == [Send(A, Abort(7, "late"))]
+    assert one.gathered(7, 1.0, 1.0, [], 0.5) == one.failed(7, "broken", 0.5) == one.on_busy(A, 7, 0.5) == []
+    assert (one.done, one.failures, one.local.version) == (1, 0, 3.0)
+
+
+def test_a_member_held_dead_is_not_waited_for() -> None:
+    states = {B: MemberState.SUSPECT, C: MemberState.ALIVE}
+    one = inviting(State.OFFERED)
+    assert one.look_elsewhere(states.get, 0.2) == []
+    assert one.table[1].invited == {C}
+    begun = inviting()
+    assert begun.look_elsewhere(states.get, 0.3) == []  # a doubt passes
+    states[B] = MemberState.DEAD
+    assert begun.look_elsewhere(states.get, 0.4)[-1] == Release(1)
+
+
+def test_weights_that_are_replaced_end_every_group_with_a_word() -> None:
+    assert Send(B, Abort(1, "replaced")) in inviting().abandon()
+    assert Send(B, Abort(1, "late")) in inviting(State.OFFERED).abandon()
+    assert invited().abandon() == [Send(A, Abort(7, "late")), Release(7)]
+    assert verified().abandon() == [Release(7)]  # it counts as one that mixed
+
+
+def test_verdicts_are_bounded() -> None:
+    one = groups(A, Mates())
+    for session in range(5_000):
+        one.remember(session, True)
+    assert len(one.verdicts) == 4_096
+    assert 0 not in one.verdicts
+
+
+def test_with_whom_a_group_is_is_known_as_far_as_it_is() -> None:
+    one = Gathering(1, A, False, (), "fp32", 0.0, 1.0)
+    assert one.others == (A,)
+    one.members = (A, B, C)
+    assert one.others == (A, B, C)

@@ -1,0 +1,220 @@
+"""Whom a peer may mix with at the moment, how many at once, and how much each pair weighs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gossip.config import Config
+from gossip.errors import ConfigError
+from gossip.exchange import Local
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.partners import Partners
+
+GENESIS = b"g" * 16
+
+
+def ids(count):
+    """Sorted, and so by rank."""
+    return [PeerId(bytes([10 + i]) * 16) for i in range(count)]
+
+
+class Table:
+    """Members as one peer knows them; records can be changed."""
+
+    def __init__(self, me, peers):
+        self.me = record(me)
+        self.records = {peer: record(peer) for peer in peers if peer != me}
+        self.turnover = 0
+
+    def alive(self):
+        return list(self.records)
+
+    def record(self, peer):
+        return self.records.get(peer)
+
+
+def record(peer, **changes):
+    fields = {"address": Address("10.0.0.1", 1000 + peer[0]), "genesis": GENESIS, "ready": True} | changes
+    return MemberRecord(peer, b"", 1, **fields)
+
+
+def partners(me, peers, linked=(), elements=1000, seed=0, **config):
+    local = Local("f", elements, 0, genesis=GENESIS, ready=True)
+    return Partners(me, Table(me, peers), local, Config(**config), random.Random(seed), set(linked).__contains__)
+
+
+# -- who fits ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [({}, True), ({"ready": False}, False), ({"genesis": b"x" * 16}, False), ({"address": None}, False)],
+)
+def test_one_of_our_run_that_holds_its_weights_and_can_be_reached_fits(changes, fits):
+    a, b = ids(2)
+    made = partners(a, [a, b])
+    made.members.records[b] = record(b, **changes)
+    assert made.fits(b) == fits
+    assert made.choose(set(), 0.0) == (b if fits else None)
+    assert made.shares(b) == (fits or "address" in changes)
+
+
+def test_one_whom_nobody_can_dial_fits_while_it_is_linked():
+    a, b = ids(2)
+    made = partners(a, [a, b], linked=[b])
+    made.members.records[b] = record(b, address=None)
+    assert made.choose(set(), 0.0) == b
+
+
+def test_nobody_fits_oneself_or_one_who_is_unknown():
+    a, b, c = ids(3)
+    made = partners(a, [a, b])
+    assert not made.fits(a)
+    assert not made.fits(c)
+
+
+def test_one_that_failed_sits_out_twice_as_long_each_time_until_it_succeeds():
+    a, b = ids(2)
+    made = partners(a, [a, b], bench_s=30.0)
+    made.failed(b, 0.0)
+    assert made.choose(set(), 29.9) is None
+    assert made.choose(set(), 30.0) == b
+    made.failed(b, 30.0)
+    assert made.choose(set(), 89.9) is None
+    assert made.choose(set(), 90.0) == b
+    made.succeeded(b)
+    made.failed(b, 100.0)
+    assert made.choose(set(), 130.0) == b
+
+
+def test_who_was_asked_is_not_asked_again():
+    a, b, c = ids(3)
+    made = partners(a, [a, b, c])
+    assert made.choose({b}, 0.0) == c
+    assert made.choose({b, c}, 0.0) is None
+
+
+# -- one partner, or several -------------------------------------------------------------------------------------------
+def test_a_mix_has_the_partners_that_are_configured():
+    peers = ids(10)
+    assert partners(peers[0], peers).wanted() == 1
+    assert partners(peers[0], peers, mixing="row-stochastic", partners=7).wanted() == 7
+
+
+@pytest.mark.parametrize("by_steps", [True, False])
+def test_each_round_leads_the_exponential_graph_one_place_on(by_steps):
+    """A round is one of mixing behind the weights, by which the swarm is about equally far; an own mix where no steps
+    are counted."""
+    peers = ids(8)
+    schedule = {} if by_steps else {"mix_every_steps": None, "mix_every_s": 1.0}
+    made = partners(peers[2], peers, selection="exponential", mixing="push-sum", **schedule)
+    chosen = []
+    for number in range(6):
+        assert made.choose(set(), 0.0) == made.choose(set(), 0.0), "looking moves nothing"
+        chosen.append(peers.index(made.choose(set(), 0.0)))
+        if by_steps:
+            made.local.version = number + 1.5
+        else:
+            made.wanted()
+    assert chosen == [3, 4, 6, 3, 4, 6]  # 2 + 1, 2 + 2, 2 + 4
+
+
+def test_exchanges_of_others_beside_our_own_are_as_many_as_configured():
+    peers = ids(5)
+    assert partners(peers[0], peers, incoming_exchanges=3).incoming() == 3
+    assert partners(peers[0], peers, outer_momentum=0.5, outer_rate=0.7).incoming() == 1
+
+
+# -- all neighbours at once --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("selection", "n", "edges"), [("ring", 7, 7), ("torus", 9, 18), ("ring", 2, 1)])
+def test_with_everybody_at_once_each_edge_is_begun_by_one_of_its_ends(selection, n, edges):
+    peers = ids(n)
+    begun = set()
+    total = 0
+    for me in peers:
+        made = partners(me, peers, selection=selection, partners=0)
+        asked = set()
+        wanted = made.wanted()
+        while (partner := made.choose(asked, 0.0)) is not None:
+            asked.add(partner)
+            begun.add(frozenset({me, partner}))
+        assert len(asked) == wanted
+        total += wanted
+    assert total == len(begun) == edges
+
+
+def test_with_everybody_at_once_those_who_sit_out_or_were_asked_are_not_chosen():
+    peers = ids(9)
+    made = partners(peers[0], peers, selection="torus", partners=0)
+    neighbours = set(made.ours())
+    assert len(neighbours) == 4
+    gone = min(neighbours)
+    made.failed(gone, 0.0)
+    assert {made.choose(set(), 1.0) for _ in range(60)} == set(made.ours()) - {gone}
+    assert made.choose(set(made.ours()), 1.0) is None
+
+
+def test_with_everybody_at_once_a_node_takes_as_many_offers_as_it_has_neighbours():
+    peers = ids(9)
+    assert partners(peers[4], peers, selection="torus", partners=0).incoming() == 4
+    assert partners(peers[4], peers, selection="ring", partners=0).incoming() == 2
+    assert partners(peers[0], peers[:1], selection="ring", partners=0).incoming() == 1
+
+
+@pytest.mark.parametrize(("selection", "weight"), [("ring", 1 / 3), ("torus", 1 / 5)])
+def test_with_everybody_at_once_a_pair_weighs_by_metropolis_however_many_are_under_way(selection, weight):
+    peers = ids(9)
+    for me in peers:
+        made = partners(me, peers, selection=selection, partners=0)
+        for partner in made.selector.neighbours(made):
+            for others in range(6):
+                assert made.cap(partner, others) == pytest.approx(weight)
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+def test_concurrent_pairs_share_a_node_and_pushes_do_not():
+    a, b = ids(2)
+    pairs, pushes = partners(a, [a, b]), partners(a, [a, b], mixing="push-sum")
+    assert [pairs.cap(b, others) for others in range(5)] == [1 / 2, 1 / 2, 1 / 3, 1 / 4, 1 / 5]
+    assert {pushes.cap(b, others) for others in range(5)} == {0.5}
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+def test_a_group_is_drawn_from_those_who_fit_and_has_the_size_that_is_configured():
+    peers = ids(12)
+    made = partners(peers[0], peers, mixing="group", group_size=4)
+    made.members.records[peers[5]] = record(peers[5], ready=False)
+    seen = set()
+    for _ in range(200):
+        group = made.group(0.0)
+        assert len(set(group) - {peers[0]}) == 3
+        seen |= set(group)
+    assert seen - {peers[0]} == set(peers[1:]) - {peers[5]}
+
+
+def test_a_group_of_everybody_is_everybody_up_to_sixteen():
+    few, many = ids(5), ids(40)
+    assert set(partners(few[0], few, mixing="group", group_size=0).group(0.0)) - {few[0]} == set(few[1:])
+    assert len(set(partners(many[0], many, mixing="group", group_size=0).group(0.0)) - {many[0]}) == 15
+
+
+# -- a graph -----------------------------------------------------------------------------------------------------------
+def test_a_graph_is_read_when_the_node_is_made_and_followed(tmp_path):
+    path = tmp_path / "edges.txt"
+    path.write_text("0 1\n1 2\n", encoding="utf-8")
+    peers = ids(3)
+    config = {"selection": "graph", "graph": str(path)}
+    assert partners(peers[0], peers, **config).choose(set(), 0.0) == peers[1]
+    assert {partners(peers[1], peers, seed=seed, **config).choose(set(), 0.0) for seed in range(20)} == {
+        peers[0], peers[2],
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"absent\.txt"):
+        partners(peers[0], peers, selection="graph", graph=str(tmp_path / "absent.txt"))
+
+
+def test_an_address_is_that_of_the_record_and_our_own_is_known():
+    a, b = ids(2)
+    made = partners(a, [a, b])
+    assert made.address(a) == Address("10.0.0.1", 1010)
+    assert made.address(b) == Address("10.0.0.1", 1011)
+    assert made.address(PeerId(b"z" * 16)) is None

@@ -1,0 +1,55 @@
+"""What local steps alone did to a model, whatever others added meanwhile."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossip.progress import SAMPLED, Progress
+
+
+def test_nothing_is_known_at_the_first_look():
+    progress = Progress(10)
+    progress.added(np.ones(10, np.float32))
+    assert math.isnan(progress.since(np.zeros(10, np.float32)))
+    assert progress.since(np.full(10, 3.0, np.float32)) == pytest.approx(3 * math.sqrt(10))
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**32 - 1))
+def test_of_a_small_model_the_norm_is_exact_and_what_others_added_counts_nothing(size, seed):
+    random = np.random.default_rng(seed)
+    vector, local, shift, taken = random.standard_normal((4, size)).astype(np.float32)
+    places = np.sort(random.permutation(size)[: 1 + size // 3])
+    progress = Progress(size)
+    progress.since(vector)
+    progress.added(shift)
+    progress.added(taken, sign=-1.0)
+    progress.added(shift[places], places)
+    progress.added(taken[places], places, -1.0)
+    vector = vector + shift - taken + local
+    vector[places] += shift[places] - taken[places]
+    assert progress.since(vector) == pytest.approx(float(np.linalg.norm(local)), rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("size", [SAMPLED + 1, 3 * SAMPLED - 1, 40_000])
+def test_of_a_larger_one_it_errs_by_a_few_percent(size):
+    random = np.random.default_rng(size)
+    vector, local, shift = random.standard_normal((3, size)).astype(np.float32)
+    places = np.arange(0, size, 7)
+    progress = Progress(size)
+    progress.since(vector)
+    progress.added(shift[places], places)
+    vector[places] += shift[places]
+    assert SAMPLED <= len(progress.places) < 2 * SAMPLED
+    assert progress.since(vector + local) == pytest.approx(float(np.linalg.norm(local)), rel=0.05)
+
+
+def test_each_look_begins_anew():
+    progress = Progress(4)
+    progress.since(np.zeros(4, np.float32))
+    assert progress.since(np.ones(4, np.float32)) == 2.0
+    assert progress.since(np.ones(4, np.float32)) == 0.0

@@ -1,0 +1,95 @@
+"""Every published method is a configuration that works, by its name, and says what it is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from gossip.config import Config
+from gossip.errors import ConfigError
+from gossip.published import METHODS, method
+
+# What the papers' methods are at the least; further settings are theirs to choose.
+PUBLISHED = {
+    "d-psgd": {"mixing": "pair", "partners": 0, "mix_every_steps": 1, "max_version_gap": 0.0},
+    "ad-psgd": {"mixing": "pair", "selection": "uniform", "mix_every_steps": 1, "max_version_gap": None},
+    "sgp": {"mixing": "push-sum", "selection": "exponential", "mix_every_steps": 1, "max_version_gap": 0.0},
+    "osgp": {"mixing": "push-sum", "selection": "exponential", "mix_every_steps": 1, "max_version_gap": 1.0},
+    "gosgd": {"mixing": "push-sum", "selection": "uniform", "partners": 1},
+    "epidemic": {"mixing": "row-stochastic", "selection": "uniform", "partners": 7},
+    "moshpit": {"mixing": "group", "selection": "grid"},
+    "diloco": {"mixing": "group", "group_size": 0, "outer_momentum": 0.9},
+    "noloco": {"mixing": "pair", "selection": "uniform", "mix_every_steps": 50, "outer_momentum": 0.5},
+    "streaming-diloco": {"part": "fragments 4", "codec": "int4"},
+    "sparta": {"part": "mask 0.005", "mix_every_steps": 1},
+    "qg-dsgdm": {"mixing": "pair", "mix_every_steps": 1},
+    "moniqua": {"codec": "moniqua8"},
+    "clippedgossip": {"filter": "clip", "partners": 0},
+    "balance": {"filter": "balance", "balance_gamma": 0.3, "balance_kappa": 1.0},
+    "local-sgd": {"mix_every_steps": 1_000_000_000},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_a_configuration_with_its_paper(name):
+    found = METHODS[name]
+    config = Config.published(name)
+    assert {key: getattr(config, key) for key in found.changes} == found.changes
+    assert found.name == name == name.lower()
+    assert re.search(r"\b(19|20)\d\d\b", found.paper), "author and year"
+    assert found.title
+    assert found.changes
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_settings_that_make_a_method_what_it_is(name):
+    config = Config.published(name)
+    assert {key: getattr(config, key) for key in PUBLISHED[name]} == PUBLISHED[name]
+
+
+def test_two_methods_with_one_configuration_need_something_different_beside_it():
+    seen = {}
+    for name, found in METHODS.items():
+        config = dataclasses.astuple(Config.published(name))
+        assert config not in seen or METHODS[seen[config]].needs != found.needs, (name, seen[config])
+        seen[config] = name
+
+
+def test_further_changes_go_before_the_papers():
+    config = Config.published("noloco", mix_every_steps=8, codec="bf16")
+    assert (config.mix_every_steps, config.codec, config.outer_momentum) == (8, "bf16", 0.5)
+    assert Config.published("noloco").mix_every_steps == 50
+
+
+def test_a_change_that_a_method_excludes_is_refused_as_anywhere():
+    with pytest.raises(ConfigError, match="momentum needs the mean of a pair"):
+        Config.published("sgp", outer_momentum=0.5, outer_rate=0.7)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_file_may_name_a_method(tmp_path, name):
+    path = tmp_path / "config.toml"
+    path.write_text(f'[gossip]\nmethod = "{name}"\nbench_s = 7', encoding="utf-8")
+    assert Config.from_toml(path) == Config.published(name, bench_s=7)
+
+
+def test_a_method_may_begin_from_a_preset_and_a_file_overrides_both():
+    table = {"preset": "wan", "method": "noloco", "codec": "int8"}
+    assert Config.from_mapping(table) == Config.wan(**METHODS["noloco"].changes | {"codec": "int8"})
+    assert table == {"preset": "wan", "method": "noloco", "codec": "int8"}, "the caller's table is as it was"
+
+
+@pytest.mark.parametrize("name", ["nolocco", "NoLoCo"])
+def test_a_name_that_is_nearly_one_is_refused_with_the_one_meant(name):
+    with pytest.raises(ConfigError, match="noloco"):
+        method(name)
+
+
+@pytest.mark.parametrize("name", ["", "zzz", 5, ["sgp"], True])
+def test_a_name_that_is_none_is_refused_with_all_there_are(name):
+    with pytest.raises(ConfigError) as caught:
+        Config.from_mapping({"method": name})
+    assert repr(name) in str(caught.value)
+    assert all(known in str(caught.value) for known in METHODS)

@@ -1,0 +1,367 @@
+"""The sums of push-sum: of all masses and of each mass times its value, exact under any interleaving and any loss."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from fractions import Fraction
+
+import pytest
+
+from gossip.config import Config
+from gossip.effects import Merge, Release, Send, Snapshot, Transfer
+from gossip.exchange import State
+from gossip.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
+from gossip.mixing import push_mass
+from tests.gossip.sides import A, B, C, D, Side
+from tests.gossip.swarm_harness import Swarm
+
+SUM = Config(mixing="push-sum", doubt_s=1e6, incoming_exchanges=4)
+ROWS = Config(mixing="row-stochastic", incoming_exchanges=4)
+
+
+class Pushes:
+    """Sides with their drivers, each vector one exact fraction. What happens next is a choice: a message or a stream in
+    the order of its direction, or a side's step boundary."""
+
+    def __init__(self, names=(A, B), config=SUM):
+        self.sides = {
+            me: Side(me, [other for other in names if other != me], config, first_session=100 * place + 1)
+            for place, me in enumerate(names)
+        }
+        self.conserves = config.mixing == "push-sum"
+        self.value = {me: Fraction(10 * place**2 + 1) for place, me in enumerate(names)}
+        self.mass = {me: Fraction(1) for me in names}
+        self.merges = {me: [] for me in names}
+        self.wishes = {me: {} for me in names}
+        self.snapshots = {me: {} for me in names}
+        self.received = {me: {} for me in names}
+        self.wires = defaultdict(deque)  # by (from, to)
+        self.learned = Fraction(0)  # what local steps added to the sum
+        self.merged = self.returned = 0
+        self.now = 0.0
+        self.start = self.sums()
+
+    # -- the drivers -------------------------------------------------------------------------------------------------
+    def perform(self, me, effects):
+        for effect in effects:
+            match effect:
+                case Send(to, message):
+                    self.wires[me, to].append(message)
+                case Snapshot(session, _, pushes):
+                    self.wishes[me][session] = pushes
+                case Transfer():
+                    assert effect.sends != effect.receives
+                    if effect.sends:
+                        stream = effect.session, self.snapshots[me][effect.session]
+                        self.wires[me, effect.partner].append(stream)
+                case Merge(session, mass):
+                    back = session not in self.received[me]
+                    self.returned, self.merged = self.returned + back, self.merged + (not back)
+                    value = self.snapshots[me][session] if back else self.received[me][session]
+                    self.merges[me].append((mass, value))
+                case Release(session):
+                    for table in (self.wishes, self.snapshots, self.received):
+                        table[me].pop(session, None)
+
+    def boundary(self, me, learn=0):
+        merges, self.merges[me] = self.merges[me], []
+        for mass, value in merges:
+            self.value[me] += mass / (self.mass[me] + mass) * (value - self.value[me])
+            self.mass[me] += mass
+        wishes, self.wishes[me] = self.wishes[me], {}
+        for session, pushes in wishes.items():
+            mass = Fraction(0)
+            if pushes:
+                mass, self.mass[me] = push_mass(self.mass[me], pushes, self.conserves)
+            self.snapshots[me][session] = self.value[me]
+            self.perform(me, self.sides[me].exchanges.snapshotted(session, self.now, mass))
+        self.value[me] += learn
+        self.learned += self.mass[me] * learn
+
+    def begin(self, me):
+        self.perform(me, self.sides[me].exchanges.begin(self.now))
+
+    def deliver(self, sender, to):
+        message = self.wires[sender, to].popleft()
+        side = self.sides[to]
+        side.local.boundary_at = self.now  # its loop goes on
+        x = side.exchanges
+        match message:
+            case (session, value):
+                if session not in x.table or x.table[session].state is not State.STREAMING:
+                    return
+                self.received[to][session] = value
+                effects = x.streamed(session, 1.0, 1.0, self.now)
+            case Offer():
+                effects = x.on_offer(sender, message, self.now)
+            case Accept():
+                effects = x.on_accept(sender, message, self.now)
+            case Settled():
+                effects = x.on_settled(sender, message, self.now)
+            case Abort(session, code):
+                effects = x.on_abort(sender, session, code, self.now)
+            case Commit(session) | Outcome(session) | Busy(session) | Refuse(session):
+                handler = {Commit: x.on_commit, Outcome: x.on_outcome, Busy: x.on_busy, Refuse: x.on_refuse}
+                effects = handler[type(message)](sender, session, self.now)
+        self.perform(to, effects)
+
+    def cut(self, one, other):
+        """What is on its way between them is lost, both notice, and a new link carries what is said afterwards."""
+        self.wires[one, other].clear()
+        self.wires[other, one].clear()
+        for side, gone in ((one, other), (other, one)):
+            self.perform(side, self.sides[side].exchanges.unlinked(gone, self.now))
+
+    def tick(self):
+        self.now = max(self.now, min(side.exchanges.deadline for side in self.sides.values()))
+        for me, side in self.sides.items():
+            self.perform(me, side.exchanges.tick(self.now))
+
+    # -- what is asked -----------------------------------------------------------------------------------------------
+    def choices(self):
+        return [("deliver", way) for way in sorted(self.wires) if self.wires[way]] + [
+            ("boundary", (me,)) for me in self.sides if self.wishes[me] or self.merges[me]
+        ]
+
+    def take(self, choice):
+        what, arguments = choice
+        getattr(self, what)(*arguments)
+
+    def sums(self):
+        held = [(self.mass[me], self.value[me]) for me in self.sides]
+        for me, side in self.sides.items():
+            held += self.merges[me]
+            for session, exchange in side.table.items():
+                if exchange.initiator and exchange.mass:
+                    partner = self.sides.get(exchange.partner)
+                    if partner is None or (me, session) not in partner.exchanges.verdicts:
+                        held.append((exchange.mass, self.snapshots[me][session]))
+        return sum(mass for mass, _ in held), sum(mass * value for mass, value in held)
+
+    def check(self):
+        mass, weighted = self.start
+        assert self.sums() == (mass, weighted + self.learned)
+
+    def finish(self, losses=0):
+        """Run to the end, losing the first ``losses`` messages."""
+        for _ in range(300):
+            while found := self.choices():
+                if found[0][0] == "deliver" and losses:
+                    self.wires[found[0][1]].popleft()
+                    losses -= 1
+                else:
+                    self.take(found[0])
+                self.check()
+            if not any(side.table for side in self.sides.values()):
+                return
+            self.tick()
+            self.check()
+        raise AssertionError("a push never ends")
+
+
+# -- one push, systematically ------------------------------------------------------------------------------------------
+def replay(path, both):
+    pushes = Pushes()
+    pushes.begin(A)
+    if both:
+        pushes.begin(B)
+    for number in path:
+        pushes.take(pushes.choices()[number])
+    return pushes
+
+
+def states(both, path=(), depth=99):
+    """Every state that undisturbed pushes can pass through, as the choices that lead to it."""
+    found = len(replay(path, both).choices())
+    yield path
+    if len(path) < depth:
+        for number in range(found):
+            yield from states(both, (*path, number), depth)
+
+
+ONE = list(states(both=False))
+BOTH = list(states(both=True, depth=8))
+
+
+def test_every_interleaving_without_a_fault_gives_away_half():
+    pushes = replay(ONE[-1], both=False)
+    assert not pushes.choices()
+    assert pushes.mass == {A: Fraction(1, 2), B: Fraction(3, 2)}
+    assert pushes.value == {A: 1, B: Fraction(11) + Fraction(1, 3) * (1 - 11)}
+    for path in BOTH:
+        pushes = replay(path, both=True)
+        pushes.finish()
+        assert (pushes.merged, pushes.returned) == (2, 0)
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["one pushes", "both push"])
+@pytest.mark.parametrize("losses", [0, 1, 2, 5])
+def test_a_link_that_breaks_anywhere_loses_no_mass_and_makes_none(both, losses):
+    merged = set()
+    for path in BOTH[:: 7 if both else 1] if both else ONE:
+        pushes = replay(path, both)
+        pushes.check()
+        pushes.cut(*((A, B), (B, A))[len(path) % 2])
+        pushes.check()
+        pushes.finish(losses)
+        assert sum(pushes.mass.values()) == 2
+        assert pushes.merged + pushes.returned >= (2 if both else 1) or not path
+        merged.add(pushes.merged)
+    assert merged >= {0, 1}
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_each_message_lost_alone_and_each_stream_that_stalls_loses_no_mass(place):
+    """The message of each place is lost, without a broken link; or the sender's stream, or the receiver's, stalls."""
+    for fault in ("message", "sender", "receiver"):
+        for path in ONE:
+            pushes = replay(path, both=False)
+            if fault == "message":
+                pushes.finish(losses=place)
+            else:
+                me = A if fault == "sender" else B
+                code = ("stall", "checksum", "broken")[place % 3]
+                for session in list(pushes.sides[me].table):
+                    pushes.perform(me, pushes.sides[me].exchanges.failed(session, code, pushes.now))
+                pushes.check()
+                pushes.finish(losses=place // 3)
+            assert sum(pushes.mass.values()) == 2
+
+
+def test_only_a_partner_that_stays_unreachable_for_doubt_s_has_a_mass_counted_twice():
+    counted = set()
+    for path in ONE:
+        pushes = replay(path, both=False)
+        side = pushes.sides[A]
+        side.exchanges.config = Config(mixing="push-sum", doubt_s=30.0)
+        pushes.wires.clear()
+        for me, other in ((A, B), (B, A)):
+            pushes.perform(me, pushes.sides[me].exchanges.unlinked(other, 0.0))
+        while any(one.table for one in pushes.sides.values()):
+            pushes.wires.clear()
+            for me in (A, B):
+                pushes.boundary(me)
+            if any(one.table for one in pushes.sides.values()):
+                pushes.tick()
+        mass, _ = pushes.sums()
+        counted.add(mass)
+        assert mass == 2 or pushes.now >= 30.0
+    assert counted == {Fraction(2), Fraction(5, 2)}
+
+
+# -- many, at random ---------------------------------------------------------------------------------------------------
+def disturb(pushes, rng):
+    """One thing that may happen."""
+    names = list(pushes.sides)
+    kind = rng.random()
+    found = pushes.choices()
+    if kind < 0.12:
+        pushes.begin(rng.choice(names))
+    elif kind < 0.17:
+        pushes.cut(*rng.sample(names, 2))
+    elif kind < 0.20:
+        ways = [way for way in sorted(pushes.wires) if pushes.wires[way]]
+        if ways:
+            pushes.wires[rng.choice(ways)].popleft()
+    elif kind < 0.24:
+        me = rng.choice(names)
+        for session in list(pushes.sides[me].table):
+            code = rng.choice(["stall", "checksum"])
+            pushes.perform(me, pushes.sides[me].exchanges.failed(session, code, pushes.now))
+    elif kind < 0.27 and any(side.table for side in pushes.sides.values()):
+        pushes.now += 0.5
+        if min(side.exchanges.deadline for side in pushes.sides.values()) < pushes.now + 10:
+            pushes.tick()
+    elif kind < 0.32:
+        pushes.boundary(rng.choice(names), learn=rng.randrange(-5, 6))
+    elif found:
+        pushes.take(rng.choice(found))
+
+
+@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("partners", [1, 2])
+def test_the_sums_are_exact_at_every_moment_whatever_happens(block, partners):
+    merged = returned = 0
+    for seed in range(40 * block, 40 * block + 40):
+        rng = random.Random(seed)
+        config = Config(mixing="push-sum", partners=partners, doubt_s=1e6, incoming_exchanges=rng.choice([1, 2, 4]))
+        pushes = Pushes((A, B, C, D)[: rng.choice([3, 4])], config)
+        for _ in range(100):
+            disturb(pushes, rng)
+            mass, weighted = pushes.start
+            assert pushes.sums() == (mass, weighted + pushes.learned), f"seed {seed}"
+            assert min(pushes.mass.values()) > 0
+        pushes.finish()
+        assert sum(pushes.mass.values()) == len(pushes.sides), f"seed {seed}"
+        merged, returned = merged + pushes.merged, returned + pushes.returned
+    assert merged > 80
+    assert returned > 20
+
+
+def test_links_that_break_leave_the_mean_where_it_was_and_everybody_comes_to_it():
+    rng = random.Random(5)
+    pushes = Pushes((A, B, C, D))
+    _, weighted = pushes.start
+    for _ in range(60):
+        for me, side in pushes.sides.items():
+            rng.shuffle(side.partners)
+            pushes.begin(me)
+        for _ in range(rng.randrange(40)):
+            if found := pushes.choices():
+                pushes.take(rng.choice(found))
+        pushes.cut(*rng.sample(list(pushes.sides), 2))
+        pushes.finish()
+    assert all(abs(value - weighted / 4) < Fraction(1, 1000) for value in pushes.value.values())
+    assert pushes.returned > 0
+
+
+# -- row-stochastic ----------------------------------------------------------------------------------------------------
+def test_of_several_vectors_that_are_pushed_to_one_it_takes_the_mean_with_its_own():
+    pushes = Pushes((A, B, C, D), ROWS)
+    values = dict(pushes.value)
+    for me in (B, C, D):
+        pushes.sides[me].partners = [A]
+        pushes.begin(me)
+        while pushes.choices():
+            pushes.take(pushes.choices()[0])
+    assert pushes.value[A] == sum(values.values()) / 4
+    assert {pushes.value[me] - values[me] for me in (B, C, D)} == {0}
+    pushes.begin(A)
+    pushes.boundary(A)
+    assert pushes.mass[A] == 1, "its next round begins with one vector, its own"
+
+
+# -- whole peers -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(12))
+def test_peers_keep_the_sums_whatever_breaks(seed):
+    """Five peers that train and push at random; links break, messages are lost, loops stand still; nobody dies."""
+    rng = random.Random(seed)
+    config = Config(mixing="push-sum", mix_every_steps=3, doubt_s=1e6, bench_s=2.0, partners=rng.choice([1, 2]))
+    swarm = Swarm(seed, config=config, latency_s=rng.choice([0.001, 0.02, 0.1]))
+    nodes = swarm.swarm(5)
+    swarm.until(swarm.agreed, 30.0)
+    swarm.until(swarm.quiet, 30.0)
+    swarm.run(0.5)
+    for node in nodes:
+        node.value = Fraction(rng.randrange(-1000, 1000))
+    assert [len(node.merges) for node in nodes] == [0] * 5
+    before = swarm.sums()
+    assert before[0] == 5
+    swarm.resume()
+    swarm.loss = rng.choice([0.0, 0.02])
+    for _ in range(30):
+        swarm.run(rng.random() * 0.3)
+        assert swarm.sums() == before, f"seed {seed}"
+        a, b = rng.sample(nodes, 2)
+        if rng.random() < 0.8:
+            swarm.unlink(a, b)
+        a.stepping = rng.random() < 0.8
+    swarm.loss = 0.0
+    for node in nodes:
+        node.stepping = True
+    swarm.until(swarm.quiet, 90.0)
+    swarm.run(0.5)
+    assert swarm.sums() == before, f"seed {seed}"
+    assert sum((node.mass for node in nodes), Fraction()) == 5
+    assert sum(len(node.mixes) for node in nodes) > 10

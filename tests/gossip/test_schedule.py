@@ -1,0 +1,215 @@
+"""When the next mix is due, and whether a training loop must wait for one that began."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossip.config import Config
+from gossip.exchange import State
+from gossip.schedule import FASTEST, SLOWEST, Schedule
+from tests.gossip.swarm_harness import Swarm
+
+
+def schedule(seed=0, **config):
+    return Schedule(Config(**config), random.Random(seed))
+
+
+def mixes_at(made, count):
+    """The step counts at which a node that mixes whenever it is due does so."""
+    steps, found = 0, []
+    while len(found) < count:
+        steps += 1
+        if made.due(steps, 0.0):
+            found.append(steps)
+            made.mixed(steps, 0.0)
+    return found
+
+
+# -- by steps and by the clock -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("pace", [FASTEST, 0.5, 1.0, 2.0, SLOWEST])
+def test_a_node_that_is_never_kept_waiting_mixes_once_in_each_interval_times_its_pace(pace):
+    made = schedule(mix_every_steps=64)
+    made.pace = pace
+    found = mixes_at(made, 400)
+    assert (found[-1] - found[0]) / 399 == pytest.approx(64 * pace, rel=0.03)
+
+
+@pytest.mark.parametrize("pace", [FASTEST, 1.0, SLOWEST])
+def test_two_mixes_lie_apart_by_three_quarters_to_five_quarters_of_an_interval(pace):
+    made = schedule(mix_every_steps=100)
+    made.pace = pace
+    found = mixes_at(made, 200)
+    gaps = [later - before for before, later in itertools.pairwise(found[1:])]
+    assert 0.75 * 100 * pace - 1 <= min(gaps) < max(gaps) <= 1.25 * 100 * pace + 1
+    assert max(gaps) - min(gaps) > 0.3 * 100 * pace
+
+
+@given(st.integers(1, 50), st.lists(st.integers(0, 300), max_size=30), st.integers(0, 1000))
+def test_the_next_mix_lies_in_the_future_and_within_three_intervals_whoever_asked_when(every, pauses, seed):
+    made = schedule(seed, mix_every_steps=every)
+    steps = 0
+    for pause in pauses:
+        steps += pause
+        made.mixed(steps, 0.0)
+        assert steps + 1 <= made.due_steps <= steps + max(3 * every, 1)
+
+
+def test_what_was_missed_is_not_made_up_for():
+    made = schedule(mix_every_steps=8)
+    made.mixed(0, 0.0)
+    made.mixed(1000, 0.0)
+    assert made.due_steps >= 1002
+    found = mixes_at(schedule(mix_every_steps=8), 10)
+    assert found[-1] > 50
+
+
+def test_mixing_at_every_step_is_due_at_every_step():
+    assert mixes_at(schedule(mix_every_steps=1), 20)[-1] <= 26
+
+
+def test_by_the_clock_the_first_mix_sets_the_time_and_steps_say_nothing():
+    made = schedule(mix_every_steps=None, mix_every_s=30.0)
+    assert not made.due(10**9, 1e9)
+    made.mixed(0, 100.0)
+    assert 100 + 22.5 <= made.due_at <= 100 + 37.5
+    assert not made.due(10**9, made.due_at - 0.001)
+    assert made.due(0, made.due_at)
+
+
+def test_of_steps_and_seconds_either_is_enough():
+    made = schedule(mix_every_steps=10, mix_every_s=30.0)
+    made.mixed(0, 0.0)
+    assert made.due(made.due_steps, 0.0)
+    assert made.due(0, made.due_at)
+    assert not made.due(made.due_steps - 1, made.due_at - 0.1)
+
+
+def test_waiting_ends_at_a_time():
+    made = schedule()
+    made.wait(10.0, 0.25)
+    assert made.retry_at == 10.25
+
+
+# -- consensus control -------------------------------------------------------------------------------------------------
+def test_nodes_too_far_apart_mix_more_often_and_nodes_close_together_more_rarely():
+    apart, close, near_enough = (schedule(consensus_target=10.0) for _ in range(3))
+    apart.watch(consensus_distance=15.0, step_size=1.0)
+    close.watch(consensus_distance=5.0, step_size=1.0)
+    near_enough.watch(consensus_distance=10.9, step_size=1.0)
+    assert apart.pace < near_enough.pace == 1.0 < close.pace
+
+
+def test_the_target_counts_in_steps_of_the_size_that_they_have_now():
+    made = schedule(consensus_target=10.0)
+    made.watch(consensus_distance=15.0, step_size=3.0)
+    assert made.pace > 1
+    made.watch(consensus_distance=15.0, step_size=0.3)
+    assert made.pace == pytest.approx(1.0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 1e9)), max_size=60))
+def test_the_pace_stays_within_a_quarter_and_four_whatever_is_measured(measured):
+    made = schedule(consensus_target=2.0)
+    for distance, step in measured:
+        before = made.pace
+        made.watch(distance, step)
+        assert FASTEST <= made.pace <= SLOWEST
+        assert 0.79 <= made.pace / before <= 1.26
+
+
+@pytest.mark.parametrize(("distance", "end"), [(1e9, FASTEST), (1e-9, SLOWEST)])
+def test_a_distance_that_stays_wrong_drives_the_pace_to_its_bound_and_back_again_to_one(distance, end):
+    made = schedule(consensus_target=2.0)
+    for _ in range(20):
+        made.watch(distance, 1.0)
+    assert made.pace == end
+    opposite = 1 / distance
+    moves = 0
+    while (made.pace > 1) == (end > 1):
+        made.watch(opposite, 1.0)
+        moves += 1
+    assert moves <= 8
+
+
+@pytest.mark.parametrize(("distance", "step"), [(math.nan, 1.0), (math.inf, 1.0), (5.0, 0.0), (5.0, math.nan)])
+def test_what_was_not_measured_moves_nothing(distance, step):
+    made = schedule(consensus_target=1.0)
+    made.watch(distance, step)
+    assert made.pace == 1.0
+
+
+def test_without_a_target_nothing_is_controlled():
+    made = schedule()
+    made.watch(1e9, 1.0)
+    assert made.pace == 1.0
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_a_closed_loop_settles_where_the_distance_is_the_target(above):
+    """Nodes drift apart with the square root of the interval, as random walks do: from either side the pace comes to
+    rest where the distance is within the indifference and one step of the control."""
+    made = schedule(consensus_target=10.0)
+    scale = 16.0 if above else 7.0  # the distance at pace 1
+    for _ in range(40):
+        made.watch(scale * math.sqrt(made.pace), 1.0)
+    assert scale * math.sqrt(made.pace) == pytest.approx(10.0, rel=0.11)
+
+
+# -- how far a loop runs ahead of a mix --------------------------------------------------------------------------------
+def pair(**config):
+    swarm = Swarm(config=Config(**config), latency_s=0.01)
+    a, b = swarm.swarm(2)
+    swarm.until(lambda: swarm.agreed() and bool(a.mixes and b.mixes), 30.0)
+    swarm.until(swarm.quiet, 30.0)
+    return swarm, a, b
+
+
+def begun(node, swarm, state):
+    """An exchange of this node in this state, begun at its step count."""
+    node.peer.schedule.retry_at = 0.0
+    node.peer.schedule.due_steps = 0
+    node.peer.stepped(node.steps, node.steps, None, swarm.now)
+    [exchange] = node.peer.exchanges.table.values()
+    exchange.state = state
+    return exchange
+
+
+@pytest.mark.parametrize("state", [State.PREPARING, State.OFFERED, State.STREAMING, State.VERIFIED])
+@pytest.mark.parametrize(("gap", "after"), [(0.0, 0), (0.25, 2), (1.0, 8), (2.0, 16)])
+def test_a_loop_is_held_when_a_mix_under_way_is_as_old_as_the_gap_allows(gap, after, state):
+    swarm, a, _ = pair(max_version_gap=gap, mix_every_steps=8)
+    a.peer.counted(1000, 1000)
+    a.steps = 1000
+    exchange = begun(a, swarm, state)
+    for steps in range(20):
+        a.peer.counted(1000 + steps, 0)
+        assert a.peer.held == (steps >= after)
+    exchange.state = State.DOUBT
+    assert not a.peer.held, "nobody waits for one who is gone"
+
+
+def test_without_a_bound_nobody_is_ever_held():
+    swarm, a, _ = pair(mix_every_steps=8)
+    begun(a, swarm, State.STREAMING)
+    a.peer.counted(10**6, 0)
+    assert not a.peer.held
+
+
+def test_one_that_is_asked_is_held_from_its_snapshot_on_and_not_before():
+    swarm, a, b = pair(max_version_gap=0.0, mix_every_steps=8)
+    begun(a, swarm, State.PREPARING)
+    session = next(iter(a.peer.exchanges.table))
+    [offered] = a.peer.snapshotted(session, swarm.now)
+    b.peer.receive(a.id, offered.message, swarm.now)
+    assert b.peer.exchanges.table[session].state is State.PREPARING
+    assert not b.peer.held
+    b.peer.snapshotted(session, swarm.now)
+    assert b.peer.held
+    b.peer.failed(session, "broken", swarm.now)
+    assert not b.peer.held

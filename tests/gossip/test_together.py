@@ -1,0 +1,143 @@
+"""Two choices that exclude each other are refused when a Config is made, with the reason and with what would do."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import random
+
+import pytest
+
+from gossip import together
+from gossip.config import CHOICES, Config
+from gossip.errors import ConfigError
+from gossip.exchange import Local
+from gossip.exchanges import Exchanges
+from gossip.parts import Part
+from gossip.selection import selector
+from tests.gossip.sides import A, Side
+
+PUSH = {"mixing": "push-sum"}
+ROWS = {"mixing": "row-stochastic"}
+GROUP = {"mixing": "group"}
+RING = {"selection": "ring", "partners": 0}
+OUTER = {"outer_momentum": 0.5, "outer_rate": 0.7}
+
+# What is refused; words of the sentence; and what it says would do, each of which must.
+REFUSED = [
+    (PUSH | OUTER, ["momentum", "mean of a pair"], [PUSH, OUTER | {"mixing": "pair"}]),
+    (PUSH | {"part": "mask 0.01"}, ["push-sum", "mask 0.01", "mass"], [PUSH | {"part": "all"}, {"part": "mask 0.01"}]),
+    (
+        ROWS | {"codec": "moniqua8"},
+        ["row-stochastic", "moniqua8"],
+        [ROWS | {"codec": "int8"}, ROWS | {"codec": "int4"}, {"codec": "moniqua8", "mixing": "pair"}],
+    ),
+    (PUSH | RING, ["partners = 0", "mixing = 'pair'", "as 1"], [RING, PUSH | RING | {"partners": 1}]),
+    (PUSH | {"consensus_target": 2.0}, ["consensus_target", "pairs"], [PUSH, {"consensus_target": 2.0}]),
+    (
+        GROUP | {"selection": "ring"},
+        ["group", "'ring'", "everybody"],
+        [GROUP | {"selection": "grid"}, GROUP | {"selection": "uniform"}],
+    ),
+    (GROUP | {"partners": 2}, ["partners = 2", "group_size"], [GROUP | {"group_size": 3}]),
+    (GROUP | {"part": "top 0.1"}, ["top 0.1", "whole vector"], [GROUP, {"part": "top 0.1"}]),
+    (GROUP | {"codec": "auto"}, ["auto", "one link"], [GROUP | {"codec": "bf16"}, GROUP | {"codec": "int8"}]),
+    (
+        GROUP | {"codec": "moniqua4"},
+        ["moniqua4", "pairs"],
+        [GROUP | {"codec": "int8"}, GROUP | {"codec": "int4"}, {"codec": "moniqua4"}],
+    ),
+    (
+        {"max_version_gap": 1.0, "mix_every_steps": None, "mix_every_s": 30.0},
+        ["max_version_gap", "mix_every_steps"],
+        [{"max_version_gap": 1.0, "mix_every_steps": 8}, {"mix_every_steps": None, "mix_every_s": 30.0}],
+    ),
+    ({"selection": "graph"}, ["graph", "edges.txt"], [{"selection": "graph", "graph": "edges.txt"}]),
+    ({"graph": "edges.txt"}, ["edges.txt", "'uniform'"], [{"selection": "graph", "graph": "edges.txt"}]),
+    ({"partners": 0}, ["partners = 0", "'uniform'"], [RING, RING | {"selection": "torus"}]),
+    (RING | OUTER, ["partners = 0", "momentum"], [RING, RING | OUTER | {"partners": 1}]),
+    ({"partners": 3}, ["partners = 3", "one partner at a time"], [{"partners": 1}, RING, ROWS | {"partners": 3}]),
+    (
+        {"average_optimizer": True, "codec": "int8"},
+        ["average_optimizer", "int8", "negative"],
+        [{"average_optimizer": True, "codec": name} for name in ("fp32", "bf16", "fp16")] + [{"codec": "int8"}],
+    ),
+    (
+        {"codec": "moniqua2", "part": "fragments 4"},
+        ["moniqua2", "fragments 4"],
+        [{"codec": "int4", "part": "fragments 4"}, {"codec": "moniqua2", "part": "all"}],
+    ),
+    ({"clip_radius": 1.0}, ["clip_radius", "'none'"], [{"clip_radius": 1.0, "filter": "clip"}]),
+    ({"filter": "trimmed"}, ["trimmed", "group"], [GROUP | {"filter": "trimmed"}, {"filter": "clip"}]),
+    (
+        GROUP | {"filter": "clip"},
+        ["'clip'", "pair"],
+        [GROUP | {"filter": "trimmed"}, {"filter": "clip", "mixing": "pair"}],
+    ),
+    (
+        PUSH | {"filter": "clip"},
+        ["'clip'", "mass without weights"],
+        [PUSH | {"filter": "balance"}, ROWS | {"filter": "clip"}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "words", "remedies"), REFUSED, ids=lambda value: str(value)[:60])
+def test_what_excludes_each_other_is_refused_and_what_the_sentence_names_works(changes, words, remedies):
+    with pytest.raises(ConfigError) as caught:
+        Config(**changes)
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    assert text.endswith(".")
+    assert "\n" not in text
+    for remedy in remedies:
+        Config(**remedy)
+
+
+def test_every_refusal_there_is_has_its_example():
+    tree = ast.parse(inspect.getsource(together))
+    said = [node for node in ast.walk(tree) if isinstance(node, ast.Return) and node.value is not None]
+    refusals = [node for node in said if not (isinstance(node.value, ast.Constant) and node.value.value is None)]
+    assert len(refusals) == len(REFUSED)
+
+
+AXES = {
+    "selection": CHOICES["selection"],
+    "mixing": CHOICES["mixing"],
+    "filter": CHOICES["filter"],
+    "codec": ("fp32", "int4", "moniqua8"),
+    "part": ("all", "mask 0.01", "fragments 4"),
+    "partners": (0, 1, 3),
+    "outer_rate": (1.0, 0.7),
+}
+
+
+def config_or_refusal(changes):
+    try:
+        return Config(**changes), ""
+    except ConfigError as error:
+        return None, str(error)
+
+
+def test_of_any_combination_a_node_can_be_made_or_a_sentence_names_what_is_in_the_way():
+    """Seven axes, every point: nothing that a Config takes is refused later, by what is made of it."""
+    made = refused = 0
+    for values in itertools.product(*AXES.values()):
+        changes = dict(zip(AXES, values, strict=True))
+        if changes["selection"] == "graph":
+            changes["graph"] = "edges.txt"
+        config, said = config_or_refusal(changes)
+        if config is None:
+            refused += 1
+            assert said.endswith(".")
+            assert any(name in said or repr(value) in said for name, value in changes.items()), said
+            continue
+        made += 1
+        if config.selection != "graph":
+            selector(config.selection, at_once=config.partners == 0, group_size=config.group_size)
+        exchanges = Exchanges(A, Local("f", 10_000, 0), config, random.Random(0).random, Side())
+        assert exchanges.part == (Part.parse(config.part) or exchanges.part)
+        assert (exchanges.fragments is not None) == config.part.startswith("fragments")
+    assert made > 300
+    assert refused > 3_000

@@ -1,0 +1,115 @@
+"""A training loop that waits for its mix: it goes on when the partner is gone, and stops when it is told to."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from gossip.config import Config
+
+CHILD = """
+import sys
+import numpy as np
+from gossip.config import Config
+from node import Node
+config = Config(mix_every_steps=1, max_version_gap=0.0, progress_period_s=0.1)
+with Node({"x": np.zeros(600, np.float32)}, seeds=sys.argv[1:], config=config) as node:
+    print("in", flush=True)
+    try:
+        while True:
+            node.step()
+    except KeyboardInterrupt:
+        print("out", flush=True)
+"""
+LOCKSTEP = Config(mix_every_steps=1, max_version_gap=0.0, progress_period_s=0.1, bench_s=0.2)
+
+
+def vector() -> dict[str, np.ndarray]:
+    return {"x": np.zeros(600, np.float32)}
+
+
+@pytest.fixture
+def child():
+    started = []
+
+    def start(seed):
+        process = subprocess.Popen([sys.executable, "-c", CHILD, seed], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "in\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def mixes(trainee) -> int:
+    return trainee.node.metrics().exchanges_done
+
+
+def test_whoever_waits_for_a_partner_that_is_killed_trains_on(train, until, child):
+    trainee = train(vector(), config=LOCKSTEP)
+    partner = child(trainee.node.address)
+    until(lambda: mixes(trainee) > 20)
+    partner.kill()
+    partner.wait()
+    steps = trainee.node.metrics().steps
+    until(lambda: trainee.node.metrics().steps > steps + 100)
+
+
+def test_three_that_all_wait_for_each_other_all_go_on(train, until):
+    trainees = [train(vector(), config=LOCKSTEP)]
+    trainees += [train(vector(), config=LOCKSTEP, seeds=[trainees[0].node.address]) for _ in range(2)]
+    until(lambda: all(trainee.node.metrics().members_alive == 3 for trainee in trainees))
+    before = [(mixes(trainee), trainee.node.metrics().steps) for trainee in trainees]
+    until(
+        lambda: all(
+            mixes(trainee) > mixed + 30 and trainee.node.metrics().steps > steps + 30
+            for trainee, (mixed, steps) in zip(trainees, before, strict=True)
+        )
+    )
+
+
+def test_a_mix_has_landed_when_the_step_returns(train, until):
+    """In lockstep nothing is left for the next boundary: neither a wish nor a shift."""
+    trainees = [train(vector(), config=LOCKSTEP)]
+    trainees.append(train(vector(), config=LOCKSTEP, seeds=[trainees[0].node.address]))
+    until(lambda: all(mixes(trainee) > 5 for trainee in trainees))
+
+    def step(node) -> list[bool]:
+        left = []
+        for _ in range(30):
+            node.step()
+            left.append(bool(node.boundary.shifts or node.runtime.streams.mixes_open))
+        return left
+
+    before = mixes(trainees[0])
+    assert not any(trainees[0].do(step))
+    assert mixes(trainees[0]) > before
+
+
+def test_one_that_waits_can_be_interrupted(train, until, child):
+    trainee = train(vector(), config=LOCKSTEP)
+    partner = child(trainee.node.address)
+    until(lambda: mixes(trainee) > 5)
+    asleep = threading.Event()
+
+    def sleep(_node) -> None:  # for long enough, and for less than the partner's patience with it
+        asleep.set()
+        time.sleep(1.0)
+
+    sleeper = threading.Thread(target=trainee.do, args=(sleep,))
+    sleeper.start()
+    asleep.wait()
+    partner.send_signal(signal.SIGINT)
+    assert partner.stdout.readline() == "out\n"
+    assert partner.wait(10) == 0
+    sleeper.join()

@@ -1,0 +1,118 @@
+"""Every published method, codec, part and mixing between real nodes over loopback: vectors that differ come closer.
+
+Nobody trains here, so that what moves the vectors is the mixing alone: a pair's mean stays where it is, and push-sum
+keeps the sum of mass times vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from gossip.config import Config
+from gossip.published import METHODS
+
+ELEMENTS = 600  # three blocks of a codec, the last one short
+NODES = 3
+QUICK = {"progress_period_s": 0.1, "join_timeout_s": 3.0, "bench_s": 0.2}
+RARELY = 8  # a published interval longer than this is shortened: the method is the same, and the test quicker
+SLOW = {"sparta": 0.7, "top 0.1": 0.7, "moniqua2": 0.5, "clippedgossip": 0.5, "streaming-diloco": 0.7, "int4": 0.7}
+"""Methods that bring little at each mix: what of the first disagreement may be left. Of others a twentieth."""
+
+WITH: dict[str, dict[str, object]] = {
+    **{codec: {"codec": codec} for codec in ("bf16", "fp16", "int8", "int4", "moniqua4", "moniqua2")},
+    "top 0.1": {"part": "top 0.1", "mix_every_steps": 1},
+    "mask 0.3": {"part": "mask 0.3", "mix_every_steps": 1},
+    "push-sum to two": {"mixing": "push-sum", "partners": 2},
+    "clip": {"filter": "clip"},
+    "nearest": {"selection": "nearest"},
+    "torus": {"selection": "torus", "partners": 0},
+}
+
+
+def configured(name: str) -> Config:
+    if name in WITH:
+        return Config(**({"mix_every_steps": 2} | WITH[name] | QUICK))
+    changes = dict(METHODS[name].changes)
+    if 1 < changes["mix_every_steps"] < 1000:
+        changes["mix_every_steps"] = min(changes["mix_every_steps"], RARELY)
+    return Config(**(changes | QUICK))
+
+
+@dataclass
+class Swarm:
+    """Nodes that began with the same vector, and were then pushed apart."""
+
+    trainees: list
+    vectors: list[np.ndarray]
+    start: float  # every element, of every node
+    pushed: list[tuple[float, np.ndarray]] = field(default_factory=list)  # the mass at that moment, and by how much
+
+    def push_apart(self) -> None:
+        for number, (trainee, vector) in enumerate(zip(self.trainees, self.vectors, strict=True)):
+            noise = np.random.default_rng(number).normal(size=ELEMENTS).astype(np.float32)
+
+            def push(node, vector=vector, noise=noise):
+                vector += noise
+                return node.boundary.mass
+
+            self.pushed.append((trainee.do(push), noise))
+
+    @property
+    def masses(self) -> list[float]:
+        return [trainee.node.boundary.mass for trainee in self.trainees]
+
+    @property
+    def disagreement(self) -> float:
+        """The root mean square distance from the mean."""
+        return float(np.sqrt(np.mean(np.var(self.vectors, axis=0))))
+
+    def mixed(self, times: int) -> bool:
+        return all(trainee.node.metrics().exchanges_done >= times for trainee in self.trainees)
+
+
+@pytest.fixture
+def swarm(train, until):
+    def start(config: Config) -> Swarm:
+        start = 10.0 if config.filter == "balance" else 1.0  # which takes what is near, by the vector's own length
+        vectors = [np.full(ELEMENTS, start, np.float32) for _ in range(NODES)]
+        trainees: list = []
+        for vector in vectors:
+            seeds = [trainees[0].node.address] if trainees else []
+            trainees.append(train({"x": vector}, config=config, seeds=seeds))
+        until(lambda: all(trainee.node.metrics().members_alive == NODES for trainee in trainees))
+        return Swarm(trainees, vectors, start)
+
+    return start
+
+
+NAMES = [name for name in METHODS if name != "local-sgd"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, *WITH])
+def test_nodes_that_were_pushed_apart_come_closer(name, swarm, until):
+    config = configured(name)
+    nodes = swarm(config)
+    nodes.push_apart()
+    first = float(np.sqrt(np.mean(np.var([noise for _, noise in nodes.pushed], axis=0))))
+    until(lambda: nodes.mixed(5) and nodes.disagreement < SLOW.get(name, 0.05) * first)
+    if not config.plain or config.mixing == "row-stochastic" or name in SLOW:
+        return
+    if config.codec == "fp32":
+        until(lambda: nodes.disagreement < 1e-4 * first)
+    # Mass times vector, in flight as well, is what it was. A pair has a mass of 1 on either side.
+    expected = nodes.start + np.sum([mass * noise for mass, noise in nodes.pushed], axis=0) / NODES
+    found = np.average(nodes.vectors, axis=0)
+    assert np.sqrt(np.mean((found - expected) ** 2)) < 2 * nodes.disagreement + 1e-5
+    if config.mixing == "push-sum":
+        until(lambda: abs(sum(nodes.masses) - NODES) < 1e-9)  # between two pushes
+
+
+def test_a_node_of_local_sgd_mixes_with_nobody(swarm, until):
+    nodes = swarm(configured("local-sgd"))
+    nodes.push_apart()
+    until(lambda: all(trainee.node.metrics().steps > 50 for trainee in nodes.trainees))
+    assert nodes.disagreement > 0.5  # as they were pushed
+    assert not nodes.mixed(1)

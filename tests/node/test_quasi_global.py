@@ -1,0 +1,198 @@
+"""A node tells quasi-global momentum of its mixes, and knows its state as it knows any optimizer's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from gossip.quasi_global import QuasiGlobal
+from node import checkpoint
+from node.snapshot import ModelState
+
+
+def linear(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(4, 2)
+
+
+def flat(model):
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def momenta(optimizer):
+    found = [optimizer.state[p].get("quasi_global", torch.zeros_like(p)) for p in optimizer.param_groups[0]["params"]]
+    return torch.cat([one.flatten() for one in found]).clone()
+
+
+class Watched(QuasiGlobal):
+    """Writes down how far the parameters are from where the last step left them when it hears of a mix."""
+
+    def __init__(self, model, **options):
+        super().__init__(model.parameters(), **{"lr": 0.1} | options)
+        self.model, self.jumps, self.joins = model, [], []
+        self.after_step = flat(model)
+
+    def mixed(self):
+        self.jumps.append(flat(self.model) - self.after_step)
+        self.after_step = flat(self.model)
+        super().mixed()
+
+    def joined(self, keep=False):
+        super().joined(keep)
+        self.joins.append((flat(self.model), momenta(self)))
+
+
+def pulled(model, optimizer, target):
+    """Steps towards a number, with noise, so that no two nodes ever agree exactly."""
+
+    def work():
+        optimizer.zero_grad()
+        noise = 0.1 * torch.randn(1)
+        loss = sum(((parameter - target - noise) ** 2).sum() for parameter in model.parameters()) / 2
+        loss.backward()
+        optimizer.step()
+        optimizer.after_step = flat(model)
+        return loss
+
+    return work
+
+
+def with_a_past(model):
+    """Of a life in another swarm."""
+    optimizer = Watched(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    QuasiGlobal.mixed(optimizer)
+    assert momenta(optimizer).norm() > 0
+    return optimizer
+
+
+def watched(train, target, *, seed=0, optimizer=None, **options):
+    model = linear(seed)
+    optimizer = Watched(model) if optimizer is None else optimizer(model)
+    return train(model, optimizer, pulled(model, optimizer, target), **options)
+
+
+def test_the_optimizer_hears_of_every_mix_when_it_is_in_the_parameters(train, until):
+    first = watched(train, -1.0)
+    second = watched(train, 1.0, seeds=[first.node.address])
+    both = (first, second)
+    until(lambda: all(len(one.optimizer.jumps) >= 10 for one in both))
+    for one in both:
+        heard, done = one.do(lambda node: (list(node.optimizer.jumps), node.metrics().exchanges_done))
+        assert all(jump.norm() > 0 for jump in heard)
+        assert len(heard) <= done  # two that land at one boundary are heard of as one
+        assert momenta(one.optimizer).norm() > 0
+    # Each is pulled to its own number, and the mixes to the other's.
+    assert sum(float(jump.sum()) for jump in first.optimizer.jumps) > 0
+    assert sum(float(jump.sum()) for jump in second.optimizer.jumps) < 0
+
+
+def test_a_newcomer_among_other_optimizers_begins_without_momentum_where_the_swarm_is(train):
+    donor_model = linear()
+    sgd = torch.optim.SGD(donor_model.parameters(), lr=0.1, momentum=0.9)
+    sgd.after_step = None
+    donor = train(donor_model, sgd, pulled(donor_model, sgd, 5.0))
+    donor.do(lambda node: node.visit())  # it reports what its optimizer keeps
+    newcomer = watched(train, 5.0, seed=1, optimizer=with_a_past, seeds=[donor.node.address])
+    ((weights, momentum),) = newcomer.optimizer.joins
+    assert torch.equal(weights, torch.cat([value.flatten() for value in newcomer.at_entry.values()]))
+    assert not torch.equal(weights, flat(linear(1)))
+    assert momentum.norm() == 0  # neither of a former life, nor SGD's, which is as long
+
+
+def test_a_newcomer_takes_over_the_momentum_of_its_donor(train, until):
+    first = watched(train, -1.0)
+    second = watched(train, 1.0, seeds=[first.node.address])
+    until(lambda: all(len(one.optimizer.jumps) >= 3 for one in (first, second)))
+    second.stop()
+    held = first.do(lambda node: (node.visit(), momenta(node.optimizer))[1])  # nobody is left who would move it
+    model = linear(2)
+    optimizer = Watched(model)
+    train(model, optimizer, seeds=[first.node.address])  # without steps
+    ((_, momentum),) = optimizer.joins
+    assert held.norm() > 0
+    assert torch.equal(momentum, held)
+
+
+def test_asked_to_average_the_optimizer_nodes_share_the_momentum_and_not_where_each_came_from(train, until, quick):
+    config = replace(quick, average_optimizer=True)
+    first = watched(train, -1.0, config=config)
+    second = watched(train, 1.0, seeds=[first.node.address], config=config)
+    until(lambda: all(len(one.optimizer.jumps) >= 5 for one in (first, second)))
+    for one in (first, second):
+        keys, size, elements = one.do(lambda node: (node.state.optimizer_keys, node.state.size("full"), 10))
+        assert keys == ("quasi_global",)
+        assert size == 2 * elements
+    assert all(one.node.metrics().exchanges_done >= 5 for one in (first, second))
+
+
+def test_a_mixed_snapshot_adds_to_momentum_and_weights_and_leaves_the_old_point_alone():
+    model = linear()
+    optimizer = QuasiGlobal(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    start = flat(model)
+    optimizer.step()
+    state = ModelState(model, optimizer)
+    shift = np.concatenate([np.full(10, 0.5, np.float32), np.full(10, 2.0, np.float32)])
+    state.add(shift, "full")
+    assert torch.equal(momenta(optimizer), torch.full((10,), 2.0))
+    optimizer.mixed()
+    expected = 0.9 * 2.0 + 0.1 * (start - flat(model)) / 0.1
+    assert torch.allclose(momenta(optimizer), expected)
+    assert torch.allclose(start - flat(model), torch.full((10,), 0.1 - 0.5))
+
+
+def test_a_checkpoint_keeps_the_momentum(tmp_path):
+    model = linear()
+    optimizer = QuasiGlobal(model.parameters(), lr=0.1)
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        optimizer.mixed()
+    checkpoint.save(tmp_path / "run", model.state_dict(), optimizer.state_dict(), {})
+    saved = checkpoint.load(tmp_path / "run")
+    twin = linear(1)
+    other = QuasiGlobal(twin.parameters(), lr=0.9)
+    twin.load_state_dict(saved.tensors)
+    other.load_state_dict(saved.optimizer_state)
+    for one, its in ((model, optimizer), (twin, other)):
+        for parameter in one.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        its.step()
+        its.mixed()
+    assert torch.equal(flat(model), flat(twin))
+    assert torch.equal(momenta(optimizer), momenta(other))
+    assert momenta(other).norm() > 0
+
+
+def test_a_node_that_loads_a_checkpoint_goes_on_with_its_momentum(train, until, tmp_path):
+    first = watched(train, -1.0)
+    second = watched(train, 1.0, seeds=[first.node.address])
+    until(lambda: len(first.optimizer.jumps) >= 3)
+    held = first.do(lambda node: (node.save(tmp_path / "run"), momenta(node.optimizer))[1])
+    first.stop()
+    second.stop()
+    model = linear(3)
+    alone = train(model, Watched(model), config=first.options["config"])
+    alone.do(lambda node: node.load(tmp_path / "run"))
+    assert held.norm() > 0
+    assert torch.equal(momenta(alone.optimizer), held)
+
+
+def test_a_checkpoint_of_weights_alone_leaves_no_momentum_of_other_weights(train, tmp_path):
+    before = train(linear(1))
+    before.do(lambda node: node.save(tmp_path / "run"))
+    before.stop()
+    model = linear(2)
+    optimizer = with_a_past(model)
+    alone = train(model, optimizer)
+    alone.do(lambda node: node.load(tmp_path / "run"))
+    assert torch.equal(flat(model), flat(linear(1)))
+    assert momenta(optimizer).norm() == 0

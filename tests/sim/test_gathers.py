@@ -1,0 +1,132 @@
+"""Group means between simulated peers: what they send, and what becomes of streams that are lost."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from gossip.codecs import get_codec
+from gossip.config import Config
+from gossip.gathering import slices
+from sim.attackers import AttackersSpec, Liar
+from sim.network import Network
+from sim.swarm import Swarm
+from tests.sim.test_oracles import STEP_S, exchange, told_to_mix
+
+ELEMENTS = 5_000  # 20 blocks, the last one short
+
+
+def whole_numbers(n: int, seed: int = 1) -> np.ndarray:
+    return (240 * np.random.default_rng(seed).integers(-50, 51, (n, ELEMENTS))).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 16])
+def test_each_member_sends_its_vector_about_twice_however_large_the_group(size: int) -> None:
+    matrix = whole_numbers(size)
+    swarm = told_to_mix(matrix, 1, mixing="group", group_size=size)
+    exchange(swarm, 0)
+    assert swarm.sessions.mixes == size
+    assert swarm.sessions.stream_bytes == 2 * (size - 1) * 4 * ELEMENTS  # 2 (g-1)/g of a vector each
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4"])
+def test_with_a_codec_it_is_as_many_fewer_bytes_and_all_come_to_one_vector(codec: str) -> None:
+    matrix = np.random.default_rng(1).normal(size=(4, ELEMENTS)).astype(np.float32)
+    mean, before = matrix.mean(0, dtype=np.float64), matrix.copy()
+    swarm = told_to_mix(matrix, 1, mixing="group", codec=codec)
+    exchange(swarm, 0)
+    code = get_codec(codec)
+    assert swarm.sessions.stream_bytes == 6 * sum(code.encoded_bytes(c.stop - c.start) for c in slices(ELEMENTS, 4))
+    # x + (Q(mean) - Q(x)) is one vector but for what is lost of x, and the mean errs by the losses of five.
+    error = code.error_bound(before[0]).max() * 1.5
+    assert np.ptp(matrix, axis=0).max() <= 2 * error
+    assert np.abs(matrix.mean(0) - mean).max() <= 2 * error
+
+
+def test_a_vector_of_fewer_blocks_than_members_is_averaged_by_some_of_them() -> None:
+    matrix = whole_numbers(4)[:, :300].copy()
+    mean = matrix.mean(0, dtype=np.float64)
+    swarm = told_to_mix(matrix, 1, mixing="group")
+    exchange(swarm, 0)
+    assert np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
+
+
+def test_with_streams_lost_a_group_mixes_as_a_whole_or_not_at_all() -> None:
+    matrix = np.zeros((6, 2), np.float32)
+    network = Network(latency_s=0.01, rate_bytes_s=1e4, loss=0.03)
+    swarm = told_to_mix(matrix, 3, network, mixing="group", bench_s=1e-3, stall_s=0.3, reply_timeout_s=0.3)
+    mixed = failed = 0
+    for _ in range(150):
+        matrix[:] = 12.0 * np.arange(10, 16)[:, None]
+        before = matrix.copy()
+        exchange(swarm, 0)
+        members = np.flatnonzero((matrix != before).any(1))
+        assert matrix.sum() == before.sum()
+        if members.size:
+            mixed += 1
+            assert np.ptp(matrix[members]) == 0
+        else:
+            failed += 1
+        # A member whose value was the mean does not show; nor does one alone move it.
+        assert members.size != 1
+    assert mixed > 50
+    assert failed > 10
+    gathers = swarm.sessions.gathers
+    assert gathers.idle
+    assert not any(gathers.under_way.values())
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.15, 0.25, 0.35, 0.6])
+def test_a_member_that_dies_in_the_middle_leaves_the_others_as_they_were_or_all_mixed(after_s: float) -> None:
+    matrix = whole_numbers(4)
+    swarm = told_to_mix(matrix, 1, Network(latency_s=0.01, rate_bytes_s=1e5), mixing="group")
+    host = swarm.hosts[0]
+    swarm.perform(host, host.peer.settle(True, swarm.now))
+    host.peer.settle(False, swarm.now)
+    before = matrix.copy()
+    swarm.run_until(swarm.now + after_s)
+    swarm.kill(2)
+    swarm.run_until(swarm.now + 60.0)
+    moved = [not np.array_equal(matrix[k], before[k]) for k in (0, 1, 3)]
+    assert len(set(moved)) == 1
+    assert all(not one.peer.exchanges.table for one in swarm.alive())
+
+
+@pytest.mark.parametrize("kind", ["nan", "scaled"])
+def test_values_that_no_peer_may_take_are_left_out_and_counted(kind: str) -> None:
+    matrix = np.random.default_rng(1).normal(size=(3, ELEMENTS)).astype(np.float32)
+    swarm = told_to_mix(matrix, 1, mixing="group")
+    liar = Liar(AttackersSpec(share=0.25, kind=kind, scale=None if kind == "nan" else 1e6), 1, "liar")
+    swarm.add_peer(np.zeros(ELEMENTS, np.float32) + 0.5, founder=True, step_s=STEP_S, liar=liar)
+    before = matrix.copy()
+    exchange(swarm, 0)
+    swarm.run_until(swarm.now + 10.0)
+    assert np.array_equal(matrix, before), "its mean is no better than its values"
+    counted = swarm.hosts[0].peer.exchanges.refusals.counts
+    assert {(partner, code) for partner, code in counted} == {
+        (swarm.hosts[3].id, "not-finite" if kind == "nan" else "norm")
+    }
+    assert swarm.hosts[0].peer.partners.bench.sits_out(swarm.hosts[3].id, swarm.now)
+    exchange(swarm, 0)
+    assert not np.array_equal(matrix, before), "without it they mix"
+
+
+def test_a_trimmed_mean_leaves_out_one_that_is_off() -> None:
+    matrix = np.tile(np.array([[0.0], [1.0], [2.0], [9.0]], np.float32), ELEMENTS)
+    swarm = told_to_mix(matrix, 1, mixing="group", filter="trimmed")
+    exchange(swarm, 1)
+    assert np.allclose(matrix, 1.5)
+
+
+def test_members_that_were_strangers_dial_each_other() -> None:
+    config = Config(mixing="group", group_size=0)
+    swarm = Swarm(1, Network(latency_s=0.01, rate_bytes_s=math.inf), config)
+    matrix = whole_numbers(5)
+    for row in matrix:
+        swarm.add_peer(row, founder=True, step_s=STEP_S)
+    swarm.introduce()
+    swarm.run_until(30.0)
+    assert max(host.peer.exchanges.failures for host in swarm.hosts) == 0
+    assert np.ptp(matrix, axis=0).max() < 1e-2

@@ -1,0 +1,151 @@
+"""The closed forms of group means, against swarms that average in groups for real (see test_oracles for how).
+
+One group of g members of n, drawn at random: the group's V becomes 0 about its own mean, which is g - 1 of its g
+degrees of freedom, of n - 1 in all, so that E V'/V = 1 - (g-1)/(n-1). A complete round of groups, g divides n, leaves
+the n/g - 1 degrees of freedom between their means: E V'/V = (n/g - 1)/(n - 1) = (n-g)/(g(n-1)).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from gossip.config import Config
+from gossip.errors import ConfigError
+from gossip.mixing import stability_limit
+from sim.swarm import Swarm
+from tests.sim.test_oracles import SEED, STEP_S, Measured, disagreement, exchange, holds, told_to_mix
+
+
+def one_group(seed: int, n: int, g: int) -> Measured:
+    """500 single groups with 64 elements of normal values, each a sample of V'/V with the standard error of the mean
+    over groups; the elements of one group share its members, and these are drawn alike."""
+    count, rng = 500, np.random.default_rng(seed)
+    matrix = np.empty((n, 64), np.float32)
+    swarm = told_to_mix(matrix, seed, mixing="group", group_size=g)
+    ratios = np.empty(count)
+    for number in range(count):
+        matrix[:] = rng.normal(size=matrix.shape)
+        before = disagreement(matrix).sum()
+        exchange(swarm, int(rng.integers(n)))
+        ratios[number] = disagreement(matrix).sum() / before
+    assert swarm.sessions.mixes == g * count
+    return float(ratios.mean()), 1 - (g - 1) / (n - 1), float(ratios.std() / math.sqrt(count))
+
+
+@pytest.mark.parametrize(("n", "g"), [(8, 3), (12, 4)])
+def test_one_random_group_takes_its_share_of_the_disagreement(n: int, g: int) -> None:
+    assert holds(one_group(SEED, n, g))
+
+
+def round_of_groups(seed: int, n: int, g: int) -> tuple[Measured, list[int]]:
+    """400 rounds: whoever is in no group yet is told to mix, one after another, until all are. Each group is drawn from
+    all that are left, since those in a group of this round are benched: so the partition is a uniform one."""
+    count, rng = 400, np.random.default_rng(seed)
+    matrix, sizes = np.empty((n, 16), np.float32), list[int]()
+    swarm = told_to_mix(matrix, seed, mixing="group", group_size=g, bench_s=1e5)
+    ratios = np.empty(count)
+    for number in range(count):
+        matrix[:] = rng.normal(size=matrix.shape)
+        before, left = disagreement(matrix).sum(), set(range(n))
+        while left:
+            old = matrix.copy()
+            exchange(swarm, min(left))
+            group = np.flatnonzero((matrix != old).any(1)).tolist()
+            sizes.append(len(group))
+            left -= set(group)
+            for host in swarm.hosts:
+                for member in group:
+                    host.peer.partners.failed(swarm.hosts[member].id, swarm.now)
+        for host in swarm.hosts:
+            for other in swarm.hosts:
+                host.peer.partners.succeeded(other.id)
+        ratios[number] = disagreement(matrix).sum() / before
+    return (float(ratios.mean()), (n - g) / (g * (n - 1)), float(ratios.std() / math.sqrt(count))), sizes
+
+
+def test_a_complete_round_of_groups_leaves_what_lies_between_them() -> None:
+    measured, sizes = round_of_groups(SEED, 12, 4)
+    assert set(sizes) == {4}
+    assert holds(measured)
+
+
+def everybody(swarm: Swarm) -> None:
+    """All are due at this instant, and mix until nothing is under way."""
+    for host in swarm.hosts:
+        swarm.perform(host, host.peer.settle(True, swarm.now))
+    for host in swarm.hosts:
+        host.peer.settle(False, swarm.now)
+    swarm.run_until(swarm.now + 3.5 * STEP_S)
+    while any(host.shifts or host.requests or host.peer.exchanges.table for host in swarm.hosts):
+        swarm.run_until(swarm.now + STEP_S)
+
+
+@pytest.mark.parametrize(("side", "dimensions"), [(2, 3), (3, 2), (4, 2), (3, 3)])
+def test_a_grid_of_groups_reaches_the_exact_mean_in_as_many_rounds_as_it_has_dimensions(
+    side: int, dimensions: int
+) -> None:
+    # Moshpit: n = M^d. Whole numbers divisible by n keep every sum and mean exact in float32.
+    n = side**dimensions
+    matrix = n * np.random.default_rng(SEED).integers(-100, 101, (n, 300)).astype(np.float32)
+    mean = matrix.mean(0, dtype=np.float64).astype(np.float32)
+    swarm = told_to_mix(matrix, SEED, mixing="group", selection="grid", group_size=side)
+    for number in range(dimensions):
+        assert not np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
+        everybody(swarm)
+        assert swarm.sessions.mixes == (number + 1) * n, "everybody in one group a round"
+    assert np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
+
+
+def test_a_swarm_no_larger_than_a_group_is_at_its_mean_after_one() -> None:
+    matrix = np.random.default_rng(SEED).integers(-64, 65, (16, 300)).astype(np.float32)
+    mean = matrix.mean(0, dtype=np.float64).astype(np.float32)
+    swarm = told_to_mix(matrix, SEED, mixing="group", group_size=0)
+    everybody(swarm)
+    assert np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
+
+
+# -- the outer rule in groups ----------------------------------------------------------------------------------------
+def growth(alpha: float, beta: float, group: int, n: int = 1_600, rounds: int = 200) -> float:
+    """Of the disagreement in a round, over the second half of ``rounds``, by the rule itself on random partitions."""
+    rng = np.random.default_rng(SEED)
+    phi, momentum, seen = rng.normal(size=n), np.zeros(n), np.empty(rounds)
+    for number in range(rounds):
+        members = rng.permutation(n).reshape(-1, group)
+        mean = phi[members].mean(1, keepdims=True)
+        momentum[members] = alpha * momentum[members] + beta * (mean - phi[members])
+        phi = phi + momentum
+        seen[number] = phi.var()
+    half = rounds // 2
+    return float((seen[-1] / seen[half]) ** (1 / (rounds - 1 - half)))
+
+
+@pytest.mark.parametrize("group", [2, 4, 8, 16])
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9])
+def test_groups_contract_below_their_limit_and_diverge_above(alpha: float, group: int) -> None:
+    limit = stability_limit(alpha, group)
+    assert growth(alpha, 0.95 * limit, group) < 1
+    assert growth(alpha, 1.05 * limit, group) > 1
+    changes = {"mixing": "group", "group_size": group, "outer_momentum": alpha}
+    Config(**changes, outer_rate=0.95 * limit)
+    with pytest.raises(ConfigError, match="outer_rate"):
+        Config(**changes, outer_rate=1.05 * limit)
+
+
+def test_the_swarm_follows_the_outer_rule_in_groups() -> None:
+    """Against the plain loop on the same groups, to rounding: 24 groups of 4 of 12, alpha 0.5, beta 1.2."""
+    n, alpha, beta = 12, 0.5, 1.2
+    rng = np.random.default_rng(SEED)
+    matrix = rng.normal(size=(n, 300)).astype(np.float32)
+    swarm = told_to_mix(matrix, SEED, mixing="group", outer_momentum=alpha, outer_rate=beta)
+    phi, momentum = matrix.astype(np.float64), np.zeros(matrix.shape)
+    for _ in range(24):
+        old = matrix.copy()
+        exchange(swarm, int(rng.integers(n)))
+        group = np.flatnonzero((matrix != old).any(1))
+        assert len(group) == 4
+        momentum[group] = alpha * momentum[group] + beta * (phi[group].mean(0) - phi[group])
+        phi[group] += momentum[group]
+        np.testing.assert_allclose(matrix, phi, atol=1e-4)

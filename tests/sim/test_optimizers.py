@@ -1,0 +1,223 @@
+"""Quasi-global momentum of many peers at once is the optimizer that a real node holds, peer by peer."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from gossip.config import Config
+from gossip.errors import ConfigError
+from gossip.quasi_global import QuasiGlobal
+from sim import datasets, partitions
+from sim.batches import Batches
+from sim.learners import Learners
+from sim.network import Network
+from sim.scenario import MembershipSpec, Optimizer, Scenario, Task
+from sim.simulation import Simulation
+from sim.swarm import Swarm
+from tests.sim.scenarios import COMING_AND_GOING, log_of, played, small
+from tests.sim.test_exactness import OneStepAtATime, both_ways
+from tests.sim.test_learners import NAMES, ROUNDING, SEED, TOLERANCE
+
+QUASI_GLOBAL = Optimizer(lr=0.05, quasi_global=0.9, weight_decay=0.01)
+LINEAR = Task(model="linear", samples_per_peer=40, batch_size=4, optimizer=QUASI_GLOBAL)
+
+
+class Alone:
+    """One peer: an ordinary module, the optimizer of a node, the same batches, and calls where a node makes them."""
+
+    def __init__(self, task: Task, learners: Learners, row: int) -> None:
+        self.row, self.steps, spec = row, 0, task.optimizer
+        self.module = copy.deepcopy(learners.module(learners.matrix[row]))
+        parameters = list(self.module.parameters())
+        self.optimizer = QuasiGlobal(parameters, spec.lr, spec.quasi_global, spec.weight_decay)
+        self.data = datasets.load(task.dataset)
+        self.batches = Batches(partitions.parts(task, self.data, NAMES, SEED), NAMES, SEED, task.batch_size)
+
+    def train(self, count: int) -> None:
+        for _ in range(count):
+            rows = self.batches.draw(np.array([self.row]), np.array([self.steps]))[0]
+            self.optimizer.zero_grad()
+            F.cross_entropy(self.module(self.data.x_train[rows]), self.data.y_train[rows].long()).backward()
+            self.optimizer.step()
+            self.steps += 1
+
+    @torch.no_grad()
+    def add(self, number: float) -> None:
+        for parameter in self.module.parameters():
+            parameter += number
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp", "cnn"])
+def test_stacked_models_move_as_a_nodes_optimizer_moves_one(model):
+    task = Task(model=model, samples_per_peer=40, batch_size=4, optimizer=QUASI_GLOBAL)
+    learners = Learners(task, NAMES, SEED)
+    start = {name: value.detach().clone() for name, value in learners.module(learners.matrix[0]).named_parameters()}
+    alone = [Alone(task, learners, row) for row in range(len(NAMES))]
+    for rows, counts, mixed in (
+        ([0, 1, 2, 3, 4], [3] * 5, [0, 2]),
+        ([4, 0, 2], [2] * 3, [2, 2, 4]),  # 2 twice without a step between
+        ([3, 1, 4, 0], [1, 8, 3, 1], [3, 1]),
+        ([1, 2], [4, 5], []),
+    ):
+        learners.train(np.array(rows), np.array(counts))
+        for row, count in zip(rows, counts, strict=True):
+            alone[row].train(count)
+        for row in mixed:
+            learners.matrix[row] += np.float32(0.01)
+            learners.mixed(row)
+            alone[row].add(0.01)
+            alone[row].optimizer.mixed()
+    for one in alone:
+        ours = dict(learners.module(learners.matrix[one.row]).named_parameters())
+        for name, theirs in one.module.named_parameters():
+            moved = (theirs - start[name]).norm()
+            assert (ours[name] - theirs).norm() <= TOLERANCE * moved + ROUNDING * theirs.norm(), (one.row, name)
+
+
+@pytest.mark.parametrize("how", ["joined", "reset"])
+def test_a_row_that_was_replaced_begins_without_momentum_and_the_others_keep_theirs(how):
+    learners = Learners(LINEAR, NAMES, SEED)
+    alone = [Alone(LINEAR, learners, row) for row in (0, 1)]
+    for again in (False, True):
+        learners.train(np.array([0, 1]), np.array([6, 6]))
+        for one in alone:
+            one.train(6)
+            one.optimizer.mixed()
+            learners.mixed(one.row)
+        if not again:
+            getattr(learners, how)(1)
+            learners.matrix[1] += np.float32(0.02)
+            learners.mixed(1)  # no step yet: nothing to count
+            alone[1].add(0.02)
+            alone[1].optimizer.joined()
+            alone[1].optimizer.mixed()
+    for one in alone:
+        ours = learners.module(learners.matrix[one.row])
+        for mine, theirs in zip(ours.parameters(), one.module.parameters(), strict=True):
+            assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(learners.matrix[0], learners.matrix[1], atol=1e-3)
+
+
+def test_a_mix_moves_no_state_of_other_optimizers():
+    for optimizer in (Optimizer(lr=0.05, momentum=0.9), Optimizer(name="adamw", lr=0.01)):
+        task = Task(model="linear", samples_per_peer=40, batch_size=4, optimizer=optimizer)
+        told, untold = Learners(task, NAMES, SEED), Learners(task, NAMES, SEED)
+        for one in (told, untold):
+            one.train(np.arange(5), np.full(5, 3))
+            if one is told:
+                one.mixed(1)
+                one.joined(2)
+            one.train(np.arange(5), np.full(5, 3))
+        assert np.array_equal(told.matrix, untold.matrix)
+
+
+def quasi_global(**changes) -> Scenario:
+    task = Task(model="mlp", samples_per_peer=20, batch_size=4, optimizer=QUASI_GLOBAL)
+    return small(**{"task": task} | changes)
+
+
+def test_batched_steps_with_mixes_between_are_those_of_one_peer_at_a_time(monkeypatch):
+    batched, plain = both_ways(quasi_global(), monkeypatch)
+    assert log_of(batched) == log_of(plain)
+    assert plain.swarm.sessions.mixes > 60
+    assert np.array_equal(batched.learners.matrix, plain.learners.matrix)
+    without = played(
+        quasi_global(
+            task=Task(model="mlp", samples_per_peer=20, batch_size=4, optimizer=Optimizer(lr=0.05, weight_decay=0.01))
+        )
+    )
+    assert log_of(without) == log_of(batched)  # the same mixes, of other models
+    assert not np.allclose(without.learners.matrix, batched.learners.matrix, atol=0.01)
+
+
+def test_batched_steps_are_exact_where_peers_come_and_go(monkeypatch):
+    scenario = quasi_global(duration_s=20.0, churn=COMING_AND_GOING, membership=MembershipSpec(mode="ideal"))
+    batched, plain = both_ways(scenario, monkeypatch)
+    assert sum(batched.swarm.lives) > 3
+    for ours, theirs in zip(batched.swarm.alive(), plain.swarm.alive(), strict=True):
+        assert np.array_equal(ours.vector, theirs.vector), f"peer {ours.name} differs"
+
+
+def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_its_row(monkeypatch):
+    run = Simulation(quasi_global())
+    told = []
+    inner = run.learners.mixed
+
+    def mixed(row):
+        host = run.swarm.hosts[row]
+        assert host.taken == host.steps == run.learners.taken[row]
+        assert not host.shifts
+        told.append(row)
+        inner(row)
+
+    monkeypatch.setattr(run.learners, "mixed", mixed)
+    for _ in run.slices():
+        pass
+    waiting = sum(len(host.shifts) for host in run.swarm.hosts)
+    mixes = run.swarm.sessions.mixes - waiting
+    assert 0.9 * mixes < len(told) <= mixes  # two that land at one boundary are told as one
+    assert set(told) == set(range(6))
+
+
+def test_the_run_that_gives_way_leaves_its_momentum_behind():
+    """Two who began apart meet through a third, and one takes the weights of the other: its way there is no mix."""
+    learners = Learners(LINEAR, ["0", "1", "2"], 1)
+    swarm = Swarm(1, Network(), Config(mix_every_steps=4), trainer=learners)
+    learners.matrix[1] += 1000  # so far away that the swarm would be seen to go on in that direction
+    for row, (at_s, seeds) in enumerate([(0.0, []), (1.05, []), (6.05, [0, 1])]):
+        swarm.run_until(at_s)
+        swarm.add_peer(learners.matrix[row], seeds, samples_per_step=learners.samples_per_step)
+    swarm.run_until(20.05)
+    assert len({host.peer.local.genesis for host in swarm.hosts}) == 1
+    assert np.abs(learners.matrix).max() < 2
+
+
+# -- the scenario's table ----------------------------------------------------------------------------------------------
+def from_table(**optimizer) -> Scenario:
+    return Scenario.from_mapping({"duration_s": 1.0, "task": {"optimizer": optimizer}})
+
+
+def test_a_scenario_names_it_and_is_written_as_it_was_read():
+    scenario = from_table(name="sgd", lr=0.1, quasi_global=0.9)
+    assert scenario.task.optimizer == Optimizer(lr=0.1, quasi_global=0.9)
+    assert Scenario.from_mapping(scenario.to_mapping()) == scenario
+    assert scenario.replace(**{"task.optimizer.name": "adamw", "task.optimizer.lr": 0.001}).task.optimizer == Optimizer(
+        name="adamw", lr=0.001
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"quasi_global": 1.0}, "quasi_global = 1.0 cannot work: it must be from 0 to below 1"),
+        ({"quasi_global": 0.9, "momentum": 0.9}, "quasi_global = 0.9 cannot work: .* momentum left out"),
+        ({"name": "adamw", "lr": 0.001, "quasi_global": 0.9}, "quasi_global = 0.9 cannot work: .* adamw has betas"),
+    ],
+)
+def test_what_excludes_it_is_said_in_one_sentence(table, said):
+    with pytest.raises(ConfigError, match=f"task.optimizer.{said}") as raised:
+        from_table(**table)
+    assert "\n" not in str(raised.value)
+
+
+def test_steps_are_counted_row_by_row_in_any_company():
+    """Who trains and mixes beside a peer changes no bit of it."""
+    names = [f"peer {number}" for number in range(40)]
+    task = Task(model="mlp", samples_per_peer=16, optimizer=QUASI_GLOBAL)
+    together, by_itself = Learners(task, names, SEED), OneStepAtATime(task, names, SEED)
+    random = np.random.default_rng(0)
+    for _ in range(4):
+        counts = random.integers(0, 4, len(names))
+        order = random.permutation(len(names))
+        together.train(order, counts[order])
+        by_itself.train(np.arange(len(names)), counts)
+        for row in random.choice(len(names), 10, replace=False).tolist():
+            for learners in (together, by_itself):
+                learners.matrix[row] *= np.float32(0.99)
+                learners.mixed(row)
+    assert np.array_equal(together.matrix, by_itself.matrix)
