@@ -43,7 +43,7 @@ def averager(megabytes, seed, secret, seconds, codec):
         elapsed = time.perf_counter() - begin
         done = me.metrics().exchanges_done
         right = bool(abs(float(vector[0]) - 0.5) < 1e-3)
-        print(json.dumps([list(me.runtime.durations), elapsed / max(1, done), right]), flush=True)
+        print(json.dumps([list(me.runtime.streams.durations), elapsed / max(1, done), right]), flush=True)
         sys.stdin.readline()
 
 

@@ -1,0 +1,129 @@
+"""How fast each codec is, chunk by chunk as a transfer calls it, on one core.
+
+    python benchmarks/codecs.py [--megabytes 64] [--chunk 131072] [--rounds 5] [--json]
+
+A vector of weights (normal, 64 MB: it does not fit in cache) is encoded, quantised and decoded in chunks of 512 KiB.
+Speeds are GB of float32 in (encode, quantised) or out (decode) per second of CPU time, the best of several rounds: the
+machine's other work only ever adds. Where torch finds an accelerator, the last column is the same encoding as torch
+operations on it, without the copy to the host, by the clock.
+"""
+
+import argparse
+import json
+import os
+import time
+
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+import numpy as np
+import torch
+
+from gossip.codecs import CODECS, Spread
+
+DISAGREEMENT = 0.01  # of the weights' size: what the partner's values differ by
+
+
+def best_gb_s(work, gigabytes, rounds, clock=time.process_time):
+    work()
+    seconds = []
+    for _ in range(rounds):
+        begin = clock()
+        work()
+        seconds.append(clock() - begin)
+    return gigabytes / min(seconds)
+
+
+def on_host(codec, weights, partner, chunk, rounds):
+    """(bits a value, encode, quantised, decode)."""
+    if codec.needs_spread:
+        spread = Spread(weights.size)
+        spread.observe(partner - weights)
+        codec = codec.bound(spread)
+    cuts = [slice(first, min(first + chunk, weights.size)) for first in range(0, weights.size, chunk)]
+    bodies = [bytearray(codec.encoded_bytes(cut.stop - cut.start)) for cut in cuts]
+    out = np.empty(chunk, np.float32)
+
+    def encode():
+        for cut, body in zip(cuts, bodies, strict=True):
+            codec.encode(weights[cut], body, 1, cut.start)
+
+    def quantised():
+        for cut in cuts:
+            codec.quantised(weights[cut], out[: cut.stop - cut.start], 1, cut.start)
+
+    def decode():
+        for cut, body in zip(cuts, bodies, strict=True):
+            codec.decode(body, out[: cut.stop - cut.start], partner[cut], 1, cut.start)
+
+    gigabytes = weights.nbytes / 1e9
+    speeds = [best_gb_s(work, gigabytes, rounds) for work in (encode, quantised, decode)]
+    return [8 * sum(map(len, bodies)) / weights.size, *speeds]
+
+
+def torch_encode(name, weights, noise):
+    """The codes that ``name`` would send for a tensor of whole blocks, as torch operations; None where it has none."""
+    if name in ("bf16", "fp16"):
+        return weights.to(torch.bfloat16 if name == "bf16" else torch.float16)
+    if name not in ("int8", "int4"):
+        return None
+    codec = CODECS[name]
+    blocks = weights.view(-1, codec.block)  # (blocks, block)
+    largest = blocks.abs().amax(1) / (codec.centre - 2.0**-8)
+    bits = largest.view(torch.int32)
+    scales = ((bits + (1 << 21) - 1) >> 21 << 21).view(torch.float32)
+    codes = torch.round(blocks / scales[:, None] + noise.view(-1, codec.block)).to(torch.uint8)
+    if name == "int8":
+        return codes.view(-1)
+    low, high = codes.view(-1).chunk(2)  # packed across the chunk, as packing.py does across a segment
+    return low | high << 4
+
+
+def on_accelerator(name, weights, chunk, rounds):
+    """GB/s of encoding on the accelerator, or None."""
+    on_device = torch.from_numpy(weights).cuda()
+    noise = torch.rand(chunk, device="cuda") - 0.5 + getattr(CODECS[name], "centre", 0.0)
+    if torch_encode(name, on_device[:chunk], noise) is None:
+        return None
+
+    def work():
+        for piece in on_device.split(chunk):
+            torch_encode(name, piece, noise)
+        torch.cuda.synchronize()
+
+    return best_gb_s(work, weights.nbytes / 1e9, rounds, time.perf_counter)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=64.0)
+    parser.add_argument("--chunk", type=int, default=131_072, help="elements, a multiple of 256")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    elements = max(1, round(args.megabytes * 1e6 / 4 / args.chunk)) * args.chunk
+    weights = rng.standard_normal(elements, dtype=np.float32)
+    partner = weights + np.float32(DISAGREEMENT) * rng.standard_normal(elements, dtype=np.float32)
+    accelerator = torch.cuda.is_available()
+
+    columns = ["bits a value", "encode", "quantised", "decode"] + ["accelerator"] * accelerator
+    rows = {}
+    for name, codec in CODECS.items():
+        figures = on_host(codec, weights, partner, args.chunk, args.rounds)
+        if accelerator:
+            figures.append(on_accelerator(name, weights, args.chunk, args.rounds))
+        rows[name] = dict(zip(columns, figures, strict=True))
+    if args.json:
+        print(json.dumps(rows))
+        return
+    print(f"GB/s of float32, one core, {elements * 4 / 1e6:.0f} MB in chunks of {args.chunk:,}")
+    if accelerator:
+        print(f"accelerator: {torch.cuda.get_device_name()}")
+    print(f"{'codec':10}" + "".join(f"{column:>14}" for column in columns))
+    for name, row in rows.items():
+        print(f"{name:10}" + "".join(f"{'-' if v is None else format(v, '.2f'):>14}" for v in row.values()))
+
+
+if __name__ == "__main__":
+    main()
