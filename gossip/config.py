@@ -47,14 +47,14 @@ class Config:
     mixing: str = "pair"  # pair, group (means, of all that take part), push-sum, row-stochastic (both one way)
     outer_momentum: float = 0.0  # alpha: m <- alpha m + beta (mean - phi)
     outer_rate: float = 1.0  # beta: phi <- phi + m; stable for 0 < beta < 2 (1 - alpha^2). 0 and 1: the plain pair mean
-    staleness_exponent: float = 0.5  # a: weight = 1/2 (1 + gap)^-a, gap in whole mixing rounds between the two
+    staleness_exponent: float = 0.0  # a: weight = 1/2 (1 + gap)^-a, gap in whole mixing rounds; 0: all pairs alike
     codec: str = "fp32"  # what crosses the wire: fp32, bf16, fp16, int8, int4, moniqua8, moniqua4, moniqua2, or auto
     part: str = "all"  # which elements: all, "mask 0.005" (a random share), "top 0.01", "fragments 8" (one at a time)
     average_optimizer: bool = False  # average the optimizer's state (momentum, second moments) with the weights
 
     # -- what to accept (gossip.filters) -----------------------------------------------------------------------------
     norm_bound: float = 10.0  # refuse |theirs - ours| > bound * (|ours| + sqrt(elements))
-    filter: str = "none"  # none, clip (cut long differences off), balance (refuse them), trimmed (mean, of a group)
+    filter: str = "auto"  # clip (cut long differences off), balance (refuse them), trimmed (mean, of a group), none
     clip_radius: float | None = None  # the longest difference taken whole; None: by the usual distance
     clip_factor: float = 1.5  # times the usual distance: the lower quartile of the last 16 exchanges
     trim: int = 1  # for "trimmed": values of each element left out at either end
@@ -162,7 +162,14 @@ class Config:
     @property
     def watches_movement(self) -> bool:
         """Whether a driver measures how far local steps alone move the model (gossip.progress)."""
-        return self.consensus_target is not None or (self.filter == "clip" and self.clip_radius is None)
+        return self.consensus_target is not None or (self.filtering == "clip" and self.clip_radius is None)
+
+    @property
+    def filtering(self) -> str:
+        """The filter in use: what "auto" comes to is to clip wherever that keeps what a mixing keeps."""
+        if self.filter != "auto":
+            return self.filter
+        return "clip" if self.mixing in ("pair", "row-stochastic") else "none"
 
     # -- presets -----------------------------------------------------------------------------------------------------
     @classmethod
@@ -200,7 +207,7 @@ class Config:
     def published(cls, name: str, **changes: Any) -> Config:
         """A method as its paper has it, by its name in :data:`gossip.published.METHODS` (``gossip methods`` lists
         them), with further changes."""
-        return cls(**(method(name).changes | changes))
+        return cls(**(as_published(name) | changes))
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Config:
@@ -225,7 +232,7 @@ class Config:
         """The same keys from a mapping, as a scenario's ``[gossip]`` section gives them."""
         changes = dict(table)
         if (name := changes.pop("method", None)) is not None:
-            changes = method(name).changes | changes
+            changes = as_published(name) | changes
         preset = changes.pop("preset", "lan")
         if preset not in PRESETS:
             raise ConfigError(f"preset = {preset!r} is unknown: take one of {', '.join(PRESETS)}.")
@@ -241,9 +248,16 @@ class Config:
 CHOICES = {
     "selection": ("uniform", "ring", "torus", "graph", "exponential", "grid", "nearest"),
     "mixing": ("pair", "group", "push-sum", "row-stochastic"),
-    "filter": ("none", "clip", "balance", "trimmed"),
+    "filter": ("auto", "none", "clip", "balance", "trimmed"),
 }
 MOST_PARTNERS = 16  # each costs a stream, and two vectors of memory where both stream
+
+
+def as_published(name: str) -> dict[str, Any]:
+    """The settings of a method: no paper's figures are of a filter that the paper does not have."""
+    return {"filter": "none"} | method(name).changes
+
+
 PRESETS = ("lan", "wan", "datacentre")
 POSITIVE = (
     "mix_every_steps", "mix_every_s", "norm_bound", "reply_timeout_s", "boundary_patience_s", "slowest_rate_mb_s",

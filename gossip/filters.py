@@ -22,6 +22,7 @@ __all__ = ["Filter", "Refusal", "Refusals", "balance_accepts", "clip_factor", "n
 Refusal = Literal["not-finite", "norm", "balance"]
 
 REMEMBERED = 16  # distances whose lower quartile a radius follows: with up to three quarters too long it is honest
+FEW = 256  # elements: below that a distance is one draw and not the mean of many, and no distance is usual
 ENOUGH = 4  # of them before anything is cut off
 REFUSALS = 256  # partners and reasons counted apart: what one node ever needs to show
 
@@ -94,10 +95,12 @@ class Filter:
         between two mixes, each in a direction of its own (V = V/2 + m^2, and a pair is sqrt(2 V) apart).
         """
         config = self.config
-        if config.filter != "clip":
+        if config.filtering != "clip":
             return 0.0
         if config.clip_radius is not None:
             return config.clip_radius
+        if elements < FEW:
+            return 0.0
         known = sorted(self.squares)
         if len(known) < ENOUGH:
             if not self.movement > 0:

@@ -40,5 +40,6 @@ class Progress:
         before, self.expected = self.expected, now
         if before is None:
             return math.nan
-        moved = now - before
-        return math.sqrt(float(np.dot(moved, moved)) * self.size / len(self.places))
+        with np.errstate(all="ignore"):  # a model that diverges has moved by infinity, or by nobody knows what
+            moved = now - before
+            return math.sqrt(float(np.dot(moved, moved)) * self.size / len(self.places))

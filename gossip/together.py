@@ -123,7 +123,7 @@ def cut(config: Config) -> str | None:
 
 
 def filtered(config: Config) -> str | None:
-    if config.clip_radius is not None and config.filter != "clip":
+    if config.clip_radius is not None and config.filtering != "clip":
         return f"clip_radius is for filter = 'clip', and filter is {config.filter!r}."
     if config.filter == "trimmed" and config.mixing != "group":
         return "filter = 'trimmed' leaves out the ends of a group: use mixing = 'group', or filter = 'clip'."

@@ -223,6 +223,8 @@ class Streams:
             if isinstance(job, Adoption):
                 if job.vector is self.joining_vector:
                     self.residual = None
+                    if self.progress is not None:
+                        self.progress.since(job.vector[: self.progress.size])
                     self.boundary.want_adoption(job)
                 continue
             if job.snapshot.array.size > INLINE_ELEMENTS:

@@ -104,11 +104,16 @@ def test_whole_numbers_may_stand_for_seconds_and_none_for_an_absent_schedule():
     assert Config(mix_every_steps=8, mix_every_s=None) == Config()
 
 
-def test_the_defaults_are_random_pairs_that_take_the_mean_of_all_that_is_finite():
+def test_the_defaults_are_random_pairs_that_take_the_mean_of_what_is_not_too_far():
     config = Config()
     assert (config.selection, config.mixing, config.partners, config.codec, config.part, config.filter) == (
-        "uniform", "pair", 1, "fp32", "all", "none",
+        "uniform", "pair", 1, "fp32", "all", "auto",
     )  # fmt: skip
+    assert config.filtering == "clip"
+    assert config.staleness_exponent == 0
+    assert [Config(mixing=mixing).filtering for mixing in ("row-stochastic", "push-sum", "group")] == [
+        "clip", "none", "none",
+    ]  # fmt: skip
     assert config.plain
     assert config.max_version_gap is config.consensus_target is config.clip_radius is None
 

@@ -27,8 +27,11 @@ def test_the_initiator_snapshots_offers_streams_commits_and_mixes():
     assert side.local.version == 2.5
 
 
+AGED = Config(staleness_exponent=0.5)
+
+
 def test_the_responder_snapshots_accepts_streams_commits_and_mixes():
-    side = Side(version=4.0)
+    side = Side(version=4.0, config=AGED)
     x = side.exchanges
     assert x.on_offer(B, offer(7, version=1.0), 0.0) == [Snapshot(7, False)]
     weight = 0.25  # 1/2 (1 + 3)^-1/2
@@ -249,7 +252,7 @@ def test_the_weight_is_the_smaller_cap_of_both_and_falls_with_staleness():
         (8, 0, 0.5, 0.5 / 3),
         (0, 3, 0.25, 0.125),
     ):
-        side = Side(version=float(version))
+        side = Side(version=float(version), config=AGED)
         side.exchanges.on_offer(B, offer(version=theirs, weight=cap), 0.0)
         assert side.table[7].weight == pytest.approx(expected)
         assert side.table[7].weight <= 0.5

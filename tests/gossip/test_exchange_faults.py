@@ -120,7 +120,8 @@ class Pair:
     snapshot, or the end of a side's stream."""
 
     def __init__(self):
-        self.sides = {A: Side(A, partners=(B,), version=3.0), B: Side(B, partners=(), version=5.0)}
+        aged = Config(staleness_exponent=0.5)
+        self.sides = {A: Side(A, (B,), aged, version=3.0), B: Side(B, (), aged, version=5.0)}
         self.wires = {A: deque(), B: deque()}  # by receiver
         self.todo = {A: deque(), B: deque()}  # of each driver
         self.mixes = {A: [], B: []}

@@ -137,13 +137,14 @@ def test_an_offer_with_a_radius_below_zero_is_refused():
 def test_a_radius_follows_the_usual_distance_and_counts_by_the_elements_that_are_mixed():
     rule = Filter(Config(filter="clip", clip_factor=3.0))
     for number in range(ENOUGH):
-        assert rule.radius(100) == 0.0, "too few are known"
+        assert rule.radius(400) == 0.0, "too few are known"
         rule.judge(100 * 4.0, 1e3, 100, float(number))  # two for each element
-    assert rule.radius(100) == pytest.approx(3 * 2 * 10)
-    assert rule.radius(25) == pytest.approx(3 * 2 * 5)
+    assert rule.radius(400) == pytest.approx(3 * 2 * 20)
+    assert rule.radius(10_000) == pytest.approx(3 * 2 * 100)
+    assert rule.radius(100) == 0.0, "of few elements no distance is usual"
     for number in range(REMEMBERED):
         rule.judge(100 * 16.0, 1e3, 100, float(number))
-    assert rule.radius(100) == pytest.approx(3 * 4 * 10), "the old ones are forgotten"
+    assert rule.radius(400) == pytest.approx(3 * 4 * 20), "the old ones are forgotten"
 
 
 @given(
@@ -156,9 +157,9 @@ def test_long_lies_short_of_three_quarters_leave_the_radius_an_honest_one(honest
     told = honest + lies
     random.shuffle(told)
     for square in told:
-        rule.judge(square, 1.0, 1, 0.0)
-    assert min(honest) <= rule.radius(1) ** 2 * (1 + 1e-9)
-    assert rule.radius(1) ** 2 <= max(honest) * (1 + 1e-9)
+        rule.judge(256 * square, 1.0, 256, 0.0)
+    assert min(honest) <= rule.radius(256) ** 2 / 256 * (1 + 1e-9)
+    assert rule.radius(256) ** 2 / 256 <= max(honest) * (1 + 1e-9)
 
 
 def test_before_enough_is_seen_the_nodes_own_steps_say_what_is_usual():
@@ -166,10 +167,10 @@ def test_before_enough_is_seen_the_nodes_own_steps_say_what_is_usual():
     for distance in (math.nan, 0.3, 0.2):
         rule.moved(distance)
     for number in range(ENOUGH):
-        assert rule.radius(10) == pytest.approx(1.5 * 2 * 0.3)
+        assert rule.radius(300) == pytest.approx(1.5 * 2 * 0.3)
         assert rule.radius(1000) == pytest.approx(1.5 * 2 * 0.3), "a part that is mixed rarely is as far apart as all"
         rule.judge(10 * 4.0, 1e3, 10, float(number))
-    assert rule.radius(10) == pytest.approx(1.5 * math.sqrt(10 * 4.0)), "now it is known"
+    assert rule.radius(300) == pytest.approx(1.5 * math.sqrt(300 * 4.0)), "now it is known"
 
 
 def test_a_fixed_radius_is_that_from_the_first_exchange_on():

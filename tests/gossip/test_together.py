@@ -68,7 +68,7 @@ REFUSED = [
         ["moniqua2", "fragments 4"],
         [{"codec": "int4", "part": "fragments 4"}, {"codec": "moniqua2", "part": "all"}],
     ),
-    ({"clip_radius": 1.0}, ["clip_radius", "'none'"], [{"clip_radius": 1.0, "filter": "clip"}]),
+    ({"clip_radius": 1.0, "filter": "none"}, ["clip_radius", "'none'"], [{"clip_radius": 1.0, "filter": "clip"}]),
     ({"filter": "trimmed"}, ["trimmed", "group"], [GROUP | {"filter": "trimmed"}, {"filter": "clip"}]),
     (
         GROUP | {"filter": "clip"},

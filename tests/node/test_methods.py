@@ -34,8 +34,8 @@ WITH: dict[str, dict[str, object]] = {
 
 def configured(name: str) -> Config:
     if name in WITH:
-        return Config(**({"mix_every_steps": 2} | WITH[name] | QUICK))
-    changes = dict(METHODS[name].changes)
+        return Config(**({"mix_every_steps": 2, "filter": "none"} | WITH[name] | QUICK))
+    changes = {"filter": "none"} | METHODS[name].changes
     if 1 < changes["mix_every_steps"] < 1000:
         changes["mix_every_steps"] = min(changes["mix_every_steps"], RARELY)
     return Config(**(changes | QUICK))
