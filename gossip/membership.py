@@ -68,6 +68,8 @@ class Membership:
         self._heal_s = now + rng.random() * config.heal_period_s
         self._left = False
         self.deadline = now  # when to call tick
+        self.changes = 0  # counts those of owners()
+        self.company = False  # whether anybody else is ALIVE; like the two above kept, since drivers ask every time
         self._handlers: dict[type, Callable[[PeerId, Entry | None, Any, float, list[Effect]], None]] = {
             Ping: self._on_ping,
             Ack: self._on_ack,
@@ -124,15 +126,16 @@ class Membership:
     def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
         """A first link to ``peer`` came up, and this is the record of its Hello. Raises as :meth:`receive` does."""
         out: list[Effect] = []
-        if self._left or peer == self.me.id:
+        if self._left or peer == self._mine:
             return out
         self._notice_sleep(now)
         entries = self._table.entries
         known = entries.get(peer)
         stranger = known is None or known.state is not ALIVE
-        if known is not None and claims_more(known.record, record):
+        same = known is not None and known.record is record  # as mostly: then there is nothing to compare
+        if known is not None and not same and claims_more(known.record, record):
             out.append(Send(peer, Gossip((known.record,))))  # it has started anew and does not know how far it was
-        if self._view.is_news(record):
+        if (known is None or not same or known.restored) and self._view.is_news(record):
             self._view.hear(record, now, linked=True)
         entry = entries.get(peer)
         if entry is None:
@@ -142,7 +145,8 @@ class Membership:
         entry.linked = True
         self._table.links[peer] = None
         entry.acked_s = now
-        self._detector.proved(peer, out)
+        if peer in self._detector.targets:
+            self._detector.proved(peer, out)
         if entry.restored:
             self._view.trust(entry, entry.record, now)
         elif entry.state is DEAD or entry.state is SUSPECT:
@@ -178,8 +182,9 @@ class Membership:
         entry = self._table.entries.get(peer)
         if entry is not None:
             entry.acked_s = now
-            self._detector.acknowledged(peer)
-            self._arm()
+            if peer in self._detector.targets:
+                self._detector.acknowledged(peer)
+                self._arm()
 
     def update_me(self, now: float, **changes: Unpack[Own]) -> None:
         """Change our own record; ``steps`` and ``samples`` count this life. Steps, samples, loss and version alone are
@@ -330,9 +335,13 @@ class Membership:
 
     def _done(self, out: list[Effect]) -> list[Effect]:
         self._arm()
-        return self._view.changed(out)
+        if self._view.before:
+            self._view.changed(out)
+        return out
 
     def _arm(self) -> None:
+        table = self._table
+        self.changes, self.company = table.changes, bool(table.alive)
         if self._left:
             self.deadline = math.inf
             return
@@ -364,11 +373,6 @@ class Membership:
     def peers_known(self) -> int:
         """Members in the table in any state, without ourselves."""
         return len(self._table.entries) - 1
-
-    @property
-    def changes(self) -> int:
-        """Counts changes of :meth:`owners`."""
-        return self._table.changes
 
     @property
     def turnover(self) -> int:

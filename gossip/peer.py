@@ -51,6 +51,7 @@ __all__ = ["Peer"]
 BOOK_DIALS = 4  # members of the address book tried at once after a restart
 TRY_EVERY_S = 10.0  # how often one member may have us dial the address it claims
 WAIT_S = 0.25  # with nobody to mix with
+NEVER = -math.inf
 
 
 class Peer:
@@ -118,16 +119,18 @@ class Peer:
         if other < soonest:
             soonest = other
         exchanges, joining = self.exchanges, self.joining
-        if exchanges.table:
-            soonest = min(soonest, exchanges.deadline)
+        for exchange in exchanges.table.values():
+            if exchange.deadline < soonest:
+                soonest = exchange.deadline
         if joining.phase is not Phase.IDLE:
             soonest = min(soonest, joining.next_deadline())
         elif self.schedule.due_at < soonest and self.local.ready and not exchanges.outgoing:
             soonest = min(soonest, max(self.schedule.due_at, self.schedule.retry_at))
         if self.seeds.deadline < soonest:
             soonest = self.seeds.deadline
-        if self.reach.deadline < soonest:
-            soonest = self.reach.deadline
+        reach = self.reach
+        if reach.next_ping_at < soonest or reach.decide_at < soonest:
+            soonest = reach.deadline
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
         return soonest
@@ -201,12 +204,15 @@ class Peer:
     def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
         """A link to ``peer`` finished its Hello; ``record`` is what it signed of itself."""
         effects = self.membership.linked(peer, record, now)
-        self.linked_peers.setdefault(peer, -math.inf)
+        if peer not in self.linked_peers:
+            self.linked_peers[peer] = NEVER
         self.partners.bench.forget(peer)
         if isinstance(self.exchanges, Groups):
             effects += self.exchanges.linked(peer, now)
-        effects += self.reach.linked(peer, self.membership.me)
-        if self.membership.me.address is None:
+        me = self.membership.me
+        if not self.reach.settled:
+            effects += self.reach.linked(peer, me)
+        if me.address is None:
             self.refresh_homes(now)
         if not self.local.ready or self.runs.alone:
             self.runs.next_at = now  # who waits for weights or company looks at once
@@ -253,9 +259,7 @@ class Peer:
         if handler is None:
             return []
         effects = handler(self, sender, message, now)
-        if self.unsettled:
-            effects += self.after(now)
-        return effects
+        return effects + self.after(now) if self.unsettled else effects
 
     @property
     def unsettled(self) -> bool:

@@ -71,7 +71,7 @@ class Runs:
     def deadline(self) -> float:
         """When :meth:`tick` has something to look at: never for one that is ready while nobody comes or goes."""
         membership = self.membership
-        if self.local.ready and membership.changes == self.changes_seen and self.alone is not bool(membership.alive()):
+        if self.local.ready and membership.changes == self.changes_seen and self.alone is not membership.company:
             return math.inf
         return self.next_at
 
@@ -120,7 +120,7 @@ class Runs:
         return []
 
     def company(self) -> list[Effect]:
-        alone = not self.membership.alive()
+        alone = not self.membership.company
         if not self.local.ready or alone == self.alone:
             return []
         self.alone = alone

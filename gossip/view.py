@@ -50,18 +50,16 @@ class View:
         self._intake = Allowance(INTAKE_PER_S, float(config.max_members), now)
         self._accusations: dict[PeerId, int] = {}  # live ones by accuser
         self._suspicions: list[tuple[float, PeerId]] = []  # (when, whom); stale when it expires at another time
-        self._before: dict[PeerId, MemberState | None] = {}  # states before this call, of those that changed in it
+        self.before: dict[PeerId, MemberState | None] = {}  # states before this call, of those that changed in it
         self.deadline = math.inf  # when tick wants to be called
 
-    def changed(self, out: list[Effect]) -> list[Effect]:
+    def changed(self, out: list[Effect]) -> None:
         """Adds a MemberChanged for each whose state is another after this call than before it."""
-        if self._before:
-            for peer, before in self._before.items():
-                entry = self._table.entries.get(peer)
-                if entry is not None and entry.state is not before:
-                    out.append(MemberChanged(peer, before, entry.state))
-            self._before = {}
-        return out
+        for peer, before in self.before.items():
+            entry = self._table.entries.get(peer)
+            if entry is not None and entry.state is not before:
+                out.append(MemberChanged(peer, before, entry.state))
+        self.before = {}
 
     # -- records -------------------------------------------------------------------------------------------------------
     def is_news(self, record: MemberRecord) -> bool:
@@ -100,7 +98,7 @@ class View:
             entry = self._table.add(record, state, now)
             if entry is None:
                 return
-            self._before.setdefault(record.id, None)
+            self.before.setdefault(record.id, None)
             if state is ALIVE:
                 self._detector.joined(record.id)
         elif entry.restored:
@@ -137,7 +135,7 @@ class View:
         if state is DEAD or state is LEFT or by == self._me or by == hint.peer:
             return
         recently = entry.acked_s >= now - self._config.probe_period_s
-        if self._before.get(hint.peer, state) is None:  # new with this very message: then this is how it is known
+        if self.before.get(hint.peer, state) is None:  # new with this very message: then this is how it is known
             dead = hint.dead
         else:
             dead = hint.dead and not pushed and not recently
@@ -201,7 +199,7 @@ class View:
         before = entry.state
         assert record.incarnation >= entry.record.incarnation
         assert before is not LEFT or state is LEFT or record.incarnation > entry.record.incarnation or entry.restored
-        self._before.setdefault(record.id, None if entry.restored else before)
+        self.before.setdefault(record.id, None if entry.restored else before)
         if before is SUSPECT:
             for accuser in entry.accusers:
                 self._accusations[accuser] -= 1

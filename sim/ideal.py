@@ -95,6 +95,10 @@ class IdealMembers:
         return self._registry.turnover
 
     @property
+    def company(self) -> bool:
+        return len(self._registry.alive) > 1
+
+    @property
     def peers_known(self) -> int:
         return len(self._registry.alive) - 1
 
