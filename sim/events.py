@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from array import array
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,13 +22,19 @@ class Events:
         self.now = 0.0  # virtual seconds
         self.handled = 0
         self._heap: list[tuple[Any, ...]] = []  # (when, count, handler, its arguments)
+        # Caused at this instant for this instant: behind all that the heap holds of it but bulk, so that they need no
+        # place in it. Without latency that is most of them.
+        self._at_once: deque[tuple[Any, ...]] = deque()
         self._count = 0
         self._log: list[float] = []  # four numbers a row
         self._hash = hashlib.sha256()
 
     def push(self, when: float, handler: Callable[..., None], *args: object) -> None:
         self._count += 1  # also keeps the heap from comparing handlers
-        heapq.heappush(self._heap, (when, self._count, handler, *args))
+        if when == self.now:
+            self._at_once.append((when, self._count, handler, *args))
+        else:
+            heapq.heappush(self._heap, (when, self._count, handler, *args))
 
     def push_bulk(self, when: float, handler: Callable[..., None], *args: object) -> None:
         """The same, behind everything else of that instant: control goes ahead of bulk."""
@@ -36,9 +43,14 @@ class Events:
 
     def run_until(self, when: float) -> None:
         """Handle everything due up to and at this time, what is caused on the way included."""
-        heap = self._heap
-        while heap and heap[0][0] <= when:
-            event = heapq.heappop(heap)
+        heap, at_once = self._heap, self._at_once
+        while True:
+            if at_once and (not heap or at_once[0] < heap[0]):
+                event = at_once.popleft()
+            elif heap and heap[0][0] <= when:
+                event = heapq.heappop(heap)
+            else:
+                break
             self.now = event[0]
             self.handled += 1
             event[2](*event[3:])

@@ -49,6 +49,7 @@ class Links:
         self.by_address: dict[Address, Host] = {}
         self.seen: Callable[[Host], None] = nobody_asks
         self.group_of: dict[int, int] | None = None  # by row, while the network is cut into groups
+        self.latency = network.latency
         self.posted = 0
         self.message_bytes = 0  # sent, estimated from one frame in WEIGHED
 
@@ -73,7 +74,7 @@ class Links:
 
     def after(self, sender: Host, receiver: Host) -> float:
         """When what is sent now arrives."""
-        return self.events.now + self.network.latency(sender.index, receiver.index)
+        return self.events.now + self.latency(sender.index, receiver.index)
 
     # -- messages ------------------------------------------------------------------------------------------------
     def send(self, host: Host, effect: Send) -> None:
@@ -94,7 +95,7 @@ class Links:
         self.posted += 1
         if self.posted % WEIGHED == 0:
             self.message_bytes += WEIGHED * len(frames.encode(message))
-        if not self.cut(host, to) and not self.network.loses(host.rng):
+        if (self.group_of is None or not self.cut(host, to)) and not self.network.loses(host.rng):
             self.events.push(self.after(host, to), self.on_message, to, host, message)
 
     def on_message(self, host: Host, sender: Host, message: Message) -> None:
@@ -122,14 +123,14 @@ class Links:
         host.dialling.add(address)
         to = self.by_address[address]
         overdue = self.events.now + self.config.hello_timeout_s
-        if self.cut(host, to):
+        if self.group_of is not None and self.cut(host, to):
             self.events.push(overdue, self.on_failed, host, to, expect)
         else:
             self.events.push(self.after(host, to), self.on_knock, host, to, expect, overdue)
 
     def on_knock(self, host: Host, to: Host, expect: PeerId | None, overdue: float) -> None:
         """The acceptor's machine answers, or refuses where nobody listens."""
-        if self.cut(host, to):
+        if self.group_of is not None and self.cut(host, to):
             self.events.push(overdue, self.on_failed, host, to, expect)
         elif to.gone:
             self.events.push(self.after(to, host), self.on_failed, host, to, expect)
@@ -140,7 +141,7 @@ class Links:
         """The dialler says Hello."""
         if host.gone:
             return
-        if self.cut(host, to):
+        if self.group_of is not None and self.cut(host, to):
             self.events.push(overdue, self.on_failed, host, to, expect)
         else:
             record = host.peer.membership.me
@@ -150,7 +151,7 @@ class Links:
         self, host: Host, to: Host, record: MemberRecord, expect: PeerId | None, overdue: float
     ) -> None:  # fmt: skip
         """The acceptor says Hello too, and has its link."""
-        if self.cut(host, to):
+        if self.group_of is not None and self.cut(host, to):
             self.events.push(overdue, self.on_failed, host, to, expect)
         elif to.gone:
             self.events.push(self.after(to, host), self.on_failed, host, to, expect)
@@ -181,7 +182,7 @@ class Links:
 
     def try_dial(self, host: Host, effect: TryDial) -> None:
         to = self.by_address[effect.address]
-        if self.cut(host, to):
+        if self.group_of is not None and self.cut(host, to):
             self.events.push(self.events.now + self.config.hello_timeout_s, self.on_tried, host, effect.asker, False)
         else:
             self.events.push(self.after(host, to), self.on_tried_knock, host, effect.asker, to)
