@@ -51,7 +51,7 @@ def gossipy_job(model, peers, rounds):
         "name": f"gossipy's job, {model}", "peers": peers, "duration_s": 2 * STEP_S * rounds,
         "task": {"dataset": "digits", "model": model, "batch_size": 8, "samples_per_peer": 16,
                  "optimizer": {"name": "sgd", "lr": 0.1}},
-        "gossip": {"mix_every_steps": 2},
+        "gossip": {"mix_every_steps": 2, "filter": "none"},
         "compute": {"step_s": STEP_S},
         "network": {"latency": {"kind": "constant", "value_ms": 0}, "rate_mbit_s": "unlimited"},
         "membership": {"mode": "protocol"}, "report": ONCE,
