@@ -1,0 +1,364 @@
+"""Every published method on the same work: writes docs/results/methods.md and its picture.
+
+    python benchmarks/methods.py [--dataset digits] [--condition iid]... [--method sgp]... [--seeds 3] [--fresh]
+                                 [--tune] [--page]
+
+Each method takes the same number of local steps with the same optimizer, SGD without momentum (or quasi-global momentum
+where that is the method), at its rate in RATES, and mixes as often as its configuration says: its bytes say how often.
+Finished runs are kept in runs/methods.jsonl and are not played again while their settings stay the same; a change of
+the code does not show there, and asks for --fresh. --tune plays digits at three rates a method and prints RATES anew.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import multiprocessing
+import signal
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import numpy as np
+import torch
+from methods_page import write_page
+
+from gossip.config import Config, as_published
+from gossip.errors import ConfigError
+from gossip.published import METHODS
+from sim.measures import Measures
+from sim.scenario import Scenario
+from sim.simulation import Simulation
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / "runs" / "methods.jsonl"
+PAGE = ROOT / "docs" / "results" / "methods.md"
+PROCESSES = 2  # each run takes one core
+
+STEP_S = 0.1  # of a step, 5 % either way
+JOBS = {"digits": {"peers": 32, "steps": 960}, "fashion-mnist": {"peers": 16, "steps": 480}}
+RATE_SCALE = {"digits": 1.0, "fashion-mnist": 0.05}  # the inputs of the second are normalised and ten times as long
+NETWORK = {"latency": {"kind": "constant", "value_ms": 5}, "rate_mbit_s": 100}
+CONDITIONS = {
+    "iid": "IID", "dirichlet": "Dirichlet 0.1", "loss": "Dirichlet 0.1, 30 % failed exchanges",
+    "churn": "Dirichlet 0.1, churn",
+}  # fmt: skip
+# Of messages and of streams, so that about 30 % of the exchanges that begin fail. A pair needs two streams, an offer
+# and its answer to arrive, a push one stream, and a group's mix fails if one of its members does.
+LOSS = {"pair": 0.135, "push-sum": 0.21, "row-stochastic": 0.17, "group": 0.033}
+LOSS_ALL = {"digits": 0.0025, "fashion-mnist": 0.0007}  # where a group is everybody, and one loss fails it for all
+# Up as V100 spot machines in February 2023 (sim/worlds.toml), 14 times as fast in a run of 960 steps, so that one in
+# three goes within it; down as theirs, 160 times as fast, so that most are seen to come back.
+UP_SCALE, DOWN_SCALE = 444 / 960, 30 / 960  # seconds for each step of a run
+
+
+def churn(steps):
+    return {
+        "up": {"kind": "weibull", "shape": 0.59, "scale_s": UP_SCALE * steps},
+        "down": {"kind": "weibull", "shape": 0.71, "scale_s": DOWN_SCALE * steps},
+    }
+
+
+CPU_LIMIT_S = 180  # of one run, which takes 1 to 15
+LONGEST = 8  # times as long as the steps take, and a run ends with fewer of them: nodes in lockstep can stand still
+SLICE_S = 0.2
+
+QUASI_GLOBAL = 0.9
+TUNED = ("iid", "dirichlet")  # conditions; the others take the rate of the second
+TUNED_OVER = {"sgd": (0.1, 0.3, 1.0), "quasi-global": (0.03, 0.1, 0.3)}
+# (IID, Dirichlet 0.1) of digits, seed 1: the one of three whose nodes were best just after a mix.
+RATES = {
+    "d-psgd": (1.0, 1.0),
+    "ad-psgd": (1.0, 1.0),
+    "sgp": (1.0, 1.0),
+    "osgp": (1.0, 1.0),
+    "gosgd": (1.0, 0.3),
+    "epidemic": (1.0, 0.3),
+    "moshpit": (1.0, 0.3),
+    "diloco": (0.3, 0.3),
+    "diloco, H 8": (0.3, 0.3),
+    "noloco": (0.3, 0.3),
+    "streaming-diloco": (0.3, 0.3),
+    "streaming-diloco, H 8": (1.0, 0.3),
+    "sparta": (0.3, 0.3),
+    "qg-dsgdm": (0.1, 0.3),
+    "moniqua": (1.0, 1.0),
+    "clippedgossip": (1.0, 0.3),
+    "balance": (0.3, 0.1),
+    "local-sgd": (0.3, 0.3),
+    "default": (1.0, 0.3),
+    "default, outer 0.5/0.7": (1.0, 0.3),
+    "default, quasi-global": (0.3, 0.3),
+    "one-way push": (1.0, 1.0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of every table: a published method, or one of ours."""
+
+    name: str
+    changes: dict
+    quasi_global: bool = False
+
+
+def rows(peers):
+    """All of METHODS, and where one mixes more rarely than every 8 steps, the same at 8 as well; then ours."""
+    found = []
+    for name, method in METHODS.items():
+        changes = dict(as_published(name))
+        if name == "epidemic":
+            changes["partners"] = math.ceil(math.log2(peers))
+        quasi_global = "QuasiGlobal" in method.needs
+        found.append(Row(name, changes, quasi_global))
+        kind, _, count = changes.get("part", "all").partition(" ")
+        every, each = changes.get("mix_every_steps", 8), int(count) if kind == "fragments" else 1
+        if 8 < every * each < 1000:
+            found.append(Row(f"{name}, H 8", changes | {"mix_every_steps": max(1, 8 // each)}, quasi_global))
+    found += [
+        Row("default", {}),
+        Row("default, outer 0.5/0.7", {"outer_momentum": 0.5, "outer_rate": 0.7}),
+        Row("default, quasi-global", {}, True),
+        Row("one-way push", {"mixing": "row-stochastic", "filter": "none"}),
+    ]
+    # What is the same under two names is played once.
+    return [row for at, row in enumerate(found) if not any(alike(row, other) for other in found[at + 1 :])]
+
+
+def alike(one, other):
+    try:
+        same = Config(**one.changes) == Config(**other.changes)
+    except ConfigError:
+        return False
+    return same and one.quasi_global == other.quasi_global
+
+
+def rate_of(row, condition, cache, tuned=False):
+    """On digits: from RATES (or not, when they are ``tuned``), else the best of those played, else the middle one."""
+    place = TUNED.index("iid" if condition == "iid" else "dirichlet")
+    if row.name in RATES and not tuned:
+        return RATES[row.name][place]
+    choices = TUNED_OVER["quasi-global" if row.quasi_global else "sgd"]
+    figures = {rate: cache.get(("digits", TUNED[place], row.name, 1, rate)) for rate in choices}
+    tried = {rate: line["figures"]["mixed"] for rate, line in figures.items() if line and "figures" in line}
+    return max(tried, key=tried.get) if len(tried) == len(choices) else choices[1]
+
+
+def scenario(job):
+    """The scenario of a run as nested mappings. A failed exchange costs about one interval."""
+    dataset, condition, row, seed, rate = job
+    changes = dict(row.changes)
+    interval_s = STEP_S * min(changes.get("mix_every_steps", 8), 50)
+    waits = {
+        # A partner answers at its next step boundary, up to a step later.
+        "reply_timeout_s": max(interval_s, 2.5 * STEP_S), "stall_s": interval_s, "bench_s": interval_s,
+    }  # fmt: skip
+    optimizer = {"lr": rate * RATE_SCALE[dataset]} | ({"quasi_global": QUASI_GLOBAL} if row.quasi_global else {})
+    steps, peers = JOBS[dataset]["steps"], JOBS[dataset]["peers"]
+    partition = {"kind": "iid"} if condition == "iid" else {"kind": "dirichlet", "alpha": 0.1}
+    table = {
+        "name": row.name, "seed": seed, "peers": peers, "duration_s": steps * STEP_S,
+        "task": {"dataset": dataset, "model": "mlp", "partition": partition, "optimizer": optimizer},
+        "network": dict(NETWORK), "membership": {"mode": "ideal"},
+        "compute": {"step_s": {"kind": "uniform", "low_s": 0.95 * STEP_S, "high_s": 1.05 * STEP_S}},
+        "gossip": waits | changes,
+    }  # fmt: skip
+    if condition == "loss":
+        everybody = changes.get("group_size") == 0
+        table["network"]["loss"] = LOSS_ALL[dataset] if everybody else LOSS[changes.get("mixing", "pair")]
+    if condition == "churn":
+        table["churn"] = churn(steps)
+    return table
+
+
+def play(job):
+    """One run: its figures, or why it is refused."""
+    torch.set_num_threads(1)
+    began_s = time.process_time()
+    signal.signal(signal.SIGPROF, too_long)
+    signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
+    try:
+        simulation = Simulation(Scenario.from_mapping(scenario(job)))
+    except ConfigError as error:
+        return {"refused": str(error)}
+    learners, swarm = simulation.learners, simulation.swarm
+    hosts, training = swarm.hosts, swarm.training
+    mixed, had = after_mixes(learners)
+    steps, peers = JOBS[job[0]]["steps"], JOBS[job[0]]["peers"]
+    with np.errstate(all="ignore"):  # a model that diverges is a result
+        while training.steps < steps * peers and swarm.now < LONGEST * steps * STEP_S:
+            swarm.events.run_until(swarm.now + SLICE_S)
+            for host in hosts:
+                if not host.gone:
+                    training.count(host, swarm.now)
+        last = Measures(simulation).row()
+        ready = [host.row for host in hosts if not host.gone and host.peer.ready]
+        mixed[~had] = learners.matrix[~had]  # who never mixed is taken as it is
+        _, accuracies = learners.evaluate(mixed[ready])
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    failed = sum(host.peer.exchanges.failures for host in hosts)
+    began = failed + sum(host.peer.exchanges.done for host in hosts)
+    return {
+        "mixed": float(accuracies.mean()), "mixed_worst": float(accuracies.min()), "now": last["accuracy_mean"],
+        "average": last["accuracy_average_model"], "distance": last["consensus_distance"],
+        "mb": last["bytes_sent"] / peers / 1e6, "virtual_s": swarm.now, "steps": training.steps / peers,
+        "mixes": last["mixes"], "failed": failed / max(began, 1), "cpu_s": time.process_time() - began_s,
+    }  # fmt: skip
+
+
+def too_long(number, frame):
+    raise TimeoutError(f"more than {CPU_LIMIT_S} s of CPU")
+
+
+def after_mixes(learners):
+    """A matrix that holds each model as it was just after its last mix, kept up from here on, and which rows have had
+    one."""
+    after, had = learners.matrix.copy(), np.zeros(len(learners.matrix), bool)
+    plain_mixed, plain_joined = learners.mixed, learners.joined
+
+    def mixed(row):
+        plain_mixed(row)
+        after[row], had[row] = learners.matrix[row], True
+
+    def joined(row):
+        plain_joined(row)
+        after[row], had[row] = learners.matrix[row], True
+
+    learners.mixed, learners.joined = mixed, joined
+    return after, had
+
+
+# -- what was played before ----------------------------------------------------------------------------------------
+def world_of(job):
+    """What of a run a finished one must share, beside the Config."""
+    table = scenario(job)
+    del table["gossip"], table["name"]
+    return json.dumps([table, JOBS[job[0]], LONGEST])
+
+
+def key_of(job):
+    return (*job[:2], job[2].name, *job[3:])
+
+
+def config_of(job):
+    return json.loads(json.dumps(dataclasses.asdict(Config(**scenario(job)["gossip"]))))
+
+
+def read_cache():
+    lines = CACHE.read_text(encoding="utf-8").splitlines() if CACHE.exists() else []
+    return {tuple(line["key"]): line for line in map(json.loads, lines)}
+
+
+def known(job, cache):
+    """The finished run of this job, if its settings are those of now; settings that are newer do not count."""
+    line = cache.get(key_of(job))
+    if (
+        line is None
+        or "refused" in line
+        or line["world"] != world_of(job)
+        or line["quasi_global"] != job[2].quasi_global
+    ):
+        return None
+    try:
+        config = config_of(job)
+    except ConfigError:
+        return None
+    same = all(config[key] == value for key, value in line["config"].items() if key in config and used(key, config))
+    return line if same else None
+
+
+def used(key, config):
+    """Whether a setting has a say: those of a filter that is not on have none."""
+    filter_, _, setting = key.partition("_")
+    return filter_ not in ("clip", "balance") or not setting or config["filter"] == filter_
+
+
+def play_all(jobs, cache, fresh=False):
+    """Play what is not known, two at a time, writing each down as it ends."""
+    left = [job for job in jobs if fresh or known(job, cache) is None]
+    print(f"{len(jobs)} runs, {len(left)} to play", file=sys.stderr, flush=True)
+    CACHE.parent.mkdir(exist_ok=True)
+    with (
+        CACHE.open("a", encoding="utf-8") as file,
+        ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool,
+    ):
+        futures = {pool.submit(play, job): job for job in left}
+        for number, future in enumerate(as_completed(futures), 1):
+            job = futures[future]
+            try:
+                figures = future.result()
+            except Exception as error:  # one method that fails must not take the night's run with it
+                figures = {"refused": f"{type(error).__name__}: {error}"}
+            key = key_of(job)
+            if "refused" in figures:
+                print(f"{number}/{len(left)} {key}: {figures['refused']}", file=sys.stderr, flush=True)
+                cache[key] = figures
+                continue
+            line = {
+                "key": key, "world": world_of(job), "quasi_global": job[2].quasi_global, "config": config_of(job),
+                "figures": figures,
+            }  # fmt: skip
+            cache[key] = line
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            shown = f"{100 * figures['mixed']:.1f} %, {figures['cpu_s']:.0f} s of CPU"
+            print(f"{number}/{len(left)} {' '.join(map(str, key))}: {shown}", file=sys.stderr, flush=True)
+
+
+def tuning(found):
+    return [
+        ("digits", condition, row, 1, rate)
+        for row in reversed(found)  # ours first, which take least
+        for condition in TUNED
+        for rate in TUNED_OVER["quasi-global" if row.quasi_global else "sgd"]
+    ]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", action="append", choices=list(JOBS), help="one data set; may be repeated")
+    parser.add_argument("--condition", action="append", choices=list(CONDITIONS), help="one condition; may be repeated")
+    parser.add_argument("--method", action="append", help="one row by its name; may be repeated")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--fresh", action="store_true", help="play again what was played before")
+    parser.add_argument("--tune", action="store_true", help="find the rates of all methods, and print them")
+    parser.add_argument("--page", action="store_true", help="play nothing: write the page from what was played")
+    args = parser.parse_args()
+    cache = read_cache()
+    found = {dataset: [row for row in rows(job["peers"]) if not args.method or row.name in args.method]
+             for dataset, job in JOBS.items()}  # fmt: skip
+    untuned = [row for row in found["digits"] if args.tune or row.name not in RATES]
+    if untuned and not args.page:
+        play_all(tuning(untuned), cache, args.fresh)
+    if args.tune:
+        for row in found["digits"]:
+            best = tuple(rate_of(row, condition, cache, tuned=True) for condition in TUNED)
+            print(f'    "{row.name}": {best},')
+        return
+    jobs = [
+        (dataset, condition, row, seed, rate_of(row, condition, cache))
+        for seed in range(1, args.seeds + 1)  # the first seed of everything first: an interrupted run shows all rows
+        for dataset in args.dataset or JOBS
+        for condition in args.condition or CONDITIONS
+        for row in found[dataset]
+    ]
+    if not args.page:
+        play_all(jobs, cache, args.fresh)
+    figures = {}
+    for dataset, condition, row, seed, rate in jobs:
+        line = known((dataset, condition, row, seed, rate), cache)
+        figures.setdefault((dataset, condition, row.name), []).extend([line["figures"]] if line else [])
+    rates = {row.name: tuple(rate_of(row, condition, cache) for condition in TUNED) for row in found["digits"]}
+    world = {
+        "jobs": JOBS, "conditions": CONDITIONS, "quasi_global": QUASI_GLOBAL, "seeds": args.seeds, "step_s": STEP_S,
+        "runs": (sum(map(len, figures.values())), len(jobs)),
+    }  # fmt: skip
+    if args.method or args.condition or args.dataset:
+        print("A part was asked for, and the page needs all: run without --method, --condition and --dataset.")
+        return
+    write_page(PAGE, figures, [row.name for row in found["digits"]], rates, world)
+
+
+if __name__ == "__main__":
+    main()
