@@ -14,10 +14,11 @@ import pytest
 from gossip.config import Config
 
 CHILD = """
-import sys
+import signal, sys
 import numpy as np
 from gossip.config import Config
 from node import Node
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins without it
 config = Config(mix_every_steps=1, max_version_gap=0.0, progress_period_s=0.1)
 with Node({"x": np.zeros(600, np.float32)}, seeds=sys.argv[1:], config=config) as node:
     print("in", flush=True)
