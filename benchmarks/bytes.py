@@ -191,6 +191,11 @@ def reached(job: str, runs: Runs, seeds: int) -> str:
         if (row := runs.mean(job, settings, seeds)) and within(job, row, base)
     ]  # fmt: skip
     times, name, settings = max(kept, key=lambda one: one[0])
+    if times < fewer:
+        return (
+            f"**The aim, {fewer} times fewer bytes with {allowed}, was not reached**: see "
+            "[performance](../performance.md#codecs) for what limits it."
+        )
     said = f"**{times:.0f} times fewer bytes**, {allowed}: {name}, every {settings['mix_every_steps']} steps"
     return f"{said} (the aim was {fewer} times)."
 
