@@ -165,6 +165,16 @@ class Config:
         return self.consensus_target is not None or (self.filtering == "clip" and self.clip_radius is None)
 
     @property
+    def pushes(self) -> bool:
+        """Whether vectors travel one way."""
+        return self.mixing in ("push-sum", "row-stochastic")
+
+    @property
+    def conserves(self) -> bool:
+        """Whether what one gives away is taken from oneself."""
+        return self.mixing == "push-sum"
+
+    @property
     def filtering(self) -> str:
         """The filter in use: what "auto" comes to is to clip wherever that keeps what a mixing keeps."""
         if self.filter != "auto":

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from gossip.codecs import AUTO, CODECS, fastest
+from gossip.codecs import AUTO, CODECS, fastest, leaner
 from gossip.config import Config
 from gossip.durations import Durations
 from gossip.effects import Effect, Merge, Mix, Release, Send, Snapshot, Transfer
@@ -24,7 +24,6 @@ TRIES = 4  # partners asked for each one wanted before waiting: four BUSY in a r
 MAX_MASS = 2.0**32  # of a push: more than all members of the largest swarm together
 DOUBT_RETRY_S = 1.0
 FALLBACK = "int8"  # in place of a codec that must know the distance to others, before that is known
-PUSHES = ("push-sum", "row-stochastic")
 
 
 class Partners(Protocol):
@@ -46,9 +45,9 @@ class Exchanges:
     ) -> None:
         self.me, self.local, self.config = me, local, config
         self.new_session, self.partners = new_session, partners
-        self.push = config.mixing in PUSHES
+        self.push = config.pushes
         self.single = not self.push and config.partners == 1  # an exchange is a mix, whoever asked for it
-        self.conserves = config.mixing == "push-sum"
+        self.conserves = config.conserves
         self.table: dict[int, Exchange] = {}
         self.outgoing: dict[int, Exchange] = {}  # those of our own mix: one, or as many as it has partners
         self.verdicts: dict[tuple[PeerId, int], None] = {}  # what committed; nothing else did. The oldest first
@@ -150,8 +149,7 @@ class Exchanges:
         )  # fmt: skip
 
     def elements(self, exchange: Exchange) -> int:
-        local = self.local
-        return exchange.part.elements(local.elements + len(exchange.optimizer_keys) * local.trained_elements)
+        return exchange.part.elements(self.local.size(len(exchange.optimizer_keys)))
 
     # -- messages ------------------------------------------------------------------------------------------------
     def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
@@ -163,11 +161,10 @@ class Exchanges:
         local, leaving = self.local, list[Exchange]()
         crossed = False
         if self.outgoing and not self.push:
-            single = self.config.partners == 1
             for own in self.outgoing.values():
                 across = own.state is State.OFFERED and own.partner == sender
                 crossed = crossed or across
-                if across or (single and own.state is State.PREPARING):
+                if across or (self.single and own.state is State.PREPARING):
                     leaving.append(own)  # a mix is a mix, whoever asked first
         beside = len(self.outgoing) - len(leaving)
         full = not self.room(self.partners.incoming() + beside, len(leaving))
@@ -417,7 +414,7 @@ class Exchanges:
         if offered == ours:
             return self.codec(sender)
         pair = [name if not CODECS[name].needs_spread else FALLBACK for name in (offered, ours)]
-        return min(pair, key=lambda name: CODECS[name].encoded_bytes(1 << 16))
+        return leaner(*pair)
 
 
 def fragments_of(config: Config, elements: int) -> Fragments | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gossip.codecs import CODECS
+from gossip.codecs import CODECS, leaner
 from gossip.config import Config
 from gossip.effects import Effect, Release, Send, Snapshot
 from gossip.exchange import MAX_VERSION, Local, State
@@ -131,7 +131,13 @@ class Forming:
         keys = local.optimizer_keys if invite.optimizer_keys == local.optimizer_keys else ()
         keys = keys if self.config.average_optimizer else ()
         one = self.table[session] = Gathering(
-            session, sender, False, keys, self.leaner(invite.codec), now, now + self.config.boundary_patience_s
+            session,
+            sender,
+            False,
+            keys,
+            leaner(invite.codec, self.config.codec),
+            now,
+            now + self.config.boundary_patience_s,
         )
         one.candidates = invite.members
         return [*dropped, Snapshot(session, bool(keys))]
@@ -200,11 +206,3 @@ class Forming:
         self.table.pop(one.session, None)
         self.outgoing.pop(one.session, None)
         return [Release(one.session)]
-
-    def leaner(self, offered: str) -> str:
-        return leaner(offered, self.config.codec)
-
-
-def leaner(one: str, other: str) -> str:
-    """Of two codecs the one with fewer bytes."""
-    return one if one == other else min(one, other, key=lambda name: CODECS[name].encoded_bytes(1 << 16))

@@ -56,8 +56,7 @@ class Groups(Forming):
 
     # -- the beginning -------------------------------------------------------------------------------------------
     def gather(self, one: Gathering, now: float) -> list[Effect]:
-        local = self.local
-        elements = local.elements + len(one.optimizer_keys) * local.trained_elements
+        elements = self.local.size(len(one.optimizer_keys))
         seconds = 8 * elements / (self.config.slowest_rate_mb_s * 1e6) + 1.0
         seconds += max(self.durations.allowance(peer) for peer in one.members)
         one.state, one.since, one.deadline = State.STREAMING, now, now + seconds
@@ -154,8 +153,8 @@ class Groups(Forming):
         one = self.table.get(session)
         if one is None or one.state is not State.STREAMING:
             return []
-        local, members = self.local, len(one.members)
-        elements = local.elements + len(one.optimizer_keys) * local.trained_elements
+        members = len(one.members)
+        elements = self.local.size(len(one.optimizer_keys))
         code = norm_accepts(difference_sq, own_sq, elements, self.config.norm_bound)
         for peer in refused:
             self.refusals.add(peer, code or "norm")

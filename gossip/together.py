@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check_together"]
 
-PUSHES = ("push-sum", "row-stochastic")
 EXACT = ("fp32", "bf16", "fp16")
 GRAPHS = ("ring", "torus", "graph")
 
@@ -26,7 +25,7 @@ def check_together(config: Config) -> None:
 
 def pushed(config: Config) -> str | None:
     """What one way excludes."""
-    if config.mixing not in PUSHES:
+    if not config.pushes:
         return None
     if not config.plain:
         return (

@@ -147,7 +147,7 @@ class Gathers:
         parts = rows.array[: members * length].reshape(members, length)
         result = self.pool.take("full" if effect.full else "weights", ours.size)
         one = Gathered(effect, codec, ours, cuts, rows, parts, result)
-        quantised(codec, ours[own], parts[effect.place], number, own.start)
+        codec.quantised(ours[own], parts[effect.place], number, own.start)
         for place, where in enumerate(cuts):
             if place == effect.place:
                 continue
@@ -183,8 +183,7 @@ class Gathers:
             return self.receiver(one, link, chunk)[1].place(chunk, body_bytes)
         kept = self.early.setdefault(chunk.session, [])
         exchange = self.peer.exchanges.table[chunk.session]
-        local = self.peer.local
-        bound = 4 * (local.elements + len(exchange.optimizer_keys) * local.trained_elements)
+        bound = 4 * self.peer.local.size(len(exchange.optimizer_keys))
         if sum(len(early.body) for early in kept) + body_bytes > bound or len(kept) > bound // MIN_CHUNK_ELEMENTS + 16:
             raise ProtocolError("More of a group's values came early than a vector has.")
         kept.append(Early(link, chunk, bytearray(body_bytes)))
@@ -262,7 +261,7 @@ class Gathers:
         mean, refused = group_mean(one.parts, place, trim, config.norm_bound)
         own, ours = one.slices[place], one.parts[place]
         out = result.array[own]
-        quantised(one.codec, mean, out, one.effect.session, own.start)
+        one.codec.quantised(mean, out, one.effect.session, own.start)
         difference_sq = own_sq = 0.0
         for start in range(0, mean.size, PIECE):
             piece = slice(start, start + PIECE)
@@ -346,11 +345,3 @@ class Gathers:
 
     def links_used(self) -> set[Link]:
         return {link for one in self.table.values() for link, _ in one.out.values()}
-
-
-def quantised(codec: Codec, values: Floats, out: Floats, seed: int, start: int) -> None:
-    """As everybody decodes them."""
-    if codec.raw:
-        out[:] = values
-    else:
-        codec.quantised(values, out, seed, start)

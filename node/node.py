@@ -74,7 +74,7 @@ class Node:
         if self.config.average_optimizer and optimizer is None:
             raise ConfigError("average_optimizer needs the optimizer: write Node(model, optimizer).")
         self.pool = VectorPool(self.state)
-        self.boundary = Boundary(self.state, self.pool, self.config.mixing == "push-sum")
+        self.boundary = Boundary(self.state, self.pool, self.config.conserves)
         config, parameters = self.config, self.state.layout.parameters
         self.outer = OuterStep(parameters, config.outer_momentum, config.outer_rate, config.averaged)
         self.service = Service(self.settings, self.state, self.boundary, self.pool, self.outer, self.figures)

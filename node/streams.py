@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class Streams:
 
     def sizes(self, full: bool) -> int:
         local = self.peer.local
-        return local.elements + (len(local.optimizer_keys) * local.trained_elements if full else 0)
+        return local.size(len(local.optimizer_keys) if full else 0)
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshotted(self, session: int, vector: Vector, mass: float) -> None:
@@ -96,11 +97,8 @@ class Streams:
                 self.pool.give(vector)
             return
         self.sessions.snapshots[session] = vector
-        if self.progress is not None:
-            moved = self.progress.since(vector.array)
-            self.perform(self.peer.snapshotted(session, self.now, mass, moved))
-        else:
-            self.perform(self.peer.snapshotted(session, self.now, mass))
+        moved = math.nan if self.progress is None else self.progress.since(vector.array)
+        self.perform(self.peer.snapshotted(session, self.now, mass, moved))
 
     def transfer(self, effect: Transfer) -> None:
         snapshot = self.sessions.snapshots.get(effect.session)

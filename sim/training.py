@@ -84,7 +84,7 @@ class Training:
     ) -> None:  # fmt: skip
         self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
         self.by_steps = config.mix_every_steps is not None
-        self.conserves = config.mixing == "push-sum"
+        self.conserves = config.conserves
         self.lockstep = config.max_version_gap is not None
         self.ahead = config.mixing == "pair"  # what is pushed is copied when it is asked for: with its mass
         self.steps = 0  # of all peers, as far as they have been counted

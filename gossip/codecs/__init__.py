@@ -14,7 +14,8 @@ from gossip.errors import ConfigError, LocalError
 
 __all__ = [
     "ALIGN", "AUTO", "BLOCK_ELEMENTS", "CODECS", "Bf16", "Buffer", "Codec", "Floats", "Fp16", "Fp32", "Int4", "Int8",
-    "Moniqua2", "Moniqua4", "Moniqua8", "Overflow", "Spread", "fastest", "get_codec", "needs_spread", "self_test",
+    "Moniqua2", "Moniqua4", "Moniqua8", "Overflow", "Spread", "fastest", "get_codec", "leaner", "needs_spread",
+    "self_test",
 ]  # fmt: skip
 
 CODECS: dict[str, Codec] = {
@@ -28,6 +29,11 @@ def get_codec(name: str) -> Codec:
         return CODECS[name]
     except KeyError:
         raise ConfigError(f"There is no codec {name!r}: use one of {', '.join(CODECS)}.") from None
+
+
+def leaner(one: str, other: str) -> str:
+    """Of two codecs the one with fewer bytes."""
+    return one if one == other else min(one, other, key=lambda name: CODECS[name].encoded_bytes(1 << 16))
 
 
 def needs_spread(name: str) -> bool:

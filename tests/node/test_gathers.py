@@ -17,7 +17,7 @@ from gossip.codecs import ALIGN, CODECS
 from gossip.config import Config
 from gossip.effects import Gather
 from gossip.errors import ProtocolError
-from gossip.exchange import State
+from gossip.exchange import Local, State
 from gossip.filters import trimmed_mean
 from gossip.frames import PREFIX_BYTES, decode
 from gossip.gathering import slices
@@ -71,7 +71,7 @@ class One:
         exchange = SimpleNamespace(state=State.OFFERED, initiator=False, optimizer_keys=())
         self.peer = SimpleNamespace(
             exchanges=SimpleNamespace(table={SESSION: exchange}),
-            local=SimpleNamespace(elements=vector.size, trained_elements=0),
+            local=Local("", vector.size, 0),
             gathered=lambda *what: self.said.append(("gathered", *what)) or [],
             failed=lambda *what: self.said.append(("failed", *what)) or [],
         )
