@@ -76,6 +76,9 @@ class Doors:
 
     async def report(self, hoped: set[PeerId | None]) -> None:
         await trio.lowlevel.checkpoint()  # never from inside the decision that dialled
+        self.missed(hoped)
+
+    def missed(self, hoped: set[PeerId | None]) -> None:
         for peer in hoped:
             self.dial_failed(peer)
 
@@ -97,9 +100,9 @@ class Doors:
             greeted[0].stream.close_now()
             greeted = None
         if greeted is None:
-            await self.report(hoped)
+            self.missed(hoped)
             return
-        await self.report(hoped - {None, greeted[0].peer})
+        self.missed(hoped - {None, greeted[0].peer})  # nothing may wait between the Hello and who closes the stream
         await self.run_link(*greeted)
 
     def note_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:

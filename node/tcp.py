@@ -82,9 +82,11 @@ class TcpNetwork:
             except OSError:  # out of descriptors, or a connection gone before it was taken: go on in a moment
                 await trio.sleep(0.1)
                 continue
-            with contextlib.suppress(OSError, BrokenLinkError):
+            try:
                 tune(accepted, str(where[0]))
                 nursery.start_soon(handler, PlainStream(accepted))
+            except (OSError, BrokenLinkError):
+                accepted.close()
 
     async def connect(self, address: Address) -> ByteStream:
         """To the first of the host's addresses that answers (a name may stand for ::1 and 127.0.0.1)."""

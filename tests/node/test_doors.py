@@ -1,0 +1,93 @@
+"""Dialling and accepting: whatever happens meanwhile, no stream is left open."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+
+from gossip.config import Config
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.messages import Hello
+from node import tcp
+from node.doors import Doors
+from node.stream import BrokenLinkError, memory_stream_pair
+from node.tcp import TcpNetwork
+
+THERE = Address("127.0.0.1", 7)
+ME, ASKED, OTHER = (MemberRecord(PeerId(name * 16), b"k" * 32, 1) for name in (b"m", b"a", b"o"))
+
+
+class OneStream:
+    """A network on which everybody who is dialled answers with the same stream."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    async def connect(self, _address):
+        await trio.lowlevel.checkpoint()
+        return self.stream
+
+
+class Greeting:
+    """A greeter that learns who answers, and calls ``then`` as its last deed."""
+
+    def __init__(self, record, then):
+        self.record, self.then = record, then
+
+    async def greet(self, *_given):
+        await trio.lowlevel.checkpoint()
+        self.then()
+        return Hello(1, 1, "s", "f", (), self.record)
+
+
+def test_a_dial_that_is_cancelled_as_its_hello_ends_leaves_no_stream_open():
+    near, far = memory_stream_pair()
+    missed = []
+
+    async def main():
+        async with trio.open_nursery() as nursery:
+
+            async def run_link(link, _theirs):
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    link.stream.close_now()
+
+            greeting = Greeting(ASKED, nursery.cancel_scope.cancel)
+            doors = Doors(
+                OneStream(near), greeting, None, Config(), lambda: ME, run_link, missed.append, print, frozenset()
+            )
+            doors.nursery = nursery
+            doors.dial(THERE, ASKED.id)
+            doors.dial(THERE, OTHER.id)
+        with trio.fail_after(10), pytest.raises(BrokenLinkError):
+            await far.receive_into(memoryview(bytearray(1)))
+
+    trio.run(main)
+    assert missed == [OTHER.id], "who was hoped for at the same address and is not there"
+
+
+def test_a_connection_that_cannot_be_tuned_is_closed(monkeypatch):
+    def refuse(_socket, _host):
+        raise OSError("gone already")
+
+    async def main():
+        network = TcpNetwork(Address("127.0.0.1", 0))
+        address = await network.bind()
+        monkeypatch.setattr(tcp, "tune", refuse)
+        async with trio.open_nursery() as nursery:
+
+            async def nobody(_stream):
+                raise AssertionError("nothing can be done with it")
+
+            nursery.start_soon(network.serve, nobody, nursery)
+            with trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+                await sock.connect((address.host, address.port))
+                with trio.fail_after(30):
+                    assert await sock.recv(1) == b""
+            nursery.cancel_scope.cancel()
+        network.close()
+
+    trio.run(main)
