@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable
 
 from gossip.config import Config
-from gossip.effects import Dial, Effect, Notice, Send, TryDial
+from gossip.effects import Dial, Effect, MemberState, Notice, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
+from gossip.members import Members
 from gossip.messages import Ping, Reach, Reached
 
-__all__ = ["Reachability", "Seeds"]
+__all__ = ["Listening", "Reachability", "Seeds", "answer_reach"]
 
 ASKED = 3  # members asked whether they can dial us: one may be barred from dialling out, three rarely are
 PATIENCE_S = 10.0  # after the first answer: in a swarm of two there are no three to ask
@@ -44,6 +45,21 @@ class Seeds:
         self.deadline = now + self.delay_s * (0.75 + 0.5 * rng.random())
         self.delay_s = min(2 * self.delay_s, self.config.seed_backoff_max_s)
         return [Dial(seed, self.expected.get(seed)) for seed in self.seeds]
+
+
+class Listening:
+    """The addresses at which living members listen: looked for among those linked first, where a seed mostly is."""
+
+    def __init__(self, members: Members, linked: Iterable[PeerId]) -> None:
+        self.members, self.linked = members, linked
+
+    def __contains__(self, address: object) -> bool:
+        members = self.members
+        for peer in (*self.linked, *members.alive()):
+            record = members.record(peer)
+            if record is not None and record.address == address and members.state(peer) is MemberState.ALIVE:
+                return True
+        return False
 
 
 class Reachability:

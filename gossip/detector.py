@@ -229,7 +229,7 @@ class Detector:
         updates: tuple[Update, ...] = self._rumours.take(PIGGYBACK, 1, self._table.size)
         if entry.state is SUSPECT:
             updates = (entry.hint(), *updates)  # Lifeguard's buddy system: the suspect hears it from its prober
-        out.append(Send(entry.record.id, Ping(probe.seq, updates), entry.record.address))
+        out.append(Send(entry.record.id, Ping(probe.seq, updates)))
 
     def _give_up(self, probe: Probe, now: float, out: list[Effect], failed: list[Entry]) -> None:
         entry = self._table.entries.get(probe.target)
@@ -256,7 +256,7 @@ class Detector:
         period_s = config.probe_period_s * (1 + self.health)
         self._arm(probe, max(probe.started_s + period_s, now + config.probe_timeout_max_s * (1 + self.health)))
         request = PingReq(probe.seq, target, ())
-        out.extend(Send(helper.record.id, request, helper.record.address) for helper in helpers)
+        out.extend(Send(helper.record.id, request) for helper in helpers)
 
     def _timeout_s(self, entry: Entry) -> float:
         config = self._config

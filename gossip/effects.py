@@ -26,12 +26,11 @@ class MemberState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to a peer: over the link its session began on, else over the newest link, else dial ``address``
-    first (when it is None and there is no link, drop the message)."""
+    """Send a message to a peer: over the link its session began on, else over the newest link, else dial the address in
+    its record first (where there is none, drop the message)."""
 
     to: PeerId
     message: Message
-    address: Address | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gossip.codecs import CODECS, leaner
+from gossip.codecs import leaner
 from gossip.config import Config
-from gossip.effects import Effect, Release, Send, Snapshot
-from gossip.exchange import MAX_VERSION, Local, State
+from gossip.effects import Effect, Send, Snapshot
+from gossip.exchange import Local, State
 from gossip.gathering import Gathering
 from gossip.ids import Address, PeerId
+from gossip.ledger import Ledger
 from gossip.messages import MAX_GROUP, Abort, Begin, Busy, Invite, Joined, Refuse
+from gossip.terms import agreed_keys, answers, own_keys, refusal
 
 __all__ = ["Forming", "Mates"]
 
@@ -33,15 +35,12 @@ class Mates(Protocol):
     def linked(self, peer: PeerId) -> bool: ...
 
 
-class Forming:
+class Forming(Ledger[Gathering]):
     """What :class:`gossip.groups.Groups` does until a group begins."""
 
     def __init__(self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int], mates: Mates) -> None:
-        self.me, self.local, self.config = me, local, config
-        self.new_session, self.mates = new_session, mates
-        self.table: dict[int, Gathering] = {}
-        self.outgoing: dict[int, Gathering] = {}
-        self.gave_up = False
+        super().__init__(me, local, config, new_session)
+        self.mates = mates
 
     def gather(self, one: Gathering, now: float) -> list[Effect]:
         """Who takes part is settled."""
@@ -54,7 +53,7 @@ class Forming:
         candidates = self.streamable([peer for peer in self.mates.group(now) if peer != self.me])[: MAX_GROUP - 1]
         if not candidates:
             return []
-        keys = self.local.optimizer_keys if self.config.average_optimizer else ()
+        keys = own_keys(self.local, self.config)
         one = Gathering(self.new_session(), self.me, True, keys, self.config.codec, now, float("inf"))
         one.candidates, one.asked, one.offered_keys = candidates, set(candidates), keys
         self.table[one.session] = self.outgoing[one.session] = one
@@ -75,7 +74,7 @@ class Forming:
         if not one.initiator:
             one.deadline += self.config.reply_timeout_s  # the inviter waits for others before it says Begin
             return [Send(one.inviter, Joined(session, one.ours, one.codec, one.optimizer_keys))]
-        one.invited = set(one.candidates)
+        one.invited = dict.fromkeys(one.candidates)
         return [Send(peer, self.invite(one)) for peer in one.candidates]
 
     def invite(self, one: Gathering) -> Invite:
@@ -97,7 +96,7 @@ class Forming:
         if other not in self.streamable([*kept, other]):
             return []
         one.candidates = (*kept, other)
-        one.invited.add(other)
+        one.invited[other] = None
         return [Send(other, self.invite(one))]
 
     def settle_members(self, one: Gathering, now: float) -> list[Effect]:
@@ -106,7 +105,7 @@ class Forming:
         one.invited.clear()
         if not one.joined:
             self.gave_up = True
-            return [*late, *self.drop(one)]
+            return [*late, *self.end(one)]
         one.members = tuple(sorted((self.me, *one.joined)))
         one.mean = (one.ours + sum(one.joined.values())) / len(one.members)
         begin = Begin(one.session, one.members, one.mean, one.codec, one.optimizer_keys)
@@ -115,30 +114,17 @@ class Forming:
     # -- messages ------------------------------------------------------------------------------------------------
     def on_invite(self, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
         local, session = self.local, invite.session
-        if invite.fingerprint != local.fingerprint:
-            return [Send(sender, Refuse(session, "layout"))]
-        if invite.genesis != local.genesis or not local.ready:
-            return [Send(sender, Refuse(session, "genesis"))]
-        if invite.codec not in CODECS or CODECS[invite.codec].needs_spread:
-            return [Send(sender, Refuse(session, "codec"))]
-        if not 0 <= invite.version < MAX_VERSION:
-            return [Send(sender, Refuse(session, "version"))]
+        refused = refusal(local, invite, alike=True, spread=False)
+        if refused is not None:
+            return [Send(sender, Refuse(session, refused))]
         asleep = now - local.boundary_at > self.config.boundary_patience_s
         left = None if asleep or session in self.table else self.gives_way(sender, invite)
         if left is None:
             return [Send(sender, Busy(session))]
         dropped = [effect for one in left for effect in self.withdraw(one)]
-        keys = local.optimizer_keys if invite.optimizer_keys == local.optimizer_keys else ()
-        keys = keys if self.config.average_optimizer else ()
-        one = self.table[session] = Gathering(
-            session,
-            sender,
-            False,
-            keys,
-            leaner(invite.codec, self.config.codec),
-            now,
-            now + self.config.boundary_patience_s,
-        )
+        keys = agreed_keys(local, self.config, invite.optimizer_keys)
+        codec, patience_s = leaner(invite.codec, self.config.codec), self.config.boundary_patience_s
+        one = self.table[session] = Gathering(session, sender, False, keys, codec, now, now + patience_s)
         one.candidates = invite.members
         return [*dropped, Snapshot(session, bool(keys))]
 
@@ -166,15 +152,14 @@ class Forming:
             told = [Send(one.inviter, Busy(one.session))]
         else:
             told = [Send(one.inviter, Abort(one.session, "late"))]
-        return [*told, *self.drop(one)]
+        return [*told, *self.end(one)]
 
     def on_joined(self, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
         one = self.table.get(joined.session)
         if one is None or not one.initiator or one.state is not State.OFFERED or sender not in one.invited:
             return [Send(sender, Abort(joined.session, "late"))]
-        one.invited.discard(sender)
-        right = joined.codec in CODECS and not CODECS[joined.codec].needs_spread
-        if not right or joined.optimizer_keys not in ((), one.offered_keys) or not 0 <= joined.version < MAX_VERSION:
+        one.invited.pop(sender, None)
+        if not answers(joined, one.offered_keys, spread=False):
             told: list[Effect] = [Send(sender, Abort(one.session, "terms"))]
         else:
             told = []
@@ -191,7 +176,7 @@ class Forming:
 
     def without(self, one: Gathering, peer: PeerId, now: float) -> list[Effect]:
         """It takes no part in what we invited it to."""
-        one.invited.discard(peer)
+        one.invited.pop(peer, None)
         one.joined.pop(peer, None)
         asked = self.substitute(one, now)
         return [*asked, *(self.settle_members(one, now) if not one.invited else [])]
@@ -201,8 +186,3 @@ class Forming:
         if one is not None and one.initiator and sender in one.invited:
             self.mates.failed(sender, now)
         return self.on_busy(sender, session, now)
-
-    def drop(self, one: Gathering) -> list[Effect]:
-        self.table.pop(one.session, None)
-        self.outgoing.pop(one.session, None)
-        return [Release(one.session)]

@@ -46,7 +46,7 @@ class Gathering:
     offered_keys: tuple[str, ...] = ()  # of the optimizer's state, as the inviter offered them
     candidates: tuple[PeerId, ...] = ()  # all whom the inviter invited
     asked: set[PeerId] = field(default_factory=set)  # the same, and those who were busy
-    invited: set[PeerId] = field(default_factory=set)
+    invited: dict[PeerId, None] = field(default_factory=dict)
     joined: dict[PeerId, float] = field(default_factory=dict)
     members: tuple[PeerId, ...] = ()
     committed: set[PeerId] = field(default_factory=set)

@@ -6,53 +6,24 @@ each member the mean of its slice to everybody: about twice the vector in all, h
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 
-from gossip.codecs import CODECS
-from gossip.config import Config
-from gossip.durations import Durations
 from gossip.effects import Dial, Effect, Gather, MemberState, Mix, Send
-from gossip.exchange import MAX_VERSION, Local, State
-from gossip.filters import Refusals, norm_accepts
-from gossip.forming import Forming, Mates
+from gossip.exchange import State
+from gossip.filters import norm_accepts
+from gossip.forming import Forming
 from gossip.gathering import Gathering
 from gossip.ids import PeerId
-from gossip.messages import (
-    MAX_GROUP,
-    Abort,
-    Accept,
-    Begin,
-    Commit,
-    Offer,
-    Outcome,
-    Refuse,
-    Settled,
-)  # fmt: skip
+from gossip.ledger import DOUBT_RETRY_S
+from gossip.messages import MAX_GROUP, Abort, Accept, Begin, Commit, Offer, Outcome, Refuse, Settled
+from gossip.terms import answers
 
 __all__ = ["Groups"]
-
-VERDICTS = 4_096  # ends remembered: doubt_s of asking after them at 100 groups a second
-DOUBT_RETRY_S = 1.0
 
 
 class Groups(Forming):
     """All group means of one peer: one at a time, its own or another's. In the place of
     :class:`gossip.exchanges.Exchanges`, with what Peer and the drivers ask of those."""
-
-    def __init__(self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int], mates: Mates) -> None:
-        super().__init__(me, local, config, new_session, mates)
-        self.verdicts: dict[int, bool] = {}  # how groups ended, for those who ask; the oldest first
-        self.durations = Durations()
-        self.refusals = Refusals()
-        self.seen: deque[tuple[float, float]] = deque(maxlen=8)  # |theirs - ours|^2, as of a pair, and |ours|^2
-        self.done = self.failures = 0
-        self.last_partner: PeerId | None = None
-        self.mixed_at: list[PeerId] = []  # members of groups finished since Peer last looked
-
-    @property
-    def deadline(self) -> float:
-        return min([one.deadline for one in self.table.values()], default=float("inf"))
 
     # -- the beginning -------------------------------------------------------------------------------------------
     def gather(self, one: Gathering, now: float) -> list[Effect]:
@@ -93,8 +64,7 @@ class Groups(Forming):
         members = begin.members
         right = (
             2 <= len(members) <= MAX_GROUP and list(members) == sorted(set(members)) and self.me in members
-            and sender in members and begin.codec in CODECS and not CODECS[begin.codec].needs_spread
-            and 0 <= begin.version < MAX_VERSION and begin.optimizer_keys in ((), one.optimizer_keys)
+            and sender in members and answers(begin, one.optimizer_keys, spread=False)
         )  # fmt: skip
         if not right:
             return [Send(sender, Abort(begin.session, "terms")), *self.fail(one, "terms")]
@@ -186,7 +156,7 @@ class Groups(Forming):
                     self.mates.failed(peer, now)
                     effects += self.without(one, peer, now)
                 case State.PREPARING | State.OFFERED if not one.initiator:
-                    effects += self.drop(one)
+                    effects += self.end(one)
                 case State.STREAMING:
                     self.mates.failed(peer, now)
                     effects += self.failed(one.session, "broken", now)
@@ -249,15 +219,10 @@ class Groups(Forming):
             else:
                 if one.state is State.STREAMING:
                     effects.append(Send(one.inviter, Abort(one.session, "replaced")))
-                effects += self.drop(one)  # having said COMMIT we leave it to the others: our weights go
+                effects += self.end(one)  # having said COMMIT we leave it to the others: our weights go
         return effects
 
     # -- endings -------------------------------------------------------------------------------------------------
-    def remember(self, session: int, committed: bool) -> None:
-        self.verdicts[session] = committed
-        if len(self.verdicts) > VERDICTS:
-            del self.verdicts[next(iter(self.verdicts))]
-
     def finish(self, one: Gathering, now: float) -> list[Effect]:
         self.remember(one.session, True)
         if one.state is not State.DOUBT:
@@ -268,7 +233,7 @@ class Groups(Forming):
         self.last_partner = others[0]
         self.mixed_at += others
         self.local.version += one.mean - one.ours
-        return [Mix(one.session, 1.0), *self.drop(one)]
+        return [Mix(one.session, 1.0), *self.end(one)]
 
     def fail(self, one: Gathering, code: str) -> list[Effect]:
         """It comes to nothing. A group that had not begun is none that failed."""
@@ -279,4 +244,4 @@ class Groups(Forming):
             self.gave_up = True
         if one.state not in (State.PREPARING, State.OFFERED):
             self.failures += 1
-        return [*told, *self.drop(one)]
+        return [*told, *self.end(one)]

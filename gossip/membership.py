@@ -1,7 +1,7 @@
 """Who is alive, and why we think so: SWIM with Lifeguard over a full table, and push-pull against what gossip missed.
 
-:mod:`gossip.view` holds the rules for states, :mod:`gossip.detector` probes, :mod:`gossip.myself` keeps our own record;
-here are the messages and the times.
+:mod:`gossip.view` holds the rules for states, :mod:`gossip.detector` probes, :mod:`gossip.push_pull` compares tables,
+:mod:`gossip.myself` keeps our own record; here are the messages and the times.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Any, Unpack
 from gossip.config import Config
 from gossip.detector import PIGGYBACK, Detector
 from gossip.effects import Dial, Effect, MemberState, Notice, Send
-from gossip.errors import ProtocolError, RemoteError
+from gossip.errors import RemoteError
 from gossip.ids import MemberRecord, PeerId
 from gossip.messages import (
-    MAX_BUCKETS,
-    MAX_RECORDS,
     MAX_UPDATES,
     Ack,
     Digest,
@@ -32,6 +30,7 @@ from gossip.messages import (
     Update,
 )  # fmt: skip
 from gossip.myself import Myself, Own
+from gossip.push_pull import PushPull
 from gossip.records import Sign, Verify, claims_more, signed
 from gossip.rumours import Rumours
 from gossip.table import Entry, Table
@@ -64,7 +63,7 @@ class Membership:
         self._detector = Detector(self._table, self._rumours, config, rng, now)
         self._view = View(self._table, self._rumours, self._detector, verify, config, now)
         self._myself = Myself(me, self._table, self._rumours, sign, config, now)
-        self._push_pull_s = now + rng.random() * config.push_pull_period_s
+        self._push_pull = PushPull(me.id, self._table, config, rng, now)
         self._heal_s = now + rng.random() * config.heal_period_s
         self._left = False
         self.deadline = now  # when to call tick
@@ -76,7 +75,7 @@ class Membership:
             PingReq: self._on_ping_req,
             Nack: self._on_nack,
             Gossip: self._on_gossip,
-            Digest: self._on_digest,
+            Digest: self._push_pull.on_digest,
             Records: self._on_records,
         }
         self._arm()
@@ -115,10 +114,8 @@ class Membership:
             self._myself.tick(now)
         if now >= self._rumours.due_s:
             self._gossip(now, out)
-        if now >= self._push_pull_s:
-            self._push_pull_s = now + self._config.push_pull_period_s
-            for entry in self._table.sample(1, self._rng):
-                self._ask(entry, now, out)
+        if now >= self._push_pull.due_s:
+            self._push_pull.tick(now, out)
         if now >= self._heal_s:
             self._heal(now, out)
         return self._done(out)
@@ -154,7 +151,7 @@ class Membership:
         # A member that we already held ALIVE is of our swarm: what we know, it knows but for what gossip missed.
         alone = len(self._table.alive) <= (entry.state is ALIVE)
         if alone or stranger:
-            self._ask(entry, now, out, everything=alone)
+            self._push_pull.ask(entry, now, out, everything=alone)
         return self._done(out)
 
     def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
@@ -200,10 +197,10 @@ class Membership:
         self._myself.announce(now, left=True)
         self._left = True
         self._arm()
-        whom = {entry.record.id: entry for entry in self._table.sample(FAREWELLS, self._rng)}
-        whom |= {peer: self._table.entries[peer] for peer in sorted(self._table.links)}
+        whom = dict.fromkeys(entry.record.id for entry in self._table.sample(FAREWELLS, self._rng))
+        whom |= dict.fromkeys(sorted(self._table.links))
         farewell = Gossip((self.me,))
-        return [Send(peer, farewell, entry.record.address) for peer, entry in whom.items()]
+        return [Send(peer, farewell) for peer in whom]
 
     # -- messages ------------------------------------------------------------------------------------------------------
     def _on_ping(self, sender: PeerId, entry: Entry | None, ping: Ping, now: float, out: list[Effect]) -> None:
@@ -224,39 +221,10 @@ class Membership:
     def _on_gossip(self, sender: PeerId, entry: Entry | None, gossip: Gossip, now: float, out: list[Effect]) -> None:
         self._absorb(gossip.updates, sender, entry, now, out)
 
-    def _on_digest(self, sender: PeerId, entry: Entry | None, digest: Digest, now: float, out: list[Effect]) -> None:
-        if len(digest.hashes) not in (0, 8 * MAX_BUCKETS):
-            raise ProtocolError(f"A digest has {len(digest.hashes)} bytes instead of {8 * MAX_BUCKETS} or none.")
-        if entry is None or now < entry.digest_s + TELL_EVERY_S:
-            return
-        entry.digest_s = now
-        crossed = digest.hashes and now < entry.asked_s + TELL_EVERY_S
-        if crossed and (entry.asked_all or self.me.id < sender):
-            return  # each asked the other, and the answer to one runs both ways
-        buckets = self._table.differing(digest.hashes)
-        if buckets:
-            self._send_records(sender, buckets, buckets if digest.hashes else b"", out)
-
     def _on_records(self, sender: PeerId, entry: Entry | None, records: Records, now: float, out: list[Effect]) -> None:
-        # Who has asked for everything learns what the others know already, and need not tell them.
-        quiet = entry is not None and entry.asked_all and now < entry.asked_s + self._config.push_pull_period_s
+        quiet = self._push_pull.quiet(entry, now)
         self._absorb(records.records, sender, entry, now, out, pushed=True, quiet=quiet)
-        if records.want and entry is not None and entry.answer_due:
-            entry.answer_due = False  # once for each Digest of ours
-            self._send_records(sender, sorted(set(records.want)), b"", out)
-
-    def _send_records(self, peer: PeerId, buckets: Iterable[int], want: bytes, out: list[Effect]) -> None:
-        updates = list(self._table.updates_of(buckets))
-        while len(updates) > MAX_RECORDS:
-            out.append(Send(peer, Records(tuple(updates[:MAX_RECORDS]), b"")))
-            del updates[:MAX_RECORDS]
-        if updates or want:
-            out.append(Send(peer, Records(tuple(updates), want)))
-
-    def _ask(self, entry: Entry, now: float, out: list[Effect], everything: bool = False) -> None:
-        entry.asked_s, entry.asked_all, entry.answer_due = now, everything, True
-        digest = Digest(b"" if everything else self._table.digest())
-        out.append(Send(entry.record.id, digest, entry.record.address))
+        self._push_pull.answer(sender, entry, records, out)
 
     def _absorb(
         self, updates: tuple[Update, ...], sender: PeerId, entry: Entry | None, now: float, out: list[Effect],
@@ -301,7 +269,7 @@ class Membership:
         updates = self._rumours.take(MAX_UPDATES, len(targets), self._table.size)
         if updates:  # Pings may have told it all
             gossip = Gossip(updates)
-            out.extend(Send(entry.record.id, gossip, entry.record.address) for entry in targets)
+            out.extend(Send(entry.record.id, gossip) for entry in targets)
         self._rumours.gossiped(now)
 
     def _listeners(self) -> list[Entry]:
@@ -352,8 +320,8 @@ class Membership:
             due_s = self._rumours.due_s
         if self._myself.due_s < due_s:
             due_s = self._myself.due_s
-        if self._push_pull_s < due_s:
-            due_s = self._push_pull_s
+        if self._push_pull.due_s < due_s:
+            due_s = self._push_pull.due_s
         self.deadline = self._heal_s if self._heal_s < due_s else due_s
 
     def _notice_sleep(self, now: float) -> None:

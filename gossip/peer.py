@@ -5,43 +5,19 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
-from gossip.bootstrap import Reachability, Seeds, answer_reach
+from gossip.bootstrap import Listening, Reachability, Seeds
 from gossip.config import Config
 from gossip.effects import Dial, Effect, MemberState, Notice, Send
-from gossip.exchange import Local, State
+from gossip.exchange import Local
 from gossip.exchanges import Exchanges
 from gossip.groups import Groups
+from gossip.handlers import HANDLERS
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.joining import Donating, Joining, Phase
 from gossip.members import Members
 from gossip.membership import Membership
-from gossip.messages import (
-    Abort,
-    Accept,
-    Ack,
-    Begin,
-    Busy,
-    Commit,
-    Digest,
-    Fetch,
-    Gossip,
-    Invite,
-    Joined,
-    Message,
-    Nack,
-    Offer,
-    Outcome,
-    Ping,
-    PingReq,
-    Reach,
-    Reached,
-    Records,
-    Refuse,
-    Serving,
-    Settled,
-)  # fmt: skip
+from gossip.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Reached, Records
 from gossip.partners import Partners
 from gossip.runs import Runs
 from gossip.schedule import Schedule
@@ -49,9 +25,9 @@ from gossip.schedule import Schedule
 __all__ = ["Peer"]
 
 BOOK_DIALS = 4  # members of the address book tried at once after a restart
-TRY_EVERY_S = 10.0  # how often one member may have us dial the address it claims
 WAIT_S = 0.25  # with nobody to mix with
 NEVER = -math.inf
+MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
 
 
 class Peer:
@@ -137,10 +113,8 @@ class Peer:
 
     @property
     def consensus_distance(self) -> float:
-        """sqrt(mean |x_i - mean|^2) over the swarm, estimated from the last exchanges: for two random members the
-        expectation of |x_i - x_j|^2 is twice that mean square (times n/(n-1)). nan before the first exchange."""
-        seen = self.exchanges.seen
-        return math.sqrt(0.5 * sum([square for square, _ in seen]) / len(seen)) if seen else math.nan
+        """As :attr:`gossip.ledger.Ledger.consensus_distance`."""
+        return self.exchanges.consensus_distance
 
     @property
     def alone(self) -> bool:
@@ -149,19 +123,12 @@ class Peer:
 
     def agreement(self) -> float:
         """The largest |theirs - ours| / |ours| of the last three exchanges; inf before the first."""
-        last = list(self.exchanges.seen)[-3:]
-        return math.sqrt(max(square / own if own > 0 else square for square, own in last)) if last else math.inf
+        return self.exchanges.agreement()
 
     @property
     def held(self) -> bool:
         """Whether the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""
-        gap, every = self.config.max_version_gap, self.config.mix_every_steps
-        if gap is None or every is None:
-            return False
-        return any(
-            self.steps - exchange.steps >= gap * every and exchange.state is not State.DOUBT
-            for exchange in self.exchanges.table.values() if exchange.initiator or exchange.state is not State.PREPARING
-        )  # fmt: skip
+        return self.exchanges.held(self.steps)
 
     # -- beginning and end ---------------------------------------------------------------------------------------
     def start(self, now: float) -> list[Effect]:
@@ -266,83 +233,6 @@ class Peer:
         """Whether :meth:`after` has something to note."""
         exchanges = self.exchanges
         return bool(exchanges.mixed_at) or exchanges.gave_up or self.joining.phase is not Phase.IDLE
-
-    def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-        if self.left or self.holds(offer.session) or self.joining.phase is Phase.ADOPTING:
-            return [Send(sender, Busy(offer.session))]  # adopting, its snapshot would be of another run's weights
-        return self.exchanges.on_offer(sender, offer, now)
-
-    def on_accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
-        return self.exchanges.on_accept(sender, accept, now)
-
-    def on_commit(self, sender: PeerId, commit: Commit, now: float) -> list[Effect]:
-        return self.exchanges.on_commit(sender, commit.session, now)
-
-    def on_outcome(self, sender: PeerId, outcome: Outcome, now: float) -> list[Effect]:
-        return self.exchanges.on_outcome(sender, outcome.session, now)
-
-    def on_settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
-        return self.exchanges.on_settled(sender, settled, now)
-
-    def on_invite(self, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
-        exchanges = self.exchanges
-        if self.left or self.holds(invite.session) or self.joining.phase is Phase.ADOPTING:
-            return [Send(sender, Busy(invite.session))]
-        if not isinstance(exchanges, Groups):
-            return [Send(sender, Refuse(invite.session, "mixing"))]
-        return exchanges.on_invite(sender, invite, now)
-
-    def on_joined(self, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
-        return self.exchanges.on_joined(sender, joined, now) if isinstance(self.exchanges, Groups) else []
-
-    def on_begin(self, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
-        return self.exchanges.on_begin(sender, begin, now) if isinstance(self.exchanges, Groups) else []
-
-    def on_serving(self, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
-        return self.joining.on_serving(sender, serving, now)
-
-    def on_reached(self, sender: PeerId, reached: Reached, now: float) -> list[Effect]:
-        self.reach.on_reached(sender, reached.ok, now)
-        return []
-
-    def holds(self, session: int) -> bool:
-        """Whether this number is taken: buffers are kept by it."""
-        joining = self.joining
-        return (
-            session in self.exchanges.table or session in self.donating.table
-            or session in joining.pieces or session in joining.surveys
-        )  # fmt: skip
-
-    def on_refusal(self, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:
-        session = message.session
-        if session in self.exchanges.table:
-            match message:
-                case Busy():
-                    return self.exchanges.on_busy(sender, session, now)
-                case Refuse():
-                    return self.exchanges.on_refuse(sender, session, now)
-                case Abort():
-                    return self.exchanges.on_abort(sender, session, message.code, now)
-        entry = self.donating.table.get(session)
-        if entry is not None and entry[0] == sender:
-            return self.donating.end(session)
-        return self.joining.on_refused(sender, session, now)
-
-    def on_fetch(self, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
-        if self.left or self.holds(fetch.session):
-            return [Send(sender, Busy(fetch.session))]
-        if self.local.ready:
-            if not self.runs.should_serve(self.membership.record(sender)):
-                return [Send(sender, Refuse(fetch.session, "joining"))]
-            stopped = self.joining.stop()  # of two runs that would take each other's weights, ours is the larger
-            return [*stopped, *self.donating.on_fetch(sender, fetch, self.optimizer_scalars, now)]
-        return self.donating.on_fetch(sender, fetch, self.optimizer_scalars, now)
-
-    def on_reach(self, sender: PeerId, _reach: Reach, now: float) -> list[Effect]:
-        if now < self.linked_peers.get(sender, now) + TRY_EVERY_S:
-            return []
-        self.linked_peers[sender] = now
-        return answer_reach(sender, self.membership.record(sender))
 
     def check_reach(self, now: float) -> list[Effect]:
         address = self.membership.me.address
@@ -464,13 +354,14 @@ class Peer:
         effects = self.membership.tick(now) if now >= self.membership.deadline else []
         if self.exchanges.table:
             effects += self.exchanges.tick(now)
-            effects += self.look_elsewhere(now)
+            effects += self.exchanges.look_elsewhere(self.membership.state, now)
         if self.joining.phase is not Phase.IDLE:
             effects += self.joining.tick(now)
         if self.donating.table:
             effects += self.donating.tick(now)
         if now >= self.seeds.deadline:
-            effects += self.seeds.tick(now, bool(self.linked_peers), Listening(self), self.rng)
+            listening = Listening(self.membership, self.linked_peers)
+            effects += self.seeds.tick(now, bool(self.linked_peers), listening, self.rng)
         if now >= self.reach.deadline:
             effects += self.check_reach(now)
             effects += self.reach.tick(now)
@@ -479,17 +370,6 @@ class Peer:
         if now >= self.schedule.due_at:
             effects += self.maybe_mix(now)
         return effects + self.after(now) if self.unsettled else effects
-
-    def look_elsewhere(self, now: float) -> list[Effect]:
-        """An offer to one that is no longer held ALIVE goes to another, before its time is up."""
-        state = self.membership.state
-        if isinstance(self.exchanges, Groups):
-            return self.exchanges.look_elsewhere(state, now)
-        lost = [
-            own.session for own in self.exchanges.outgoing.values()
-            if own.state is State.OFFERED and state(own.partner) is not MemberState.ALIVE
-        ]  # fmt: skip
-        return [effect for session in lost for effect in self.exchanges.failed(session, "broken", now)]
 
     def after(self, now: float) -> list[Effect]:
         """Note what ended: when the next mix is due, and who earned trust."""
@@ -521,27 +401,3 @@ class Peer:
 
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
         return self.membership.members()
-
-
-class Listening:
-    """The addresses at which living members listen: looked for among those linked first, where a seed mostly is."""
-
-    def __init__(self, peer: Peer) -> None:
-        self.peer = peer
-
-    def __contains__(self, address: object) -> bool:
-        membership = self.peer.membership
-        for peer in (*self.peer.linked_peers, *membership.alive()):
-            record = membership.record(peer)
-            if record is not None and record.address == address and membership.state(peer) is MemberState.ALIVE:
-                return True
-        return False
-
-
-MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
-HANDLERS: dict[type, Callable[[Peer, PeerId, Any, float], list[Effect]]] = {
-    Offer: Peer.on_offer, Accept: Peer.on_accept, Commit: Peer.on_commit, Outcome: Peer.on_outcome,
-    Settled: Peer.on_settled, Invite: Peer.on_invite, Joined: Peer.on_joined, Begin: Peer.on_begin,
-    Busy: Peer.on_refusal, Refuse: Peer.on_refusal, Abort: Peer.on_refusal,
-    Fetch: Peer.on_fetch, Serving: Peer.on_serving, Reach: Peer.on_reach, Reached: Peer.on_reached,
-}  # fmt: skip

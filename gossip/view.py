@@ -169,7 +169,7 @@ class View:
         """Tell a SUSPECT or DEAD member that we hear from, so that it refutes."""
         if entry.told_s <= now - TELL_EVERY_S:
             entry.told_s = now
-            out.append(Send(entry.record.id, Gossip((entry.hint(),)), entry.record.address))
+            out.append(Send(entry.record.id, Gossip((entry.hint(),))))
 
     # -- time ----------------------------------------------------------------------------------------------------------
     def tick(self, now: float, out: list[Effect]) -> None:

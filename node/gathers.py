@@ -27,13 +27,12 @@ from gossip.peer import Peer
 from node.boundary import Vector, VectorPool
 from node.links import Link, Links
 from node.sessions import Session, Sessions
-from node.transfer import DifferenceReceiver, Receiver, Sender
+from node.transfer import INLINE_ELEMENTS, DifferenceReceiver, Receiver, Sender
 
 __all__ = ["Gathers"]
 
 Floats = NDArray[np.float32]
 
-INLINE_ELEMENTS = 1 << 20  # of our slice from everybody, averaged in place, 2 ms; more in a worker thread
 PIECE = 1 << 16  # elements of a difference computed while in cache
 
 
@@ -54,14 +53,12 @@ class SliceIn(Receiver):
 
     def __init__(self, session: int, out: Floats, codec: Codec, origin: int) -> None:
         super().__init__(session, out.size, codec, origin)
-        self.out, self.bytes = out, bytearray()
+        self.out = out
 
     def buffer(self, where: slice, expected: int) -> memoryview:
         if self.codec.raw:
             return memoryview(self.out[where].data).cast("B")
-        if len(self.bytes) < expected:
-            self.bytes = bytearray(expected)
-        return memoryview(self.bytes)[:expected]
+        return self.scratch(expected)
 
     def use(self, where: slice) -> None:
         if not self.codec.raw:

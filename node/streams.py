@@ -24,14 +24,12 @@ from node.boundary import Adoption, Boundary, Shift, Vector, VectorPool
 from node.gathers import Gathers
 from node.links import Link, Links
 from node.sessions import Session, Sessions
-from node.transfer import ByteReceiver, DifferenceReceiver, Sender, Senders, SliceReceiver
+from node.transfer import INLINE_ELEMENTS, ByteReceiver, DifferenceReceiver, Sender, Senders, SliceReceiver
 
 __all__ = ["Streams"]
 
 Floats = NDArray[np.float32]
 Positions = NDArray[np.int64]
-
-INLINE_ELEMENTS = 1 << 20  # a shift of up to 4 MB is computed in place, 1 ms; larger ones in a worker thread
 
 
 @dataclass(frozen=True, slots=True)

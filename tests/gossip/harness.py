@@ -194,10 +194,11 @@ class World:
     def perform(self, node: Node, effects: list[Effect]) -> None:
         for effect in effects:
             if type(effect) is Send:
+                record = node.membership.record(effect.to)
                 if effect.to in node.links:
                     self.transmit(node, effect.to, effect.message)
-                elif effect.address is not None:
-                    self.dial(node, effect.address, effect.to, effect.message)
+                elif record is not None and record.address is not None:
+                    self.dial(node, record.address, effect.to, effect.message)
             elif type(effect) is Dial:
                 self.dial(node, effect.address, effect.expect, None)
             elif type(effect) is MemberChanged:

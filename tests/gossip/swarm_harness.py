@@ -383,6 +383,21 @@ class Swarm:
         for node in self.nodes:
             node.peer.schedule.retry_at = self.now
 
+    def storm(self, rng: random.Random, look: Callable[[], None] = lambda: None) -> None:
+        """30 moments, a third of a second apart at most: messages are lost, links break, loops stand still and go on;
+        nobody dies. ``look`` sees each. In the end all is well again, but for what is under way."""
+        self.loss = rng.choice([0.0, 0.02])
+        for _ in range(30):
+            self.run(rng.random() * 0.3)
+            look()
+            a, b = rng.sample(self.nodes, 2)
+            if rng.random() < 0.8:
+                self.unlink(a, b)
+            a.stepping = rng.random() < 0.8
+        self.loss = 0.0
+        for node in self.nodes:
+            node.stepping = True
+
     def agreed(self) -> bool:
         living = [node for node in self.nodes if node.running]
         return all(node.peer.ready and node.genesis == living[0].genesis for node in living)

@@ -8,8 +8,8 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Mix, Release, Send, Snapshot, Transfer
 from gossip.exchange import State
-from gossip.exchanges import TRIES
 from gossip.messages import Abort, Accept, Busy, Commit, Offer, Refuse, Settled
+from gossip.offering import TRIES
 from tests.gossip.sides import ELEMENTS, A, B, C, D, E, F, Side, answering, offer, streaming, verified
 
 

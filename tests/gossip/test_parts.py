@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from gossip.config import Config
 from gossip.effects import Send
 from gossip.errors import ConfigError
-from gossip.exchanges import fragments_of
 from gossip.messages import Offer, Refuse
+from gossip.offering import fragments_of
 from gossip.parts import ALL, LARGEST_RUN, MOST_FRAGMENTS, Fragments, Part
 from tests.gossip.sides import B, Side
 

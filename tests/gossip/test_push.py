@@ -7,8 +7,9 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Merge, Release, Send, Snapshot, Transfer
 from gossip.exchange import State
-from gossip.exchanges import DOUBT_RETRY_S, MAX_MASS
+from gossip.ledger import DOUBT_RETRY_S
 from gossip.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
+from gossip.offering import MAX_MASS
 from tests.gossip.sides import B, C, D, E, F, Side
 
 SUM = Config(mixing="push-sum")

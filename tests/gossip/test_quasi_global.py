@@ -28,6 +28,15 @@ def backward(model, seed):
     nn.functional.cross_entropy(model(x), y).backward()
 
 
+def step_and_mix(model, optimizer, seed, shifted=False):
+    """One step on that batch, and a mix after it; ``shifted``: with one who is elsewhere."""
+    backward(model, seed)
+    optimizer.step()
+    if shifted:
+        shift(model, seed)
+    optimizer.mixed()
+
+
 @torch.no_grad()
 def shift(model, seed):
     """What an exchange adds."""
@@ -138,18 +147,14 @@ def test_a_mix_without_a_step_moves_no_momentum_and_counts_at_the_next():
     ours, theirs = mlp(), mlp()
     once, twice = (QuasiGlobal(model.parameters(), lr=0.1) for model in (ours, theirs))
     for model, optimizer in ((ours, once), (theirs, twice)):
-        backward(model, 1)
-        optimizer.step()
-        optimizer.mixed()
+        step_and_mix(model, optimizer, 1)
     before = copy.deepcopy(momenta(twice))
     shift(ours, 1)
     shift(theirs, 1)
     twice.mixed()
     assert all(map(torch.equal, momenta(twice), before))
     for model, optimizer in ((ours, once), (theirs, twice)):
-        backward(model, 2)
-        optimizer.step()
-        optimizer.mixed()
+        step_and_mix(model, optimizer, 2)
     assert all(map(torch.equal, momenta(once), momenta(twice)))
     assert not torch.equal(momenta(twice)[0], before[0])
 
@@ -161,19 +166,14 @@ def test_a_mix_before_the_first_step_counts_for_nothing():
     early, late = (QuasiGlobal(model.parameters(), lr=0.1) for model in (ours, theirs))
     early.mixed()
     for model, optimizer in ((ours, early), (theirs, late)):
-        backward(model, 1)
-        optimizer.step()
-        optimizer.mixed()
+        step_and_mix(model, optimizer, 1)
     assert all(map(torch.equal, momenta(early), momenta(late)))
 
 
 def test_a_rate_of_zero_divides_by_nothing():
     model = mlp()
     optimizer = QuasiGlobal(model.parameters(), lr=0.0)
-    backward(model, 1)
-    optimizer.step()
-    shift(model, 1)
-    optimizer.mixed()
+    step_and_mix(model, optimizer, 1, shifted=True)
     assert all((m == 0).all() for m in momenta(optimizer))
 
 
@@ -199,9 +199,7 @@ def test_weights_that_were_replaced_begin_without_momentum():
     optimizer = QuasiGlobal(model.parameters(), lr=0.1)
     for keep in (True, False):
         for seed in (1, 2):
-            backward(model, seed)
-            optimizer.step()
-            optimizer.mixed()
+            step_and_mix(model, optimizer, seed)
         held = copy.deepcopy(momenta(optimizer))
         assert held[0].norm() > 0
         shift(model, 1)
@@ -216,10 +214,7 @@ def test_its_state_is_the_momentum_alone_and_a_copy_goes_on_as_the_original():
     model = mlp()
     optimizer = QuasiGlobal(model.parameters(), lr=0.1, weight_decay=DECAY)
     for seed in range(3):
-        backward(model, seed)
-        optimizer.step()
-        shift(model, seed)
-        optimizer.mixed()
+        step_and_mix(model, optimizer, seed, shifted=True)
     assert all(state.keys() == {"quasi_global"} for state in optimizer.state.values())
 
     twin = mlp(seed=1)
@@ -230,10 +225,7 @@ def test_its_state_is_the_momentum_alone_and_a_copy_goes_on_as_the_original():
     twin.load_state_dict(model.state_dict())
     assert [other.param_groups[0][key] for key in ("lr", "momentum", "weight_decay")] == [0.1, 0.9, DECAY]
     for one, its in ((model, optimizer), (twin, other)):
-        backward(one, 7)
-        its.step()
-        shift(one, 7)
-        its.mixed()
+        step_and_mix(one, its, 7, shifted=True)
     assert all(map(torch.equal, values(model), values(twin)))
     assert all(map(torch.equal, momenta(optimizer), momenta(other)))
 
@@ -241,14 +233,10 @@ def test_its_state_is_the_momentum_alone_and_a_copy_goes_on_as_the_original():
 def test_a_deep_copy_of_model_and_optimizer_trains_alike():
     model = mlp()
     optimizer = QuasiGlobal(model.parameters(), lr=0.1)
-    backward(model, 1)
-    optimizer.step()
-    optimizer.mixed()
+    step_and_mix(model, optimizer, 1)
     twin, other = copy.deepcopy((model, optimizer))
     for one, its in ((model, optimizer), (twin, other)):
-        backward(one, 2)
-        its.step()
-        its.mixed()
+        step_and_mix(one, its, 2)
     assert all(map(torch.equal, momenta(optimizer), momenta(other)))
 
 

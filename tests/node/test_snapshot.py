@@ -9,33 +9,16 @@ from torch import nn
 
 from gossip.errors import LayoutError
 from node.snapshot import ModelState, Pending
+from tests.node.vectors import mlp, slow_vector, vector_of
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _same_weights():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def convnet():
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 10))
-
-
-def mlp():
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
-
-
-def vector_of(state, parts="weights"):
-    out = np.full(state.size(parts), np.nan, np.float32)
-    state.read(out, parts)
-    return out
-
-
-def slow_vector(tensors):
-    return torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors]).numpy()
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------

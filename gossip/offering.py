@@ -1,0 +1,221 @@
+"""How exchanges of a pair, and pushes, begin: offers and the answers to them, until both sides stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from gossip.codecs import AUTO, CODECS, fastest, leaner
+from gossip.config import Config
+from gossip.effects import Effect, Merge, Send, Snapshot, Transfer
+from gossip.exchange import Exchange, Local, State
+from gossip.filters import Filter
+from gossip.ids import PeerId
+from gossip.ledger import Ledger
+from gossip.messages import Accept, Busy, Offer, Refuse
+from gossip.mixing import pair_weight
+from gossip.parts import ALL, Fragments, Part
+from gossip.terms import agreed_keys, own_keys, refusal
+
+__all__ = ["MAX_MASS", "Offering", "Partners"]
+
+TRIES = 4  # partners asked for each one wanted before waiting: four BUSY in a row mean that everybody is mixing already
+MAX_MASS = 2.0**32  # of a push: more than all members of the largest swarm together
+FALLBACK = "int8"  # in place of a codec that must know the distance to others, before that is known
+
+
+class Partners(Protocol):
+    """Whom to mix with: :class:`gossip.partners.Partners`."""
+
+    def choose(self, asked: set[PeerId], now: float) -> PeerId | None: ...
+    def failed(self, partner: PeerId, now: float) -> None: ...
+    def wanted(self) -> int: ...
+    def incoming(self) -> int: ...
+    def cap(self, partner: PeerId, others: int) -> float: ...
+    def heard(self, partner: PeerId, seconds: float) -> None: ...
+
+
+class Offering(Ledger[Exchange]):
+    """What :class:`gossip.exchanges.Exchanges` does until an exchange streams."""
+
+    def __init__(
+        self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int], partners: Partners
+    ) -> None:
+        super().__init__(me, local, config, new_session)
+        self.partners = partners
+        self.push = config.pushes
+        self.single = not self.push and config.partners == 1  # an exchange is a mix, whoever asked for it
+        self.conserves = config.conserves
+        self.filter = Filter(config)
+        self.fragments = fragments_of(config, local.elements)
+        self.part = Part.parse(config.part) or ALL
+        self.bounded = False  # an exchange has shown how far apart the nodes are, as some codecs must know
+
+    # -- our own initiative --------------------------------------------------------------------------------------
+    def begin(self, now: float) -> list[Effect]:
+        """Prepare the offers of a mix: the snapshot first, so that a partner's stream meets ours ready."""
+        for exchange in self.table.values():
+            if exchange.state is not State.DOUBT and (exchange.initiator or self.single):
+                return []  # what is under way is a mix already; a second one would share its bandwidth
+        if not self.room(1 + self.partners.incoming()) or self.partners.choose(set(), now) is None:
+            return []
+        wanted = self.partners.wanted()
+        keys = own_keys(self.local, self.config)
+        part = self.part if self.fragments is None else self.fragments.next()
+        part = ALL if self.local.settling else part  # to agree on everything
+        asked: set[PeerId] = set()
+        effects: list[Effect] = []
+        for place in range(wanted):
+            exchange = Exchange(self.new_session(), self.me, True, 0.5, keys, now, float("inf"), asked=asked)
+            exchange.push, exchange.part, exchange.tries = self.push, part, TRIES * wanted
+            exchange.steps = self.local.steps
+            self.outgoing[exchange.session] = self.table[exchange.session] = exchange
+            effects.append(Snapshot(exchange.session, bool(keys), wanted - place if self.push else 0))
+        return effects
+
+    def snapshotted(self, session: int, now: float, mass: float = 0.0) -> list[Effect]:
+        exchange = self.table.get(session)
+        if exchange is None or exchange.state is not State.PREPARING:
+            return []
+        exchange.ours, exchange.steps = self.local.version, self.local.steps
+        if exchange.initiator:
+            exchange.mass = mass
+            return self.offer(exchange, now)
+        mine = self.filter.radius(self.elements(exchange))  # of more than at the offer: how far we moved is known
+        if mine > 0 and not 0 < exchange.radius <= mine:
+            exchange.radius = mine
+        exchange.state = State.STREAMING
+        accept = Accept(
+            session, exchange.ours, exchange.weight, exchange.optimizer_keys, exchange.codec, exchange.radius
+        )
+        return [Send(exchange.partner, accept), self.transfer(exchange, now)]
+
+    def offer(self, exchange: Exchange, now: float) -> list[Effect]:
+        """Ask the next partner; with nobody left to ask the snapshot is forgotten."""
+        asked = exchange.asked
+        partner = self.partners.choose(asked, now) if len(asked) < exchange.tries else None
+        if partner is None:
+            self.gave_up = True
+            return self.drop(exchange)
+        asked.add(partner)
+        exchange.partner, exchange.state = partner, State.OFFERED
+        exchange.weight = self.partners.cap(partner, len(self.table))
+        exchange.deadline = now + self.config.reply_timeout_s
+        local, part = self.local, exchange.part
+        exchange.radius = 0.0 if self.push else self.filter.radius(part.elements(local.elements))
+        message = Offer(
+            exchange.session, local.fingerprint, local.genesis, exchange.ours, exchange.weight, self.codec(partner),
+            exchange.optimizer_keys, "push" if self.push else "pair", exchange.mass, exchange.radius, str(part),
+        )  # fmt: skip
+        return [Send(partner, message)]
+
+    def room(self, limit: int, leaving: int = 0) -> bool:
+        """Whether one more may begin beside the others (but for ``leaving``, which end for it). With outer momentum one
+        at a time in all: two concurrent outer steps would count the same local progress twice."""
+        return len(self.table) - leaving < (limit if self.config.plain else 1)
+
+    def transfer(self, exchange: Exchange, now: float) -> Transfer:
+        elements = self.elements(exchange)
+        seconds = 4 * elements / (self.config.slowest_rate_mb_s * 1e6) + 1.0
+        seconds += self.durations.allowance(exchange.partner)
+        exchange.since, exchange.deadline = now, now + seconds
+        one_way, own = exchange.push, exchange.initiator
+        return Transfer(
+            exchange.session, exchange.partner, bool(exchange.optimizer_keys), exchange.codec, seconds, exchange.part,
+            own or not one_way, not own or not one_way, own,
+        )  # fmt: skip
+
+    def elements(self, exchange: Exchange) -> int:
+        return exchange.part.elements(self.local.size(len(exchange.optimizer_keys)))
+
+    # -- messages ------------------------------------------------------------------------------------------------
+    def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        session, part = offer.session, Part.parse(offer.part)
+        refused = self.refused(offer)
+        senseless = part is None or not part.elements(self.local.elements) or (self.push and part.kind != "all")
+        if refused is not None or part is None or senseless:
+            return [Send(sender, Refuse(session, refused or "part"))]
+        local, leaving = self.local, list[Exchange]()
+        crossed = False
+        if self.outgoing and not self.push:
+            for own in self.outgoing.values():
+                across = own.state is State.OFFERED and own.partner == sender
+                crossed = crossed or across
+                if across or (self.single and own.state is State.PREPARING):
+                    leaving.append(own)  # a mix is a mix, whoever asked first
+        beside = len(self.outgoing) - len(leaving)
+        full = not self.room(self.partners.incoming() + beside, len(leaving))
+        asleep = now - local.boundary_at > self.config.boundary_patience_s
+        if full or asleep or session in self.table or (crossed and self.me < sender):
+            return [Send(sender, Busy(session))]  # of two offers that cross, the smaller id's is the exchange
+        dropped = [effect for own in leaving for effect in self.drop(own)]
+        keys = agreed_keys(local, self.config, offer.optimizer_keys)
+        exchange = self.table[session] = Exchange(
+            session, sender, False, 0.0, keys, now, now + self.config.boundary_patience_s, theirs=offer.version
+        )
+        exchange.push, exchange.mass, exchange.part = offer.mixing == "push", offer.mass, part
+        exchange.codec = self.leaner(sender, offer.codec)
+        exchange.radius = self.filter.radius(self.elements(exchange))
+        if offer.radius > 0:
+            exchange.radius = min(exchange.radius, offer.radius) if exchange.radius > 0 else offer.radius
+        gap = local.version - offer.version
+        cap = min(offer.weight, self.partners.cap(sender, len(self.table)))
+        weight = pair_weight(gap, self.config.staleness_exponent, cap=cap)
+        exchange.weight = weight * CODECS[exchange.codec].gain
+        return [*dropped, Snapshot(session, bool(keys))]
+
+    def refused(self, offer: Offer) -> str | None:
+        """The reason to refuse whatever this node is doing at the moment."""
+        alike = offer.mixing == ("push" if self.push else "pair")
+        reason = refusal(self.local, offer, alike, spread=True)
+        if reason is not None:
+            return reason
+        if not 0 < offer.weight <= 0.5 or offer.radius < 0:
+            return "weight"
+        if self.push and not 0 < offer.mass <= MAX_MASS:
+            return "mass"
+        return None
+
+    def on_busy(self, sender: PeerId, session: int, now: float) -> list[Effect]:
+        exchange = self.table.get(session)
+        if exchange is None or exchange.partner != sender or exchange.state is not State.OFFERED:
+            return []
+        return self.offer(exchange, now)
+
+    def on_refuse(self, sender: PeerId, session: int, now: float) -> list[Effect]:
+        exchange = self.table.get(session)
+        if exchange is None or exchange.partner != sender or exchange.state is not State.OFFERED:
+            return []
+        self.partners.failed(sender, now)
+        return self.offer(exchange, now)
+
+    def drop(self, exchange: Exchange) -> list[Effect]:
+        """Nothing came of it: a mass that was to be given away comes back."""
+        back = exchange.initiator and exchange.mass > 0 and self.conserves
+        ended = self.end(exchange)
+        return [Merge(exchange.session, exchange.mass), *ended] if back else ended
+
+    # -- codecs --------------------------------------------------------------------------------------------------
+    def codec(self, partner: PeerId) -> str:
+        """What we offer now: not one that must know the distance to others before that is known."""
+        codec = self.config.codec
+        if codec == AUTO:
+            return fastest(self.durations.rate(partner))
+        return codec if self.bounded or not CODECS[codec].needs_spread else FALLBACK
+
+    def leaner(self, sender: PeerId, offered: str) -> str:
+        """Of their codec and ours the one with fewer bytes: whoever asked for few has a slow link, and the link is
+        shared. One that must know the distance to others is taken where both keep such knowledge."""
+        ours = self.config.codec
+        if ours == AUTO:
+            return offered if not CODECS[offered].needs_spread else FALLBACK
+        if offered == ours:
+            return self.codec(sender)
+        pair = [name if not CODECS[name].needs_spread else FALLBACK for name in (offered, ours)]
+        return leaner(*pair)
+
+
+def fragments_of(config: Config, elements: int) -> Fragments | None:
+    """The fragments of ``part = "fragments N"``, none of them without elements."""
+    kind, _, count = config.part.partition(" ")
+    return Fragments(min(int(count), elements)) if kind == "fragments" else None

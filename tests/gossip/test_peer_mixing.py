@@ -1,0 +1,114 @@
+"""Whole peers in a small swarm: how often they mix, with whom, and what a partner's silence costs."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+from statistics import mean
+
+import pytest
+
+from gossip.config import Config
+from gossip.effects import MemberState
+from gossip.messages import Busy
+from tests.gossip.swarm_harness import Swarm
+
+
+@pytest.mark.parametrize("every", [4, 8, 32])
+def test_nodes_finish_about_one_exchange_per_interval(every):
+    """Down to where an exchange, which takes two or three step boundaries, fills the interval."""
+    swarm = Swarm(9, config=Config(mix_every_steps=every), latency_s=0.001)
+    swarm.stream_s = 0.001
+    nodes = swarm.swarm(8, step_s=0.1)
+    swarm.run(10.0)
+    before = [(node.steps, len(node.mixes)) for node in nodes]
+    swarm.run(100.0)
+    rates = [
+        (len(node.mixes) - mixes) * every / (node.steps - steps)
+        for node, (steps, mixes) in zip(nodes, before, strict=True)
+    ]
+    assert mean(rates) == pytest.approx(1.0, abs=0.1)
+    assert min(rates) > 0.7
+
+
+def test_mixing_by_the_clock_needs_no_steps_to_count():
+    swarm = Swarm(9, config=Config(mix_every_steps=None, mix_every_s=2.0))
+    nodes = swarm.swarm(6)
+    swarm.run(110.0)
+    assert mean(len(node.mixes) for node in nodes) == pytest.approx(53, abs=5)
+
+
+def test_of_steps_and_seconds_what_comes_first_counts():
+    swarm = Swarm(9, config=Config(mix_every_steps=10_000, mix_every_s=2.0))
+    nodes = swarm.swarm(4)
+    swarm.run(60.0)
+    assert min(len(node.mixes) for node in nodes) > 10
+
+
+def test_partners_are_many():
+    swarm = Swarm(10)
+    nodes = swarm.swarm(6)
+    swarm.run(100.0)
+    assert all(len({partner for *_, partner in node.mixes}) == 5 for node in nodes)
+
+
+def test_settling_mixes_until_it_is_told_to_stop():
+    swarm = Swarm(11, config=Config(mix_every_steps=10_000))
+    nodes = swarm.swarm(4, step_s=0.02)
+    swarm.until(swarm.agreed, 10.0)
+    for node in nodes:
+        node.value = Fraction(1 + node.number)
+        assert node.mixes == []
+        swarm.perform(node, node.peer.settle(True, swarm.now))
+    swarm.run(5.0)
+    assert min(len(node.mixes) for node in nodes) > 10
+    spread = max(node.value for node in nodes) - min(node.value for node in nodes)
+    assert spread < Fraction(1, 1000)
+    assert nodes[0].peer.agreement() < 1e-3
+    for node in nodes:
+        swarm.perform(node, node.peer.settle(False, swarm.now))
+    swarm.run(1.0)
+    counts = [len(node.mixes) for node in nodes]
+    swarm.run(10.0)
+    assert [len(node.mixes) for node in nodes] == counts
+
+
+def test_a_node_whose_loop_stands_still_is_busy_and_the_others_mix_on():
+    swarm = Swarm(12)
+    nodes = swarm.swarm(4)
+    swarm.until(swarm.agreed, 10.0)
+    swarm.run(5.0)
+    nodes[3].stepping = False
+    swarm.run(3.0)
+    counts = [len(node.mixes) for node in nodes]
+    swarm.run(30.0)
+    assert len(nodes[3].mixes) == counts[3]
+    assert min(len(node.mixes) - count for node, count in zip(nodes[:3], counts, strict=False)) > 20
+    assert any(isinstance(message, Busy) for *_, message in nodes[3].sent)
+    assert nodes[0].peer.membership.state(nodes[3].id) is MemberState.ALIVE
+
+
+def test_a_partner_that_dies_costs_one_exchange_and_no_pause():
+    swarm = Swarm(13)
+    nodes = swarm.swarm(5)
+    swarm.until(swarm.agreed, 10.0)
+    swarm.run(10.0)
+    swarm.kill(nodes[0])
+    killed_at = swarm.now
+    swarm.run(30.0)
+    for node in nodes[1:]:
+        times = [killed_at, *(at for at, *_ in node.mixes if at > killed_at), swarm.now]
+        assert max(b - a for a, b in pairwise(times)) < 4.0  # of intervals of 0.8 s
+        assert node.peer.exchanges.failures <= 3
+
+
+def test_a_refused_vector_tells_nothing_of_how_far_apart_the_swarm_is():
+    swarm = Swarm(14, config=Config(mix_every_steps=3))
+    nodes = swarm.swarm(4)
+    swarm.until(swarm.agreed, 10.0)
+    nodes[1].value = Fraction(10**30)
+    swarm.run(20.0)
+    honest = [node for node in nodes if node is not nodes[1]]
+    assert sum(node.peer.exchanges.refusals.total for node in nodes) > 0
+    assert all(node.value == 0 for node in honest)
+    assert all(node.peer.consensus_distance == 0.0 for node in honest)

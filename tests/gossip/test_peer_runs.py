@@ -1,0 +1,180 @@
+"""Whole peers in a small swarm: two runs that meet become one, with the weights of the larger."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gossip.config import Config
+from gossip.effects import Dial, Send
+from gossip.joining import Phase
+from gossip.messages import Busy, Fetch, Offer, Refuse
+from gossip.runs import Run, outranks
+from tests.gossip.swarm_harness import Swarm, address_of
+
+G1, G2, G3 = b"1" * 16, b"2" * 16, b"3" * 16
+
+
+def two_runs(seed, left, right, apart_s=40.0, config=None, **how):
+    """Two swarms of these sizes that could not see each other for a while; returns the swarm and both sides."""
+    swarm = Swarm(seed, config=config)
+    swarm.cut = lambda a, b: (a < left) != (b < left)
+    nodes = [swarm.start(*([0] if number else []), **how) for number in range(left)]
+    nodes += [swarm.start(*([left] if number > left else [0]), **how) for number in range(left, left + right)]
+    swarm.run(apart_s)
+    return swarm, nodes[:left], nodes[left:]
+
+
+def test_more_samples_outrank_fewer_and_of_equals_the_larger_genesis():
+    assert outranks(Run(200, G1), Run(100, G2))
+    assert not outranks(Run(100, G2), Run(200, G1))
+    assert outranks(Run(100, G2), Run(100, G1))
+    assert outranks(Run(1000, G2), Run(1010, G1))  # nearly equal
+    assert not outranks(Run(1010, G1), Run(1000, G2))
+    assert outranks(Run(0, G2), Run(0, G1))
+
+
+@pytest.mark.parametrize(("left", "right"), [(1, 1), (3, 1), (1, 3), (4, 2)])
+def test_when_two_runs_meet_the_one_with_fewer_samples_takes_the_others_weights(left, right):
+    swarm, lefts, rights = two_runs(left, left, right)
+    swarm.until(lambda: all(node.peer.ready for node in lefts + rights), 30.0)
+    assert lefts[0].genesis != rights[0].genesis
+    swarm.cut = lambda a, b: False
+    slower, faster = (rights, lefts) if left >= right else (lefts, rights)  # the left began 20 s earlier
+    genesis = faster[0].genesis
+    swarm.until(swarm.agreed, 120.0)
+    assert {node.genesis for node in swarm.nodes} == {genesis}
+    for node in slower:
+        assert [kind for kind in node.kinds if kind in ("merging", "merged")] == ["merging", "merged"]
+    assert all("merging" not in node.kinds for node in faster)
+    before = [len(node.mixes) for node in swarm.nodes]
+    swarm.run(20.0)
+    assert all(len(node.mixes) > count for node, count in zip(swarm.nodes, before, strict=True))
+
+
+@pytest.mark.parametrize("samples", [0, 1000])
+def test_of_two_runs_with_equal_samples_the_larger_genesis_stays(samples):
+    swarm = Swarm(1)
+    one, two = swarm.start(genesis=G1, base_samples=samples), swarm.start(genesis=G2, base_samples=samples)
+    for node in (one, two):
+        node.stepping = False
+    swarm.perform(one, [Dial(address_of(1))])
+    swarm.run(1.0)
+    one.stepping = two.stepping = True
+    swarm.until(swarm.agreed, 10.0)
+    assert one.genesis == G2
+    assert "merging" not in two.kinds
+
+
+def test_of_two_runs_that_each_want_the_others_weights_one_gives_way():
+    """Else they swap, and swap again."""
+    swarm = Swarm(1)
+    one, two = swarm.start(genesis=G1), swarm.start(genesis=G2)
+    for node in (one, two):
+        node.peer.runs.earlier_samples = 10**9  # by its own reckoning each is far behind
+    swarm.perform(one, [Dial(address_of(1))])
+    swarm.run(0.025)
+    served = [a.peer.runs.should_serve(b.peer.membership.me) for a, b in ((one, two), (two, one))]
+    assert served == [False, True]
+    swarm.until(swarm.agreed, 30.0)
+    assert one.genesis == G2
+    assert "merged" not in two.kinds
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_runs_that_meet_in_any_way_become_one_and_stay_one(seed):
+    """Two or three runs, of like or unlike pace, cut off from each other and healed at random; killed links between."""
+    rng = random.Random(seed)
+    config = Config(mix_every_steps=16, chunk_elements=1024, join_timeout_s=4.0)
+    swarm = Swarm(seed, config=config, latency_s=rng.choice([0.005, 0.05, 0.2]))
+    swarm.chunk_s = rng.choice([0.001, 0.3])
+    groups = rng.choice([2, 3])
+    swarm.cut = lambda a, b: a % groups != b % groups
+    for number in range(rng.randrange(groups, 8)):
+        seeds = [n for n in range(number) if n % groups == number % groups][:1] if number >= groups else []
+        swarm.start(*seeds, step_s=rng.choice([0.2, 0.2, 0.3]))
+    swarm.run(rng.choice([5.0, 15.0]))
+    for _ in range(rng.randrange(3)):
+        swarm.partition(lambda number: rng.randrange(2) if number else 0)
+        for _ in range(4):
+            a, b = rng.sample(swarm.nodes, 2)
+            swarm.perform(a, [Dial(address_of(b.number))])
+            swarm.run(rng.random() * 3)
+    swarm.partition(None)
+    for node in swarm.nodes[1:]:
+        swarm.perform(node, [Dial(address_of(0))])
+    swarm.until(swarm.agreed, 200.0)
+    genesis = swarm.nodes[0].genesis
+    merges = [node.kinds.count("merged") for node in swarm.nodes]
+    assert max(merges) <= 8
+    swarm.run(20.0)
+    assert {node.genesis for node in swarm.nodes} == {genesis}
+    assert [node.kinds.count("merged") for node in swarm.nodes] == merges
+
+
+def test_halves_of_one_run_mix_again_after_a_partition():
+    swarm = Swarm(5)
+    nodes = swarm.swarm(6)
+    swarm.until(swarm.agreed, 10.0)
+    swarm.partition(lambda number: number % 2)
+    swarm.run(20.0)
+    cut_at = swarm.now
+
+    def across(since, until):
+        return [1 for node in nodes for at, _, to in node.mixes
+                if since < at <= until and (node.number + swarm.by_id[to].number) % 2]  # fmt: skip
+
+    assert not across(cut_at - 19.0, cut_at)
+    swarm.partition(None)
+    swarm.until(lambda: bool(across(cut_at, swarm.now)), 90.0)
+    assert all("merging" not in node.kinds for node in nodes)
+
+
+def beside_a_checkpoint(seconds, samples, version):
+    """A node trains for so long, and meets one that goes on from a checkpoint of the run G3; returns both, agreed."""
+    swarm = Swarm(6)
+    first = swarm.start()
+    swarm.run(seconds)
+    resumed = swarm.start(0)
+    swarm.perform(resumed, resumed.peer.resume(G3, samples, version, swarm.now))
+    swarm.until(swarm.agreed, 30.0)
+    return swarm, first, resumed
+
+
+def test_a_checkpoint_with_more_behind_it_goes_on_and_the_others_merge_into_it():
+    swarm, first, resumed = beside_a_checkpoint(20.0, 1_000_000, 50.0)
+    assert first.genesis == G3
+    assert resumed.kinds[0] == "started"
+    assert "merged" in first.kinds
+    swarm.run(5.0)
+    assert first.peer.membership.me.base_samples == 1_000_000
+    assert first.peer.membership.swarm_samples >= 1_000_000
+
+
+def test_a_checkpoint_with_less_behind_it_gives_way():
+    _, first, resumed = beside_a_checkpoint(60.0, 100, 5.0)
+    assert first.genesis == resumed.genesis != G3
+
+
+def test_samples_of_an_earlier_life_are_not_behind_weights_that_began_afresh():
+    """Else a node that lost its checkpoint, and began alone, would wipe out the run that it had fed most of."""
+    swarm = Swarm(7)
+    reborn = swarm.start(samples=1_000_000, steps=1_000_000)
+    swarm.run(20.0)
+    assert reborn.peer.membership.my_samples > 1_000_000
+    assert 100 <= reborn.peer.runs.ours().samples <= 300
+
+
+def test_a_peer_about_to_take_other_weights_is_busy():
+    swarm, lefts, rights = two_runs(1, 1, 1)
+    left, right = lefts[0], rights[0]
+    swarm.until(lambda: right.peer.ready, 30.0)
+    swarm.cut = lambda a, b: False
+    swarm.until(lambda: right.peer.joining.phase is Phase.COLLECTING, 60.0)
+    right.stepping = False
+    swarm.until(lambda: right.peer.joining.phase is Phase.ADOPTING, 60.0)
+    offer = Offer(5, "f", right.genesis, 0.0, 0.5, "fp32", ())
+    assert right.peer.receive(left.id, offer, swarm.now) == [Send(left.id, Busy(5))]
+    assert right.peer.receive(left.id, Fetch(6, (), 0, 0), swarm.now) == [Send(left.id, Refuse(6, "joining"))]
+    assert right.peer.joining.phase is Phase.ADOPTING

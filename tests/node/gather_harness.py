@@ -1,0 +1,168 @@
+"""Nodes without their network, and links that carry a chunk when they are told to: for tests of group means."""
+
+from __future__ import annotations
+
+import functools
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import trio
+
+from gossip.codecs import CODECS
+from gossip.config import Config
+from gossip.effects import Gather
+from gossip.exchange import Local, State
+from gossip.filters import trimmed_mean
+from gossip.frames import PREFIX_BYTES, decode
+from gossip.gathering import slices
+from gossip.ids import PeerId
+from node.boundary import VectorPool
+from node.gathers import Gathers
+from node.sessions import Sessions
+from node.snapshot import ModelState
+
+SESSION = 7
+
+
+class Pool(VectorPool):
+    out = 0
+
+    def take(self, parts, size=None):
+        self.out += 1
+        return super().take(parts, size)
+
+    def give(self, vector):
+        self.out -= vector.users == 1
+        super().give(vector)
+
+
+class End:
+    """One end of a link; ``peer`` is who is at the other."""
+
+    def __init__(self, peer):
+        self.peer, self.bulk, self.closed = peer, {}, False
+
+    def start_bulk(self, session, bulk):
+        self.bulk[session] = bulk
+
+    def stop_bulk(self, session):
+        self.bulk.pop(session, None)
+
+    def close_now(self):
+        self.closed = True
+
+
+class One:
+    """A node without its network: what it was told is in ``said``."""
+
+    def __init__(self, me, vector, config):
+        self.me, self.vector, self.config, self.said = me, vector, config, []
+        state = ModelState({"x": vector.copy()})
+        self.pool, self.links = Pool(state), {}
+        self.sessions = Sessions(self.pool)
+        exchange = SimpleNamespace(state=State.OFFERED, initiator=False, optimizer_keys=())
+        self.peer = SimpleNamespace(
+            exchanges=SimpleNamespace(table={SESSION: exchange}),
+            local=Local("", vector.size, 0),
+            gathered=lambda *what: self.said.append(("gathered", *what)) or [],
+            failed=lambda *what: self.said.append(("failed", *what)) or [],
+        )
+        self.tasks = []
+        newest = SimpleNamespace(newest=lambda peer: self.links.get(peer))
+        self.gathers = Gathers(
+            self.peer, config, self.pool, newest, self.sessions, lambda effects: None,
+            lambda task, *arguments: self.tasks.append((task, arguments)),
+        )  # fmt: skip
+        snapshot = self.pool.take("weights")
+        snapshot.array[:] = vector
+        self.sessions.snapshots[SESSION] = snapshot
+
+    def begin(self, members, codec):
+        effect = Gather(SESSION, members, members.index(self.me), False, codec, 10.0)
+        return self.gathers.gather(effect, self.vector.size)
+
+    def release(self):
+        self.gathers.release(SESSION)
+        self.sessions.release(SESSION)
+
+
+class Group:
+    """Nodes and links between all of them; ``pump`` moves one chunk over one link, in an order of its own."""
+
+    def __init__(self, members=3, elements=5_000, codec="fp32", seed=0, **changes):
+        config = Config(mixing="group", **{"chunk_elements": 1024, **changes})
+        self.ids = tuple(PeerId(bytes([k + 1]) * 16) for k in range(members))
+        self.codec, self.rng = codec, random.Random(seed)
+        vectors = np.random.default_rng(seed).normal(size=(members, elements)).astype(np.float32)
+        self.nodes = [One(me, vector, config) for me, vector in zip(self.ids, vectors, strict=True)]
+        for a in self.nodes:
+            for b in self.nodes:
+                if a is not b:
+                    a.links[b.me] = End(b.me)
+        self.change = lambda sender, to, chunk, body: (chunk, body)
+
+    def begin(self, *which):
+        for k in which or range(len(self.nodes)):
+            assert self.nodes[k].begin(self.ids, self.codec)
+
+    def ways(self):
+        return [
+            (a, b) for a in self.nodes for b in self.nodes
+            if a is not b and a.links[b.me].bulk and not b.links[a.me].closed
+        ]  # fmt: skip
+
+    def pump(self):
+        """False when nothing is left to send."""
+        ways = self.ways()
+        if not ways:
+            return False
+        a, b = self.rng.choice(ways)
+        end = a.links[b.me]
+        session, bulk = end.bulk.popitem()
+        frame = bulk.next_frame()
+        if frame is None:
+            return True
+        end.bulk[session] = bulk
+        header, body = frame
+        self.deliver(b, b.links[a.me], *self.change(a, b, decode(header[PREFIX_BYTES:], len(body)), bytes(body)))
+        return True
+
+    @staticmethod
+    def deliver(node, link, chunk, body):
+        node.gathers.place(link, chunk, len(body))[:] = body
+        node.gathers.arrived(link, chunk)
+
+    def run(self):
+        while self.pump():
+            pass
+
+    def expected(self, trim=0):
+        """mean - Q(ours) of each, straight from what the parts are."""
+        code, size = CODECS[self.codec], self.nodes[0].vector.size
+
+        def through(values, start=0):
+            out = values.copy()
+            if not code.raw:
+                code.quantised(values, out, SESSION, start)
+            return out
+
+        ours = np.stack([through(node.vector) for node in self.nodes])
+        mean = np.concatenate([through(trimmed_mean(ours[:, c], trim), c.start) for c in slices(size, len(ours))])
+        return mean - ours
+
+    def differences(self):
+        return np.stack([node.sessions.table[SESSION].difference.array for node in self.nodes])
+
+
+def in_trio(test):
+    """Runs a test inside trio: what is tested asks it for the time, and waits for nothing."""
+
+    @functools.wraps(test)
+    def inside(*arguments, **named):
+        async def main():
+            test(*arguments, **named)
+
+        trio.run(main)
+
+    return inside

@@ -1,0 +1,75 @@
+"""Group means of whole nodes over sockets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+
+def linear(value):
+    model = nn.Linear(40, 30)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
+
+
+def mixed(nodes, times):
+    """Counts from now."""
+    before = [one.node.metrics().exchanges_done for one in nodes]
+    return lambda: all(one.node.metrics().exchanges_done > b + times for one, b in zip(nodes, before, strict=True))
+
+
+@pytest.mark.parametrize("changes", [{}, {"codec": "int8"}, {"group_size": 3, "filter": "trimmed"}])
+def test_nodes_average_as_groups_over_sockets(train, until, quick, changes):
+    config = dataclasses.replace(quick, mixing="group", **changes)
+    models = [linear(0.0) for _ in range(4)]
+    nodes = [train(models[0], config=config)]
+    nodes += [train(model, config=config, seeds=[nodes[0].node.address]) for model in models[1:]]
+    until(lambda: all(one.node.metrics().members_alive == 4 for one in nodes))
+    for number, (one, model) in enumerate(zip(nodes, models, strict=True)):
+        one.do(lambda _, model=model, number=number: [p.data.add_(float(number)) for p in model.parameters()])
+    until(mixed(nodes, 8))
+    both = zip(nodes, models, strict=True)
+    flat = [one.do(lambda _, model=model: model.weight.detach().clone()) for one, model in both]
+    spread = max(float((a - b).abs().max()) for a in flat for b in flat)
+    assert spread < 0.05
+    assert 0.0 < float(flat[0].mean()) < 3.0
+    if changes == {}:
+        assert float(flat[0].mean()) == pytest.approx(1.5, abs=0.1)
+        assert spread < 1e-5
+    assert sum(one.node.metrics().exchanges_failed for one in nodes) == 0
+
+
+def test_a_group_goes_on_when_a_node_goes(train, until, quick):
+    config = dataclasses.replace(quick, mixing="group", group_size=0)
+    nodes = [train(linear(0.0), config=config)]
+    nodes += [train(linear(0.0), config=config, seeds=[nodes[0].node.address]) for _ in range(2)]
+    until(lambda: all(one.node.metrics().exchanges_done > 5 for one in nodes))
+    nodes[0].stop()
+    until(mixed(nodes[1:], 5))
+
+
+def test_the_optimizers_state_goes_along_where_it_is_averaged(train, until, quick):
+    config = dataclasses.replace(quick, mixing="group", average_optimizer=True)
+    models = [linear(0.0) for _ in range(3)]
+    adams = [torch.optim.Adam(model.parameters()) for model in models]
+    for model, adam in zip(models, adams, strict=True):
+        model(torch.ones(1, 40)).sum().backward()
+        adam.step()
+    nodes = [train(models[0], adams[0], config=config)]
+    for model, adam in zip(models[1:], adams[1:], strict=True):
+        nodes.append(train(model, adam, config=config, seeds=[nodes[0].node.address]))
+    until(lambda: all(one.node.metrics().members_alive == 3 for one in nodes))
+    for number, (one, model, adam) in enumerate(zip(nodes, models, adams, strict=True)):
+        one.do(lambda _, m=model, o=adam, k=number: o.state[m.weight]["exp_avg"].fill_(float(k)))
+
+    def moments():
+        return [float(adam.state[model.weight]["exp_avg"].mean()) for model, adam in zip(models, adams, strict=True)]
+
+    until(lambda: np.ptp(moments()) < 1e-4)
+    assert moments()[0] == pytest.approx(1.0, abs=0.1)

@@ -1,0 +1,21 @@
+"""A small model, and vectors of models: the quick way, and the plain one to compare it with."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def vector_of(state, parts="weights"):
+    out = np.full(state.size(parts), np.nan, np.float32)
+    state.read(out, parts)
+    return out
+
+
+def slow_vector(tensors):
+    return torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors]).numpy()
