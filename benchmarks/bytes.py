@@ -2,9 +2,9 @@
 
     python benchmarks/bytes.py [--job fashion-mnist | gpt] [--seeds 3] [--fresh]
 
-Fashion-MNIST, IID, an MLP; and a byte-level GPT on Shakespeare with AdamW. Every configuration takes the same number of
-local steps, and is compared with fp32 every 8 steps. Finished runs are kept in runs/bytes.jsonl and not played again
-while their settings are the same.
+Fashion-MNIST, IID, an MLP; and a byte-level GPT on Shakespeare with AdamW, whose rate rises and falls. Every
+configuration takes the same number of local steps at the same rates, and is compared with fp32 every 8 steps over the
+same seeds. Finished runs are kept in runs/bytes.jsonl and not played again while their settings are the same.
 """
 
 from __future__ import annotations
@@ -23,18 +23,26 @@ CACHE = ROOT / "runs" / "bytes.jsonl"
 DOCUMENT = ROOT / "docs" / "results" / "bytes.md"
 PICTURE = ROOT / "docs" / "pictures" / "bytes.png"
 
+GENTLER = {"outer_momentum": 0.3, "outer_rate": 0.9}
 OUTER = {"outer_momentum": 0.5, "outer_rate": 0.7}
+PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0}  # what is not said to have the outer step
+STEP_S = 0.1
+COSINE = {"schedule": "cosine", "schedule_steps": 3000}
+
+
+def gpt(steps: int = 3000, **optimizer: Any) -> dict[str, Any]:
+    """The job of the GPT with AdamW, for so many steps of a node."""
+    task = {"dataset": "shakespeare", "model": "gpt", "batch_size": 8, "optimizer": {"name": "adamw"} | optimizer}
+    return {"peers": 4, "duration_s": steps * STEP_S, "task": task}
+
+
 JOBS: dict[str, dict[str, Any]] = {
     "fashion-mnist": {
         "peers": 8, "duration_s": 240.0,
         "task": {"dataset": "fashion-mnist", "model": "mlp", "batch_size": 16, "optimizer": {"name": "sgd", "lr": 0.1}},
     },
-    "gpt": {
-        "peers": 4, "duration_s": 300.0,
-        "task": {
-            "dataset": "shakespeare", "model": "gpt", "batch_size": 8, "optimizer": {"name": "adamw", "lr": 0.003},
-        },
-    },
+    # Peak and warm-up (30 %, as of torch's OneCycleLR): of those that were tried, the base itself is best at these.
+    "gpt": gpt(lr=0.005, **COSINE, warmup_steps=900),
 }  # fmt: skip
 COMMON = {
     "compute": {"step_s": {"kind": "lognormal", "median": 0.1, "sigma": 0.05}},
@@ -43,6 +51,7 @@ COMMON = {
 }
 FAMILIES: dict[str, list[dict[str, Any]]] = {
     "fp32": [{"codec": "fp32", "mix_every_steps": every} for every in (8, 32, 128)],
+    "fp32, outer momentum (the default)": [OUTER | {"codec": "fp32", "mix_every_steps": 8}],
     "bf16": [{"codec": "bf16", "mix_every_steps": every} for every in (8, 64)],
     "int8": [{"codec": "int8", "mix_every_steps": every} for every in (8, 40, 104)],
     "int4": [{"codec": "int4", "mix_every_steps": every} for every in (8, 24, 56)],
@@ -60,29 +69,85 @@ FAMILIES: dict[str, list[dict[str, Any]]] = {
         for count, every in ((4, 8), (4, 14))
     ],
 }
-RARER = {"fp32": (8, 56), "int4": (56,), "moniqua4": (24, 56), "int4, outer momentum": (56,)}  # of the gpt
-SEEDS = {"fashion-mnist": 3, "gpt": 1}
+# A step of the GPT costs a hundred of the MLP's: one or two intervals each. Nothing is clipped, because while a rate
+# rises honest distances grow, too.
+FREE = {"filter": "none"}
+WITHIN = FREE | {"codec": "moniqua4", "mix_every_steps": 14}  # these two with two seeds: what is said rests on them
+BEST = FREE | {"part": "fragments 8", "codec": "int8", "mix_every_steps": 14}
+GPT_FAMILIES: dict[str, list[dict[str, Any]]] = {
+    "fp32": [{"codec": "fp32", "mix_every_steps": 8}, FREE | {"codec": "fp32", "mix_every_steps": 56}],
+    "fp32, outer momentum (the default)": [OUTER | {"codec": "fp32", "mix_every_steps": 8}],
+    "bf16": [FREE | {"codec": "bf16", "mix_every_steps": 16}],
+    "int8": [FREE | {"codec": "int8", "mix_every_steps": 12}],
+    "int4": [FREE | {"codec": "int4", "mix_every_steps": 56}],
+    "moniqua4": [FREE | {"codec": "moniqua4", "mix_every_steps": every} for every in (8, 14, 24, 56)],
+    "moniqua4, outer momentum": [
+        OUTER | FREE | {"codec": "moniqua4", "mix_every_steps": every} for every in (14, 28, 56)
+    ],
+    "moniqua2": [FREE | {"codec": "moniqua2", "mix_every_steps": 28}],
+    "top-k": [FREE | {"part": "top 0.05", "codec": "bf16", "mix_every_steps": 20}],
+    "fragments (Streaming DiLoCo)": [
+        FREE | {"part": "fragments 4", "codec": "int8", "mix_every_steps": 6},
+        BEST,
+    ],
+}
 BASE = {"mix_every_steps": 8, "codec": "fp32"}
+SEVERAL = GPT_FAMILIES["fragments (Streaming DiLoCo)"]
+STREAMING = OUTER | {"part": "fragments 4", "codec": "int4", "mix_every_steps": 14, "max_version_gap": 0.5}
+MONIQUA = FREE | {"codec": "moniqua4", "mix_every_steps": 56}
+TRIED: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [  # of the GPT: rates, the job, configurations
+    ("constant 0.003", gpt(lr=0.003), [STREAMING, {"codec": "moniqua4", "mix_every_steps": 56}]),
+    ("cosine from 0.003", gpt(lr=0.003, **COSINE), [STREAMING]),
+    ("cosine from 0.01, warm-up 100", gpt(lr=0.01, **COSINE, warmup_steps=100), [STREAMING]),
+    (
+        "cosine from 0.005, warm-up 100", gpt(lr=0.005, **COSINE, warmup_steps=100),
+        [
+            FREE | {"codec": "fp32", "mix_every_steps": 56}, MONIQUA, OUTER | MONIQUA,
+            {
+                "mixing": "group", "group_size": 4, "codec": "int8", "mix_every_steps": 150,
+                "outer_momentum": 0.6, "outer_rate": 0.7,
+            },
+        ],
+    ),
+    (
+        "cosine from 0.005 to 0.0005, warm-up 100, betas 0.9 and 0.99",
+        gpt(lr=0.005, **COSINE, warmup_steps=100, min_lr=0.0005, betas=[0.9, 0.99]), [],
+    ),
+    (
+        "cosine from 0.005, warm-up 900 (as above)", JOBS["gpt"],
+        [
+            BASE | FREE,
+            FREE | {"codec": "moniqua4", "mix_every_steps": 56} | GENTLER, OUTER | BEST, BEST | GENTLER,
+            FREE | {"mixing": "group", "group_size": 4, "codec": "int4", "mix_every_steps": 77},
+            FREE | {"codec": "moniqua4", "mix_every_steps": 60, "selection": "exponential", "max_version_gap": 0.0},
+            *(
+                FREE | {"codec": "moniqua4", "mix_every_steps": every, "consensus_target": target}
+                for every, target in ((40, 30.0), (80, 12.0), (160, 12.0))
+            ),
+        ],
+    ),
+    (
+        "6000 steps, cosine from 0.003, warm-up 1800",
+        gpt(6000, lr=0.003, schedule="cosine", schedule_steps=6000, warmup_steps=1800),
+        [FREE | {"codec": "moniqua4", "mix_every_steps": 60}],
+    ),
+]  # fmt: skip
 
 
 def families(job: str) -> dict[str, list[dict[str, Any]]]:
-    """A step of the GPT costs a hundred of the MLP's: of it the configurations that matter most."""
-    if job != "gpt":
-        return FAMILIES
-    chosen = {
-        name: [
-            (OUTER if "outer" in name else {}) | {"codec": name.partition(",")[0], "mix_every_steps": every}
-            for every in steps
-        ]
-        for name, steps in RARER.items()
-    }
-    streaming = "fragments (Streaming DiLoCo)"
-    return chosen | {streaming: FAMILIES[streaming][1:]}
+    return GPT_FAMILIES if job == "gpt" else FAMILIES
 
 
-def play(job: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    ends = {"report": {"every_s": JOBS[job]["duration_s"]}}  # looked at once: evaluating would be most of the work
-    scenario = Scenario.from_mapping({"name": job, "seed": seed, "gossip": settings} | ends | COMMON | JOBS[job])
+def seeds_of(job: str, settings: dict[str, Any], given: int | None) -> int:
+    """How many seeds of a configuration are played."""
+    if given or job != "gpt":
+        return given or 3
+    return 2 if settings in (BASE, BEST, WITHIN) else 1
+
+
+def play(name: str, job: dict[str, Any], settings: dict[str, Any], seed: int) -> dict[str, Any]:
+    ends = {"report": {"every_s": job["duration_s"]}}  # looked at once: evaluating would be most of the work
+    scenario = Scenario.from_mapping({"name": name, "seed": seed, "gossip": PLAIN | settings} | ends | COMMON | job)
     result = simulate(scenario, progress=False)
     summary, last = result.summary, result.history[-1]
     return {
@@ -96,118 +161,157 @@ def play(job: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
 class Runs:
     """Those that were played, by their settings."""
 
-    def __init__(self, fresh: bool) -> None:
+    def __init__(self, fresh: bool, seeds: int | None) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
+        self.seeds = seeds
         if CACHE.exists() and not fresh:
             for line in CACHE.read_text().splitlines():
                 entry = json.loads(line)
                 self.rows[entry["key"]] = entry["row"]
         CACHE.parent.mkdir(exist_ok=True)
 
-    def row(self, job: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
-        key = json.dumps([job, JOBS[job], COMMON, settings, seed], sort_keys=True)
+    def row(self, name: str, job: dict[str, Any], settings: dict[str, Any], seed: int) -> dict[str, Any]:
+        key = json.dumps([name, job, COMMON, settings, seed], sort_keys=True)
         if key not in self.rows:
             start = time.perf_counter()
-            self.rows[key] = play(job, settings, seed)
+            self.rows[key] = play(name, job, settings, seed)
             with CACHE.open("a") as file:
                 file.write(json.dumps({"key": key, "row": self.rows[key]}) + "\n")
-            print(f"{job} {settings} seed {seed}: {self.rows[key]} in {time.perf_counter() - start:.0f} s", flush=True)
+            print(f"{name} {settings} seed {seed}: {self.rows[key]} in {time.perf_counter() - start:.0f} s", flush=True)
         return self.rows[key]
 
-    def mean(self, job: str, settings: dict[str, Any], seeds: int) -> dict[str, float]:
-        rows = [self.row(job, settings, seed) for seed in range(1, seeds + 1)]
-        means = {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
-        measure = "loss" if job == "gpt" else "accuracy"
-        return means | {"spread": max(row[measure] for row in rows) - min(row[measure] for row in rows)}
+    def mean(self, name: str, settings: dict[str, Any], job: dict[str, Any] | None = None) -> dict[str, float]:
+        """Over the seeds of this configuration; ``base_*`` of fp32 every 8 steps over the same seeds, and how much is
+        lost to it: percent of the loss, or points of accuracy."""
+        seeds = seeds_of(name, settings, self.seeds) if job is None else 1
+        job = job or JOBS[name]
+        rows = [self.row(name, job, settings, seed) for seed in range(1, seeds + 1)]
+        base = [self.row(name, job, BASE, seed) for seed in range(1, seeds + 1)]
+        means = {key: statistics.fmean(row[key] for row in rows) for key in rows[0]}
+        means |= {f"base_{key}": statistics.fmean(row[key] for row in base) for key in ("loss", "accuracy", "mb")}
+        measure = "loss" if name == "gpt" else "accuracy"
+        more, less = means["loss"] / means["base_loss"] - 1, means["base_accuracy"] - means["accuracy"]
+        spread = max(row[measure] for row in rows) - min(row[measure] for row in rows)
+        lost = 100 * (more if name == "gpt" else less)
+        return means | {"spread": spread, "seeds": seeds, "lost": lost, "fewer": means["base_mb"] / means["mb"]}
 
 
-def table(job: str, runs: Runs, seeds: int) -> list[str]:
-    base = runs.mean(job, BASE, seeds)
+def title(name: str, settings: dict[str, Any]) -> str:
+    """Of a row; a family of several codecs, of the GPT alone, names the codec as well."""
+    several = settings in SEVERAL
+    return ", ".join(each for each in (name, settings.get("part", ""), settings["codec"] if several else "") if each)
+
+
+def table(job: str, runs: Runs) -> list[str]:
     loss = job == "gpt"
     lines = [
-        f"| configuration | every steps | {'loss' if loss else 'accuracy, %'} | spread | "
+        f"| configuration | every steps | {'loss' if loss else 'accuracy, %'} | {'seeds | ' if loss else ''}spread | "
         f"{'loss more, %' if loss else 'points lost'} | of the average model | MB a node | times fewer bytes |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|" + "---|" * loss,
     ]
     for name, family in families(job).items():
         for settings in family:
-            row = runs.mean(job, settings, seeds)
+            row = runs.mean(job, settings)
             if loss:
-                shown, lost = f"{row['loss']:.3f}", f"{100 * (row['loss'] / base['loss'] - 1):+.1f}"
-                spread, average = f"{row['spread']:.3f}", f"{row['average_loss']:.3f}"
+                shown, average = f"{row['loss']:.3f} | {row['seeds']}", f"{row['average_loss']:.3f}"
+                spread = f"{row['spread']:.3f}" if row["seeds"] > 1 else ""
+                lost = f"{row['lost']:+.1f}"
             else:
-                shown, lost = f"{100 * row['accuracy']:.2f}", f"{100 * (base['accuracy'] - row['accuracy']):+.2f}"
-                spread, average = f"{100 * row['spread']:.2f}", f"{100 * row['average_accuracy']:.2f}"
-            part = settings.get("part", "")
-            title = f"{name}{', ' + part if part else ''}"
+                shown, average = f"{100 * row['accuracy']:.2f}", f"{100 * row['average_accuracy']:.2f}"
+                spread, lost = f"{100 * row['spread']:.2f}", f"{row['lost']:+.2f}"
             lines.append(
-                f"| {title} | {settings['mix_every_steps']} | {shown} | {spread} | {lost} | {average} | "
-                f"{row['mb']:.2f} | {base['mb'] / row['mb']:.1f} |"
+                f"| {title(name, settings)} | {settings['mix_every_steps']} | "
+                f"{shown} | {spread} | {lost} | {average} | {row['mb']:.2f} | {row['fewer']:.1f} |"
             )
     return lines
 
 
-def draw(runs: Runs, seeds: dict[str, int]) -> None:
+def draw(runs: Runs, jobs: list[str]) -> None:
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(seeds), figsize=(6.5 * len(seeds), 6), squeeze=False)
+    figure, axes = plt.subplots(1, len(jobs), figsize=(6.5 * len(jobs), 6), squeeze=False)
     colours = plt.get_cmap("tab20").colors
-    colour = {name: colours[number % 20] for number, name in enumerate(FAMILIES)}
-    for job, axis in zip(seeds, axes[0], strict=True):
+    colour = {name: colours[number % 20] for number, name in enumerate(FAMILIES | GPT_FAMILIES)}
+    for job, axis in zip(jobs, axes[0], strict=True):
         loss = job == "gpt"
         for name, family in families(job).items():
-            rows = sorted((runs.mean(job, settings, seeds[job]) for settings in family), key=lambda row: row["mb"])
+            rows = sorted((runs.mean(job, settings) for settings in family), key=lambda row: row["mb"])
             values = [row["loss"] if loss else 100 * row["accuracy"] for row in rows]
             axis.plot([row["mb"] for row in rows], values, "o-", color=colour[name], label=name, markersize=4)
-        base = runs.mean(job, BASE, seeds[job])
-        limit, fewer = (base["loss"] * 1.01, 50) if loss else (100 * base["accuracy"] - 0.5, 20)
-        axis.axhline(limit, color="#888888", linestyle=":", linewidth=1)
-        axis.axvline(base["mb"] / fewer, color="#888888", linestyle=":", linewidth=1)
+        base, (fewer, allowed, _) = runs.mean(job, BASE), AIMS[job]
+        axis.axhline(base["loss"] * (1 + allowed / 100) if loss else 100 * base["accuracy"] - allowed, **DOTTED)
+        axis.axvline(base["mb"] / fewer, **DOTTED)
         axis.set_xscale("log")
         axis.set_xlabel("MB sent by a node")
         axis.set_ylabel("loss of the mean node" if loss else "accuracy of the mean node, %")
         axis.set_title("byte-level GPT, Shakespeare" if loss else "MLP, Fashion-MNIST, IID")
         axis.grid(alpha=0.25)
-    axes[0][0].legend(fontsize=7, ncol=2, loc="lower right")
+        axis.legend(fontsize=7, ncol=2, loc="upper right" if loss else "upper center")
     figure.text(0.5, 0.005, "dotted: the aims beside fp32 every 8 steps", ha="center")
     figure.tight_layout(rect=(0, 0.02, 1, 1))
     PICTURE.parent.mkdir(exist_ok=True)
     figure.savefig(PICTURE, dpi=130)
 
 
-AIMS = {"fashion-mnist": (20, 0.005, "at most 0.5 point lost"), "gpt": (50, 0.01, "at most 1 % more loss")}
+DOTTED = {"color": "#888888", "linestyle": ":", "linewidth": 1}
+AIMS = {"fashion-mnist": (20, 0.5, "at most 0.5 point lost"), "gpt": (50, 1.0, "at most 1 % more loss")}
 TITLES = {
-    "fashion-mnist": "An MLP on Fashion-MNIST, IID, {peers} nodes, {steps} steps of batch {batch}",
-    "gpt": "A byte-level GPT on Shakespeare, {peers} nodes, {steps} steps of batch {batch}, AdamW",
+    "fashion-mnist": "An MLP on Fashion-MNIST, IID, {peers} nodes, {steps} steps of batch {batch}, 3 seeds",
+    "gpt": "A byte-level GPT on Shakespeare, {peers} nodes, {steps} steps of batch {batch}, AdamW, a cosine",
 }
 
 
-def reached(job: str, runs: Runs, seeds: int) -> str:
-    """The fewest bytes within what may be lost, in a sentence."""
-    base, (fewer, _, allowed) = runs.mean(job, BASE, seeds), AIMS[job]
-    kept = [
-        (base["mb"] / row["mb"], name, settings)
-        for name, family in families(job).items() for settings in family
-        if (row := runs.mean(job, settings, seeds)) and within(job, row, base)
-    ]  # fmt: skip
-    times, name, settings = max(kept, key=lambda one: one[0])
-    if times < fewer:
-        return (
-            f"**The aim, {fewer} times fewer bytes with {allowed}, was not reached**: see "
-            "[performance](../performance.md#codecs) for what limits it."
-        )
-    said = f"**{times:.0f} times fewer bytes**, {allowed}: {name}, every {settings['mix_every_steps']} steps"
-    return f"{said} (the aim was {fewer} times)."
-
-
-def within(job: str, row: dict[str, float], base: dict[str, float]) -> bool:
-    allowed = AIMS[job][1]
+def reached(job: str, runs: Runs) -> str:
+    """The fewest bytes within what may be lost, in a sentence; and the least lost at the aim where that is missed."""
+    fewer, most, allowed = AIMS[job]
+    every = [
+        (runs.mean(job, settings), name, settings) for name, family in families(job).items() for settings in family
+    ]
+    kept = [each for each in every if each[0]["lost"] <= most]
+    row, name, settings = max(kept, key=lambda each: each[0]["fewer"])
+    steps = f"every {settings['mix_every_steps']} steps"
+    if row["fewer"] >= fewer:
+        return f"**{row['fewer']:.0f} times fewer bytes**, {allowed}: {name}, {steps} (the aim was {fewer} times)."
+    few = [each for each in every if each[0]["fewer"] >= fewer]
+    least, its, chosen = min(few, key=lambda each: each[0]["lost"])
     return (
-        row["loss"] <= base["loss"] * (1 + allowed) if job == "gpt" else row["accuracy"] >= base["accuracy"] - allowed
+        f"**The aim, {fewer} times fewer bytes with {allowed}, was not reached.** With {allowed} it is "
+        f"**{row['fewer']:.1f} times** ({title(name, settings)}, {steps}); {least['fewer']:.0f} times fewer cost "
+        f"**{least['lost']:.1f} %** ({title(its, chosen)}, every {chosen['mix_every_steps']} steps). What limits it: "
+        "[performance](../performance.md#codecs)."
     )
 
 
-def document(texts: dict[str, list[str]], runs: Runs, seeds: dict[str, int]) -> str:
+def words(settings: dict[str, Any]) -> str:
+    """A configuration in a cell of a table."""
+    outer = f"outer {settings['outer_momentum']:g}/{settings['outer_rate']:g}" if "outer_momentum" in settings else ""
+    group = "group of all" if settings.get("mixing") == "group" else ""
+    turns = "neighbours in turn, in step" if "selection" in settings else ""
+    free = "nothing clipped" if settings == BASE | FREE else ""
+    target = f"consensus target {settings['consensus_target']:g}" if "consensus_target" in settings else ""
+    parts = (settings["codec"], settings.get("part", ""), group, outer, turns, target, free)
+    said = ", ".join(each for each in parts if each)
+    return f"{said}, every {settings['mix_every_steps']}"
+
+
+def tried(runs: Runs) -> list[str]:
+    """What else was played with the GPT, seed 1, each beside fp32 every 8 steps at the same rates."""
+    lines = [
+        "### What else was tried", "",
+        "Seed 1, 3000 steps where nothing else is said; each beside fp32 every 8 steps at the same rates.", "",
+        "| rates | fp32 every 8: loss | tried | loss | loss more, % | times fewer bytes |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for rates, job, configurations in TRIED:
+        base = f"{runs.mean('gpt', BASE, job)['loss']:.3f}"
+        rows = [(words(settings), runs.mean("gpt", settings, job)) for settings in configurations]
+        lines += [
+            f"| {rates} | {base} | {said} | {row['loss']:.3f} | {row['lost']:+.1f} | {row['fewer']:.1f} |"
+            for said, row in rows
+        ] or [f"| {rates} | {base} | | | | |"]
+    return lines
+
+
+def document(runs: Runs, jobs: list[str]) -> str:
     lines = [
         "# Accuracy against bytes", "",
         "What a node sends, all of it counted, against what comes of it; every configuration takes the same local",
@@ -215,26 +319,32 @@ def document(texts: dict[str, list[str]], runs: Runs, seeds: dict[str, int]) -> 
         "model\" is what `settle` leaves. Differences below the spread over the seeds are noise.", "",
         "```", "make bench-bytes", "```", "", "![accuracy against bytes](../pictures/bytes.png)",
     ]  # fmt: skip
-    for job, rows in texts.items():
-        task, steps = JOBS[job]["task"], round(JOBS[job]["duration_s"] / 0.1)
-        title = TITLES[job].format(peers=JOBS[job]["peers"], steps=steps, batch=task["batch_size"])
-        count = f"{seeds[job]} seed{'s' if seeds[job] > 1 else ''}"
-        lines += ["", f"## {title}, {count}", "", reached(job, runs, seeds[job]), "", *rows]
+    for job in jobs:
+        task, steps = JOBS[job]["task"], round(JOBS[job]["duration_s"] / STEP_S)
+        heading = TITLES[job].format(peers=JOBS[job]["peers"], steps=steps, batch=task["batch_size"])
+        lines += ["", f"## {heading}", "", reached(job, runs), "", *(NOTES if job == "gpt" else ()), *table(job, runs)]
+        lines += ["", *tried(runs)] if job == "gpt" else ()
     return "\n".join(lines) + "\n"
+
+
+NOTES = [
+    "The rate rises to 0.005 over 900 steps and falls to 0 by half a cosine, for all alike. \"Loss more\" is beside",
+    "fp32 every 8 steps with the plain mean, over the same seeds. Nothing is clipped (`filter = \"none\"`) but in that",
+    "base and in the default, where it makes 0.2 % at most.", "",
+]  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--job", choices=list(JOBS), action="append")
-    parser.add_argument("--seeds", type=int, help="of both; by default 3 of the MLP and 1 of the GPT")
+    parser.add_argument("--seeds", type=int, help="of all; by default 3, of the GPT 1 or 2")
     parser.add_argument("--fresh", action="store_true")
     given = parser.parse_args()
-    jobs, runs = given.job or list(JOBS), Runs(given.fresh)
-    seeds = {job: given.seeds or SEEDS[job] for job in jobs}
-    texts = {job: table(job, runs, seeds[job]) for job in jobs}
-    draw(runs, seeds)
+    jobs, runs = given.job or list(JOBS), Runs(given.fresh, given.seeds)
+    text = document(runs, jobs)
+    draw(runs, jobs)
     DOCUMENT.parent.mkdir(exist_ok=True)
-    DOCUMENT.write_text(document(texts, runs, seeds))
+    DOCUMENT.write_text(text)
     print(f"{DOCUMENT}\n{PICTURE}")
 
 

@@ -88,7 +88,7 @@ RATES = {
     "balance": (0.3, 0.1),
     "local-sgd": (0.3, 0.3),
     "default": (1.0, 0.3),
-    "default, outer 0.5/0.7": (1.0, 0.3),
+    "default, plain mean": (1.0, 0.3),
     "default, quasi-global": (0.3, 0.3),
     "one-way push": (1.0, 1.0),
 }
@@ -118,7 +118,7 @@ def rows(peers):
             found.append(Row(f"{name}, H 8", changes | {"mix_every_steps": max(1, 8 // each)}, quasi_global))
     found += [
         Row("default", {}),
-        Row("default, outer 0.5/0.7", {"outer_momentum": 0.5, "outer_rate": 0.7}),
+        Row("default, plain mean", {"outer_momentum": 0.0, "outer_rate": 1.0}),
         Row("default, quasi-global", {}, True),
         Row("one-way push", {"mixing": "row-stochastic", "filter": "none"}),
     ]
@@ -242,7 +242,10 @@ def key_of(job):
 
 
 def config_of(job):
-    return json.loads(json.dumps(dataclasses.asdict(Config(**scenario(job)["gossip"]))))
+    """As a peer has it, with what was left open decided."""
+    config = Scenario.from_mapping(scenario(job)).config
+    momentum, rate = config.outer
+    return json.loads(json.dumps(dataclasses.asdict(config) | {"outer_momentum": momentum, "outer_rate": rate}))
 
 
 def read_cache():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from gossip.config import as_published
 from gossip.published import METHODS, Method, method
 
 __all__ = ["all_methods", "as_json", "one"]
@@ -29,7 +30,9 @@ def one(name: str) -> str:
         lines.append(f"# needs {found.needs}")
     if found.differs:
         lines.append(f"# differs: {found.differs}")
-    return "\n".join((*lines, "[gossip]", *(f"{key} = {json.dumps(value)}" for key, value in found.changes.items())))
+    return "\n".join(
+        (*lines, "[gossip]", *(f"{key} = {json.dumps(value)}" for key, value in as_published(name).items()))
+    )
 
 
 def as_json(name: str | None) -> str:
@@ -39,6 +42,6 @@ def as_json(name: str | None) -> str:
 
 def described(found: Method) -> dict[str, object]:
     return {
-        "title": found.title, "paper": found.paper, "settings": found.changes, "needs": found.needs,
+        "title": found.title, "paper": found.paper, "settings": as_published(found.name), "needs": found.needs,
         "differs": found.differs,
     }  # fmt: skip

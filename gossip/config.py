@@ -20,6 +20,8 @@ from gossip.together import check_together
 
 __all__ = ["Config"]
 
+PLAIN, NOLOCO = (0.0, 1.0), (0.5, 0.7)  # of the outer step: momentum and rate
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -45,8 +47,8 @@ class Config:
 
     # -- how to mix (gossip.mixing states the equations) -------------------------------------------------------------
     mixing: str = "pair"  # pair, group (means, of all that take part), push-sum, row-stochastic (both one way)
-    outer_momentum: float = 0.0  # alpha: m <- alpha m + beta (mean - phi)
-    outer_rate: float = 1.0  # beta: phi <- phi + m; stable for 0 < beta < 2 (1 - alpha^2). 0 and 1: the plain pair mean
+    outer_momentum: float | None = None  # alpha: m <- alpha m + beta (mean - phi). Neither: see for_training()
+    outer_rate: float | None = None  # beta: phi <- phi + m; stable for 0 < beta < 2 (1 - alpha^2). 0 and 1: plain means
     staleness_exponent: float = 0.0  # a: weight = 1/2 (1 + gap)^-a, gap in whole mixing rounds; 0: all pairs alike
     codec: str = "fp32"  # what crosses the wire: fp32, bf16, fp16, int8, int4, moniqua8, moniqua4, moniqua2, or auto
     part: str = "all"  # which elements: all, "mask 0.005" (a random share), "top 0.01", "fragments 8" (one at a time)
@@ -118,7 +120,7 @@ class Config:
             raise ConfigError("seed_backoff_s is above seed_backoff_max_s: exchange the two.")
         if not self.swarm or len(self.swarm) > 64 or not self.swarm.isprintable():
             raise ConfigError("swarm must be a name of 1 to 64 printable characters.")
-        check_outer(self.outer_momentum, self.outer_rate, self.averaged)
+        check_outer(*self.outer, self.averaged)
         if self.codec != AUTO:
             get_codec(self.codec)
         check_part(self.part)
@@ -144,9 +146,24 @@ class Config:
             raise ConfigError("max_version_gap must be 0 (lockstep pairs) or more; leave it out for no bound.")
 
     @property
+    def outer(self) -> tuple[float, float]:
+        """Momentum and rate of the outer step in use; left open it is the plain mean."""
+        momentum, rate = self.outer_momentum, self.outer_rate
+        return PLAIN[0] if momentum is None else momentum, PLAIN[1] if rate is None else rate
+
+    @property
     def plain(self) -> bool:
-        """Whether a mix is the plain pair mean, without outer momentum."""
-        return self.outer_momentum == 0.0 and self.outer_rate == 1.0
+        """Whether a mix is the plain mean, without outer momentum."""
+        return self.outer == PLAIN
+
+    def for_training(self) -> Config:
+        """What is left open, decided for a loop with an optimizer: NoLoCo's outer step where a node mixes its whole
+        vector with one other. Not beside quasi-global momentum, as a second momentum over the mixes takes from the
+        first; and not for arrays that nobody trains, whose mean is wanted."""
+        given = self.outer_momentum is not None or self.outer_rate is not None
+        if given or self.mixing != "pair" or self.partners != 1 or self.part != "all":
+            return self
+        return dataclasses.replace(self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1])
 
     @property
     def averaged(self) -> int:
@@ -264,8 +281,8 @@ MOST_PARTNERS = 16  # each costs a stream, and two vectors of memory where both 
 
 
 def as_published(name: str) -> dict[str, Any]:
-    """The settings of a method: no paper's figures are of a filter that the paper does not have."""
-    return {"filter": "none"} | method(name).changes
+    """The settings of a method: no paper's figures are of a filter or a momentum that the paper does not have."""
+    return {"filter": "none", "outer_momentum": PLAIN[0], "outer_rate": PLAIN[1]} | method(name).changes
 
 
 PRESETS = ("lan", "wan", "datacentre")

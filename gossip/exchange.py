@@ -61,7 +61,6 @@ class Exchange:
     asked: set[PeerId] = field(default_factory=set)
     push: bool = False
     mass: float = 0.0  # that a push carries
-    radius: float = 0.0  # of the difference, no more than this is taken; 0: all
     part: Part = ALL
     steps: int = 0  # of the training loop at the snapshot
     tries: int = 0  # how many may be asked

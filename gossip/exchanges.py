@@ -28,13 +28,10 @@ class Exchanges(Offering):
             return [Send(sender, Abort(accept.session, "late"))]
         if exchange.state is not State.OFFERED:
             return []  # said twice; an Abort could follow our COMMIT
-        agreed = (
-            answers(accept, exchange.optimizer_keys, self.bounded) and 0 < accept.weight <= exchange.weight
-            and (0 < accept.radius <= exchange.radius or (accept.radius >= 0 and exchange.radius == 0))
-        )  # fmt: skip
+        agreed = answers(accept, exchange.optimizer_keys, self.bounded) and 0 < accept.weight <= exchange.weight
         if not agreed:
             return [Send(sender, Abort(accept.session, "terms")), *self.fail(exchange, now, "terms")]
-        exchange.weight, exchange.theirs, exchange.radius = accept.weight, accept.version, accept.radius
+        exchange.weight, exchange.theirs = accept.weight, accept.version
         exchange.optimizer_keys, exchange.codec = accept.optimizer_keys, accept.codec
         exchange.state = State.STREAMING
         return [self.transfer(exchange, now)]
@@ -80,13 +77,14 @@ class Exchanges(Offering):
         if exchange is None or exchange.state is not State.STREAMING:
             return []
         partner, elements = exchange.partner, self.elements(exchange)
+        radius = self.filter.radius(elements)  # by what was known before
         refused = self.filter.judge(difference_sq, own_sq, elements, self.local.version)
         if refused is not None:
             self.refusals.add(partner, refused)
             return [Send(partner, Abort(session, refused)), *self.fail(exchange, now, refused)]
         whole = self.local.elements / elements if exchange.part.kind != "all" else 1.0
         self.seen.append((difference_sq * whole, own_sq * whole))
-        taken = clip_factor(difference_sq, exchange.radius)
+        taken = clip_factor(difference_sq, radius)
         if taken < 1.0:
             self.refusals.add(partner, "clipped")
             exchange.weight *= taken

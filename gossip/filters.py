@@ -1,7 +1,7 @@
 """What a peer accepts from others, and how much of it.
 
-Both sides of a pair hear of each other's radius before they stream and know the length of their difference after it, so
-they cut off the same and the mean still moves by nothing. A refusal by either side is an exchange that did not happen.
+A node cuts off by what it knows itself. Where both sides of a pair take the whole difference the mean moves by nothing,
+and where one cuts off more than the other it moves by that. A refusal by either is an exchange that did not happen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Refusal = Literal["not-finite", "norm", "balance"]
 
 REMEMBERED = 16  # distances whose lower quartile a radius follows: with up to three quarters too long it is honest
 FEW = 256  # elements: below that a distance is one draw and not the mean of many, and no distance is usual
-ENOUGH = 4  # of them before anything is cut off
+ENOUGH = 4  # of them before they alone say what is usual
+OWN = 0.5  # of the square of its own steps, what is added to the usual: twice as much lets more lies in
 REFUSALS = 256  # partners and reasons counted apart: what one node ever needs to show
 
 
@@ -77,12 +78,14 @@ class Filter:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.squares: deque[float] = deque(maxlen=REMEMBERED)  # mean square of a difference's elements
-        self.movement = 0.0  # the furthest that local steps alone went from one snapshot to the next
+        self.recent = 0.0  # how far local steps alone went between the last two snapshots
+        self.movement = 0.0  # and the furthest that they ever went
 
     def moved(self, distance: float) -> None:
         """How far local steps alone moved the model since the last snapshot; of nan nothing is learned."""
-        if distance > self.movement:
-            self.movement = distance
+        if distance >= 0:
+            self.recent = distance
+            self.movement = max(self.movement, distance)
 
     def radius(self, elements: int) -> float:
         """The longest difference of so many elements that is taken whole, 0 for any: fixed, or a multiple of the usual
@@ -92,7 +95,8 @@ class Filter:
         is far from everybody: by the median half of its distances are lies or their echo, and it falls for the next.
         Before enough are seen the node's own steps stand for them, of which nobody can lie: nodes that hold the same
         and then move by ``m`` each are at most ``2 m`` apart, and so are those that mix at random and move by ``m``
-        between two mixes, each in a direction of its own (V = V/2 + m^2, and a pair is sqrt(2 V) apart).
+        between two mixes, each in a direction of its own (V = V/2 + m^2, and a pair is sqrt(2 V) apart). And one whose
+        steps have just taken it far knows that it is the far one: they widen its radius.
         """
         config = self.config
         if config.filtering != "clip":
@@ -106,7 +110,7 @@ class Filter:
             if not self.movement > 0:
                 return 0.0
             known = sorted(known + [4 * self.movement**2 / elements] * (ENOUGH + 1 - len(known)))
-        return config.clip_factor * math.sqrt(elements * known[len(known) // 4])
+        return config.clip_factor * math.sqrt(elements * known[len(known) // 4] + OWN * self.recent**2)
 
     def judge(self, difference_sq: float, own_sq: float, size: int, version: float) -> Refusal | None:
         """Whether the partner's vector is accepted; ``version`` in mixing rounds."""

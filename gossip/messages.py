@@ -192,8 +192,7 @@ class Offer:
     """Average with me. ``version`` is the mixing rounds behind my weights, ``weight`` the largest I allow.
 
     ``mixing`` "pair": both stream, and both apply. "push": I alone stream, and you take my vector with its ``mass``
-    (of push-sum; 1 for a vector that counts as one). ``radius``: what of a difference is longer than this is cut off, 0
-    for no limit. ``part``: which elements, as :class:`gossip.parts.Part` writes it.
+    (of push-sum; 1 for a vector that counts as one). ``part``: which elements, as :class:`gossip.parts.Part` writes it.
     """
 
     session: int = integer()
@@ -205,20 +204,18 @@ class Offer:
     optimizer_keys: tuple[str, ...] = of("names", 4)  # empty: weights alone
     mixing: str = of("text", 16, default="pair")
     mass: float = of("float", default=0.0)
-    radius: float = of("float", default=0.0)
     part: str = of("text", 32, default="all")
 
 
 @message("accept")
 class Accept:
-    """Agreed: the streams begin. Weight, codec and radius are what both will use."""
+    """Agreed: the streams begin. Weight and codec are what both will use."""
 
     session: int = integer()
     version: float = of("float")
     weight: float = of("float")
     optimizer_keys: tuple[str, ...] = of("names", 4)
     codec: str = of("text", 16)
-    radius: float = of("float", default=0.0)
 
 
 @message("busy")

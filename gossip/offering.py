@@ -81,13 +81,8 @@ class Offering(Ledger[Exchange]):
         if exchange.initiator:
             exchange.mass = mass
             return self.offer(exchange, now)
-        mine = self.filter.radius(self.elements(exchange))  # of more than at the offer: how far we moved is known
-        if mine > 0 and not 0 < exchange.radius <= mine:
-            exchange.radius = mine
         exchange.state = State.STREAMING
-        accept = Accept(
-            session, exchange.ours, exchange.weight, exchange.optimizer_keys, exchange.codec, exchange.radius
-        )
+        accept = Accept(session, exchange.ours, exchange.weight, exchange.optimizer_keys, exchange.codec)
         return [Send(exchange.partner, accept), self.transfer(exchange, now)]
 
     def offer(self, exchange: Exchange, now: float) -> list[Effect]:
@@ -101,11 +96,10 @@ class Offering(Ledger[Exchange]):
         exchange.partner, exchange.state = partner, State.OFFERED
         exchange.weight = self.partners.cap(partner, len(self.table))
         exchange.deadline = now + self.config.reply_timeout_s
-        local, part = self.local, exchange.part
-        exchange.radius = 0.0 if self.push else self.filter.radius(part.elements(local.elements))
+        local = self.local
         message = Offer(
             exchange.session, local.fingerprint, local.genesis, exchange.ours, exchange.weight, self.codec(partner),
-            exchange.optimizer_keys, "push" if self.push else "pair", exchange.mass, exchange.radius, str(part),
+            exchange.optimizer_keys, "push" if self.push else "pair", exchange.mass, str(exchange.part),
         )  # fmt: skip
         return [Send(partner, message)]
 
@@ -155,9 +149,6 @@ class Offering(Ledger[Exchange]):
         )
         exchange.push, exchange.mass, exchange.part = offer.mixing == "push", offer.mass, part
         exchange.codec = self.leaner(sender, offer.codec)
-        exchange.radius = self.filter.radius(self.elements(exchange))
-        if offer.radius > 0:
-            exchange.radius = min(exchange.radius, offer.radius) if exchange.radius > 0 else offer.radius
         gap = local.version - offer.version
         cap = min(offer.weight, self.partners.cap(sender, len(self.table)))
         weight = pair_weight(gap, self.config.staleness_exponent, cap=cap)
@@ -170,7 +161,7 @@ class Offering(Ledger[Exchange]):
         reason = refusal(self.local, offer, alike, spread=True)
         if reason is not None:
             return reason
-        if not 0 < offer.weight <= 0.5 or offer.radius < 0:
+        if not 0 < offer.weight <= 0.5:
             return "weight"
         if self.push and not 0 < offer.mass <= MAX_MASS:
             return "mass"

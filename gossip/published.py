@@ -136,7 +136,6 @@ METHODS = {
             "ClippedGossip",
             "He, Karimireddy and Jaggi, 2022, arXiv:2202.01545",
             {**EVERY_STEP, **RING, "filter": "clip", "clip_radius": 1.0, "max_version_gap": 0.0},
-            differs="both sides of a pair cut off alike, at the smaller radius",
         ),
         Method(
             "balance",

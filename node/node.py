@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import signal
@@ -66,6 +67,8 @@ class Node:
     ) -> None:
         self_test()
         self.settings = Settings.gather(seeds, listen, advertise, secret, state_dir, config)
+        if optimizer is not None and not isinstance(optimizer, QuasiGlobal):
+            self.settings = dataclasses.replace(self.settings, config=self.settings.config.for_training())
         self.config = self.settings.config
         self.model, self.optimizer = model, optimizer
         self.may_copy_ahead = self.config.mixing == "pair" and not self.config.average_optimizer
@@ -76,7 +79,7 @@ class Node:
         self.pool = VectorPool(self.state)
         self.boundary = Boundary(self.state, self.pool, self.config.conserves)
         config, parameters = self.config, self.state.layout.parameters
-        self.outer = OuterStep(parameters, config.outer_momentum, config.outer_rate, config.averaged)
+        self.outer = OuterStep(parameters, *config.outer, config.averaged)
         self.service = Service(self.settings, self.state, self.boundary, self.pool, self.outer, self.figures)
         self.thread = NetworkThread()
         self.steps = self.samples = 0

@@ -14,12 +14,12 @@ from gossip.errors import ConfigError
 from sim import datasets, models, partitions
 from sim.batches import Batches
 from sim.functional import StackedModule
-from sim.optimizers import QuasiGlobal, stepper
+from sim.optimizers import QuasiGlobal, schedule, stepper
 from sim.seeds import derive, generator
 from sim.stacked import StackedLinear, linear_layers
 
 if TYPE_CHECKING:
-    from sim.scenario import Task
+    from sim.task import Task
 
 __all__ = ["Learners"]
 
@@ -72,6 +72,7 @@ class Learners:
         self._ages = np.zeros(len(names), np.int64)  # steps since the optimizer's state was zero
         self._since = np.full(len(names), UNKNOWN)  # steps since the last mix; QuasiGlobal's, as the two below
         self._optimizer = stepper(task.optimizer)
+        self._rates = schedule(task.optimizer)
         self._quasi_global: QuasiGlobal | None = None
         self._stack: Stack | None = None
         if task.dataset == "averaging":
@@ -121,7 +122,8 @@ class Learners:
                 self._train(rows[start : start + DRAWN_AT_ONCE], counts[start : start + DRAWN_AT_ONCE])
 
     def reset(self, row: int) -> None:
-        """The peer of this row starts anew: its optimizer's state is zero again. Its batches go on."""
+        """The peer of this row starts anew: its optimizer's state is zero again. Its batches and its learning rate go
+        on where they were, or one that was gone for a moment would take large steps among models nearly done."""
         self._ages[row] = 0
         self._since[row] = UNKNOWN
         for moment in self._moments if self._stack else ():
@@ -182,7 +184,7 @@ class Learners:
                 whole.take(rows, axis=0, out=copy, mode="clip")
         tensors = [torch.from_numpy(one) for one in block]
         gradients = torch.from_numpy(self._gradients[:count])
-        ages = self._ages[rows]
+        ages, taken = self._ages[rows], self.taken[rows] - counts
         for step in range(int(counts[0])):
             drawn = samples[step]
             going = len(drawn)
@@ -191,7 +193,7 @@ class Learners:
                 model, moments, slope = tensors[0], tensors[1:], gradients
             else:
                 model, moments, slope = tensors[0][:going], [one[:going] for one in tensors[1:]], gradients[:going]
-            self._optimizer.step(model, slope, moments, ages[:going] + step)
+            self._optimizer.step(model, slope, moments, ages[:going] + step, self._rates(taken[:going] + step))
         self._ages[rows] = ages + counts
         if not neighbours:
             for whole, copy in zip(live, block, strict=True):

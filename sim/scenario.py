@@ -17,6 +17,7 @@ from sim.attackers import AttackersSpec
 from sim.conditions import ChurnSpec, Cut, Latency, NetworkSpec, Rate
 from sim.distribution import Distribution
 from sim.tables import KeyFault, UnknownKey, require
+from sim.task import LARGEST, Optimizer, Partition, Task
 
 __all__ = [
     "AttackersSpec",
@@ -36,108 +37,8 @@ __all__ = [
     "Task",
 ]
 
-DATASETS = ("digits", "fashion-mnist", "mnist", "shakespeare", "averaging")
-MODELS = ("linear", "mlp", "cnn", "gpt")
-LARGEST = 1_000_000  # peers, and sizes of a task: a slip of the keyboard is found before memory runs out
 SHORTEST_STEP_S = 1e-6  # nothing trains faster, and virtual time has to pass
 MOST_ROWS = 400  # of a history: the swarm is looked at no more often
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """How the data set is divided: "iid"; "dirichlet", classes in shares of Dirichlet(alpha) (T. Hsu et al.,
-    arXiv:1909.06335; 0.1 is very uneven, 100 nearly even); "natural", by who made it (a speaker of the plays)."""
-
-    kind: Literal["iid", "dirichlet", "natural"] = "iid"
-    alpha: float | None = None
-
-    def __post_init__(self) -> None:
-        tables.settle(self)
-        if self.kind == "dirichlet":
-            right = self.alpha is not None and 0 < self.alpha < math.inf
-            require(right, "alpha", self.alpha, "a positive number for dirichlet, as 0.1")
-        else:
-            require(self.alpha is None, "alpha", self.alpha, f"left out: {self.kind} has none")
-
-    @classmethod
-    def parse(cls, value: object) -> Partition:
-        """From a table, or a kind alone."""
-        return tables.record(cls, {"kind": value} if isinstance(value, str) else value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Optimizer:
-    """torch.optim.SGD (lr, momentum, weight_decay), AdamW (lr, betas, weight_decay), or with ``quasi_global`` momentum
-    :class:`gossip.quasi_global.QuasiGlobal` (lr, quasi_global, weight_decay), with its arithmetic."""
-
-    name: Literal["sgd", "adamw"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.0
-    quasi_global: float = 0.0
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-
-    def __post_init__(self) -> None:
-        tables.settle(self)
-        require(0 < self.lr < math.inf, "lr", self.lr, "a positive number")
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 to below 1")
-        require(0 <= self.quasi_global < 1, "quasi_global", self.quasi_global, "from 0 to below 1")
-        require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "a number from 0 up")
-        require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "two numbers from 0 to below 1")
-        if self.name == "adamw":
-            require(self.momentum == 0, "momentum", self.momentum, "left out: adamw has betas")
-            require(self.quasi_global == 0, "quasi_global", self.quasi_global, "left out: adamw has betas")
-        both = self.momentum > 0 and self.quasi_global > 0
-        require(not both, "quasi_global", self.quasi_global, "left out, or momentum left out: it takes its place")
-
-    @classmethod
-    def parse(cls, value: object) -> Optimizer:
-        """From a table, or a name alone. adamw must name its lr: sgd's default would make it diverge."""
-        table: Any = {"name": value} if isinstance(value, str) else value
-        if isinstance(table, Mapping) and table.get("name") == "adamw" and "lr" not in table:
-            raise KeyFault("lr", "is missing: adamw needs one of its own, as 0.001.")
-        return tables.record(cls, table)
-
-    def plain(self) -> dict[str, Any]:
-        """The table that :meth:`parse` reads."""
-        table = tables.fields_of(self)
-        for key in ("momentum", "quasi_global") if self.name == "adamw" else ("betas",):
-            del table[key]
-        return table
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What is learned. ``dataset`` "averaging" trains nothing: the peers average vectors of so many ``elements``, drawn
-    from N(0, 1).
-
-    ``samples_per_peer``: None divides the data set among the peers; a number gives each so many samples of its own
-    draw, which others may hold as well. Where the data set has fewer than 8 samples for each peer (1,437 digits among
-    10,000 peers), None means 16 drawn with overlap.
-    """
-
-    dataset: str = "digits"  # or "module:function", giving (x_train, y_train, x_test, y_test)
-    model: str = "mlp"  # or "module:function", giving a torch.nn.Module
-    partition: Partition = Partition()
-    batch_size: int = 8
-    optimizer: Optimizer = Optimizer()
-    samples_per_peer: int | None = None
-    hidden: int | None = None  # width of the mlp; None: 64
-    elements: int = 1  # of a vector of "averaging"
-
-    def __post_init__(self) -> None:
-        tables.settle(self)
-        for key, value, known in (("dataset", self.dataset, DATASETS), ("model", self.model, MODELS)):
-            module, colon, function = value.partition(":")
-            words = (*module.split("."), function)
-            right = value in known or (colon == ":" and all(word.isidentifier() for word in words))
-            near = difflib.get_close_matches(value, known, n=1)
-            meant = f" (did you mean {near[0]!r}?)" if near else ""
-            require(right, key, value, f"{', '.join(known)} or 'module:function'{meant}")
-        for key in ("batch_size", "samples_per_peer", "hidden", "elements"):
-            value = getattr(self, key)
-            require(value is None or value >= 1, key, value, "1 or more")
-            require(value is None or value <= LARGEST, key, value, f"{LARGEST:,} at most")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +116,7 @@ class Scenario:
     peers: int = 100
     duration_s: float | None = None
     rounds: float | None = None
-    task: Task = Task()
+    task: Task = field(default_factory=Task)
     gossip: Config = field(default_factory=Config)
     compute: Compute = Compute()
     network: NetworkSpec = field(default_factory=NetworkSpec)
@@ -251,6 +152,17 @@ class Scenario:
             "another where nodes come and go, as 'uniform': a static graph has no place for newcomers",
         )  # fmt: skip
         self.check_report()
+
+    @property
+    def trains(self) -> bool:
+        """Whether models are trained, and not only averaged."""
+        return self.task.dataset != "averaging"
+
+    @property
+    def config(self) -> Config:
+        """Of each peer: what ``gossip`` leaves open is decided as a node decides it."""
+        decided = self.trains and not self.task.optimizer.quasi_global
+        return self.gossip.for_training() if decided else self.gossip
 
     def check_attackers(self) -> None:
         spec = self.attackers

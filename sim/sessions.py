@@ -47,6 +47,16 @@ class Pair:
         self.weight = 0.0  # by which the difference was multiplied already
         self.peaks: Floats | None = None  # of the difference as it was before, where a codec learns from them
 
+    def times(self, weight: float, apart: bool) -> Floats:
+        """The difference, multiplied: one array for both sides, but where each may cut off more or less (``apart``)."""
+        if apart:
+            return self.difference * np.float32(weight)
+        if self.weight == 0.0:
+            self.difference *= np.float32(weight)
+            self.weight = weight
+        assert self.weight == weight, "the two sides agreed on one weight"
+        return self.difference
+
 
 class Session:
     """One host's side of an exchange, or of a piece given or taken."""
@@ -85,6 +95,7 @@ class Sessions:
         self.streams: dict[tuple[Host, int], Flow] = {}  # by who sends, and the session
         self.raw = get_codec("fp32")
         self.needs_spread = needs_spread(config.codec)
+        self.clips = config.filtering == "clip"
         self.pairs: dict[int, Pair] = {}  # by session
         self.failed = 0  # exchanges, as counted by peers that are gone
         self.mixes = 0  # applied, each side of an exchange counting
@@ -271,11 +282,7 @@ class Sessions:
                 pair.peaks = peaks(pair.difference, ALIGN)
             self.spread(host).learn(pair.peaks, session.codec.errors(session.snapshot))
         if host.outer.plain:
-            if pair.weight == 0.0:
-                pair.difference *= np.float32(weight)
-                pair.weight = weight
-            assert pair.weight == weight, "the two sides agreed on one weight"
-            values, negative = pair.difference, session.negative
+            values, negative = pair.times(weight, self.clips), session.negative
         else:
             own = -pair.difference if session.negative else pair.difference.copy()
             assert session.snapshot is not None

@@ -70,7 +70,6 @@ class Simulation:
         self.names = names
         self.liars = liars(scenario.attackers, names, seed)
         self.learners = Learners(scenario.task, names, seed, device=device)
-        trains = scenario.task.dataset != "averaging"
         network = network_of(scenario.network, seed)
         if not ideal and 4 * network.longest_s >= scenario.gossip.hello_timeout_s:
             raise ConfigError(
@@ -78,7 +77,7 @@ class Simulation:
                 f"gossip.hello_timeout_s above {4 * network.longest_s:g} (it is {scenario.gossip.hello_timeout_s:g})."
             )
         self.swarm = Swarm(
-            seed, network, scenario.gossip, trainer=self.learners if trains else None,
+            seed, network, scenario.config, trainer=self.learners if scenario.trains else None,
             ideal=ideal,
         )  # fmt: skip
         self.times = StepTimes(scenario.compute, seed)

@@ -172,7 +172,7 @@ class Swarm:
         assert vector.dtype == np.float32, "models are float32 vectors"
         assert vector.ndim == 1, "models are flat vectors"
         config = self.config
-        outer = OuterStep(vector.size, config.outer_momentum, config.outer_rate, config.averaged)
+        outer = OuterStep(vector.size, *config.outer, config.averaged)
         outer.reset(vector)
         life = self.lives[index]
         whose = f"{name}/{life}" if life else name

@@ -49,7 +49,8 @@ def task(scenario: Scenario) -> str:
     momentum = f", momentum {optimizer.momentum:g}" if optimizer.momentum else ""
     if optimizer.quasi_global:
         momentum = f", quasi-global momentum {optimizer.quasi_global:g}"
-    how = f"{ {'sgd': 'SGD', 'adamw': 'AdamW'}[optimizer.name] } (learning rate {optimizer.lr:g}{momentum})"
+    falling = f", a cosine over {optimizer.schedule_steps:,} steps" if optimizer.schedule == "cosine" else ""
+    how = f"{ {'sgd': 'SGD', 'adamw': 'AdamW'}[optimizer.name] } (learning rate {optimizer.lr:g}{falling}{momentum})"
     width = f" of width {what.hidden}" if what.hidden is not None else ""
     return (
         f"{peers} {many} train {model}{width} on {dataset}, {divided}{share}, "
@@ -58,13 +59,11 @@ def task(scenario: Scenario) -> str:
 
 
 def mixing(scenario: Scenario) -> str:
-    config = scenario.gossip
+    config = scenario.config
     steps = None if config.mix_every_steps is None else counted(config.mix_every_steps, "step")
     seconds = None if config.mix_every_s is None else duration_text(config.mix_every_s)
     when = " or ".join(each for each in (steps, seconds) if each is not None)
-    outer = (
-        "" if config.plain else f" with an outer step (momentum {config.outer_momentum:g}, rate {config.outer_rate:g})"
-    )
+    outer = "" if config.plain else " with an outer step (momentum {:g}, rate {:g})".format(*config.outer)
     return f"Each averages with a random partner every {when}{outer}, in {config.codec}."
 
 

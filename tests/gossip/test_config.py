@@ -218,3 +218,28 @@ def test_a_file_that_is_not_there_or_not_text_is_refused_by_its_name(tmp_path):
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"bytes\.toml is not TOML"):
         Config.from_toml(tmp_path / "bytes.toml")
+
+
+# -- what is left open -------------------------------------------------------------------------------------------------
+def test_a_training_loop_takes_nolocos_outer_step_where_nothing_else_is_said():
+    assert Config().plain
+    assert Config().for_training().outer == (0.5, 0.7)
+    assert Config().for_training() == Config(outer_momentum=0.5, outer_rate=0.7)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"outer_momentum": 0.0}, {"outer_rate": 1.0}, {"outer_momentum": 0.3, "outer_rate": 0.5}, {"outer_rate": 0.7},
+        {"mixing": "push-sum"}, {"mixing": "group"}, {"partners": 0, "selection": "ring"},
+        {"part": "mask 0.1"}, {"part": "fragments 4"},
+    ],
+)  # fmt: skip
+def test_what_is_said_or_has_no_pair_of_whole_vectors_stays_as_it_is(given):
+    config = Config(**given)
+    assert config.for_training() is config
+
+
+def test_one_of_the_two_leaves_the_other_at_what_the_plain_mean_has():
+    assert Config(outer_momentum=0.5).outer == (0.5, 1.0)
+    assert Config(outer_rate=0.7).outer == (0.0, 0.7)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gossip.config import Config
-from gossip.effects import Mix, Release, Send
+from gossip.effects import Mix
 from gossip.filters import (
     ENOUGH,
+    OWN,
     REFUSALS,
     REMEMBERED,
     Filter,
@@ -24,7 +25,7 @@ from gossip.filters import (
     trimmed_mean,
 )
 from gossip.ids import PeerId
-from gossip.messages import Abort, Accept, Offer, Refuse
+from gossip.messages import Offer
 from tests.gossip.sides import A, B, C, Side
 
 
@@ -74,12 +75,11 @@ def test_sides_that_add_up_the_squares_in_another_order_mostly_cut_off_the_same(
     assert 0 <= one - other <= 1 / 4096
 
 
-def agree(initiator_radius, responder_radius, difference_sq, **config):
+def agree(initiator_radius, responder_radius, difference_sq):
     """Two sides whose filters have these radii (0: none) come to an exchange of a difference; both Mix effects."""
     sides = {}
     for me, other, radius in ((A, B, initiator_radius), (B, A, responder_radius)):
-        choices = {"filter": "clip", "clip_radius": radius} if radius else {}
-        sides[me] = Side(me, (other,), Config(**choices, **config))
+        sides[me] = Side(me, (other,), Config(filter="clip", clip_radius=radius) if radius else Config())
     a, b = sides[A].exchanges, sides[B].exchanges
     a.begin(0.0)
     [offered] = a.snapshotted(1, 0.0)
@@ -92,45 +92,31 @@ def agree(initiator_radius, responder_radius, difference_sq, **config):
 
 
 @given(st.sampled_from([0.0, 0.5, 2.0, 7.5]), st.sampled_from([0.0, 0.25, 2.0, 40.0]), st.floats(0.01, 1e4))
-def test_both_sides_take_the_same_weight_whichever_radius_is_smaller(ours, theirs, square):
+def test_each_side_cuts_off_by_its_own_radius_whatever_the_other_does(ours, theirs, square):
     mixes, sides = agree(ours, theirs, square)
-    radius = min([radius for radius in (ours, theirs) if radius], default=0.0)
-    assert mixes[0] == mixes[1]
-    assert mixes[0].weight == 0.5 * clip_factor(square, radius)
-    clipped = 0 < radius < math.sqrt(square)
-    assert [side.exchanges.refusals.total for side in sides.values()] == [clipped, clipped]
+    for mix, side, radius in zip(mixes, sides.values(), (ours, theirs), strict=True):
+        assert mix.weight == 0.5 * clip_factor(square, radius)
+        assert side.exchanges.refusals.total == (0 < radius < math.sqrt(square))
+    if ours == theirs:
+        assert mixes[0] == mixes[1], "and the mean moves by nothing"
 
 
-@pytest.mark.parametrize("radius", [0.0, 1.5, math.nan, math.inf, -1.0])
-def test_a_partner_cannot_widen_the_radius_or_do_without_it(radius):
-    side = Side(config=Config(filter="clip", clip_radius=1.0))
-    side.exchanges.begin(0.0)
-    side.exchanges.snapshotted(1, 0.0)
-    effects = side.exchanges.on_accept(B, Accept(1, 0.0, 0.5, (), "fp32", radius), 0.0)
-    assert effects == [Send(B, Abort(1, "terms")), Release(1)]
-
-
-@pytest.mark.parametrize(("radius", "agreed"), [(0.0, True), (3.0, True), (math.nan, False), (-1.0, False)])
-def test_one_who_cuts_nothing_off_takes_the_partners_radius(radius, agreed):
-    side = Side()
-    side.exchanges.begin(0.0)
-    side.exchanges.snapshotted(1, 0.0)
-    side.exchanges.on_accept(B, Accept(1, 0.0, 0.5, (), "fp32", radius), 0.0)
-    assert bool(side.table) == agreed
-    assert not agreed or side.table[1].radius == radius
-
-
-@pytest.mark.parametrize(("radius", "taken"), [(0.0, 2.0), (1.0, 1.0), (5.0, 2.0), (math.nan, 2.0), (math.inf, 2.0)])
-def test_an_offer_narrows_the_radius_and_never_widens_it(radius, taken):
-    side = Side(config=Config(filter="clip", clip_radius=2.0))
-    side.exchanges.on_offer(B, Offer(7, "f", b"g" * 16, 0.0, 0.5, "fp32", (), radius=radius), 0.0)
-    assert side.table[7].radius == taken
-
-
-def test_an_offer_with_a_radius_below_zero_is_refused():
-    side = Side()
-    offer = Offer(7, "f", b"g" * 16, 0.0, 0.5, "fp32", (), radius=-1.0)
-    assert side.exchanges.on_offer(B, offer, 0.0) == [Send(B, Refuse(7, "weight"))]
+def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_little_of():
+    far, near = Side(A, (B,)), Side(B, (A,))
+    for side, square in ((far, 400.0 * 9), (near, 400.0)):
+        side.local.elements = 400
+        for _ in range(ENOUGH):
+            side.exchanges.filter.judge(square, 400.0, 400, 0.0)
+    a, b = far.exchanges, near.exchanges
+    a.begin(0.0)
+    [offered] = a.snapshotted(1, 0.0)
+    b.on_offer(A, offered.message, 0.0)
+    accepted, _ = b.snapshotted(1, 0.0)
+    a.on_accept(B, accepted.message, 0.0)
+    for side in (a, b):
+        side.streamed(1, 400.0 * 9, 400.0, 0.0)  # three times the usual of the one
+    assert a.table[1].weight == 0.5
+    assert b.table[1].weight == 0.5 * clip_factor(9.0, 1.5)
 
 
 # -- the usual distance ------------------------------------------------------------------------------------------------
@@ -167,10 +153,24 @@ def test_before_enough_is_seen_the_nodes_own_steps_say_what_is_usual():
     for distance in (math.nan, 0.3, 0.2):
         rule.moved(distance)
     for number in range(ENOUGH):
-        assert rule.radius(300) == pytest.approx(1.5 * 2 * 0.3)
-        assert rule.radius(1000) == pytest.approx(1.5 * 2 * 0.3), "a part that is mixed rarely is as far apart as all"
+        first = 1.5 * math.sqrt(4 * 0.3**2 + OWN * 0.2**2)
+        assert rule.radius(300) == pytest.approx(first)
+        assert rule.radius(1000) == pytest.approx(first), "a part that is mixed rarely is as far apart as all"
         rule.judge(10 * 4.0, 1e3, 10, float(number))
-    assert rule.radius(300) == pytest.approx(1.5 * math.sqrt(300 * 4.0)), "now it is known"
+    assert rule.radius(300) == pytest.approx(1.5 * math.sqrt(300 * 4.0 + OWN * 0.2**2)), "now it is known"
+
+
+def test_what_its_own_steps_have_just_moved_it_widens_a_nodes_radius():
+    rule = Filter(Config(filter="clip", clip_factor=1.5))
+    for number in range(ENOUGH):
+        rule.judge(400 * 1.0, 1e3, 400, float(number))
+    assert rule.radius(400) == pytest.approx(1.5 * 20)
+    rule.moved(60.0)
+    assert rule.radius(400) == pytest.approx(1.5 * math.sqrt(400 + OWN * 3600))
+    rule.moved(math.nan)
+    assert rule.radius(400) == pytest.approx(1.5 * math.sqrt(400 + OWN * 3600)), "nothing was measured"
+    rule.moved(0.0)
+    assert rule.radius(400) == pytest.approx(1.5 * 20), "that was long ago"
 
 
 def test_a_fixed_radius_is_that_from_the_first_exchange_on():

@@ -33,7 +33,7 @@ PUSH = {"mixing": "push", "mass": 1.0}
         ("pair", {"part": "mask 1.5"}, "part"),
         ("pair", {"part": "top 0"}, "part"),
         ("pair", {"codec": "int3"}, "codec"),
-        ("pair", {"radius": -1.0}, "weight"),
+        ("pair", {"weight": 0.6}, "weight"),
         ("pair", {"version": -1.0}, "version"),
     ],
 )

@@ -16,8 +16,8 @@ SUM = Config(mixing="push-sum")
 ROWS = Config(mixing="row-stochastic")
 
 
-def push(session=7, mass=0.5, mixing="push", radius=0.0):
-    return Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32", (), mixing, mass, radius)
+def push(session=7, mass=0.5, mixing="push"):
+    return Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32", (), mixing, mass)
 
 
 def offered(config=SUM, partners=(B, C), mass=0.5):

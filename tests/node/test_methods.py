@@ -98,8 +98,8 @@ def test_nodes_that_were_pushed_apart_come_closer(name, swarm, until):
     nodes.push_apart()
     first = float(np.sqrt(np.mean(np.var([noise for _, noise in nodes.pushed], axis=0))))
     until(lambda: nodes.mixed(5) and nodes.disagreement < SLOW.get(name, 0.05) * first)
-    if not config.plain or config.mixing == "row-stochastic" or name in SLOW:
-        return
+    if not config.plain or config.mixing == "row-stochastic" or config.filter == "clip" or name in SLOW:
+        return  # where a mean is not kept, or comes slowly
     if config.codec == "fp32":
         until(lambda: nodes.disagreement < 1e-4 * first)
     # Mass times vector, in flight as well, is what it was. A pair has a mass of 1 on either side.

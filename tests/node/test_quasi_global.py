@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gossip.quasi_global import QuasiGlobal
-from node import checkpoint
+from node import Node, checkpoint
 from node.snapshot import ModelState
 
 
@@ -196,3 +196,14 @@ def test_a_checkpoint_of_weights_alone_leaves_no_momentum_of_other_weights(train
     alone.do(lambda node: node.load(tmp_path / "run"))
     assert torch.equal(flat(model), flat(linear(1)))
     assert momenta(optimizer).norm() == 0
+
+
+def test_only_an_optimizer_that_has_no_momentum_over_mixes_is_given_one(quick):
+    model = linear()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert quick.plain
+    step = Node(model, sgd, config=quick).outer
+    assert (step.alpha, step.beta) == (0.5, 0.7)
+    assert Node(model, QuasiGlobal(model.parameters(), lr=0.1), config=quick).outer.plain
+    assert Node(model, config=quick).outer.plain, "nobody is known to train it"
+    assert Node(model, sgd, config=replace(quick, outer_momentum=0.0)).outer.plain

@@ -19,7 +19,7 @@ from sim.network import Network
 from sim.scenario import MembershipSpec, Optimizer, Scenario, Task
 from sim.simulation import Simulation
 from sim.swarm import Swarm
-from tests.sim.scenarios import COMING_AND_GOING, log_of, played, small
+from tests.sim.scenarios import AVERAGING, COMING_AND_GOING, log_of, played, small
 from tests.sim.test_exactness import OneStepAtATime, both_ways
 from tests.sim.test_learners import NAMES, ROUNDING, SEED, TOLERANCE
 
@@ -122,13 +122,15 @@ def quasi_global(**changes) -> Scenario:
 
 
 def test_batched_steps_with_mixes_between_are_those_of_one_peer_at_a_time(monkeypatch):
-    batched, plain = both_ways(quasi_global(), monkeypatch)
+    config = Config(mix_every_steps=4, outer_momentum=0.0, outer_rate=1.0)  # beside momentum SGD it would be another
+    batched, plain = both_ways(quasi_global(gossip=config), monkeypatch)
     assert log_of(batched) == log_of(plain)
     assert plain.swarm.sessions.mixes > 60
     assert np.array_equal(batched.learners.matrix, plain.learners.matrix)
     without = played(
         quasi_global(
-            task=Task(model="mlp", samples_per_peer=20, batch_size=4, optimizer=Optimizer(lr=0.05, weight_decay=0.01))
+            task=Task(model="mlp", samples_per_peer=20, batch_size=4, optimizer=Optimizer(lr=0.05, weight_decay=0.01)),
+            gossip=config,
         )
     )
     assert log_of(without) == log_of(batched)  # the same mixes, of other models
@@ -221,3 +223,10 @@ def test_steps_are_counted_row_by_row_in_any_company():
                 learners.matrix[row] *= np.float32(0.99)
                 learners.mixed(row)
     assert np.array_equal(together.matrix, by_itself.matrix)
+
+
+def test_what_a_scenario_leaves_open_of_the_outer_step_is_decided_as_a_node_decides_it():
+    assert small().config.outer == (0.5, 0.7)
+    assert quasi_global().config.plain, "one momentum over the mixes is enough"
+    assert small(task=AVERAGING).config.plain, "nobody trains: the mean is wanted"
+    assert small(gossip=Config(outer_momentum=0.0)).config.plain

@@ -287,8 +287,9 @@ def test_a_scenario_reads_as_sentences():
     })  # fmt: skip
     assert words.in_words(scenario) == (
         "1,000 peers train an MLP on digits, divided unevenly by class (Dirichlet, alpha 0.1), in batches of 8 with "
-        "SGD (learning rate 0.1). Each averages with a random partner every 8 steps, in fp32. A step takes 100 ms; "
-        "10 % of the peers are 4 times slower. Latencies are those measured on the internet; each peer has 20 Mbit/s "
+        "SGD (learning rate 0.1). Each averages with a random partner every 8 steps with an outer step (momentum 0.5, "
+        "rate 0.7), in fp32. A step takes 100 ms; 10 % of the peers are 4 times slower. Latencies are those measured "
+        "on the internet; each peer has 20 Mbit/s "
         "up and no limit down. A peer is up for 10 min, then gone for good; a perfect sampler says who is up. The run "
         "lasts until each peer has mixed 100 times on average."
     )
@@ -389,3 +390,9 @@ def test_a_logarithmic_axis_has_at_least_three_ticks(low, high):
 def test_peers_are_counted_in_whole_numbers():
     figure = charts.draw([fake_result(peers=20)], next(p for p in panels.PANELS if p.name == "members"))
     assert all(tick == round(tick) for tick in figure.axes[0].get_yticks())
+
+
+def test_a_rate_that_falls_is_said_to():
+    falling = {"name": "adamw", "lr": 0.003, "schedule": "cosine", "schedule_steps": 3000}
+    scenario = Scenario.from_mapping({"rounds": 10, "task": {"optimizer": falling}})
+    assert "with AdamW (learning rate 0.003, a cosine over 3,000 steps)." in words.in_words(scenario)

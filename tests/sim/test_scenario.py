@@ -119,11 +119,19 @@ networks = st.one_of(
     ),
     st.builds(NetworkSpec.of, st.sampled_from(worlds.names("network")), loss=st.floats(0, 0.9)),
 )  # fmt: skip
+paths = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1).filter(lambda text: text != "none")
+optimizers = [
+    Optimizer(),
+    Optimizer(momentum=0.9),
+    Optimizer(name="adamw", lr=1e-3, betas=(0.8, 0)),
+    Optimizer(schedule="cosine", schedule_steps=9, warmup_steps=2, min_lr=0.01),
+    Optimizer(name="adamw", lr=1e-3, schedule="cosine", schedule_steps=9),
+]
 churns = st.one_of(
     st.none(),
     st.builds(ChurnSpec, up=durations, down=st.none() | durations, farewell=st.floats(0, 1)),
     st.builds(ChurnSpec, up=durations, down=durations, start=st.just("steady")),
-    st.builds(ChurnSpec, trace=st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1)),
+    st.builds(ChurnSpec, trace=paths),
     st.builds(ChurnSpec.of, st.sampled_from(worlds.names("churn")), farewell=st.floats(0, 1)),
 )
 configs = st.one_of(
@@ -134,7 +142,7 @@ tasks = st.builds(
     Task,
     dataset=st.sampled_from(["digits", "averaging", "my.data:parts"]),
     partition=st.sampled_from([Partition(), Partition(kind="dirichlet", alpha=0.5), Partition(kind="natural")]),
-    optimizer=st.sampled_from([Optimizer(), Optimizer(momentum=0.9), Optimizer(name="adamw", lr=1e-3, betas=(0.8, 0))]),
+    optimizer=st.sampled_from(optimizers),
     samples_per_peer=st.none() | st.integers(1, 99),
     hidden=st.none() | st.integers(1, 99),
 )
