@@ -38,7 +38,8 @@ def test_nodes_average_as_groups_over_sockets(train, until, quick, changes):
     flat = [one.do(lambda _, model=model: model.weight.detach().clone()) for one, model in both]
     spread = max(float((a - b).abs().max()) for a in flat for b in flat)
     assert spread < 0.05
-    assert 0.0 < float(flat[0].mean()) < 3.0
+    # Groups meet between two of the pushes, and what one alone was given a trimmed mean may leave out altogether.
+    assert 0.0 <= float(flat[0].mean()) <= 3.0
     if changes == {}:
         assert float(flat[0].mean()) == pytest.approx(1.5, abs=0.1)
         assert spread < 1e-5
