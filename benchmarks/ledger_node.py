@@ -34,12 +34,12 @@ ROW_S = 0.1
 
 
 class Point(nn.Module):
-    """``w`` (elements,), trained; ``ledger`` (1,), counted."""
+    """``w`` (elements,), trained; ``ledger`` (1,), counted: a buffer, of which a mix makes the plain mean."""
 
     def __init__(self, elements: int) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(elements))
-        self.ledger = nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.register_buffer("ledger", torch.zeros(1))
 
 
 class Diary:

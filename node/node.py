@@ -44,8 +44,9 @@ SETTLED = 1e-4  # |theirs - ours| / |ours| of an exchange that found nothing lef
 class Node:
     """One node of a swarm beside an ordinary training loop; used as ``with Node(model, optimizer, ...) as node``.
 
-    ``model``: a torch module, or a mapping of names to tensors or writable arrays. ``seeds``: "host:port" of any nodes,
-    or invites; empty starts a swarm. ``listen``: "host:port", port 0 for a free one, "none" to only dial out.
+    ``model``: a torch module, or a mapping of names to tensors or writable arrays. ``optimizer``: with one, mixes take
+    the outer step of :meth:`gossip.config.Config.for_training`. ``seeds``: "host:port" of any nodes, or invites; empty
+    starts a swarm. ``listen``: "host:port", port 0 for a free one, "none" to only dial out.
     ``advertise``: the address others should dial, when it differs. ``secret``: the file that holds the swarm's secret.
     ``state_dir``: where the node's key and address book are kept; None: a new identity at every start. What is not
     given comes from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG.
