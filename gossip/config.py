@@ -58,7 +58,7 @@ class Config:
     norm_bound: float = 10.0  # refuse |theirs - ours| > bound * (|ours| + sqrt(elements))
     filter: str = "auto"  # clip (cut long differences off), balance (refuse them), trimmed (mean, of a group), none
     clip_radius: float | None = None  # the longest difference taken whole; None: by the usual distance
-    clip_factor: float = 1.5  # times the usual distance: the lower quartile of the last 16 exchanges
+    clip_factor: float = 1.5  # times the usual distance: the lower quartile of the last 16, and half of own steps
     trim: int = 1  # for "trimmed": values of each element left out at either end
     balance_gamma: float = 0.3  # refuse |theirs - ours| > gamma exp(-kappa t/T) |ours|, t in mixing rounds
     balance_kappa: float = 1.0
@@ -158,8 +158,8 @@ class Config:
 
     def for_training(self) -> Config:
         """What is left open, decided for a loop with an optimizer: NoLoCo's outer step where a node mixes its whole
-        vector with one other. Not beside quasi-global momentum, as a second momentum over the mixes takes from the
-        first; and not for arrays that nobody trains, whose mean is wanted."""
+        vector with one other. Drivers leave it out beside quasi-global momentum, as a second momentum over the mixes
+        takes from the first, and for arrays that nobody trains, whose mean is wanted."""
         given = self.outer_momentum is not None or self.outer_rate is not None
         if given or self.mixing != "pair" or self.partners != 1 or self.part != "all":
             return self

@@ -72,7 +72,7 @@ class Exchanges(Offering):
 
     # -- reports of the driver -----------------------------------------------------------------------------------
     def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """All of theirs is here, with checksums right,"""
+        """All of theirs is here, with checksums right."""
         exchange = self.table.get(session)
         if exchange is None or exchange.state is not State.STREAMING:
             return []

@@ -48,7 +48,8 @@ def clip_factor(difference_sq: float, radius: float) -> float:
     """What share of the difference is taken: ``min(1, radius / |difference|)``, for a radius of 0 all of it.
 
     ``x_i + w clip(x_j - x_i, tau)`` (He, Karimireddy and Jaggi, "Byzantine-robust decentralized learning via
-    ClippedGossip", 2022). Rounded down to a 4,096th: the two sides may add up the squares in another order.
+    ClippedGossip", 2022). Rounded down to a 4,096th, so that sides of one ``clip_radius`` cut off the same: they may
+    add up the squares in another order.
     """
     if radius <= 0 or difference_sq <= radius * radius:
         return 1.0
@@ -96,7 +97,8 @@ class Filter:
         Before enough are seen the node's own steps stand for them, of which nobody can lie: nodes that hold the same
         and then move by ``m`` each are at most ``2 m`` apart, and so are those that mix at random and move by ``m``
         between two mixes, each in a direction of its own (V = V/2 + m^2, and a pair is sqrt(2 V) apart). And one whose
-        steps have just taken it far knows that it is the far one: they widen its radius.
+        steps have just taken it far knows that it is the far one: they widen its radius, that of a part as well, since
+        what is mixed rarely is as far apart as all.
         """
         config = self.config
         if config.filtering != "clip":

@@ -1,7 +1,8 @@
 """How two vectors become closer: the weight of a pair, their difference, and the outer momentum step.
 
 Float arithmetic keeps the mean here: both sides compute ``w (Q(p) - Q(s))`` from the same two quantised vectors and the
-same ``w``; IEEE subtraction and rounding are symmetric, so the two results are exact negatives (see codecs.py).
+same ``w``; IEEE subtraction and rounding are symmetric, so the two results are exact negatives (see codecs.py), unless
+a filter has one side cut off more than the other.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def stability_limit(alpha: float, group: int = 2) -> float:
 def check_outer(alpha: float, beta: float, group: int = 2) -> None:
     """Raise :class:`ConfigError`, naming the numbers that would do, unless ``0 <= alpha < 1``, ``0 < beta < limit``."""
     if not 0.0 <= alpha < 1.0:
-        raise ConfigError(f"outer_momentum is {alpha:g} and must be at least 0 and below 1: 0.5 is the default.")
+        raise ConfigError(f"outer_momentum is {alpha:g} and must be at least 0 and below 1: 0 is the plain mean.")
     limit = stability_limit(alpha, group)
     if 0.0 < beta < limit:
         return

@@ -1,8 +1,8 @@
 """Which elements of the vector one exchange mixes: all of them, a random share, or one fragment.
 
 Both sides cut the same elements out of their snapshots and mix those as if they were the whole vector, so whatever
-holds for a vector holds for a part of it: the mean moves by nothing, and what was not cut out stays as it is. Where the
-elements lie never travels: it follows from the session's number, or from the fragment's.
+holds for a vector holds for a part of it: a mean is kept as of the whole, and what was not cut out stays as it is.
+Where the elements lie never travels: it follows from the session's number, or from the fragment's.
 """
 
 from __future__ import annotations

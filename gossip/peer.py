@@ -274,13 +274,13 @@ class Peer:
         """The snapshot asked for is taken. ``mass``: what of the model's a push carries away; ``moved``: how far local
         steps alone have moved the model since the last snapshot, where somebody measures it."""
         self.local.boundary_at = now
-        if session in self.donating.table:
-            return self.donating.snapshotted(session)
-        if isinstance(self.exchanges, Exchanges):
-            self.exchanges.filter.moved(moved)
-        if moved == moved and self.steps > self.moved_steps:
+        if moved == moved and self.steps > self.moved_steps:  # and not a second one at the same boundary
+            if isinstance(self.exchanges, Exchanges):
+                self.exchanges.filter.moved(moved)
             self.schedule.watch(self.consensus_distance, moved / (self.steps - self.moved_steps))
             self.moved_steps = self.steps
+        if session in self.donating.table:
+            return self.donating.snapshotted(session)
         effects = self.exchanges.snapshotted(session, now, mass)
         return effects + self.after(now) if self.unsettled else effects
 

@@ -13,7 +13,7 @@ from sim import plugins
 
 if TYPE_CHECKING:
     from sim.datasets import Dataset
-    from sim.scenario import Task
+    from sim.task import Task
 
 __all__ = ["ByteGPT", "build", "cnn", "digits_mlp", "fashion_cnn", "linear", "mlp"]
 

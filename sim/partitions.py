@@ -15,7 +15,7 @@ from sim.seeds import derive, generator
 
 if TYPE_CHECKING:
     from sim.datasets import Dataset
-    from sim.scenario import Task
+    from sim.task import Task
 
 __all__ = ["parts"]
 

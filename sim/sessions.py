@@ -1,7 +1,8 @@
 """Exchanges and joins: the snapshots, the streams between them, and what they come to.
 
 The two sides of an exchange compute differences that are each other's exact negatives (:mod:`gossip.mixing`), so the
-second side takes the first one's away instead of computing its own: bit for bit the same. Streams arrive whole, with
+second side takes the first one's away instead of computing its own: bit for bit the same. (Where filters may have them
+cut off more or less each multiplies it anew.) Streams arrive whole, with
 their last byte; chunks are a matter of a real node's memory.
 """
 

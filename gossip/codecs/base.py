@@ -1,8 +1,8 @@
 """What every codec is: float32 values to bytes and back, with a stated error.
 
 An exchange computes ``d = w (Q(p) - Q(s))`` on both sides, ``Q`` being "through the codec": each side also knows what
-the other decodes of it (:meth:`Codec.quantised`). The two differences are then each other's exact negatives, and the
-mean over the pair moves by exactly nothing, whatever the codec loses.
+the other decodes of it (:meth:`Codec.quantised`). The two differences are then each other's exact negatives, and with
+one ``w`` the mean over the pair moves by exactly nothing, whatever the codec loses.
 
 Everything here works on one chunk in cache-sized blocks: temporaries never exceed 128 KiB, and nothing loops per
 element. Bytes are little-endian on every machine.

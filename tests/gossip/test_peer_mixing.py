@@ -112,3 +112,17 @@ def test_a_refused_vector_tells_nothing_of_how_far_apart_the_swarm_is():
     assert sum(node.peer.exchanges.refusals.total for node in nodes) > 0
     assert all(node.value == 0 for node in honest)
     assert all(node.peer.consensus_distance == 0.0 for node in honest)
+
+
+def test_a_second_snapshot_at_one_boundary_does_not_forget_how_far_the_steps_before_it_went():
+    """Its driver measures nothing since the first; a donation's snapshot counts as any other."""
+    swarm = Swarm(9)
+    [node] = swarm.swarm(1)
+    peer, rule = node.peer, node.peer.exchanges.filter
+    peer.counted(10, 40)
+    peer.snapshotted(1, swarm.now, moved=3.0)
+    peer.snapshotted(2, swarm.now, moved=0.0)
+    assert rule.recent == 3.0
+    peer.counted(11, 44)
+    peer.snapshotted(3, swarm.now, moved=0.5)
+    assert (rule.recent, rule.movement) == (0.5, 3.0)
