@@ -156,12 +156,12 @@ class Config:
         """Whether a mix is the plain mean, without outer momentum."""
         return self.outer == PLAIN
 
-    def for_training(self) -> Config:
+    def for_training(self, quasi_global: bool) -> Config:
         """What is left open, decided for a loop with an optimizer: NoLoCo's outer step where a node mixes its whole
-        vector with one other. Drivers leave it out beside quasi-global momentum, as a second momentum over the mixes
-        takes from the first, and for arrays that nobody trains, whose mean is wanted."""
+        vector with one other; not beside ``quasi_global`` momentum, as a second momentum over the mixes takes from the
+        first. Drivers do not ask for arrays that nobody trains, whose mean is wanted."""
         given = self.outer_momentum is not None or self.outer_rate is not None
-        if given or self.mixing != "pair" or self.partners != 1 or self.part != "all":
+        if given or quasi_global or self.mixing != "pair" or self.partners != 1 or self.part != "all":
             return self
         return dataclasses.replace(self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1])
 
@@ -193,7 +193,8 @@ class Config:
 
     @property
     def filtering(self) -> str:
-        """The filter in use: what "auto" comes to is to clip wherever that keeps what a mixing keeps."""
+        """The filter in use: what "auto" comes to is to clip, but for push-sum, whose mass nobody may cut off, and for
+        groups, which have a trimmed mean."""
         if self.filter != "auto":
             return self.filter
         return "clip" if self.mixing in ("pair", "row-stochastic") else "none"

@@ -121,10 +121,6 @@ class Peer:
         """Whether nobody else is alive to us, as last announced."""
         return self.runs.alone
 
-    def agreement(self) -> float:
-        """The largest |theirs - ours| / |ours| of the last three exchanges; inf before the first."""
-        return self.exchanges.agreement()
-
     @property
     def held(self) -> bool:
         """Whether the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""

@@ -68,12 +68,13 @@ class Node:
     ) -> None:
         self_test()
         self.settings = Settings.gather(seeds, listen, advertise, secret, state_dir, config)
-        if optimizer is not None and not isinstance(optimizer, QuasiGlobal):
-            self.settings = dataclasses.replace(self.settings, config=self.settings.config.for_training())
+        self.quasi_global = optimizer if isinstance(optimizer, QuasiGlobal) else None
+        if optimizer is not None:
+            decided = self.settings.config.for_training(self.quasi_global is not None)
+            self.settings = dataclasses.replace(self.settings, config=decided)
         self.config = self.settings.config
         self.model, self.optimizer = model, optimizer
         self.may_copy_ahead = self.config.mixing == "pair" and not self.config.average_optimizer
-        self.quasi_global = optimizer if isinstance(optimizer, QuasiGlobal) else None
         self.state = ModelState(model, optimizer)
         if self.config.average_optimizer and optimizer is None:
             raise ConfigError("average_optimizer needs the optimizer: write Node(model, optimizer).")
@@ -332,7 +333,7 @@ class Node:
         while time.monotonic() < until:
             self.boundary.wake.wait(0.02)
             self.visit()
-            if peer.exchanges.done - before >= 3 and peer.agreement() < SETTLED:
+            if peer.exchanges.done - before >= 3 and peer.exchanges.agreement() < SETTLED:
                 break
         self.thread.call(lambda: runtime.perform(peer.settle(False, runtime.now)))
         self.finish_exchanges(min(1.0, seconds))

@@ -161,8 +161,7 @@ class Scenario:
     @property
     def config(self) -> Config:
         """Of each peer: what ``gossip`` leaves open is decided as a node decides it."""
-        decided = self.trains and not self.task.optimizer.quasi_global
-        return self.gossip.for_training() if decided else self.gossip
+        return self.gossip.for_training(self.task.optimizer.quasi_global > 0) if self.trains else self.gossip
 
     def check_attackers(self) -> None:
         spec = self.attackers

@@ -223,8 +223,9 @@ def test_a_file_that_is_not_there_or_not_text_is_refused_by_its_name(tmp_path):
 # -- what is left open -------------------------------------------------------------------------------------------------
 def test_a_training_loop_takes_nolocos_outer_step_where_nothing_else_is_said():
     assert Config().plain
-    assert Config().for_training().outer == (0.5, 0.7)
-    assert Config().for_training() == Config(outer_momentum=0.5, outer_rate=0.7)
+    assert Config().for_training(False).outer == (0.5, 0.7)
+    assert Config().for_training(False) == Config(outer_momentum=0.5, outer_rate=0.7)
+    assert Config().for_training(True) == Config(), "one momentum over the mixes is enough"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_a_training_loop_takes_nolocos_outer_step_where_nothing_else_is_said():
 )  # fmt: skip
 def test_what_is_said_or_has_no_pair_of_whole_vectors_stays_as_it_is(given):
     config = Config(**given)
-    assert config.for_training() is config
+    assert config.for_training(False) is config
 
 
 def test_one_of_the_two_leaves_the_other_at_what_the_plain_mean_has():

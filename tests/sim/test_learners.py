@@ -86,13 +86,10 @@ def assert_equal_models(learners: Learners, plain: Plainly, start: dict[str, tor
         assert (ours[name] - theirs).norm() <= TOLERANCE * moved + ROUNDING * theirs.norm(), name
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_stacked_models_train_as_torch_trains_one_at_a_time(model, optimizer):
-    task = Task(batch_size=4, optimizer=optimizer, **model)
+def assert_trained_as_one_at_a_time(task: Task, kind: type[Plainly]) -> None:
     learners = Learners(task, NAMES, SEED)
     start = {k: v.detach().clone() for k, v in learners.module(learners.matrix[0]).named_parameters()}
-    plain = [Plainly(task, learners, row) for row in range(len(NAMES))]
+    plain = [kind(task, learners, row) for row in range(len(NAMES))]
     # neighbours, all of one count; strangers in any order; mixed counts; neighbours again
     for rows, counts in (
         ([0, 1, 2, 3, 4], [3] * 5),
@@ -108,12 +105,10 @@ def test_stacked_models_train_as_torch_trains_one_at_a_time(model, optimizer):
         assert_equal_models(learners, one, start)
 
 
-@pytest.mark.parametrize("optimizer", [OPTIMIZERS["sgd, momentum"], OPTIMIZERS["adamw"]], ids=["sgd", "adamw"])
-def test_a_reset_forgets_one_peers_optimizer_and_neither_its_place_in_the_data_nor_the_others(optimizer):
-    task = Task(batch_size=4, optimizer=optimizer, **MODELS["linear"])
+def assert_reset_as_one_at_a_time(task: Task, kind: type[Plainly]) -> None:
     learners = Learners(task, NAMES, SEED)
     start = {k: v.detach().clone() for k, v in learners.module(learners.matrix[0]).named_parameters()}
-    plain = [Plainly(task, learners, row) for row in (0, 1)]
+    plain = [kind(task, learners, row) for row in (0, 1)]
     for again in (False, True):
         if again:
             learners.reset(1)
@@ -123,6 +118,19 @@ def test_a_reset_forgets_one_peers_optimizer_and_neither_its_place_in_the_data_n
             one.train(6)
     for one in plain:
         assert_equal_models(learners, one, start)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_stacked_models_train_as_torch_trains_one_at_a_time(model, optimizer):
+    task = Task(batch_size=4, optimizer=optimizer, **model)
+    assert_trained_as_one_at_a_time(task, Plainly)
+
+
+@pytest.mark.parametrize("optimizer", [OPTIMIZERS["sgd, momentum"], OPTIMIZERS["adamw"]], ids=["sgd", "adamw"])
+def test_a_reset_forgets_one_peers_optimizer_and_neither_its_place_in_the_data_nor_the_others(optimizer):
+    task = Task(batch_size=4, optimizer=optimizer, **MODELS["linear"])
+    assert_reset_as_one_at_a_time(task, Plainly)
 
 
 @pytest.mark.parametrize("model", ["linear", "mlp"])

@@ -20,7 +20,7 @@ from sim.scenario import MembershipSpec, Optimizer, Scenario, Task
 from sim.simulation import Simulation
 from sim.swarm import Swarm
 from tests.sim.scenarios import AVERAGING, COMING_AND_GOING, log_of, played, small
-from tests.sim.test_exactness import OneStepAtATime, both_ways
+from tests.sim.test_exactness import OneStepAtATime, assert_exact_with_churn, both_ways
 from tests.sim.test_learners import NAMES, ROUNDING, SEED, TOLERANCE
 
 QUASI_GLOBAL = Optimizer(lr=0.05, quasi_global=0.9, weight_decay=0.01)
@@ -138,11 +138,8 @@ def test_batched_steps_with_mixes_between_are_those_of_one_peer_at_a_time(monkey
 
 
 def test_batched_steps_are_exact_where_peers_come_and_go(monkeypatch):
-    scenario = quasi_global(duration_s=20.0, churn=COMING_AND_GOING, membership=MembershipSpec(mode="ideal"))
-    batched, plain = both_ways(scenario, monkeypatch)
-    assert sum(batched.swarm.lives) > 3
-    for ours, theirs in zip(batched.swarm.alive(), plain.swarm.alive(), strict=True):
-        assert np.array_equal(ours.vector, theirs.vector), f"peer {ours.name} differs"
+    scenario = quasi_global(churn=COMING_AND_GOING, membership=MembershipSpec(mode="ideal"))
+    assert_exact_with_churn(scenario, monkeypatch)
 
 
 def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_its_row(monkeypatch):

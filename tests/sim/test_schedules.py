@@ -13,9 +13,16 @@ from gossip.errors import ConfigError
 from sim.learners import Learners
 from sim.optimizers import Cosine, schedule
 from sim.scenario import MembershipSpec, Optimizer, Scenario, Task
-from tests.sim.scenarios import COMING_AND_GOING, log_of, played, small
-from tests.sim.test_exactness import both_ways
-from tests.sim.test_learners import NAMES, SEED, Plainly, assert_equal_models, torch_optimizer
+from tests.sim.scenarios import COMING_AND_GOING, played, small
+from tests.sim.test_exactness import assert_exact_with_churn
+from tests.sim.test_learners import (
+    NAMES,
+    SEED,
+    Plainly,
+    assert_reset_as_one_at_a_time,
+    assert_trained_as_one_at_a_time,
+    torch_optimizer,
+)
 
 COSINE = {"schedule": "cosine", "schedule_steps": 16, "warmup_steps": 3, "min_lr": 0.0005}
 OPTIMIZERS = {
@@ -101,39 +108,14 @@ class Scheduled(Plainly):
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_stacked_models_of_any_age_follow_it_as_torch_does_one_at_a_time(model, optimizer):
     task = Task(batch_size=4, optimizer=optimizer, model=model, samples_per_peer=40)
-    learners = Learners(task, NAMES, SEED)
-    start = {k: v.detach().clone() for k, v in learners.module(learners.matrix[0]).named_parameters()}
-    plain = [Scheduled(task, learners, row) for row in range(len(NAMES))]
-    for rows, counts in (
-        ([0, 1, 2, 3, 4], [3] * 5),
-        ([4, 0, 2], [2] * 3),
-        ([3, 1, 4, 0], [1, 8, 3, 1]),
-        ([1, 2], [9, 7]),
-    ):
-        learners.train(np.array(rows), np.array(counts))
-        for row, count in zip(rows, counts, strict=True):
-            plain[row].train(count)
-    assert learners.taken.tolist() == [6, 20, 12, 4, 8]  # one of them beyond the end
-    for one in plain:
-        assert_equal_models(learners, one, start)
+    assert_trained_as_one_at_a_time(task, Scheduled)  # one of them beyond the end
 
 
 @pytest.mark.filterwarnings("ignore:.*scheduler.*:UserWarning", "ignore:.*epoch parameter.*:UserWarning")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_who_comes_again_goes_on_at_the_rate_that_it_had(optimizer):
     task = Task(batch_size=4, optimizer=optimizer, model="linear", samples_per_peer=40)
-    learners = Learners(task, NAMES, SEED)
-    start = {k: v.detach().clone() for k, v in learners.module(learners.matrix[0]).named_parameters()}
-    plain = [Scheduled(task, learners, row) for row in (0, 1)]
-    for again in (False, True):
-        if again:
-            learners.reset(1)
-            plain[1].restart()
-        learners.train(np.array([0, 1]), np.array([6, 6]))
-        for one in plain:
-            one.train(6)
-    for one in plain:
-        assert_equal_models(learners, one, start)
+    assert_reset_as_one_at_a_time(task, Scheduled)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -161,12 +143,8 @@ def test_a_cosine_that_ends_where_it_began_is_a_constant_rate(name):
 def test_batched_steps_are_exact_where_peers_come_and_go(monkeypatch):
     optimizer = Optimizer(name="adamw", lr=0.003, schedule="cosine", schedule_steps=150, warmup_steps=10)
     task = Task(model="mlp", samples_per_peer=20, batch_size=4, optimizer=optimizer)
-    scenario = small(task=task, duration_s=20.0, churn=COMING_AND_GOING, membership=MembershipSpec(mode="ideal"))
-    batched, plain = both_ways(scenario, monkeypatch)
-    assert sum(batched.swarm.lives) > 3
-    assert log_of(batched) == log_of(plain)
-    for ours, theirs in zip(batched.swarm.alive(), plain.swarm.alive(), strict=True):
-        assert np.array_equal(ours.vector, theirs.vector), f"peer {ours.name} differs"
+    scenario = small(task=task, churn=COMING_AND_GOING, membership=MembershipSpec(mode="ideal"))
+    assert_exact_with_churn(scenario, monkeypatch)
 
 
 def test_peers_come_together_as_the_rate_falls():
