@@ -11,7 +11,7 @@ READY := $(VENV)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-netns lint types bench bench-codecs bench-bytes bench-sim bench-methods convergence reliability data clean
+.PHONY: help demo test test-slow test-netns lint types bench bench-codecs bench-bytes bench-sim bench-methods convergence reliability soak data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -57,6 +57,9 @@ convergence: $(READY) ## compare four nodes with one process at equal samples
 
 reliability: $(READY) ## kill, stop and cut off nodes, minutes; as root also with cut networks
 	$(PY) benchmarks/reliability.py
+
+soak: $(READY) ## watch memory, descriptors and tables of six nodes for two hours; MINUTES=120
+	$(PY) benchmarks/soak.py --minutes $(or $(MINUTES),120)
 
 data: $(READY) ## say which datasets are here and how to get the others
 	@echo "digits: here, with scikit-learn"

@@ -91,8 +91,8 @@ class Patient:
 class Lab:
     """Starts nodes and ends them all, whatever happens; ``with Lab() as lab``."""
 
-    def __init__(self, **defaults: Any) -> None:
-        self.defaults = defaults
+    def __init__(self, program: str = "ledger_node.py", **defaults: Any) -> None:
+        self.program, self.defaults = program, defaults
         self.folder = Path(tempfile.mkdtemp(prefix="gossip-lab-"))
         self.patients: list[Patient] = []
         self.numbers = itertools.count()
@@ -118,15 +118,15 @@ class Lab:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, seeds: Sequence[Patient] = (), namespace: str | None = None, **options: Any) -> Patient:
-        """A node with these options of ledger_node.py; does not wait for it."""
+        """A node with these options of the program; does not wait for it. An option that is True is a flag."""
         name = f"n{next(self.numbers)}"
         diary, errors = self.folder / f"{name}.jsonl", self.folder / f"{name}.err"
-        command = [sys.executable, str(ROOT / "benchmarks" / "ledger_node.py"), "--diary", str(diary)]
+        command = [sys.executable, str(ROOT / "benchmarks" / self.program), "--diary", str(diary)]
         for seed in seeds:
             command += ["--seed", seed.address]
         for option, value in {**self.defaults, **options}.items():
             text = json.dumps(value) if isinstance(value, dict) else str(value)
-            command += [f"--{option.replace('_', '-')}", text]
+            command += [f"--{option.replace('_', '-')}", *([] if value is True else [text])]
         if namespace is not None:
             command = ["ip", "netns", "exec", namespace, *command]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GOSSIP_")}

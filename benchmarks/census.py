@@ -1,0 +1,70 @@
+"""What one process holds: memory, descriptors, threads, tasks, and the length of every table of a node.
+
+Tables are found by walking the node's objects, not by a list of names: one that somebody adds tomorrow is counted too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping, Sized
+from pathlib import Path
+from typing import Any
+
+import trio
+
+__all__ = ["process_figures", "tables"]
+
+DEPTH = 8  # attributes from a node's runtime to the deepest of its tables
+ITEMS = 64  # of one container are looked into: all are alike
+OURS = ("gossip.", "node.")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def process_figures() -> dict[str, int]:
+    """Of this process: resident bytes, open descriptors, threads."""
+    status = Path("/proc/self/status").read_text()
+    threads = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Threads:"))
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {"rss": pages * PAGE_BYTES, "descriptors": len(os.listdir("/proc/self/fd")), "threads": threads}
+
+
+def tasks() -> int:
+    """Of this thread's trio run."""
+    return trio.lowlevel.current_statistics().tasks_living
+
+
+def tables(roots: Mapping[str, object]) -> dict[str, int]:
+    """Path of attributes -> items, of every container that these objects reach; ``[]`` stands for all of one."""
+    found: dict[str, int] = {}
+    seen: set[int] = set()
+
+    def visit(path: str, thing: object, depth: int) -> None:
+        if depth > DEPTH or id(thing) in seen or isinstance(thing, str | bytes | int | float | bool | type(None)):
+            return
+        seen.add(id(thing))
+        if isinstance(thing, dict | list | set | frozenset | deque | tuple | bytearray):
+            note(path, thing)
+            values = list(thing.values()) if isinstance(thing, dict) else [] if isinstance(thing, bytearray) else thing
+            for _, item in zip(range(ITEMS), values, strict=False):
+                visit(f"{path}[]", item, depth + 1)
+            return
+        if type(thing).__module__.startswith(OURS):
+            for name, value in attributes(thing):
+                visit(f"{path}.{name}", value, depth + 1)
+
+    def note(path: str, thing: Sized) -> None:
+        if not isinstance(thing, tuple | frozenset) and getattr(thing, "maxlen", None) is None:  # these do not grow
+            found[path] = found.get(path, 0) + len(thing)
+
+    for name, root in roots.items():
+        visit(name, root, 0)
+    return found
+
+
+def attributes(thing: object) -> list[tuple[str, Any]]:
+    names = list(getattr(thing, "__dict__", ()))
+    for kind in type(thing).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else list(slots)
+    return [(name, getattr(thing, name)) for name in names if hasattr(thing, name)]

@@ -1,0 +1,196 @@
+"""One node of a siege, a chaos or a soak run: learns handwritten digits as a user's loop would, and keeps a diary.
+
+A row every ``--row-s`` seconds: steps, exchanges, with whom each was and when, pauses, accuracy on the test images, the
+weights' length and their part along (1, 1, ... 1), and memory; with ``--census`` also every table's length. Times are
+CLOCK_MONOTONIC, which all processes of one machine share. Ends on SIGTERM, or after ``--for`` seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from census import process_figures, tables, tasks
+from torch import nn
+from torch.nn import functional as F
+
+from gossip.config import Config
+from node import Node
+
+RATE = 0.05
+BATCH = 16
+MIXES = 4_096  # kept until the next row
+
+
+class Diary:
+    def __init__(self, arguments: argparse.Namespace, test: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.file: TextIO = arguments.diary.open("w", buffering=1, encoding="utf-8")
+        self.row_s, self.census = arguments.row_s, arguments.census
+        self.test = test
+        self.due = 0.0
+        self.inside = self.gap = 0.0  # longest since the last row: inside step(), and from one step() to the next
+        self.last: float | None = None
+        self.mixes: deque[tuple[float, str]] = deque(maxlen=MIXES)
+
+    def row(self, **fields: Any) -> None:
+        self.file.write(json.dumps({"t": time.monotonic(), **fields}) + "\n")
+
+    def watch(self, node: Node) -> None:
+        """Hear of every exchange that is finished, and with whom: a node shows counts alone."""
+        partners = node.peer.partners
+        succeeded = partners.succeeded
+
+        def mixed(partner: bytes) -> None:
+            self.mixes.append((time.monotonic(), partner.hex()))
+            succeeded(partner)  # type: ignore[arg-type]
+
+        partners.succeeded = mixed  # type: ignore[method-assign, assignment]
+
+    def step(self, node: Node, model: nn.Module, loss: torch.Tensor, samples: int) -> None:
+        begin = time.monotonic()
+        node.step(loss=loss, samples=samples)
+        end = time.monotonic()
+        self.inside = max(self.inside, end - begin)
+        if self.last is not None:
+            self.gap = max(self.gap, begin - self.last)
+        self.last = begin
+        if end >= self.due:
+            self.due = end + self.row_s
+            self.look(node, model)
+            self.last = time.monotonic()  # what a look costs is the diary's and no pause of the node's
+
+    @torch.no_grad()
+    def look(self, node: Node, model: nn.Module) -> None:
+        metrics, (images, labels) = node.metrics(), self.test
+        weights = torch.cat([value.flatten() for value in model.parameters()])
+        mixes = [self.mixes.popleft() for _ in range(len(self.mixes))]
+        self.row(
+            steps=metrics.steps, done=metrics.exchanges_done, failed=metrics.exchanges_failed, mixes=mixes,
+            alive=metrics.members_alive, members=len(node.members), owners=len(node.view.owners),
+            swarm_samples=node.swarm_samples, genesis=node.peer.local.genesis.hex()[:8], ready=node.peer.ready,
+            version=node.peer.local.version, inside=self.inside, gap=self.gap, links=len(node.runtime.links),
+            accuracy=float((model(images).argmax(1) == labels).float().mean()), norm=float(weights.norm()),
+            along=float(weights.sum() / weights.numel() ** 0.5), **process_figures(),
+            **(self.tables(node) if self.census else {}),
+        )  # fmt: skip
+        self.inside = self.gap = 0.0
+
+    def tables(self, node: Node) -> dict[str, Any]:
+        """Asked in the network thread, which alone may walk what it changes."""
+        answer: dict[str, Any] = {}
+        done = threading.Event()
+
+        def ask() -> None:
+            runtime = node.runtime
+            answer["tasks"] = tasks()
+            answer["tables"] = tables({"peer": runtime.peer, "runtime": runtime, "pool": node.pool})
+            done.set()
+
+        node.thread.call(ask)
+        done.wait(5.0)
+        return answer
+
+
+@functools.cache
+def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Images (1437, 64) in 0..1 and labels to train on, and (360, 64) to test with."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.from_numpy(images / 16).float(), torch.from_numpy(labels).long()
+    train, test = map(torch.tensor, train_test_split(range(len(y)), test_size=0.2, random_state=0, stratify=labels))
+    return x[train], y[train], x[test], y[test]
+
+
+def new_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def batches(node: Node, images: torch.Tensor, labels: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
+    """This node's share of the images, pass after pass; where nothing is its share, the moment until it looks again."""
+    while True:
+        any_batch = False
+        for batch in node.shard((images, labels), batch_size=BATCH):
+            any_batch = True
+            yield batch
+        if not any_batch:
+            time.sleep(0.05)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parse(argv)
+    torch.set_num_threads(1)
+    stopped = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    images, labels, *test = digits()
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=1e-3)
+    diary = Diary(arguments, (test[0], test[1]))
+    node = Node(
+        model, optimizer, seeds=arguments.seed, listen=arguments.listen, secret=arguments.secret,
+        state_dir=arguments.state_dir, config=Config.from_mapping(json.loads(arguments.config)),
+    )  # fmt: skip
+    entered = time.monotonic()
+    with node:
+        diary.watch(node)
+        diary.row(
+            event="joined", id=node.id, address=node.address, seconds=time.monotonic() - entered,
+            fingerprint=node.state.layout.fingerprint, genesis=node.peer.local.genesis.hex(),
+            elements=node.state.layout.size,
+        )  # fmt: skip
+        until = time.monotonic() + arguments.seconds
+        for inputs, targets in batches(node, images, labels):
+            if stopped or time.monotonic() > until or node.swarm_samples >= arguments.samples:
+                break
+            loss = F.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            diary.step(node, model, loss, len(inputs))
+            if node.steps > arguments.warm_steps:
+                time.sleep(arguments.step_ms / 1000)
+        node.finish_exchanges(1.0)
+        diary.look(node, model)
+        leaving = time.monotonic()
+    diary.row(event="left", seconds=time.monotonic() - leaving, steps=node.steps)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--diary", type=Path, required=True)
+    parser.add_argument("--seed", action="append", default=[])
+    parser.add_argument("--listen", default="127.0.0.1:0")
+    parser.add_argument("--secret")
+    parser.add_argument("--state-dir")
+    parser.add_argument("--config", default="{}")
+    parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--warm-steps", type=int, default=0, help="taken without a pause at the beginning")
+    parser.add_argument("--samples", type=float, default=1e12, help="of the whole swarm: then training ends")
+    parser.add_argument("--row-s", type=float, default=0.25)
+    parser.add_argument("--census", action="store_true", help="count every table at each row")
+    parser.add_argument("--for", dest="seconds", type=float, default=300.0)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()
