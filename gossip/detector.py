@@ -170,7 +170,7 @@ class Detector:
         if entry.linked:
             return self.doubt(entry, now, out)
         peer = entry.record.id
-        accused = self._table.mine.record.id in entry.accusers  # then another failure says nothing new
+        accused = entry.accused_by(self._table.mine.record.id)  # then another failure says nothing new
         if peer not in self.targets and entry.state in (ALIVE, SUSPECT) and not accused:
             # Not for one that another asked us to ping: if helpers asked helpers in turn, one death would have
             # everybody ask everybody (5,600 requests a death among 1,000 members).

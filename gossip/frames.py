@@ -108,6 +108,7 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 # -- records -----------------------------------------------------------------------------------------------------
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord))
+HINT_FIELDS = len(dataclasses.fields(Hint))  # a record has more, so that the two cannot be mistaken
 LOSS, VERSION = RECORD_FIELDS.index("loss"), RECORD_FIELDS.index("version")
 
 
@@ -120,7 +121,7 @@ def pack_record(record: MemberRecord) -> list[Any]:
 
 def pack_update(update: Update) -> list[Any]:
     if isinstance(update, Hint):
-        return [update.peer, update.incarnation, update.dead, update.by]
+        return [update.peer, update.incarnation, update.dead, update.by, update.signature]
     return pack_record(update)
 
 
@@ -140,9 +141,10 @@ def read_record(value: Any) -> MemberRecord:
 
 
 def read_update(value: Any) -> Update:
-    if isinstance(value, list) and len(value) == 4:
-        peer, incarnation, dead, by = value
-        return Hint(read_id(peer), read_int(incarnation, MAX_INT), read_bool(dead), read_id(by))
+    if isinstance(value, list) and len(value) == HINT_FIELDS:
+        peer, incarnation, dead, by, signature = value
+        accuser, signed = read_id(by), read_bytes(signature, 64)
+        return Hint(read_id(peer), read_int(incarnation, MAX_INT), read_bool(dead), accuser, signed)
     return read_record(value)
 
 

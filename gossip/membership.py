@@ -61,7 +61,7 @@ class Membership:
         self._table = Table(me, 2 * config.max_members, now)
         self._rumours = Rumours(config.gossip_period_s, now)
         self._detector = Detector(self._table, self._rumours, config, rng, now)
-        self._view = View(self._table, self._rumours, self._detector, verify, config, now)
+        self._view = View(self._table, self._rumours, self._detector, sign, verify, config, now)
         self._myself = Myself(me, self._table, self._rumours, sign, config, now)
         self._push_pull = PushPull(me.id, self._table, config, rng, now)
         self._heal_s = now + rng.random() * config.heal_period_s
@@ -132,14 +132,14 @@ class Membership:
         same = known is not None and known.record is record  # as mostly: then there is nothing to compare
         if known is not None and not same and claims_more(known.record, record):
             out.append(Send(peer, Gossip((known.record,))))  # it has started anew and does not know how far it was
-        if (known is None or not same or known.restored) and self._view.is_news(record):
+        if (known is None or not same or known.restored) and self._view.is_news(record, linked=True):
             self._view.hear(record, now, linked=True)
         entry = entries.get(peer)
         if entry is None:
             if self._table.forgot(peer):  # it was gone for a day, and must come back with a higher incarnation
-                out.append(Send(peer, Gossip((Hint(peer, record.incarnation, True, self.me.id),))))
+                out.append(Send(peer, Gossip((self._view.own(record, True),))))
             return self._done(out)
-        entry.linked = True
+        entry.linked = entry.met = True
         self._table.links[peer] = None
         entry.acked_s = now
         if peer in self._detector.targets:
@@ -223,21 +223,21 @@ class Membership:
 
     def _on_records(self, sender: PeerId, entry: Entry | None, records: Records, now: float, out: list[Effect]) -> None:
         quiet = self._push_pull.quiet(entry, now)
-        self._absorb(records.records, sender, entry, now, out, pushed=True, quiet=quiet)
+        self._absorb(records.records, sender, entry, now, out, quiet=quiet)
         self._push_pull.answer(sender, entry, records, out)
 
     def _absorb(
         self, updates: tuple[Update, ...], sender: PeerId, entry: Entry | None, now: float, out: list[Effect],
-        *, pushed: bool = False, quiet: bool = False,
+        *, quiet: bool = False,
     ) -> None:  # fmt: skip
         # All signatures first: a message is taken whole, or refused with nothing changed.
         mine = self._mine
-        for update in self._view.fresh(updates):
+        for update in self._view.fresh(updates, sender):
             if isinstance(update, Hint):
                 if update.peer == mine:
                     self._on_own_hint(update, sender, entry, now, out)
                 else:
-                    self._view.accused(update, entry, now, out, pushed)
+                    self._view.accused(update, entry, now, out)
             elif update.id == mine:
                 if claims_more(update, self.me) and self._myself.continue_from(update, now):
                     out.append(Notice("twin", "Another process signs with this node's key: stop one of the two."))
@@ -250,7 +250,8 @@ class Membership:
         if hint.incarnation == self.me.incarnation:
             if not self._myself.accused(now):
                 return  # soon: we have just refuted another
-            self._detector.blame_ourselves(1)  # we were too slow for somebody (Lifeguard, section IV-A)
+            if self._view.accused_us(hint, now):
+                self._detector.blame_ourselves(1)  # we were too slow for somebody (Lifeguard, section IV-A)
         # Not the limit of warnings: two that hold each other DEAD would spend it on those, and never answer.
         if entry is not None and entry.answered_s <= now - TELL_EVERY_S:
             entry.answered_s = now
@@ -258,7 +259,7 @@ class Membership:
 
     def _suspect(self, failed: list[Entry], now: float) -> None:
         for entry in failed:
-            self._view.suspect(entry, self.me.id, now)
+            self._view.suspect_ourselves(entry, now)
 
     # -- time ----------------------------------------------------------------------------------------------------------
     def _gossip(self, now: float, out: list[Effect]) -> None:
@@ -396,8 +397,10 @@ class Membership:
         """Members that are there from the beginning and know of us too, as those that one launcher started: ALIVE at
         once, and nobody need be told."""
         for record in records:
-            if record.id != self.me.id and self._view.is_news(record):
+            if record.id != self.me.id and self._view.is_news(record, linked=True):
                 self._view.hear(record, now, quiet=True, linked=True)
+                if record.id in self._table.entries:
+                    self._table.entries[record.id].met = True
         self._view.changed([])
         self._rumours.silence_all()
         self._myself.met(now, self._rng.random())

@@ -92,12 +92,13 @@ def message(tag: str) -> Callable[[type[T]], type[T]]:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """An accusation: SUSPECT, or DEAD. A hint, attributed to its author and rate-limited; only its owner is certain."""
+    """An accusation: SUSPECT, or DEAD. Signed by its author and believed within limits; only its subject is certain."""
 
     peer: PeerId
     incarnation: int
     dead: bool
     by: PeerId
+    signature: bytes = b""
 
 
 Update = MemberRecord | Hint

@@ -48,7 +48,7 @@ class Entry:
 
     __slots__ = (
         "accusers", "acked_s", "allowance", "answer_due", "answered_s", "asked_all", "asked_s", "at", "counted",
-        "digest_s", "expires_s", "hash", "linked", "record", "restored", "rtt_s", "shares", "since_s", "state",
+        "digest_s", "expires_s", "hash", "linked", "met", "record", "restored", "rtt_s", "shares", "since_s", "state",
         "told_s",
     )  # fmt: skip
 
@@ -61,9 +61,10 @@ class Entry:
         self.shares = False  # ALIVE and ready
         self.counted = 0  # samples of its that are in the sums: the most it ever claimed
         self.hash = 0  # its part of the digest
-        self.accusers: tuple[PeerId, ...] = ()  # of a SUSPECT; of a DEAD the one who said so
+        self.accusers: tuple[Hint, ...] = ()  # what was said of a SUSPECT; of a DEAD the last word
         self.expires_s = math.inf  # when a SUSPECT is DEAD
         self.linked = False
+        self.met = False  # we had a finished link with it, in this life of ours
         self.acked_s = NEVER_S  # latest proof of life
         self.rtt_s: float | None = None  # smoothed, from its direct Acks
         self.told_s = NEVER_S  # when we last told it what is said of it
@@ -80,9 +81,14 @@ class Entry:
         return self.linked or self.record.address is not None
 
     def hint(self) -> Hint:
-        """What is said of a SUSPECT or DEAD member."""
-        record = self.record
-        return Hint(record.id, record.incarnation, self.state is DEAD, self.accusers[0])
+        """What is said of a SUSPECT or DEAD member: as it was signed, and of a SUSPECT rather what says no more."""
+        if self.state is SUSPECT:
+            return next((hint for hint in self.accusers if not hint.dead), self.accusers[0])
+        return self.accusers[0]
+
+    def accused_by(self, peer: PeerId) -> bool:
+        """Whether this one is among those who say so."""
+        return any(hint.by == peer for hint in self.accusers)
 
 
 class Run:

@@ -6,8 +6,9 @@ what we hear of a member        what we hold it to be then
 record, higher incarnation      ALIVE, or LEFT if it says so
 record, same incarnation, left  LEFT, whatever it was: final for that incarnation
 record, same incarnation        as before (progress does not refute)
-SUSPECT hint, same incarnation  ALIVE -> SUSPECT; SUSPECT: one accuser more
-DEAD hint, same incarnation     ALIVE, SUSPECT -> DEAD; SUSPECT if we hear from it, or if the hint came by push-pull
+hint, same incarnation          ALIVE -> SUSPECT; SUSPECT: one accuser more, DEAD or not: others bury nobody for us
+DEAD hint beside the record     DEAD, of one that we hear of for the first time
+its suspicion runs out          DEAD; but if one other alone accuses it, or we heard from it, we ask it first
 anything else                   as before; hints never raise an incarnation, only its owner does
 =============================== ==================================================================================
 """
@@ -17,12 +18,13 @@ from __future__ import annotations
 import heapq
 import math
 
+from gossip.accusations import Accusers, accusation, is_signed
 from gossip.config import Config
 from gossip.detector import Detector, suspicion_s
 from gossip.effects import Effect, MemberChanged, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
 from gossip.messages import Gossip, Hint, Update
-from gossip.records import Verify, check, claims_more, mere_progress, newer
+from gossip.records import Sign, Verify, check, claims_more, mere_progress, newer
 from gossip.rumours import Rumours, told_of_progress
 from gossip.table import Allowance, Entry, Table
 
@@ -30,9 +32,8 @@ __all__ = ["TELL_EVERY_S", "View"]
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 
-MAX_JUMP = 1_000  # incarnations at once
+MAX_JUMP = 1_000  # incarnations at once, where others tell: its owner is believed over its own link
 MAX_ACCUSERS = 4  # the first and three confirmations: more change nothing
-MAX_ACCUSATIONS = 32  # live ones of one accuser: it probes 12 members in the suspicion time of 1,000
 HINTS_PER_S, HINTS_BURST = 8.0, 64.0  # believed of one sender: two frames of them, when many die at once
 INTAKE_PER_S = 1_000.0  # new members, with the largest table at once
 TELL_EVERY_S = 1.0  # a suspect that we hear from is told of it as often
@@ -42,13 +43,14 @@ class View:
     """The one place where the state of another changes."""
 
     def __init__(
-        self, table: Table, rumours: Rumours, detector: Detector, verify: Verify, config: Config, now: float
-    ) -> None:
+        self, table: Table, rumours: Rumours, detector: Detector, sign: Sign, verify: Verify, config: Config,
+        now: float,
+    ) -> None:  # fmt: skip
         self._table, self._rumours, self._detector, self._config = table, rumours, detector, config
-        self._verify = verify
+        self._sign, self._verify = sign, verify
         self._me = table.mine.record.id
         self._intake = Allowance(INTAKE_PER_S, float(config.max_members), now)
-        self._accusations: dict[PeerId, int] = {}  # live ones by accuser
+        self._accusers = Accusers()
         self._suspicions: list[tuple[float, PeerId]] = []  # (when, whom); stale when it expires at another time
         self.before: dict[PeerId, MemberState | None] = {}  # states before this call, of those that changed in it
         self.deadline = math.inf  # when tick wants to be called
@@ -62,8 +64,9 @@ class View:
         self.before = {}
 
     # -- records -------------------------------------------------------------------------------------------------------
-    def is_news(self, record: MemberRecord) -> bool:
-        """Whether this record changes anything; what does is checked first, and raises if it is not acceptable."""
+    def is_news(self, record: MemberRecord, linked: bool = False) -> bool:
+        """Whether this record changes anything; what does is checked first, and raises if it is not acceptable.
+        ``linked``: it came from its owner itself, over its own link."""
         entry = self._table.entries.get(record.id)
         if entry is not None:
             known = entry.record
@@ -72,12 +75,12 @@ class View:
                     return False
             elif not entry.restored and (record is known or not newer(record, known)):
                 return False  # of one that we only remember, any word is news: it is really a member
-            elif record.incarnation > known.incarnation + MAX_JUMP:
-                return False
+            elif record.incarnation > known.incarnation + MAX_JUMP and not linked:
+                return False  # told by others; accusations can drive a member so far while we hear nothing of it
         check(record, self._verify)
         return True
 
-    def fresh(self, updates: tuple[Update, ...]) -> list[Update]:
+    def fresh(self, updates: tuple[Update, ...], sender: PeerId) -> list[Update]:
         """Those that may change something; raises as :meth:`is_news`."""
         known = self._table.entries.get
         # Most of what gossip brings is known; this line is where a large swarm spends its time.
@@ -86,7 +89,10 @@ class View:
             if not isinstance(update, MemberRecord)
             or (entry := known(update.id)) is None or entry.record is not update or entry.restored
         ]  # fmt: skip
-        return [update for update in unknown if not isinstance(update, MemberRecord) or self.is_news(update)]
+        return [
+            update for update in unknown
+            if not isinstance(update, MemberRecord) or self.is_news(update, linked=update.id == sender)
+        ]  # fmt: skip
 
     def hear(self, record: MemberRecord, now: float, quiet: bool = False, linked: bool = False) -> None:
         """Take a checked record of another that is news; ``quiet``: everyone else knows it already."""
@@ -120,9 +126,8 @@ class View:
         self.place(entry, record, LEFT if record.left else ALIVE, now)
 
     # -- hints ---------------------------------------------------------------------------------------------------------
-    def accused(self, hint: Hint, teller: Entry | None, now: float, out: list[Effect], pushed: bool) -> None:
-        """A hint about another. ``pushed``: it came by push-pull, from one who may have been cut off from the accused
-        until now, so that a DEAD is only a suspicion (as memberlist merges states)."""
+    def accused(self, hint: Hint, teller: Entry | None, now: float, out: list[Effect]) -> None:
+        """A hint about another."""
         entry, by = self._table.entries.get(hint.peer), hint.by
         if entry is None or hint.incarnation != entry.record.incarnation:
             return
@@ -130,40 +135,58 @@ class View:
         if entry.restored:
             if hint.dead and not entry.record.left:  # somebody has reason to say what we only assumed
                 self.place(entry, entry.record, DEAD, now)
-                entry.accusers = (by,)
+                entry.accusers = (hint,)
             return
         if state is DEAD or state is LEFT or by == self._me or by == hint.peer:
             return
-        recently = entry.acked_s >= now - self._config.probe_period_s
-        if self.before.get(hint.peer, state) is None:  # new with this very message: then this is how it is known
-            dead = hint.dead
-        else:
-            dead = hint.dead and not pushed and not recently
-            if not dead and (by in entry.accusers or self._accusations.get(by, 0) >= MAX_ACCUSATIONS):
-                return
-            if teller is None or by not in self._table.entries:
-                return
-            if teller.allowance is None:
-                teller.allowance = Allowance(HINTS_PER_S, HINTS_BURST, now)
-            if not teller.allowance.take(now):
-                return
-        if dead:
-            self._bury(entry, by, now)
-        else:
-            self.suspect(entry, by, now)
-            if recently and entry.linked:
+        if hint.dead and self.before.get(hint.peer, state) is None:
+            # New with this very message: then this is how it is known, and whoever tells of it could as well not have.
+            self.place(entry, entry.record, DEAD, now)
+            entry.accusers = (hint,)
+            self._rumours.put(hint, now)
+        elif self._believes(hint, entry, teller, now):
+            self._suspect(entry, hint, now)
+            if entry.linked and entry.acked_s >= now - self._config.probe_period_s:
                 self.warn(entry, now, out)  # it can refute this at once
 
-    def suspect(self, entry: Entry, by: PeerId, now: float) -> None:
-        """One accuser more, if there is use for it."""
+    def _believes(self, hint: Hint, entry: Entry, teller: Entry | None, now: float) -> bool:
+        """Whether this accusation counts: new, of one who has a say, told by one who does not tell too many, signed."""
+        accuser = self._table.entries.get(hint.by)
+        if teller is None or accuser is None or entry.accused_by(hint.by) or len(entry.accusers) >= MAX_ACCUSERS:
+            return False
+        if not self._accusers.heard(hint.by, accuser.met, now):
+            return False
+        if teller.allowance is None:
+            teller.allowance = Allowance(HINTS_PER_S, HINTS_BURST, now)
+        return teller.allowance.take(now) and is_signed(hint, accuser.record.public_key, self._verify)
+
+    def accused_us(self, hint: Hint, now: float) -> bool:
+        """A hint about ourselves, which we have just refuted: whether it is one to take to heart, since it was made by
+        somebody who is not always wrong. Asked a few times a second at most."""
+        accuser = self._table.entries.get(hint.by)
+        if accuser is None or not is_signed(hint, accuser.record.public_key, self._verify):
+            return False
+        silent = self._accusers.silent(hint.by, accuser.met, now)
+        self._accusers.judged(hint.by, accuser.met, False, now)
+        return not silent
+
+    def own(self, record: MemberRecord, dead: bool) -> Hint:
+        """Our accusation of this member."""
+        return accusation(record.id, record.incarnation, dead, self._me, self._sign)
+
+    def suspect_ourselves(self, entry: Entry, now: float) -> None:
+        """A probe of ours failed."""
+        if not entry.accused_by(self._me) and len(entry.accusers) < MAX_ACCUSERS:
+            self._suspect(entry, self.own(entry.record, False), now)
+
+    def _suspect(self, entry: Entry, hint: Hint, now: float) -> None:
+        """One accuser more."""
         if entry.state is ALIVE:
             self.place(entry, entry.record, SUSPECT, now)
-        elif by in entry.accusers or len(entry.accusers) >= MAX_ACCUSERS:
-            return
-        entry.accusers = (*entry.accusers, by)
-        self._accusations[by] = self._accusations.get(by, 0) + 1
+        entry.accusers = (*entry.accusers, hint)
+        self._accusers.began(hint.by)
         self._until(entry, entry.since_s + suspicion_s(self._config, self._table.size, len(entry.accusers)))
-        self._rumours.put(Hint(entry.record.id, entry.record.incarnation, False, by), now)
+        self._rumours.put(hint, now)
 
     def warn(self, entry: Entry, now: float, out: list[Effect]) -> None:
         """Tell a SUSPECT or DEAD member that we hear from, so that it refutes."""
@@ -179,12 +202,16 @@ class View:
             entry = self._table.entries.get(peer)
             if entry is None or entry.state is not SUSPECT or entry.expires_s != when:
                 continue
-            if entry.acked_s >= now - self._config.probe_period_s:
-                self._until(entry, now + self._config.probe_period_s)  # it has only not heard of this yet: its
-                for failed in self._detector.doubt(entry, now, out):  # probe carries it
-                    self.suspect(failed, self._me, now)
+            recently = entry.acked_s >= now - self._config.probe_period_s
+            if recently or (len(entry.accusers) == 1 and entry.met and not entry.accused_by(self._me)):
+                # It has only not heard of this yet, and the probe carries it; and nobody is buried by the word of one.
+                self._until(entry, now + self._config.probe_period_s)
+                for failed in self._detector.doubt(entry, now, out):
+                    self.suspect_ourselves(failed, now)
             else:
-                self._bury(entry, self._me, now)
+                self.place(entry, entry.record, DEAD, now)
+                entry.accusers = (self.own(entry.record, True),)
+                self._rumours.put(entry.hint(), now)
         self.deadline = self._suspicions[0][0] if self._suspicions else math.inf
 
     def slept(self, gap_s: float) -> None:
@@ -201,10 +228,7 @@ class View:
         assert before is not LEFT or state is LEFT or record.incarnation > entry.record.incarnation or entry.restored
         self.before.setdefault(record.id, None if entry.restored else before)
         if before is SUSPECT:
-            for accuser in entry.accusers:
-                self._accusations[accuser] -= 1
-                if not self._accusations[accuser]:
-                    del self._accusations[accuser]
+            self._judge(entry, state, now)
         entry.accusers = ()
         if state is ALIVE or state is LEFT:
             self._rumours.silence(record.id)
@@ -212,10 +236,17 @@ class View:
             self._detector.joined(record.id)
         self._table.place(entry, record, state, now)
 
-    def _bury(self, entry: Entry, by: PeerId, now: float) -> None:
-        self.place(entry, entry.record, DEAD, now)
-        entry.accusers = (by,)
-        self._rumours.put(entry.hint(), now)
+    def _judge(self, entry: Entry, state: MemberState, now: float) -> None:
+        """Whether those who accused a SUSPECT were right. Of one we never met nobody is proved right by its silence: it
+        may have been made up to be accused."""
+        true = False if state is ALIVE else True if state is DEAD and entry.met else None
+        entries = self._table.entries
+        for hint in entry.accusers:
+            if hint.by == self._me:
+                self._accusers.ended(hint.by, True, None, now)
+            else:
+                accuser = entries.get(hint.by)
+                self._accusers.ended(hint.by, accuser is not None and accuser.met, true, now)
 
     def _until(self, entry: Entry, when: float) -> None:
         entry.expires_s = when

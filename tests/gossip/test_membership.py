@@ -116,27 +116,47 @@ def test_a_hint_about_another_incarnation_is_ignored(incarnation):
     assert me.me.incarnation == 1
 
 
-def test_a_jump_of_over_a_thousand_incarnations_is_refused():
+def test_a_jump_of_over_a_thousand_incarnations_is_refused_of_hearsay_alone():
     me = acquainted(3)
     me.receive(peer_id(1), Gossip((record_of(2, incarnation=1002),)), 1.0)
     assert me.record(peer_id(2)).incarnation == 1
     me.receive(peer_id(1), Gossip((record_of(2, incarnation=1001),)), 1.0)
     assert me.record(peer_id(2)).incarnation == 1001
+    me.receive(peer_id(2), Gossip((record_of(2, incarnation=9000),)), 1.0)
+    assert me.record(peer_id(2)).incarnation == 9000
+    me.linked(peer_id(3), record_of(3, incarnation=2**52), 1.0)
+    assert me.record(peer_id(3)).incarnation == 2**52
 
 
-def test_a_dead_hint_about_one_we_hear_from_is_only_a_suspicion_and_reaches_it():
+def test_a_member_driven_thousands_of_incarnations_ahead_while_we_heard_nothing_of_it_comes_back():
+    world = World(2)
+    nodes = world.swarm(4)
+    world.run(20)
+    world.partition(lambda number: number == 3)
+    world.until(lambda: world.states_of(nodes[3].id) == {DEAD}, 60)
+    now = world.now
+    for step in range(2_000):  # it is accused on the other side of the cut, and refutes each time
+        me = nodes[3].membership.me
+        nodes[3].membership.receive(nodes[0].id, Gossip((Hint(me.id, me.incarnation, False, nodes[1].id),)), now + step)
+    assert nodes[3].membership.me.incarnation > 1_500
+    world.now += 2_000
+    world.partition(None)
+    world.until(world.agreed, 60)
+
+
+def test_a_dead_hint_about_one_we_know_is_only_a_suspicion_and_reaches_it():
     me = acquainted(3)
     me.linked(peer_id(2), record_of(2), 1.0)
     effects = me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, peer_id(3)),)), 2.0)
     assert me.state(peer_id(2)) is SUSPECT
     assert [send.to for send in sent(effects, Gossip)] == [peer_id(2)]
     me.receive(peer_id(1), Gossip((Hint(peer_id(3), 1, True, peer_id(1)),)), 2.0)
-    assert me.state(peer_id(3)) is DEAD
+    assert me.state(peer_id(3)) is SUSPECT
 
 
 def test_a_dead_member_that_speaks_learns_what_is_said_of_it():
-    me = acquainted(3)
-    me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, peer_id(1)),)), 1.0)
+    me = acquainted(1)
+    me.receive(peer_id(1), Gossip((record_of(2), Hint(peer_id(2), 1, True, peer_id(1)))), 1.0)
     effects = me.receive(peer_id(2), Gossip((record_of(2, sequence=1),)), 5.0)
     assert me.state(peer_id(2)) is DEAD
     assert [send.message.updates for send in sent(effects, Gossip)] == [(Hint(peer_id(2), 1, True, peer_id(1)),)]
@@ -242,8 +262,9 @@ def test_a_restored_member_is_not_trusted_until_heard_of_and_told_to_nobody():
 
 
 def test_the_book_has_the_living_first_and_keeps_those_who_left():
-    me = acquainted(4)
-    me.receive(peer_id(1), Gossip((record_of(2, left=True), Hint(peer_id(3), 1, True, peer_id(1)))), 5.0)
+    me = acquainted(2)
+    dead = (record_of(3), Hint(peer_id(3), 1, True, peer_id(1)), record_of(4))
+    me.receive(peer_id(1), Gossip((record_of(2, left=True), *dead)), 5.0)
     assert [record.id for record in me.book()[:2]] != [peer_id(2), peer_id(3)]
     assert {record.id for record in me.book()[:2]} == {peer_id(1), peer_id(4)}
     assert {record.id for record in me.book()} == {peer_id(n) for n in (1, 2, 3, 4)}
