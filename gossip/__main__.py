@@ -228,6 +228,9 @@ def sim_sweep(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Writes sweep.csv, sweep.png and report.html.")
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Runs at once; as many as there are cores if not given.")
+    ] = None,
     settings: SimSet = None,
     json: SimJson = False,
     quiet: SimQuiet = False,
@@ -238,9 +241,10 @@ def sim_sweep(
     """
     from sim import cli
 
-    raise typer.Exit(
-        cli.sweep(scenario, grid, seed=seed, seeds=seeds, out=out, settings=settings or (), as_json=json, quiet=quiet)
+    code = cli.sweep(
+        scenario, grid, seed=seed, seeds=seeds, out=out, settings=settings or (), as_json=json, quiet=quiet, jobs=jobs
     )
+    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -45,6 +45,10 @@ class Bar:
         """Draw how far it is."""
         self.drawn.draw(progress.done, figures_of(progress))
 
+    def note(self, done: float, figures: str) -> None:
+        """The same of what is no simulation: a share, 0 to 1, and a few words."""
+        self.drawn.draw(done, figures)
+
 
 class InTerminal:
     """A line that is drawn over and over, and gone when it stops."""

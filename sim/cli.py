@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -15,15 +15,19 @@ from gossip.errors import ConfigError, LocalError
 if TYPE_CHECKING:
     from sim.report import Progress, Result
     from sim.scenario import Scenario
-    from sim.sweep import Sweep
+    from sim.sweep import Point, Sweep
 
 __all__ = ["run", "sweep"]
+
+
+Rows = Callable[[dict[str, float]], None]
 
 
 class Shown(Protocol):
     """What shows how far a run is."""
 
     def update(self, progress: Progress) -> None: ...
+    def note(self, done: float, figures: str) -> None: ...
 
 
 # -- gossip sim --------------------------------------------------------------------------------------------------------
@@ -38,17 +42,22 @@ def run(
 ) -> int:
     """Play scenarios one after the other; the exit code, 130 after ^C.
 
-    Each is saved as soon as it is done, so that ^C and a full disk cost the one under way alone. Raises
+    Each is saved as soon as it is done, its rows as they come, and after ^C what was seen of the one under way. Raises
     :class:`~gossip.errors.GossipError`, before anything is played where that can be known.
     """
+    from sim.simulation import Stopped
+
     done: list[Result] = []
     saved: list[Path] = []
+    under_way: Path | None = None
     try:
         scenarios = read(files, seed, settings)
         check_out(out)
         folders = folders_of(out, scenarios)
         for number, (scenario, folder) in enumerate(zip(scenarios, folders, strict=True)):
-            result = play(scenario, title_of(scenario, number, len(scenarios)), quiet)
+            under_way = folder
+            with row_file(folder) as rows:
+                result = play(scenario, title_of(scenario, number, len(scenarios)), quiet, rows)
             done.append(result)
             if as_json:
                 print(result.to_json(), flush=True)
@@ -59,9 +68,18 @@ def run(
             from sim.report import compare
 
             compare(done, out)
-    except KeyboardInterrupt:
-        kept = f"what was finished is in {', '.join(map(str, saved))}" if saved else "nothing was saved"
-        print(f"gossip: stopped; {kept}.", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        kept = [f"what was finished is in {', '.join(map(str, saved))}"] if saved else []
+        if isinstance(stopped, Stopped):
+            done.append(stopped.result)
+            if as_json:
+                print(stopped.result.to_json(), flush=True)
+            elif not saved:
+                print_results(done)
+            if under_way is not None:
+                stopped.result.save(under_way)
+                kept.append(f"what was seen of {stopped.result.summary['name']} until then is in {under_way}")
+        print(f"gossip: stopped; {', and '.join(kept) or 'nothing was saved'}.", file=sys.stderr)
         return 130
     if not as_json:
         print_results(done)
@@ -120,14 +138,21 @@ def title_of(scenario: Scenario, number: int, count: int) -> str:
     return scenario.name if count == 1 else f"{number + 1}/{count} {scenario.name}"
 
 
-def play(scenario: Scenario, title: str, quiet: bool) -> Result:
+def row_file(folder: Path | None) -> AbstractContextManager[Rows | None]:
+    """Where rows go as they come: whatever ends the process, those until then are there."""
+    from sim.report import RowFile
+
+    return nullcontext() if folder is None else RowFile(folder)
+
+
+def play(scenario: Scenario, title: str, quiet: bool, rows: Rows | None = None) -> Result:
     """One scenario, with a bar on stderr where that is a terminal."""
     from sim.simulation import simulate
 
     with bar(title, quiet) as shown:
         update: Callable[[Progress], None] | bool = False if shown is None else shown.update
         try:
-            return simulate(scenario, progress=update)
+            return simulate(scenario, progress=update, rows=rows)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch has no other for it
                 raise
@@ -172,8 +197,10 @@ def sweep(
     settings: Sequence[str] = (),
     as_json: bool = False,
     quiet: bool = False,
+    jobs: int | None = None,
 ) -> int:
-    """Play a scenario for every combination of values and every seed; the exit code, 130 after ^C.
+    """Play a scenario for every combination of values and every seed, ``jobs`` at once (None: as many as there are
+    cores); the exit code, 130 after ^C.
 
     With ``out``, sweep.csv is rewritten after every run, so that ^C leaves all that was finished. Raises as
     :func:`run`.
@@ -184,8 +211,7 @@ def sweep(
     try:
         table = Sweep.from_file(file, axes_of(grid), seed=seed, seeds=seeds, changes=changes_of(settings))
         check_out(out)
-        for number, point in enumerate(table.points):
-            result = play(point.scenario, f"{number + 1}/{len(table.points)} {point}", quiet)
+        for point, result in play_points(table.points, jobs, quiet):
             table.add(point, result)
             if as_json:
                 print(json.dumps({"values": dict(point.values)} | json.loads(result.to_json())), flush=True)
@@ -205,6 +231,23 @@ def sweep(
         if out is not None:
             print(f"The report is {out / 'report.html'}, the rows are in {out / 'sweep.csv'}")
     return 0
+
+
+def play_points(points: Sequence[Point], jobs: int | None, quiet: bool) -> Iterator[tuple[Point, Result]]:
+    """Each point and what came of it, in order with one job, else as they are done."""
+    from sim.jobs import cores, side_by_side
+
+    jobs = min(cores() if jobs is None else jobs, len(points))
+    if jobs == 1:
+        for number, point in enumerate(points):
+            yield point, play(point.scenario, f"{number + 1}/{len(points)} {point}", quiet)
+        return
+    with bar(f"{len(points)} runs, {jobs} at once", quiet) as shown:
+        found = side_by_side([point.scenario for point in points], jobs)
+        for count, (number, result) in enumerate(found, start=1):
+            if shown is not None:
+                shown.note(count / len(points), f"{count} done")
+            yield points[number], result
 
 
 def axes_of(grid: Iterable[str]) -> Mapping[str, list[str]]:

@@ -29,7 +29,8 @@ def report(result: Result) -> str:
         page.details("The rows behind the curves", rows_table(result)),
         page.details("The scenario", result.scenario.to_toml(), preformatted=True),
     ]
-    return page.page(str(summary["name"]), f"Simulation, seed {summary['seed']}", parts)
+    stopped = "" if summary["done"] == 1.0 else f", stopped after {share_text(summary['done'])}"
+    return page.page(str(summary["name"]), f"Simulation, seed {summary['seed']}{stopped}", parts)
 
 
 def comparison(results: Sequence[Result]) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from sim.units import bytes_text, count_text, duration_text, figure_text, share_
 if TYPE_CHECKING:
     from sim.scenario import Scenario
 
-__all__ = ["COLUMNS", "Progress", "Result", "compare", "folder_names"]
+__all__ = ["COLUMNS", "Progress", "Result", "RowFile", "compare", "folder_names"]
 
 # Of a row of the history, all numbers, nan where unknown. Times in virtual seconds, bytes since the beginning; steps
 # and mixes are means per peer so far; exchange_s_* are of a late sample of finished exchanges.
@@ -93,11 +93,7 @@ class Result:
     def csv_text(self) -> str:
         """The history as CSV with a line of heads; what is unknown is left empty."""
         stream = io.StringIO()
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for row in self.history:
-            values = (row.get(name, math.nan) for name in COLUMNS)
-            writer.writerow("" if math.isnan(value) else f"{value:.10g}" for value in values)
+        csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *map(cells, self.history)])
         return stream.getvalue()
 
     def figures(self) -> dict[str, str]:
@@ -155,6 +151,36 @@ class Result:
         # On white, whatever the notebook's theme: themes do not tell a page which of the two they are.
         picture = charts.svg_of(charts.draw([self]), f"Curves of {self.summary['name']}", themed=False)
         return f'<div>{table}<div style="background:#fff;max-width:1100px;padding:8px">{picture}</div></div>'
+
+
+class RowFile:
+    """``history.csv`` while a simulation is under way: ``with RowFile(folder) as rows``, then ``rows(row)`` for each.
+    Made with the folder; raises :class:`~gossip.errors.LocalError` where it cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> Self:
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.file = (self.folder / "history.csv").open("w", encoding="utf-8", newline="", buffering=1)
+            self.writer = csv.writer(self.file, lineterminator="\n")
+            self.writer.writerow(COLUMNS)
+        return self
+
+    def __call__(self, row: Mapping[str, float]) -> None:
+        with writing(self.folder):
+            self.writer.writerow(cells(row))
+
+    def __exit__(self, *_: object) -> None:
+        with writing(self.folder):
+            self.file.close()
+
+
+def cells(row: Mapping[str, float]) -> list[str]:
+    """A row of the history as texts; empty for what is unknown."""
+    values = (row.get(name, math.nan) for name in COLUMNS)
+    return ["" if math.isnan(value) else f"{value:.10g}" for value in values]
 
 
 def compare(results: Sequence[Result], folder: str | Path) -> Path:

@@ -28,7 +28,7 @@ from sim.scenario import Scenario
 from sim.seeds import derive
 from sim.swarm import Swarm
 
-__all__ = ["Simulation", "simulate"]
+__all__ = ["Simulation", "Stopped", "simulate"]
 
 SLICES = 400  # of a run: how finely progress is shown, and how near to its end a run of so many rounds stops
 ROWS = 40
@@ -50,6 +50,14 @@ class Spent:
 
     def since(self, start: Spent) -> Spent:
         return Spent(self.wall_s - start.wall_s, self.cpu_s - start.cpu_s)
+
+
+class Stopped(KeyboardInterrupt):
+    """^C while a scenario was played; ``result`` is what was seen until then, as if the run had ended there."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__()
+        self.result = result
 
 
 class Simulation:
@@ -174,58 +182,78 @@ class Simulation:
         return min(by_steps, gossip.mix_every_s or math.inf)
 
 
-def simulate(scenario: Scenario, progress: bool | Callable[[Progress], None] = True, device: str = "cpu") -> Result:
+def simulate(
+    scenario: Scenario,
+    progress: bool | Callable[[Progress], None] = True,
+    device: str = "cpu",
+    rows: Callable[[dict[str, float]], None] | None = None,
+) -> Result:
     """Play a scenario to its end and return what was seen.
 
-    ``progress``: show a bar (in a terminal or a notebook), be silent, or call this with a Progress now and then. The
-    same scenario gives the same history and digest on the same machine. Raises ConfigError, DataError or LocalError
-    with one sentence for a scenario that cannot be played.
+    ``progress``: show a bar (in a terminal or a notebook), be silent, or call this with a Progress now and then.
+    ``rows`` is given each row of the history as it comes. The same scenario gives the same history and digest on the
+    same machine. Raises ConfigError, DataError or LocalError with one sentence for a scenario that cannot be played,
+    and at ^C :class:`Stopped`, a KeyboardInterrupt that holds what was seen until then.
     """
     if isinstance(progress, bool):
         if progress:
             from sim.bar import Bar
 
             with Bar(scenario.name) as bar:
-                return simulate(scenario, bar.update, device)
+                return simulate(scenario, bar.update, device, rows)
         progress = ignore
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # batches of small models: a second thread costs more than it does
     try:
         with uncollected(), np.errstate(all="ignore"):  # a model that diverges is a result, and reported as one
-            return play(scenario, progress, device)
+            return play(scenario, progress, device, rows or ignore)
     finally:
         torch.set_num_threads(threads)
 
 
-def play(scenario: Scenario, progress: Callable[[Progress], None], device: str) -> Result:
+def play(
+    scenario: Scenario, progress: Callable[[Progress], None], device: str, rows: Callable[[dict[str, float]], None]
+) -> Result:
     start = Spent.now()
     simulation = Simulation(scenario, device)
     setup = Spent.now().since(start)
     swarm, measures, history = simulation.swarm, Measures(simulation), list[dict[str, float]]()
-    history.append(measures.row())
+
+    def look() -> None:
+        history.append(measures.row())
+        rows(history[-1])
+
+    look()
     every = 1 / ROWS
     if scenario.report.every_s is not None and scenario.duration_s is not None:
         every = scenario.report.every_s / scenario.duration_s
-    due, started, shown_at = every, Spent.now(), 0.0
-    for _ in simulation.slices():
-        done, now = simulation.done, time.perf_counter()
-        if done >= due - 1e-9 or done >= 1.0:
-            history.append(measures.row())
-            due += every * max(1, math.ceil((done - due) / every + 1e-9))
-        if now - shown_at > REDRAW_S or done >= 1.0:
-            shown_at, passed_s = now, now - started.wall_s
-            left_s = passed_s * (1 - done) / done if done > 0 else math.inf
-            events = swarm.events.handled
-            progress(Progress(swarm.now, done, events, events / max(passed_s, 1e-9), left_s))
+    due, started, shown_at, stopped = every, Spent.now(), 0.0, False
+    try:
+        for _ in simulation.slices():
+            done, now = simulation.done, time.perf_counter()
+            if done >= due - 1e-9 or done >= 1.0:
+                look()
+                due += every * max(1, math.ceil((done - due) / every + 1e-9))
+            if now - shown_at > REDRAW_S or done >= 1.0:
+                shown_at, passed_s = now, now - started.wall_s
+                left_s = passed_s * (1 - done) / done if done > 0 else math.inf
+                events = swarm.events.handled
+                progress(Progress(swarm.now, done, events, events / max(passed_s, 1e-9), left_s))
+    except KeyboardInterrupt:
+        stopped = True  # perhaps in the middle of an event, so that the last row stands and no other is measured
     spent = Spent.now().since(started)
     summary = measures.summary(history[-1])
     summary |= {
+        "done": round(simulation.done, 4) if stopped else 1.0,
         "wall_s": round(spent.wall_s, 3), "cpu_s": round(spent.cpu_s, 3), "setup_s": round(setup.cpu_s, 3),
         "updates_per_cpu_s": round(summary["node_updates"] / max(spent.cpu_s, 1e-9), 1),
         "peak_rss_mb": round(peak_rss_mb(), 1),
     }  # fmt: skip
     durations: NDArray[np.float64] = np.array(swarm.sessions.durations_s)
-    return Result(scenario, history, summary, durations)
+    result = Result(scenario, history, summary, durations)
+    if stopped:
+        raise Stopped(result)
+    return result
 
 
 @contextmanager
@@ -241,7 +269,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def ignore(progress: Progress) -> None:
+def ignore(_seen: object) -> None:
     """For who wants to see nothing."""
 
 

@@ -95,6 +95,10 @@ class Sweep:
         row: dict[str, Any] = dict(point.values) | {"seed": point.scenario.seed}
         self.rows.append(row | {key: flat[key] for key in COLUMNS})
 
+    def in_order(self) -> list[dict[str, Any]]:
+        """The rows in the grid's order, whichever was done first."""
+        return [row for _, rows in self.groups() for row in sorted(rows, key=lambda row: int(row["seed"]))]
+
     @property
     def seeds_text(self) -> str:
         first = self.points[0].scenario.seed
@@ -169,7 +173,7 @@ class Sweep:
             heads = [*self.axes, "seed", *COLUMNS]
             writer = csv.DictWriter(file, heads, lineterminator="\n")
             writer.writeheader()
-            for row in self.rows:
+            for row in self.in_order():
                 writer.writerow({key: "" if unknown(row[key]) else row[key] for key in heads})
 
     def save(self, folder: Path) -> None:

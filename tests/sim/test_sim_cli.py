@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from gossip import __main__ as command
 from gossip.errors import ConfigError
 from sim import charts, cli, report
+from sim.simulation import Simulation
 from sim.sweep import Sweep
 from tests.sim.fake_results import fake_result
 
@@ -52,12 +54,13 @@ def played(monkeypatch):
 
     scenarios = Played()
 
-    def simulate(scenario, progress=True):
+    def simulate(scenario, progress=True, rows=None):
         scenarios.at(len(scenarios))
         scenarios.append(scenario)
         return fake_result(scenario)
 
     monkeypatch.setattr(simulation, "simulate", simulate)
+    monkeypatch.setattr(jobs, "cores", lambda: 1)  # in this process, which alone has the fake
     monkeypatch.setattr(charts, "save_all", lambda results, folder: None)  # seconds; test_report looks at pictures
     return scenarios
 
@@ -222,6 +225,42 @@ def test_stopped_in_a_later_run_it_keeps_the_finished_ones_and_says_where(monkey
     assert (out / "tiny" / "report.html").exists()
 
 
+def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatch, capsys, tiny, tmp_path):
+    slices = Simulation.slices
+
+    def half(self):
+        for number, each in enumerate(slices(self)):
+            if number == 199:
+                raise KeyboardInterrupt
+            yield each
+
+    monkeypatch.setattr(Simulation, "slices", half)
+    out = tmp_path / "out"
+    assert gossip(monkeypatch, "sim", tiny, "--json", "--out", out, *AVERAGING) == 130
+    told, said = capsys.readouterr()
+    assert said == f"gossip: stopped; what was seen of tiny until then is in {out}.\n"
+    assert json.loads(told)["done"] == json.loads((out / "summary.json").read_text())["done"] == 0.5
+    rows = list(csv.DictReader((out / "history.csv").read_text().splitlines()))
+    assert 15 <= len(rows) <= 25  # of 41
+    assert float(rows[-1]["virtual_s"]) <= 2.0
+    assert "stopped after 50" in (out / "report.html").read_text()
+
+
+def test_rows_are_in_the_file_while_the_run_goes_on(monkeypatch, tiny, tmp_path):
+    slices, seen = Simulation.slices, []
+
+    def watched(self):
+        for each in slices(self):
+            seen.append(len((tmp_path / "out" / "history.csv").read_text().splitlines()))
+            yield each
+
+    monkeypatch.setattr(Simulation, "slices", watched)
+    assert gossip(monkeypatch, "sim", tiny, "--json", "--out", tmp_path / "out", *AVERAGING) == 0
+    assert seen[0] == 2  # the heads, and the row of the beginning
+    assert seen[200] >= 20
+    assert seen == sorted(seen)
+
+
 def test_a_stopped_sweep_keeps_the_rows_of_the_finished_runs(monkeypatch, capsys, tiny, tmp_path, played):
     played.at = lambda number: interrupt(number) if number == 2 else None
     out = tmp_path / "out"
@@ -237,6 +276,43 @@ def test_a_sweep_plays_every_combination_with_every_seed(monkeypatch, tiny, play
     assert gossip(monkeypatch, "sim", "sweep", tiny, *grid, "--seeds", "2", "--seed", "5") == 0
     seen = [(each.gossip.mix_every_steps, each.task.optimizer.lr, each.seed) for each in played]
     assert seen == [(steps, lr, seed) for steps in (2, 8) for lr in (0.1, 0.3) for seed in (5, 6)]
+
+
+def test_a_sweep_on_two_cores_gives_the_rows_that_it_gives_on_one(monkeypatch, tiny, tmp_path):
+    timed = {"wall_s"}
+    written = []
+    for at_once in ("1", "2"):
+        out = tmp_path / at_once
+        grid = ["gossip.mix_every_steps=2,8", "--seeds", "2", "--jobs", at_once, *AVERAGING]
+        assert gossip(monkeypatch, "sim", "sweep", tiny, *grid, "--out", out) == 0
+        rows = csv.DictReader((out / "sweep.csv").read_text().splitlines())
+        written.append([{key: value for key, value in row.items() if key not in timed} for row in rows])
+    assert len(written[0]) == 4
+    assert written[0] == written[1]
+
+
+def test_a_sweep_that_is_stopped_leaves_no_process_behind(monkeypatch, capsys, tiny, tmp_path):
+    monkeypatch.setattr(cli, "play_points", interrupted := Interrupted(cli.play_points))
+    grid = ["peers=4,5,6,7", "--jobs", "2", *AVERAGING]
+    assert gossip(monkeypatch, "sim", "sweep", tiny, *grid, "--out", tmp_path / "out") == 130
+    assert "the 1 finished runs are in" in capsys.readouterr().err
+    assert interrupted.ended
+    assert multiprocessing.active_children() == []
+
+
+class Interrupted:
+    """^C after the first result."""
+
+    def __init__(self, play_points):
+        self.play_points, self.ended = play_points, False
+
+    def __call__(self, points, at_once, quiet):
+        found = self.play_points(points, at_once, quiet)
+        yield next(found)
+        try:
+            found.throw(KeyboardInterrupt)
+        finally:
+            self.ended = True
 
 
 def test_a_sweep_leaves_a_row_a_run_a_picture_and_a_report(monkeypatch, capsys, tiny, tmp_path, played):
