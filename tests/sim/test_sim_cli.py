@@ -13,7 +13,7 @@ import pytest
 
 from gossip import __main__ as command
 from gossip.errors import ConfigError
-from sim import charts, cli, report
+from sim import charts, cli, jobs, report
 from sim.simulation import Simulation
 from sim.sweep import Sweep
 from tests.sim.fake_results import fake_result
