@@ -11,7 +11,7 @@ from gossip.parts import ALL, Part
 
 __all__ = [
     "Adopt", "Collect", "Dial", "Effect", "Gather", "MemberChanged", "MemberState", "Merge", "Mix", "Notice", "Release",
-    "Send", "Serve", "Snapshot", "Transfer", "TryDial",
+    "Rename", "Send", "Serve", "Snapshot", "Transfer", "TryDial",
 ]  # fmt: skip
 
 
@@ -94,10 +94,16 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Both sides committed: at the next step boundary apply ``x += shift(snapshot, difference, weight)``."""
+    """Both sides committed: at the next step boundary apply ``x += shift(snapshot, difference, weight)``.
+
+    ``late``: whether they had was in doubt, and others were mixed with meanwhile. No outer momentum then, which would
+    count the local progress since the last mix twice: the difference is added to the model and to what the outer step
+    holds of it alike (:meth:`gossip.mixing.OuterStep.shift`).
+    """
 
     session: int
     weight: float
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,15 @@ class Merge:
 
     session: int
     mass: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """The snapshot of ``session`` is from now on that of ``to``, a number that no other partner knows; what still comes
+    for the old number belongs to nothing."""
+
+    session: int
+    to: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +181,6 @@ class Notice:
 
 
 Effect = (
-    Send | Dial | TryDial | Snapshot | Transfer | Gather | Mix | Merge | Release | Serve | Collect | Adopt
-    | MemberChanged | Notice
+    Send | Dial | TryDial | Snapshot | Transfer | Gather | Mix | Merge | Rename | Release | Serve | Collect
+    | Adopt | MemberChanged | Notice
 )  # fmt: skip

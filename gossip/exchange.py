@@ -28,9 +28,10 @@ from enum import Enum, auto
 from gossip.ids import PeerId
 from gossip.parts import ALL, Part
 
-__all__ = ["MAX_VERSION", "Exchange", "Local", "State"]
+__all__ = ["MAX_GAP", "MAX_VERSION", "Exchange", "Local", "State", "version_gap", "within"]
 
 MAX_VERSION = 2**53  # what a record may hold: a mean with more would make our own record unacceptable to everybody
+MAX_GAP = 1_000.0  # rounds that one exchange counts for: few mixes bring back who was long away, none reach 2^53
 
 
 class State(Enum):
@@ -38,7 +39,18 @@ class State(Enum):
     OFFERED = auto()
     STREAMING = auto()
     VERIFIED = auto()  # our COMMIT is sent, theirs is not here
-    DOUBT = auto()  # the same, and the link broke
+    DOUBT = auto()  # the same, and the link broke, or it takes too long: it takes no slot any more
+
+
+def within(version: float) -> float:
+    """A version that we may sign: of no member's making can ours become one that others refuse."""
+    return min(max(0.0, version), MAX_VERSION / 2)  # of nan 0
+
+
+def version_gap(theirs: float, ours: float) -> float:
+    """How much older their weights are than ours, in mixing rounds, of which one exchange counts ``MAX_GAP`` at most:
+    weights travel no further in one exchange either, and a version is a claim."""
+    return min(max(theirs - ours, -MAX_GAP), MAX_GAP)
 
 
 @dataclass(slots=True)
@@ -46,7 +58,7 @@ class Exchange:
     """One side's view. ``ours`` and ``theirs`` are the versions that the Offer and the Accept state, ``committed``
     whether their COMMIT is here, ``asked`` who was offered this or another exchange of the same mix."""
 
-    session: int
+    session: int  # another for each partner that is asked
     partner: PeerId
     initiator: bool
     weight: float

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gossip.codecs import CODECS
 from gossip.effects import Effect, MemberState, Merge, Mix, Send
-from gossip.exchange import Exchange, State
+from gossip.exchange import Exchange, State, version_gap, within
 from gossip.filters import clip_factor
 from gossip.ids import PeerId
 from gossip.ledger import DOUBT_RETRY_S
@@ -16,6 +16,8 @@ from gossip.parts import ALL
 from gossip.terms import answers
 
 __all__ = ["Exchanges"]
+
+COMMITTING = (State.STREAMING, State.VERIFIED, State.DOUBT)  # before these nothing of ours can have arrived
 
 
 class Exchanges(Offering):
@@ -38,13 +40,12 @@ class Exchanges(Offering):
 
     def on_commit(self, sender: PeerId, session: int, now: float) -> list[Effect]:
         exchange = self.table.get(session)
-        if exchange is None or exchange.partner != sender:
+        if exchange is None or exchange.partner != sender or exchange.state not in COMMITTING:
             return []
         if exchange.push:
-            arrived = exchange.initiator and exchange.state in (State.STREAMING, State.DOUBT)
-            return self.finish(exchange, now) if arrived else []
+            return self.finish(exchange, now) if exchange.initiator else []
         exchange.committed = True
-        return self.finish(exchange, now) if exchange.state in (State.VERIFIED, State.DOUBT) else []
+        return self.finish(exchange, now) if exchange.state is not State.STREAMING else []
 
     def on_abort(self, sender: PeerId, session: int, code: str, now: float) -> list[Effect]:
         exchange = self.table.get(session)
@@ -122,24 +123,35 @@ class Exchanges(Offering):
         return [effect for session in sessions for effect in self.failed(session, "broken", now)]
 
     def look_elsewhere(self, state: Callable[[PeerId], MemberState | None], now: float) -> list[Effect]:
-        """An offer to one that is no longer held ALIVE goes to another, before its time is up."""
+        """An offer to one that is no longer held ALIVE goes to another, before its time is up; and a doubt ends when
+        the only one who knows is gone."""
         lost = [
             own.session for own in self.outgoing.values()
             if own.state is State.OFFERED and state(own.partner) is not MemberState.ALIVE
         ]  # fmt: skip
-        return [effect for session in lost for effect in self.failed(session, "broken", now)]
+        effects = [effect for session in lost for effect in self.failed(session, "broken", now)]
+        for exchange in [one for one in self.table.values() if one.state is State.DOUBT]:
+            if state(exchange.partner) in (MemberState.DEAD, MemberState.LEFT):
+                effects += self.fail(exchange, now, "doubt")
+        return effects
 
     def doubt(self, exchange: Exchange, now: float) -> list[Effect]:
+        """Ask the partner how it ended. A partner that died at the worst moment, or will not say, costs one exchange
+        and not doubt_s of them: neither our own mix nor anybody's offer waits for the answer."""
+        ended: list[Effect] = []
         if exchange.state is not State.DOUBT:
             exchange.state, exchange.since = State.DOUBT, now
-            # a partner that died at the worst moment costs one exchange, not doubt_s of them
             self.outgoing.pop(exchange.session, None)
+            oldest = self.beyond(self.most_doubts)
+            ended = [] if oldest is None else self.fail(oldest, now, "doubt")
         exchange.deadline = now + DOUBT_RETRY_S
-        return [Send(exchange.partner, Outcome(exchange.session))]
+        return [*ended, Send(exchange.partner, Outcome(exchange.session))]
 
     def tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for exchange in [one for one in self.table.values() if one.deadline <= now]:
+            if self.table.get(exchange.session) is not exchange:
+                continue  # it made way for a doubt
             if exchange.state is State.OFFERED:
                 self.partners.failed(exchange.partner, now)
                 effects += [Send(exchange.partner, Abort(exchange.session, "late")), *self.offer(exchange, now)]
@@ -169,7 +181,8 @@ class Exchanges(Offering):
     def finish(self, exchange: Exchange, now: float) -> list[Effect]:
         session, partner = exchange.session, exchange.partner
         self.remember((partner, session), True)
-        if exchange.state is not State.DOUBT:
+        late = exchange.state is State.DOUBT
+        if not late:
             seconds = now - exchange.since
             self.durations.add(partner, seconds, CODECS[exchange.codec].encoded_bytes(self.elements(exchange)))
             self.partners.heard(partner, seconds)
@@ -184,10 +197,10 @@ class Exchanges(Offering):
         self.mixed_at.append(partner)
         if self.fragments is not None:
             self.fragments.mixed(exchange.part)
-        # The weights' age is averaged exactly as the weights are: by the difference of what was exchanged.
+        # The weights' age is averaged as the weights are: by the difference of what was exchanged.
         moved = exchange.weight if exchange.part is ALL else exchange.weight * exchange.part.share
-        self.local.version += moved * (exchange.theirs - exchange.ours)
-        return [Mix(session, exchange.weight), *self.end(exchange)]
+        self.local.version = within(self.local.version + moved * version_gap(exchange.theirs, exchange.ours))
+        return [Mix(session, exchange.weight, late and not self.config.plain), *self.end(exchange)]
 
     def fail(self, exchange: Exchange, now: float, code: str) -> list[Effect]:
         self.failures += 1

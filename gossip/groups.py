@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from gossip.effects import Dial, Effect, Gather, MemberState, Mix, Send
-from gossip.exchange import State
+from gossip.exchange import State, version_gap, within
 from gossip.filters import norm_accepts
 from gossip.forming import Forming
 from gossip.gathering import Gathering
@@ -19,6 +19,8 @@ from gossip.messages import MAX_GROUP, Abort, Accept, Begin, Commit, Offer, Outc
 from gossip.terms import answers
 
 __all__ = ["Groups"]
+
+DOUBTS = 2  # groups asked after at once, two vectors each: the one that a cut left, and the next
 
 
 class Groups(Forming):
@@ -184,14 +186,19 @@ class Groups(Forming):
 
     def doubt(self, one: Gathering, now: float) -> list[Effect]:
         """Ask the inviter how it ended; when it does not answer, the others, who may have heard."""
+        ended: list[Effect] = []
         if one.state is not State.DOUBT:
             one.state, one.since = State.DOUBT, max(now, one.deadline)  # by then the inviter has decided
+            oldest = self.beyond(DOUBTS)
+            ended = [] if oldest is None else self.fail(oldest, "doubt")
         one.deadline = now + DOUBT_RETRY_S
-        return [Send(peer, Outcome(one.session)) for peer in one.members if peer != self.me]
+        return [*ended, *[Send(peer, Outcome(one.session)) for peer in one.members if peer != self.me]]
 
     def tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for one in [one for one in self.table.values() if one.deadline <= now]:
+            if self.table.get(one.session) is not one:
+                continue  # it made way for a doubt
             if one.state is State.OFFERED and one.initiator:
                 for peer in one.invited:
                     self.mates.failed(peer, now)
@@ -232,7 +239,7 @@ class Groups(Forming):
         others = [peer for peer in one.members if peer != self.me]
         self.last_partner = others[0]
         self.mixed_at += others
-        self.local.version += one.mean - one.ours
+        self.local.version = within(self.local.version + version_gap(one.mean, one.ours))
         return [Mix(one.session, 1.0), *self.end(one)]
 
     def fail(self, one: Gathering, code: str) -> list[Effect]:

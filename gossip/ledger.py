@@ -26,6 +26,7 @@ class UnderWay(Protocol):
     session: int
     initiator: bool
     state: State
+    since: float
     deadline: float
     steps: int  # of the training loop at the snapshot
 
@@ -50,6 +51,16 @@ class Ledger(Generic[One]):
         self.last_partner: PeerId | None = None
         self.mixed_at: list[PeerId] = []  # partners of exchanges finished since Peer last looked
         self.gave_up = False  # our own mix ended without a partner since Peer last looked
+
+    @property
+    def moving(self) -> int:
+        """How many are under way. One in doubt moves nothing any more: it waits for an answer, and takes no slot."""
+        return sum([one.state is not State.DOUBT for one in self.table.values()])
+
+    def beyond(self, doubts: int) -> One | None:
+        """The one in doubt the longest, where more are than these: each holds two vectors."""
+        in_doubt = [one for one in self.table.values() if one.state is State.DOUBT]
+        return min(in_doubt, key=lambda one: one.since) if len(in_doubt) > doubts else None
 
     @property
     def deadline(self) -> float:

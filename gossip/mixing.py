@@ -139,17 +139,23 @@ class OuterStep:
         self._momentum.fill(0.0)
 
     def shift(
-        self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None = None
-    ) -> Floats:
+        self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None = None,
+        late: bool = False,
+    ) -> Floats:  # fmt: skip
         """What to ADD to the live vector, float32, for the exchange that gave ``difference = Q(p) - Q(s)``.
 
         ``snapshot`` is ``s`` as it was taken; with ``positions`` both are of these elements alone, and so is the
         result, which is ``difference`` itself, overwritten. Moves the state: call once for an exchange that both sides
         committed, and never for one that failed.
+
+        ``late``: others were mixed with since the snapshot was taken, and the local progress that it holds is counted.
+        The plain difference then, by which ``phi`` moves as the parameters do, so that it is nobody's progress.
         """
         if self.plain:
             difference *= np.float32(weight)
             return difference
+        if late:
+            return self.shift_plainly(difference, weight, positions)
         if positions is not None:
             return self.shift_at(snapshot, difference, weight, positions)
         phi, momentum = self._phi, self._momentum
@@ -168,6 +174,17 @@ class OuterStep:
             m += d
             f += m
             np.subtract(f, s, out=d)
+        return difference
+
+    def shift_plainly(self, difference: Floats, weight: float, positions: NDArray[np.int64] | None) -> Floats:
+        phi = self._phi
+        assert phi is not None, "reset() before the first mix"
+        difference *= np.float32(weight)
+        if positions is None:
+            phi += difference[: self.parameters]
+        else:
+            own = int(np.searchsorted(positions, self.parameters))
+            phi[positions[:own]] += difference[:own]
         return difference
 
     def shift_at(self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64]) -> Floats:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gossip.codecs import AUTO, CODECS, fastest, leaner
 from gossip.config import Config
-from gossip.effects import Effect, Merge, Send, Snapshot, Transfer
+from gossip.effects import Effect, Merge, Rename, Send, Snapshot, Transfer
 from gossip.exchange import Exchange, Local, State
 from gossip.filters import Filter
 from gossip.ids import PeerId
@@ -86,27 +86,43 @@ class Offering(Ledger[Exchange]):
         return [Send(exchange.partner, accept), self.transfer(exchange, now)]
 
     def offer(self, exchange: Exchange, now: float) -> list[Effect]:
-        """Ask the next partner; with nobody left to ask the snapshot is forgotten."""
+        """Ask the next partner, under a number that the one before does not know; with nobody left to ask the snapshot
+        is forgotten."""
         asked = exchange.asked
         partner = self.partners.choose(asked, now) if len(asked) < exchange.tries else None
         if partner is None:
             self.gave_up = True
             return self.drop(exchange)
         asked.add(partner)
+        renamed = self.rename(exchange) if exchange.state is State.OFFERED else []
         exchange.partner, exchange.state = partner, State.OFFERED
-        exchange.weight = self.partners.cap(partner, len(self.table))
+        exchange.weight = self.partners.cap(partner, self.moving)
         exchange.deadline = now + self.config.reply_timeout_s
         local = self.local
         message = Offer(
             exchange.session, local.fingerprint, local.genesis, exchange.ours, exchange.weight, self.codec(partner),
             exchange.optimizer_keys, "push" if self.push else "pair", exchange.mass, str(exchange.part),
         )  # fmt: skip
-        return [Send(partner, message)]
+        return [*renamed, Send(partner, message)]
+
+    def rename(self, exchange: Exchange) -> list[Effect]:
+        """What the last partner said, or still sends, must not be taken for the next one's."""
+        old, new = exchange.session, self.new_session()
+        exchange.session = new
+        del self.table[old], self.outgoing[old]
+        self.table[new] = self.outgoing[new] = exchange
+        return [Rename(old, new)]
 
     def room(self, limit: int, leaving: int = 0) -> bool:
         """Whether one more may begin beside the others (but for ``leaving``, which end for it). With outer momentum one
         at a time in all: two concurrent outer steps would count the same local progress twice."""
-        return len(self.table) - leaving < (limit if self.config.plain else 1)
+        return self.moving - leaving < (limit if self.config.plain else 1)
+
+    @property
+    def most_doubts(self) -> int:
+        """As many as may be under way at once: a cut between all of their COMMITs leaves no more."""
+        incoming = self.partners.incoming()
+        return incoming + (self.config.partners or incoming)
 
     def transfer(self, exchange: Exchange, now: float) -> Transfer:
         elements = self.elements(exchange)
@@ -150,7 +166,7 @@ class Offering(Ledger[Exchange]):
         exchange.push, exchange.mass, exchange.part = offer.mixing == "push", offer.mass, part
         exchange.codec = self.leaner(sender, offer.codec)
         gap = local.version - offer.version
-        cap = min(offer.weight, self.partners.cap(sender, len(self.table)))
+        cap = min(offer.weight, self.partners.cap(sender, self.moving))
         weight = pair_weight(gap, self.config.staleness_exponent, cap=cap)
         exchange.weight = weight * CODECS[exchange.codec].gain
         return [*dropped, Snapshot(session, bool(keys))]

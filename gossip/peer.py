@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from gossip.bootstrap import Listening, Reachability, Seeds
 from gossip.config import Config
 from gossip.effects import Dial, Effect, MemberState, Notice, Send
-from gossip.exchange import Local
+from gossip.exchange import Local, within
 from gossip.exchanges import Exchanges
 from gossip.groups import Groups
 from gossip.handlers import HANDLERS
@@ -148,8 +148,8 @@ class Peer:
 
     def resume(self, genesis: bytes, base_samples: int, version: float, now: float) -> list[Effect]:
         """The weights now come from a checkpoint of the run ``genesis`` with ``base_samples`` behind it."""
-        self.local.genesis, self.local.version = genesis, version
-        self.membership.update_me(now, genesis=genesis, base_samples=base_samples, version=version)
+        self.local.genesis, self.local.version = genesis, within(version)
+        self.membership.update_me(now, genesis=genesis, base_samples=base_samples, version=self.local.version)
         self.runs.changes_seen, self.runs.earlier_samples = -1, 0
         return self.replaced()
 
@@ -251,7 +251,7 @@ class Peer:
         """How far the training loop is, boundary or not: call it before an Offer is received. The weight of a mix comes
         from the two versions, and with stale ones equal peers would weigh each other too little."""
         if self.config.mix_every_steps is not None:
-            self.local.version += (steps - self.steps) / self.config.mix_every_steps
+            self.local.version = within(self.local.version + (steps - self.steps) / self.config.mix_every_steps)
         self.steps = self.local.steps = steps
         self.samples = samples
 
@@ -322,7 +322,7 @@ class Peer:
         """The joining vector is in the model now."""
         joining, local = self.joining, self.local
         merged = local.ready
-        local.genesis, local.version, local.ready = joining.genesis, joining.version, True
+        local.genesis, local.version, local.ready = joining.genesis, within(joining.version), True
         local.boundary_at = now
         base = self.runs.base_samples(local.genesis)
         self.runs.earlier_samples = 0

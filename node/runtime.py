@@ -24,6 +24,7 @@ from gossip.effects import (
     Mix,
     Notice,
     Release,
+    Rename,
     Send,
     Serve,
     Snapshot,
@@ -122,10 +123,12 @@ class Runtime:
                     streams.transfer(effect)
                 case Gather():
                     streams.gather(effect)
-                case Mix(session, weight):
-                    streams.mix(session, weight)
+                case Mix(session, weight, late):
+                    streams.mix(session, weight, late=late)
                 case Merge(session, mass):
                     streams.mix(session, 0.0, mass)
+                case Rename(session, to):
+                    self.sessions.rename(session, to)
                 case Release(session):
                     streams.release(session)
                 case Dial(address, expect):
@@ -162,7 +165,6 @@ class Runtime:
     def send(self, to: PeerId, message: Message) -> None:
         session = getattr(message, "session", None)
         link = self.sessions.links.get(session) if session is not None else None
-        # An offer goes to one partner after another under one session, each over a link of its own.
         if link is None or link.peer != to or isinstance(message, Offer | Fetch):
             link = self.links.newest(to)
         if link is not None:

@@ -74,6 +74,14 @@ class Sessions:
         difference, entry.difference = entry.difference, None
         return snapshot, difference
 
+    def rename(self, session: int, to: int) -> None:
+        """Another partner is asked with the same snapshot, under a number of its own."""
+        self.recent.append(session)
+        self.links.pop(session, None)
+        snapshot = self.snapshots.pop(session, None)
+        if snapshot is not None:
+            self.snapshots[to] = snapshot
+
     def release(self, session: int) -> None:
         self.recent.append(session)
         self.links.pop(session, None)

@@ -42,6 +42,7 @@ class Mixed:
     weight: float
     mass: float | None  # of a vector to merge
     plainly: bool  # settling: the plain mean, whatever the outer step
+    late: bool  # the plain mean, and the outer step is told
     generation: int
 
 
@@ -89,7 +90,7 @@ class Streams:
         """The copy that a session wanted is here; one that is over gives it back."""
         if session not in self.peer.exchanges.table and session not in self.peer.donating.table:
             if mass > 0:  # it was to carry this away, and goes nowhere
-                self.mix_in.send_nowait(Mixed(vector, None, None, 0.0, mass, True, self.generation))
+                self.mix_in.send_nowait(Mixed(vector, None, None, 0.0, mass, True, False, self.generation))
                 self.mixes_open += 1
             else:
                 self.pool.give(vector)
@@ -194,7 +195,7 @@ class Streams:
         elif receiver.done and isinstance(receiver, ByteReceiver):
             self.named(session)
 
-    def mix(self, number: int, weight: float, mass: float | None = None) -> None:
+    def mix(self, number: int, weight: float, mass: float | None = None, late: bool = False) -> None:
         """Both sides of a pair committed, or with ``mass`` a vector is ours to merge."""
         session = self.sessions.table.get(number)
         began = self.began.get(number)
@@ -210,7 +211,8 @@ class Streams:
             return
         positions = None if session is None else session.positions
         self.mixes_open += 1
-        self.mix_in.send_nowait(Mixed(*taken, positions, weight, mass, self.peer.local.settling, self.generation))
+        settling, generation = self.peer.local.settling, self.generation
+        self.mix_in.send_nowait(Mixed(*taken, positions, weight, mass, settling, late, generation))
 
     async def mixer(self) -> None:
         """One finished exchange after another becomes a shift for the step boundary. Weights to adopt wait behind those
@@ -253,7 +255,7 @@ class Streams:
             difference.array *= np.float32(job.weight)
         else:
             with self.boundary.outer_lock:
-                self.outer.shift(own, difference.array, job.weight, positions)
+                self.outer.shift(own, difference.array, job.weight, positions, job.late)
         if positions is None:
             return difference
         if self.residual is not None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gossip.codecs import ALIGN, CODECS, Codec, Overflow, Spread, get_codec, needs_spread
 from gossip.codecs.base import peaks
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, Effect, Gather, Merge, Mix, Release, Serve, Snapshot, Transfer
+from gossip.effects import Adopt, Collect, Effect, Gather, Merge, Mix, Release, Rename, Serve, Snapshot, Transfer
 from gossip.ids import PeerId
 from gossip.mixing import difference
 from gossip.residual import Residual, position_bytes
@@ -83,7 +83,7 @@ class Session:
 
 
 class Sessions:
-    """Performs Snapshot, Transfer, Mix, Release, Collect, Serve and Adopt, and reports what becomes of them."""
+    """Performs Snapshot, Transfer, Mix, Merge, Rename, Release, Collect, Serve, Adopt; reports what becomes of them."""
 
     def __init__(
         self, events: Events, network: Network, config: Config, links: Links, training: Training,
@@ -288,7 +288,7 @@ class Sessions:
             own = -pair.difference if session.negative else pair.difference.copy()
             assert session.snapshot is not None
             snapshot = session.snapshot if positions is None else session.snapshot[positions]
-            values, negative = host.outer.shift(snapshot, own, weight, positions), False
+            values, negative = host.outer.shift(snapshot, own, weight, positions, effect.late), False
         host.shifts.append(Difference(values, negative) if positions is None else Part(values, negative, positions))
         if host.residual is not None and positions is not None:
             assert session.snapshot is not None
@@ -317,6 +317,10 @@ class Sessions:
         if len(self.durations_s) >= TIMED:
             del self.durations_s[::2]
             self.every *= 2
+
+    def rename(self, host: Host, effect: Rename) -> None:
+        """Another partner is asked with the same snapshot, under a number of its own."""
+        host.sessions[effect.to] = host.sessions.pop(effect.session)
 
     def release(self, host: Host, effect: Release) -> None:
         number = effect.session

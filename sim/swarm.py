@@ -21,6 +21,7 @@ from gossip.effects import (
     Mix,
     Notice,
     Release,
+    Rename,
     Send,
     Serve,
     Snapshot,
@@ -90,7 +91,7 @@ class Swarm:
         self.performers: dict[type, Callable[[Host, Any], None]] = {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
             Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather, Mix: sessions.mix,
-            Merge: sessions.merge, Release: sessions.release,
+            Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release,
             Collect: sessions.collect, Serve: sessions.serve, Adopt: sessions.adopt, Notice: self.ignore,
             MemberChanged: self.ignore,
         }  # fmt: skip

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
+from sim.sessions import Sessions
 from tests.agreement.scenario import Outcome, Scenario, Script, identity, run_nodes, simulate, start_vector
 
 
@@ -109,6 +110,24 @@ def test_a_partner_that_vanishes_in_the_middle_of_a_mix_changes_both_alike(metho
     ends = both(Scenario(script, 20.0, config))
     assert ends.keys() == {0, 2}
     assert all(end.steps > 100 for end in ends.values())  # nobody stands for one that is gone
+
+
+@pytest.mark.parametrize("when_s", [4.2877, 4.5891, 4.7672])
+def test_a_mix_that_was_in_doubt_is_applied_late_and_alike(when_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody is cut off between two COMMITs; one side learns three seconds later that both had committed, and has
+    begun other exchanges by then."""
+    late = []
+    mix = Sessions.mix
+    monkeypatch.setattr(Sessions, "mix", lambda self, host, effect: (late.append(effect.late), mix(self, host, effect)))
+    script = [
+        *trio_of_peers(),
+        (when_s, lambda swarm: swarm.partition([0], [1], [2])),
+        (when_s + 1.0, lambda swarm: swarm.heal()),
+    ]
+    outer = {"outer_momentum": 0.5, "outer_rate": 0.7}
+    ends = both(Scenario(script, 12.0, Config(chunk_elements=1024, mix_every_steps=2, **outer)))
+    assert late.count(True) == 1
+    assert all(end.exchanges[0] > 20 for end in ends.values())
 
 
 def test_a_killed_peer_is_dead_to_both() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from gossip.config import Config
 from gossip.effects import Send, Snapshot, Transfer
 from gossip.exchange import Local
@@ -21,7 +23,7 @@ class Side:
         fields = {"genesis": b"g" * 16, "ready": True} | local
         self.local = Local("f", ELEMENTS, 10, **fields)
         self.config = config or Config()
-        self.sessions = iter(range(first_session, 1000))
+        self.sessions = itertools.count(first_session)
         self.benched = []
         self.exchanges = Exchanges(
             me,

@@ -21,6 +21,7 @@ from gossip.effects import (
     Mix,
     Notice,
     Release,
+    Rename,
     Send,
     Serve,
     Snapshot,
@@ -237,6 +238,8 @@ class Swarm:
                 case Transfer(session, partner):
                     node.streams[session], node.receives[session] = partner, effect.receives
                     self.stream(node, session)
+                case Rename(session, number):
+                    node.snapshots[number] = node.snapshots.pop(session)
                 case Mix(session, weight):
                     shift = Fraction(weight) * (node.theirs[session] - node.snapshots[session])
                     node.shifts.append(shift)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from gossip.config import Config
-from gossip.effects import Mix, Release, Send, Snapshot, Transfer
-from gossip.exchange import State
+from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
+from gossip.exchange import MAX_GAP, MAX_VERSION, State
 from gossip.messages import Abort, Accept, Busy, Commit, Offer, Refuse, Settled
 from gossip.offering import TRIES
 from tests.gossip.sides import ELEMENTS, A, B, C, D, E, F, Side, answering, offer, streaming, verified
@@ -70,11 +70,12 @@ def test_a_busy_partner_is_followed_by_others_with_the_same_snapshot():
     x = side.exchanges
     x.begin(0.0)
     asked = x.snapshotted(1, 0.0)
-    for partner in (B, C, D, E):
-        assert asked == [Send(partner, offer(1))]
-        asked = x.on_busy(partner, 1, 0.1)
+    for number, partner in enumerate((B, C, D, E), 1):
+        renamed = [Rename(number - 1, number)] if number > 1 else []
+        assert asked == [*renamed, Send(partner, offer(number))]
+        asked = x.on_busy(partner, number, 0.1)
     assert TRIES == 4
-    assert asked == [Release(1)]
+    assert asked == [Release(4)]
     assert x.gave_up
     assert side.benched == []
     assert x.table == {}
@@ -85,10 +86,10 @@ def test_a_refusal_and_silence_bench_the_partner_and_ask_the_next():
     x = side.exchanges
     x.begin(0.0)
     x.snapshotted(1, 0.0)
-    assert x.on_refuse(B, 1, 0.1) == [Send(C, offer(1))]
+    assert x.on_refuse(B, 1, 0.1) == [Rename(1, 2), Send(C, offer(2))]
     assert x.deadline == 0.1 + side.config.reply_timeout_s
     assert x.tick(x.deadline - 0.001) == []
-    assert x.tick(x.deadline) == [Send(C, Abort(1, "late")), Send(D, offer(1))]
+    assert x.tick(x.deadline) == [Send(C, Abort(2, "late")), Rename(2, 3), Send(D, offer(3))]
     assert side.benched == [B, C]
 
 
@@ -99,9 +100,64 @@ def test_an_answer_from_one_who_is_not_asked_any_more_changes_nothing():
     x.snapshotted(1, 0.0)
     x.on_busy(B, 1, 0.1)
     assert x.on_accept(B, Accept(1, 0.0, 0.5, (), "fp32"), 0.2) == [Send(B, Abort(1, "late"))]
-    assert x.on_busy(B, 1, 0.2) == x.on_refuse(B, 1, 0.2) == x.on_abort(B, 1, "no", 0.2) == x.on_commit(B, 1, 0.2) == []
-    assert x.table[1].partner == C
-    assert x.table[1].state is State.OFFERED
+    for session in (1, 2):
+        ignored = x.on_busy(B, session, 0.2), x.on_refuse(B, session, 0.2), x.on_abort(B, session, "no", 0.2)
+        assert (*ignored, x.on_commit(B, session, 0.2)) == ([],) * 4
+    assert x.table[2].partner == C
+    assert x.table[2].state is State.OFFERED
+
+
+def test_a_commit_before_anything_was_streamed_is_carried_to_nobody():
+    """A third party's COMMIT, then BUSY: with the next partner we would apply at once, whatever that one says."""
+    side = Side(partners=(B, C))
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    assert x.on_commit(B, 1, 0.1) == []
+    x.on_busy(B, 1, 0.1)
+    [transfer] = x.on_accept(C, Accept(2, 0.0, 0.5, (), "fp32"), 0.2)
+    assert transfer.session == 2, "C's stream is not mistaken for one of B's"
+    assert x.streamed(2, 1.0, 1.0, 0.3) == [Send(C, Commit(2))], "and C's COMMIT is waited for"
+    assert x.table[2].state is State.VERIFIED
+    assert x.on_abort(C, 2, "norm", 0.4) == [Release(2)]
+    assert x.done == 0
+
+
+def test_a_commit_counts_once_there_is_something_that_it_can_be_about():
+    offered = Side()
+    offered.exchanges.begin(0.0)
+    offered.exchanges.snapshotted(1, 0.0)
+    asked = Side()
+    asked.exchanges.on_offer(B, offer(), 0.0)
+    for side, session in ((offered, 1), (asked, 7)):
+        assert side.exchanges.on_commit(B, session, 0.1) == []
+        assert not side.table[session].committed
+    offered.exchanges.on_accept(B, Accept(1, 0.0, 0.5, (), "fp32"), 0.2)
+    asked.exchanges.snapshotted(7, 0.2)
+    for side, session in ((offered, 1), (asked, 7)):
+        assert side.exchanges.streamed(session, 1.0, 1.0, 0.3) == [Send(B, Commit(session))]
+
+
+# -- versions --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("claim", "ours", "gap"), [(2.0**53 - 1, 10.0, MAX_GAP), (0.0, 5_000.0, -MAX_GAP)])
+def test_a_version_is_a_claim_and_one_exchange_moves_ours_by_little(claim, ours, gap):
+    side = Side(version=ours)
+    side.exchanges.on_offer(B, offer(7, version=claim), 0.0)
+    side.exchanges.snapshotted(7, 0.0)
+    side.exchanges.on_commit(B, 7, 0.1)
+    side.exchanges.streamed(7, 1.0, 1.0, 0.1)
+    assert side.local.version == ours + 0.5 * gap
+
+
+def test_no_number_of_liars_takes_a_version_to_where_others_refuse_it():
+    side = Side(version=MAX_VERSION / 2 - 1)
+    for session in range(100):
+        side.exchanges.on_offer(B, offer(session, version=2.0**53 - 1), 0.0)
+        side.exchanges.snapshotted(session, 0.0)
+        side.exchanges.on_commit(B, session, 0.1)
+        side.exchanges.streamed(session, 1.0, 1.0, 0.1)
+    assert side.exchanges.done == 100
+    assert side.local.version == MAX_VERSION / 2
 
 
 @pytest.mark.parametrize(

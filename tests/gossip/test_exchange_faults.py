@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from gossip.config import Config
-from gossip.effects import Mix, Release, Send, Snapshot, Transfer
+from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange import State
 from gossip.ledger import DOUBT_RETRY_S, VERDICTS
 from gossip.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
@@ -52,7 +52,7 @@ def test_a_link_that_breaks_ends_an_exchange_in_every_state_but_after_our_commit
     offered = Side(partners=(B, C))
     offered.exchanges.begin(0.0)
     offered.exchanges.snapshotted(1, 0.0)
-    assert offered.exchanges.unlinked(B, 0.1) == [Send(C, offer(1))]
+    assert offered.exchanges.unlinked(B, 0.1) == [Rename(1, 2), Send(C, offer(2))]
     assert offered.benched == [B]
     assert streaming().exchanges.unlinked(B, 0.1) == [Release(1)]
     assert answering().exchanges.failed(7, "broken", 0.1) == [Release(7)]

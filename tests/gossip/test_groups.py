@@ -8,9 +8,9 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Dial, Gather, MemberState, Mix, Release, Send, Snapshot
-from gossip.exchange import Local, State
+from gossip.exchange import MAX_GAP, Local, State
 from gossip.gathering import Gathering
-from gossip.groups import Groups
+from gossip.groups import DOUBTS, Groups
 from gossip.ids import Address, PeerId
 from gossip.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Refuse, Settled
 
@@ -256,6 +256,29 @@ def test_doubt_lasts_from_when_the_inviter_must_have_decided() -> None:
 
 def test_who_remembers_nothing_of_a_group_proves_nothing() -> None:
     assert groups(A, Mates()).on_outcome(B, 7, 0.0) == []
+
+
+def test_doubts_about_groups_are_few_and_the_oldest_is_dropped_for_another() -> None:
+    one = verified()
+    for number in range(4):
+        session = 7 + number
+        if number:
+            one.local.boundary_at = float(number)
+            one.on_invite(A, invite(session, B, C), float(number))
+            one.snapshotted(session, float(number))
+            one.on_begin(A, Begin(session, (A, B, C), 1.0, "fp32", ()), float(number))
+            one.gathered(session, 1.0, 1.0, [], float(number))
+        ended = one.unlinked(A, number + 0.5)
+        assert ended[-2:] == [Send(A, Outcome(session)), Send(C, Outcome(session))]
+        assert (Release(session - DOUBTS) in ended) == (number >= DOUBTS)
+        assert len(one.table) == min(number + 1, DOUBTS)
+
+
+def test_a_groups_version_is_a_claim_of_its_inviter() -> None:
+    one = verified()
+    one.table[7].mean = 2.0**53 - 1
+    one.on_settled(A, Settled(7, True), 1.0)
+    assert one.local.version == 2.0 + MAX_GAP
 
 
 def test_in_doubt_about_one_group_the_next_may_begin() -> None:

@@ -47,6 +47,29 @@ def test_the_fast_outer_step_is_the_slow_one(size):
         theta = (theta + shift + 0.1 * random.standard_normal(size)).astype(np.float32)
 
 
+@pytest.mark.parametrize("part", [False, True])
+def test_a_late_difference_is_added_plainly_and_is_nobodys_progress(part):
+    """Mixed with another meanwhile: the model and what the outer step holds of it move alike, so that the next mix
+    finds the progress that there would be without it."""
+    random = np.random.default_rng(5)
+    start, partner, progress, theirs = random.standard_normal((4, 100)).astype(np.float32)
+    positions = np.array([0, 7, 59, 60, 99]) if part else None
+    with_late, without = OuterStep(60, 0.5, 0.7), OuterStep(60, 0.5, 0.7)
+    for step in (with_late, without):
+        step.reset(start)
+        start_shift = step.shift(start, partner - start, 0.5)
+    theta = start + start_shift + progress
+    moved = np.zeros(100, np.float32)
+    given = theirs - start if positions is None else (theirs - start)[positions]
+    late = with_late.shift(start if positions is None else start[positions], given.copy(), 0.25, positions, late=True)
+    np.testing.assert_allclose(late, 0.25 * given, rtol=1e-6)
+    moved[slice(None) if positions is None else positions] = late
+    # the partner is moved too, so that both meet it in the same place
+    later = with_late.shift(theta + moved, partner - theta, 0.5)
+    plain = without.shift(theta, partner - theta, 0.5)
+    np.testing.assert_allclose(later, plain, atol=1e-5)
+
+
 def test_what_lies_behind_the_parameters_is_averaged_plainly():
     """A running variance under momentum could go below zero; its pair mean cannot."""
     a, b = np.abs(np.random.default_rng(3).standard_normal((2, 100))).astype(np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gossip.config import Config
-from gossip.effects import Merge, Release, Send, Snapshot, Transfer
+from gossip.effects import Merge, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange import State
 from gossip.ledger import DOUBT_RETRY_S
 from gossip.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
@@ -76,9 +76,9 @@ def test_a_mix_of_several_gives_each_an_equal_share_and_asks_nobody_twice():
     assert x.begin(0.0) == [Snapshot(1, False, 3), Snapshot(2, False, 2), Snapshot(3, False, 1)]
     asked = [x.snapshotted(session, 0.0, 0.25)[0].to for session in (1, 2, 3)]
     assert asked == [B, C, D]
-    assert x.on_busy(C, 2, 0.1) == [Send(E, push(2, 0.25))]
+    assert x.on_busy(C, 2, 0.1) == [Rename(2, 4), Send(E, push(4, 0.25))]
     assert x.on_busy(B, 1, 0.1) == [Merge(1, 0.25), Release(1)], "with nobody left its share comes back"
-    assert list(x.table) == [2, 3]
+    assert list(x.table) == [3, 4]
 
 
 def test_what_others_push_keeps_nobody_from_pushing_and_two_that_cross_are_both_taken():
@@ -115,12 +115,13 @@ def test_one_who_is_busy_is_followed_by_another_with_the_same_mass():
     side = offered(partners=(B, C, D, E, F), mass=0.75)
     asked = [B]
     effects = side.exchanges.on_busy(B, 1, 0.1)
-    while isinstance(effects[0], Send):
-        assert effects == [Send(effects[0].to, push(1, 0.75))]
-        asked.append(effects[0].to)
-        effects = side.exchanges.on_busy(effects[0].to, 1, 0.1)
+    while isinstance(effects[0], Rename):
+        renamed, sent = effects
+        assert (renamed, sent.message) == (Rename(len(asked), len(asked) + 1), push(len(asked) + 1, 0.75))
+        asked.append(sent.to)
+        effects = side.exchanges.on_busy(sent.to, len(asked), 0.1)
     assert asked == [B, C, D, E]
-    assert effects == [Merge(1, 0.75), Release(1)]
+    assert effects == [Merge(4, 0.75), Release(4)]
 
 
 def test_a_vector_that_is_refused_is_taken_back():

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from gossip.config import Config
-from gossip.effects import Merge, Release, Send, Snapshot, Transfer
+from gossip.effects import Merge, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange import State
 from gossip.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
 from gossip.mixing import push_mass
@@ -26,7 +26,7 @@ class Pushes:
 
     def __init__(self, names=(A, B), config=SUM):
         self.sides = {
-            me: Side(me, [other for other in names if other != me], config, first_session=100 * place + 1)
+            me: Side(me, [other for other in names if other != me], config, first_session=10_000 * place + 1)
             for place, me in enumerate(names)
         }
         self.conserves = config.mixing == "push-sum"
@@ -60,6 +60,8 @@ class Pushes:
                     self.returned, self.merged = self.returned + back, self.merged + (not back)
                     value = self.snapshots[me][session] if back else self.received[me][session]
                     self.merges[me].append((mass, value))
+                case Rename(session, number):
+                    self.snapshots[me][number] = self.snapshots[me].pop(session)
                 case Release(session):
                     for table in (self.wishes, self.snapshots, self.received):
                         table[me].pop(session, None)
