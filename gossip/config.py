@@ -86,6 +86,7 @@ class Config:
     dead_kept_s: float = 86_400.0  # DEAD means "do not sample", never "forget"
     max_members: int = 10_000  # about 250 B each; the largest full table measured
     progress_period_s: float = 0.25  # a member signs its own step, sample and loss counts anew at most this often
+    fastest_member: float = 16.0  # times the median pace: what a member states beyond it counts later (gossip.credit)
 
     # -- joining -----------------------------------------------------------------------------------------------------
     join_timeout_s: float = 20.0  # with nobody reachable for this long a node starts alone (and merges later)
@@ -291,9 +292,9 @@ POSITIVE = (
     "mix_every_steps", "mix_every_s", "norm_bound", "reply_timeout_s", "boundary_patience_s", "slowest_rate_mb_s",
     "stall_s", "bench_s", "doubt_s", "probe_period_s", "probe_timeout_min_s", "probe_timeout_max_s", "indirect_probes",
     "suspicion_periods", "gossip_period_s", "gossip_fanout", "push_pull_period_s", "heal_period_s", "dead_kept_s",
-    "max_members", "progress_period_s", "join_timeout_s", "donors", "seed_backoff_s", "seed_backoff_max_s",
-    "max_links", "idle_s", "hello_timeout_s", "consensus_target", "clip_radius", "clip_factor", "balance_gamma",
-    "balance_kappa", "balance_rounds",
+    "max_members", "progress_period_s", "fastest_member", "join_timeout_s", "donors", "seed_backoff_s",
+    "seed_backoff_max_s", "max_links", "idle_s", "hello_timeout_s", "consensus_target", "clip_radius", "clip_factor",
+    "balance_gamma", "balance_kappa", "balance_rounds",
 )  # fmt: skip
 
 

@@ -101,7 +101,8 @@ def on_fetch(peer: Peer, sender: PeerId, fetch: Fetch, now: float) -> list[Effec
         if not peer.runs.should_serve(peer.membership.record(sender)):
             return [Send(sender, Refuse(fetch.session, "joining"))]
         stopped = peer.joining.stop()  # of two runs that would take each other's weights, ours is the larger
-        return [*stopped, *peer.donating.on_fetch(sender, fetch, peer.optimizer_scalars, now)]
+        counted = peer.membership.swarm_samples
+        return [*stopped, *peer.donating.on_fetch(sender, fetch, peer.optimizer_scalars, now, counted)]
     return peer.donating.on_fetch(sender, fetch, peer.optimizer_scalars, now)
 
 

@@ -65,8 +65,8 @@ class MemberRecord:
     ready: bool = False  # it holds the swarm's weights: may be averaged with, and takes a share of the data
     genesis: bytes = b""  # 16 bytes: which run its weights come from
     base_samples: int = 0  # samples behind the checkpoint that this run was resumed from
-    steps: int = 0
-    samples: int = 0
+    steps: int = 0  # earlier lives included
+    samples: int = 0  # trained in this life for this run: from 0 again when the genesis changes
     loss: float | None = None
     version: float = 0.0  # mixing rounds behind its weights, averaged as the weights are
     signature: bytes = b""  # 64 bytes over all the above

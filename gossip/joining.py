@@ -10,6 +10,7 @@ swarm's spread, and its first exchanges draw it in like any other member.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -63,6 +64,7 @@ class Joining:
         self.keys: tuple[str, ...] = ()
         self.scalars: tuple[tuple[str, float], ...] = ()
         self.version = 0.0
+        self.swarm_samples = 0  # behind the weights that are fetched
         self.donors: set[PeerId] = set()
         self.starving_since = float("inf")
 
@@ -113,6 +115,8 @@ class Joining:
             if answer.optimizer_keys == freshest.optimizer_keys or not self.keys
         ]  # fmt: skip
         self.version = sum(self.answers[peer].version for peer in donors) / len(donors)
+        # The lower median, as of the paces in gossip.credit: of two, the one that states less is believed.
+        self.swarm_samples = statistics.median_low(self.answers[peer].swarm_samples for peer in donors)
         self.phase, self.deadline = Phase.COLLECTING, float("inf")
         unasked = [peer for peer in self.candidates if peer not in self.answers]
         self.candidates = donors + unasked
@@ -228,13 +232,13 @@ class Donating:
         self.table: dict[int, tuple[PeerId, Fetch, float]] = {}
 
     def on_fetch(
-        self, sender: PeerId, fetch: Fetch, scalars: tuple[tuple[str, float], ...], now: float
+        self, sender: PeerId, fetch: Fetch, scalars: tuple[tuple[str, float], ...], now: float, swarm_samples: int = 0
     ) -> list[Effect]:
         local = self.local
         if not local.ready:
             return [Send(sender, Refuse(fetch.session, "not-ready"))]
         if fetch.start == fetch.stop:
-            answer = Serving(fetch.session, local.version, local.genesis, local.optimizer_keys, scalars)
+            answer = Serving(fetch.session, local.version, local.genesis, local.optimizer_keys, scalars, swarm_samples)
             return [Send(sender, answer)]
         size = local.elements + len(fetch.optimizer_keys) * local.trained_elements
         if not 0 <= fetch.start < fetch.stop <= size or fetch.optimizer_keys not in ((), local.optimizer_keys):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
 from gossip.config import Config
+from gossip.credit import MOST_SAMPLES
 from gossip.detector import PIGGYBACK, Detector
 from gossip.effects import Dial, Effect, MemberState, Notice, Send
 from gossip.errors import RemoteError
@@ -48,7 +49,7 @@ ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD 
 class Membership:
     """One peer's view of the swarm. Effects are returned; after every call ``deadline`` says when to call :meth:`tick`.
 
-    ``me`` is our record as it should first appear; its ``steps`` and ``samples`` are those of earlier lives. A message
+    ``me`` is our record as it should first appear; its ``steps`` are those of earlier lives. A message
     with a record that its owner did not sign raises :class:`~gossip.errors.RemoteError` and changes nothing.
     """
 
@@ -58,7 +59,7 @@ class Membership:
         me = signed(me, sign)
         self._mine = me.id
         self._config, self._rng = config, rng
-        self._table = Table(me, 2 * config.max_members, now)
+        self._table = Table(me, 2 * config.max_members, now, config.fastest_member)
         self._rumours = Rumours(config.gossip_period_s, now)
         self._detector = Detector(self._table, self._rumours, config, rng, now)
         self._view = View(self._table, self._rumours, self._detector, sign, verify, config, now)
@@ -106,6 +107,7 @@ class Membership:
         if self._left:
             return out
         self._notice_sleep(now)
+        self._table.settle(now)
         if now >= self._detector.deadline:
             self._suspect(self._detector.tick(now, out), now)
         if now >= self._view.deadline:
@@ -380,18 +382,28 @@ class Membership:
 
     @property
     def my_samples(self) -> int:
-        """Our own, earlier lives included."""
+        """Our own, of this life and for our run."""
         return self._myself.samples
 
     @property
     def swarm_samples(self) -> int:
-        """Samples of everyone ever known, and those behind the checkpoint that our run came from."""
+        """Samples behind the weights of our run: those when we came to it, and what its members, ourselves among them,
+        trained since, the departed included."""
         not_signed = self._myself.samples - self.me.samples
-        return self._table.samples + self._table.base_of(self.me.genesis) + not_signed
+        return min(self._table.samples + not_signed, MOST_SAMPLES)
 
     def samples_of(self, genesis: bytes) -> int:
-        """The same for the members of one run, as their records have it."""
+        """What is credited to the members of one run, and to the base that they state (gossip.credit)."""
         return self._table.samples_of(genesis)
+
+    def claimed_more(self, genesis: bytes) -> bool:
+        """Whether they state more than is credited by now."""
+        return self._table.claimed_more(genesis)
+
+    def rebase(self, base: int, now: float, *, included: bool, afresh: bool) -> None:
+        """The run of our own record has ``base`` samples behind it. ``included``: what its members stated so far is
+        among them. ``afresh``: what was credited to it so far is not counted beside them."""
+        self._table.rebase(base, now, included=included, afresh=afresh)
 
     def meet(self, records: Iterable[MemberRecord], now: float) -> None:
         """Members that are there from the beginning and know of us too, as those that one launcher started: ALIVE at

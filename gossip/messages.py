@@ -322,6 +322,8 @@ class Serving:
     genesis: bytes = of("bytes", 16)
     optimizer_keys: tuple[str, ...] = of("names", 4)
     optimizer_scalars: tuple[tuple[str, float], ...] = of("scalars", 16)
+    swarm_samples: int = of("int", 2**53 - 1, default=0)  # behind the run, as far as the donor knows
+    finished: bool = of("bool", default=False)  # nothing is trained any more
 
 
 # -- status -----------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ REFUTE_EVERY_S = 0.2  # so that accusing us costs the swarm five updates a secon
 
 
 class Own(TypedDict, total=False):
-    """What a peer can change about itself. ``steps`` and ``samples`` count this life alone."""
+    """What a peer can change about itself. ``steps`` and ``samples`` count this life alone; with another ``genesis``
+    the record's samples begin at 0 again."""
 
     address: Address | None
     homes: tuple[PeerId, ...]
@@ -43,7 +44,9 @@ class Myself:
     ) -> None:
         self.record = record
         self._table, self._rumours, self._sign, self._config = table, rumours, sign, config
-        self._earlier = {"steps": record.steps, "samples": record.samples}  # of earlier lives
+        self._earlier_steps = record.steps  # of earlier lives
+        self._life_samples = 0  # of this life, as last told
+        self._run_began_at = -record.samples  # of these, how many are behind other weights than the run's
         self._pending: dict[str, Any] = {}  # not signed yet
         self._progress_s = now  # progress alone is not signed before this
         self._refuted_s = -math.inf
@@ -54,7 +57,7 @@ class Myself:
 
     @property
     def samples(self) -> int:
-        """Up to date, signed or not."""
+        """Trained in this life for the run that we are of, signed or not."""
         return int(self._pending.get("samples", self.record.samples))
 
     def tick(self, now: float) -> None:
@@ -66,8 +69,14 @@ class Myself:
     def update(self, changes: Own, now: float) -> None:
         """Progress alone is signed at most every ``max(progress_period_s, 0.1 s * N)``, anything else at once."""
         fields: dict[str, Any] = dict(changes)
-        for name in self._earlier.keys() & fields.keys():
-            fields[name] += self._earlier[name]
+        if "steps" in fields:
+            fields["steps"] += self._earlier_steps
+        self._life_samples = fields.get("samples", self._life_samples)
+        if "genesis" in fields and fields["genesis"] != self.record.genesis:
+            self._run_began_at = self._life_samples
+            fields["samples"] = 0
+        elif "samples" in fields:
+            fields["samples"] = max(0, fields["samples"] - self._run_began_at)
         for name, value in fields.items():
             if value != self._pending.get(name, getattr(self.record, name)):
                 self._pending[name] = value
@@ -112,19 +121,17 @@ class Myself:
         self.announce(now, incarnation=self.record.incarnation + 1, sequence=0)
 
     def continue_from(self, record: MemberRecord, now: float) -> bool:
-        """A record of ours that is newer than ours, or counts more, comes from an earlier life: go on above it, and
-        from its counts. Returns True once there were too many for that: some other process is living it now."""
+        """A record of ours that is newer than ours, or counts more steps, comes from an earlier life: go on above it,
+        and from its steps. Returns True once there were too many for that: some other process is living it now."""
         self._lives += 1
         incarnation = max(record.incarnation, self.record.incarnation) + 1
         if self._lives >= MAX_LIVES:  # two that add each other's counts to their own would double them without end
             self.announce(now, incarnation=incarnation, sequence=0)
             return self._lives == MAX_LIVES
-        counts = {name: self._pending.get(name, getattr(self.record, name)) for name in self._earlier}
-        for name, earlier in self._earlier.items():
-            more = max(0, getattr(record, name) - earlier)
-            self._earlier[name] += more
-            counts[name] += more
-        self.announce(now, incarnation=incarnation, sequence=0, **counts)
+        more = max(0, record.steps - self._earlier_steps)
+        self._earlier_steps += more
+        steps = self._pending.get("steps", self.record.steps) + more
+        self.announce(now, incarnation=incarnation, sequence=0, steps=steps)
         return False
 
     def _settle(self) -> None:

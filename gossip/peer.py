@@ -73,6 +73,8 @@ class Peer:
         self.reach = Reachability()
         self.optimizer_scalars: tuple[tuple[str, float], ...] = ()
         self.steps = self.samples = 0
+        self.told_samples = 0  # as the members' count has them
+        self.reborn = me.incarnation > 1
         self.moved_steps = 0  # the step count up to which progress was measured
         self.runs = Runs(self.local, self.membership, self.joining, self.linked_peers, self.begin_run, config, rng, now)
         self.left = False
@@ -138,19 +140,26 @@ class Peer:
         return effects
 
     def begin_run(self, now: float, why: str) -> list[Effect]:
-        """Become ready with the weights we have."""
+        """Become ready with the weights we have. Nothing that anybody trained before is behind them, but for what a
+        checkpoint says."""
         self.local.ready = True
-        if not self.membership.me.base_samples:
-            self.runs.earlier_samples = self.membership.my_samples  # no part of these weights
+        base = self.membership.me.base_samples
         self.membership.update_me(now, ready=True)
+        if not base:
+            self.membership.rebase(0, now, included=False, afresh=True)
+            if self.reborn:
+                why += " Its weights are new, and the count of samples begins at 0: load a checkpoint to go on."
         self.mixed(now)
         return [Notice("started", why)]
 
     def resume(self, genesis: bytes, base_samples: int, version: float, now: float) -> list[Effect]:
         """The weights now come from a checkpoint of the run ``genesis`` with ``base_samples`` behind it."""
+        self.tell(now)
+        afresh = genesis == self.local.genesis
         self.local.genesis, self.local.version = genesis, within(version)
         self.membership.update_me(now, genesis=genesis, base_samples=base_samples, version=self.local.version)
-        self.runs.changes_seen, self.runs.earlier_samples = -1, 0
+        self.membership.rebase(base_samples, now, included=False, afresh=afresh)
+        self.runs.changes_seen = -1
         return self.replaced()
 
     def replaced(self) -> list[Effect]:
@@ -159,9 +168,14 @@ class Peer:
 
     def leave(self, now: float) -> list[Effect]:
         """Say LEFT, with the last counts: nobody will say them later."""
-        self.membership.update_me(now, steps=self.steps, samples=self.samples, version=self.local.version)
+        self.tell(now)
         self.left = True
         return [*self.replaced(), *self.membership.leave(now)]
+
+    def tell(self, now: float) -> None:
+        """The counts up to this moment belong to the weights that we had, or are our last."""
+        self.told_samples = self.samples
+        self.membership.update_me(now, steps=self.steps, samples=self.samples, version=self.local.version)
 
     # -- links ---------------------------------------------------------------------------------------------------
     def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
@@ -244,6 +258,7 @@ class Peer:
         ``due_steps`` is reached, and every quarter of a second or so."""
         self.local.boundary_at = now
         self.counted(steps, samples)
+        self.told_samples = samples
         self.membership.update_me(now, steps=steps, samples=samples, loss=loss, version=self.local.version)
         return self.maybe_mix(now)
 
@@ -321,12 +336,13 @@ class Peer:
     def adopted(self, now: float) -> list[Effect]:
         """The joining vector is in the model now."""
         joining, local = self.joining, self.local
+        self.tell(now)
         merged = local.ready
         local.genesis, local.version, local.ready = joining.genesis, within(joining.version), True
         local.boundary_at = now
         base = self.runs.base_samples(local.genesis)
-        self.runs.earlier_samples = 0
         self.membership.update_me(now, genesis=local.genesis, base_samples=base, version=local.version, ready=True)
+        self.membership.rebase(joining.swarm_samples, now, included=True, afresh=True)
         donors = len(joining.donors)
         text = (
             f"Took the weights of run {local.genesis.hex()[:8]} from {donors} member{'s' if donors > 1 else ''} "

@@ -87,8 +87,9 @@ def mere_progress(a: MemberRecord, b: MemberRecord) -> bool:
 
 
 def claims_more(a: MemberRecord, b: MemberRecord) -> bool:
-    """Whether an owner who signed ``a`` is behind in ``b``: it is older, or counts fewer samples or steps."""
-    return newer(a, b) or a.samples > b.samples or a.steps > b.steps
+    """Whether an owner who signed ``b`` is behind ``a``: it is older, or counts fewer steps. Samples say nothing: they
+    begin anew with each life."""
+    return newer(a, b) or a.steps > b.steps
 
 
 def check(record: MemberRecord, verify: Verify) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Container
 from typing import NamedTuple
 
@@ -64,7 +65,6 @@ class Runs:
         self.changes_seen = -1  # of the members, when we last found nothing to do
         self.divided_since = math.inf  # the first sight of another run
         self.met = b""  # the run that we last said we would merge into
-        self.earlier_samples = 0  # counted for us, but from lives whose weights we began this run without
         self.alone = False
 
     @property
@@ -130,8 +130,7 @@ class Runs:
 
     # -- questions ---------------------------------------------------------------------------------------------------
     def ours(self) -> Run:
-        genesis = self.local.genesis
-        return Run(self.membership.samples_of(genesis) - self.earlier_samples, genesis)
+        return Run(self.membership.swarm_samples, self.local.genesis)
 
     def rivals(self) -> list[Run]:
         """The other runs of ready, living members."""
@@ -146,9 +145,10 @@ class Runs:
         return found
 
     def base_samples(self, genesis: bytes) -> int:
-        """What its members say is behind a run from before it was resumed."""
-        records = (record for record, _ in self.membership.members())
-        return max((record.base_samples for record in records if record.genesis == genesis), default=0)
+        """What those who gave us its weights say is behind a run from before it was resumed: the lower median."""
+        records = (self.membership.record(peer) for peer in self.joining.donors)
+        stated = [record.base_samples for record in records if record is not None and record.genesis == genesis]
+        return statistics.median_low(stated) if stated else 0
 
     def should_serve(self, record: MemberRecord | None) -> bool:
         """Whether to give this member our weights. If so, what we take ourselves is for the caller to stop."""

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
+from gossip.credit import MOST_SAMPLES, Credit
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.messages import MAX_BUCKETS, Hint, Update
@@ -21,6 +22,8 @@ ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState
 DIGEST = struct.Struct(f"<{MAX_BUCKETS}Q")
 MAX_HASHES = 1 << 14  # kept, 4 MiB: in a simulation every peer asks for the same ones
 MAX_FINISHED_RUNS = 64  # runs without members whose sums are kept
+INCLUDED_S = 60.0  # after we took a run's count over: two push-pulls, which bring those whose samples it contains
+SETTLED_AT_ONCE = 256  # members whose claims were not credited in full, looked at each second
 NEVER_S = -math.inf  # one object: negated anew for each entry they were 160 MB among 1,000 simulated peers
 
 
@@ -48,8 +51,8 @@ class Entry:
 
     __slots__ = (
         "accusers", "acked_s", "allowance", "answer_due", "answered_s", "asked_all", "asked_s", "at", "counted",
-        "digest_s", "expires_s", "hash", "linked", "met", "record", "restored", "rtt_s", "shares", "since_s", "state",
-        "told_s",
+        "digest_s", "expires_s", "hash", "linked", "met", "paid_s", "record", "restored", "rtt_s", "shares", "since_s",
+        "state", "told_s",
     )  # fmt: skip
 
     def __init__(self, record: MemberRecord, state: MemberState, now: float) -> None:
@@ -59,7 +62,8 @@ class Entry:
         self.restored = False  # DEAD only because we remember it from an earlier life: no evidence, and told to nobody
         self.at = -1  # its place among those of its state
         self.shares = False  # ALIVE and ready
-        self.counted = 0  # samples of its that are in the sums: the most it ever claimed
+        self.counted = 0  # of the samples that its record states, those that are in the sums
+        self.paid_s = now  # up to when what it may be credited is spent
         self.hash = 0  # its part of the digest
         self.accusers: tuple[Hint, ...] = ()  # what was said of a SUSPECT; of a DEAD the last word
         self.expires_s = math.inf  # when a SUSPECT is DEAD
@@ -92,26 +96,36 @@ class Entry:
 
 
 class Run:
-    """Sums over the members whose weights come from one genesis."""
+    """Sums over the members whose weights come from one genesis, of what is credited."""
 
-    __slots__ = ("base", "members", "samples")
+    __slots__ = ("base", "claimed_base", "members", "paid_s", "samples")
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
         self.members, self.samples, self.base = 0, 0, 0
+        self.claimed_base = 0  # the largest that a member states: believed no faster than samples are
+        self.paid_s = now
+
+    @property
+    def total(self) -> int:
+        return min(self.samples + self.base, MOST_SAMPLES)
 
 
 class Table:
     """Every change is O(1). Bounded: the longest gone are forgotten first, and their samples stay in the sums."""
 
-    def __init__(self, me: MemberRecord, limit: int, now: float) -> None:
+    def __init__(self, me: MemberRecord, limit: int, now: float, fastest: float = 16.0) -> None:
         self.entries: dict[PeerId, Entry] = {}
         self.links: dict[PeerId, None] = {}  # in the order in which they were made, which a seed must repeat
         self.changes = 0  # of the set of ALIVE and ready members
-        self.samples = 0  # of everyone ever known
+        self.credit = Credit(fastest, now)
+        self._behind: OrderedDict[PeerId, None] = OrderedDict()  # those whose claims are not credited in full
+        self._settled_s = now
+        self._base, self._from = me.base_samples, 0  # our run's count when we came to it; the sum of its members then
+        self._included_until_s = -math.inf
         self._limit = limit
         self._of: dict[MemberState, list[PeerId]] = {state: [] for state in MemberState}  # without ourselves
         self._gone: OrderedDict[PeerId, None] = OrderedDict()  # DEAD and LEFT, the longest gone first
-        self._forgotten: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()  # incarnation, samples
+        self._forgotten: OrderedDict[PeerId, tuple[int, bytes, int]] = OrderedDict()  # incarnation, run, counted
         self._runs: dict[bytes, Run] = {}
         self._max_runs = MAX_FINISHED_RUNS
         self._sharing: set[PeerId] = set()
@@ -144,9 +158,14 @@ class Table:
         entry = self.entries[record.id] = Entry(record, state, now)
         entry.restored = restored
         if forgotten is not None:
-            _, entry.counted = self._forgotten.pop(record.id)
-        self._run(record.genesis).members += 1
-        self._count(entry, record)
+            _, genesis, counted = self._forgotten.pop(record.id)
+            if genesis == record.genesis and counted <= record.samples:
+                entry.counted = counted
+        self._run(record.genesis, now).members += 1
+        included = now < self._included_until_s and record.genesis == self.mine.record.genesis
+        if restored or included:  # trained before we came, and in the count that we took over
+            entry.counted = record.samples
+        self._count(entry, record, now)
         self._buckets[record.id[0]].append(record.id)
         self._enter(entry)
         return entry
@@ -157,22 +176,22 @@ class Table:
             self._leave(entry)
             if state is not entry.state:
                 entry.since_s = now
-            self._replace(entry, record)
+            self._replace(entry, record, now)
             entry.state, entry.restored = state, False
             self._enter(entry)
         else:
-            self._replace(entry, record)
+            self._replace(entry, record, now)
             if record.ready is not entry.shares and state is ALIVE:
                 self._share(entry, record.ready)
 
-    def progress(self, entry: Entry, record: MemberRecord) -> None:
+    def progress(self, entry: Entry, record: MemberRecord, now: float) -> None:
         """What :meth:`place` comes to when a record brings new counts alone: most do, and every member takes each."""
+        if record.samples < entry.record.samples:
+            entry.counted = 0
         entry.record = record
         more = record.samples - entry.counted
         if more > 0:
-            entry.counted += more
-            self._runs[record.genesis].samples += more
-            self.samples += more
+            self._credit(entry, more, now)
 
     def forget(self, before_s: float) -> None:
         """Drop those who are gone since before this time."""
@@ -188,8 +207,9 @@ class Table:
         del self.entries[peer]
         self._buckets[peer[0]].remove(peer)  # of about N / 256
         self.links.pop(peer, None)
-        self._run(entry.record.genesis).members -= 1
-        self._forgotten[peer] = (entry.record.incarnation, entry.counted)
+        self._behind.pop(peer, None)
+        self._runs[entry.record.genesis].members -= 1
+        self._forgotten[peer] = (entry.record.incarnation, entry.record.genesis, entry.counted)
         if len(self._forgotten) > self._limit:
             self._forgotten.popitem(last=False)
         return True
@@ -239,37 +259,110 @@ class Table:
         else:
             del self._sharers_of[genesis]
 
-    def _replace(self, entry: Entry, record: MemberRecord) -> None:
+    def _replace(self, entry: Entry, record: MemberRecord, now: float) -> None:
         old = entry.record
         if record is old:
             return
         if record.genesis != old.genesis:  # what it trained is behind the old run's weights; from now on the new one's
-            self._run(old.genesis).members -= 1
-            self._run(record.genesis).members += 1
+            self._runs[old.genesis].members -= 1
+            self._run(record.genesis, now).members += 1
             if entry.shares:
                 self._sharers(old.genesis, -1)
                 self._sharers(record.genesis, 1)
-        self._count(entry, record)
+        if record.genesis != old.genesis or record.samples < old.samples:
+            entry.counted = 0  # it counts anew: for another run, or in a life that does not remember the one before
         entry.record = record
+        self._count(entry, record, now)
 
-    def _count(self, entry: Entry, record: MemberRecord) -> None:
-        run = self._runs.get(record.genesis) or self._run(record.genesis)
-        if record.base_samples > run.base:
-            run.base = record.base_samples
-        # The most it ever claimed, since one that restarts without its memory claims less and the sum must not shrink.
+    # -- samples -------------------------------------------------------------------------------------------------------
+    def _count(self, entry: Entry, record: MemberRecord, now: float) -> None:
+        run = self._runs[record.genesis]
+        if record.base_samples > run.claimed_base:
+            if run.claimed_base == run.base:
+                run.paid_s = now  # a first claim counts nothing
+            run.claimed_base = record.base_samples
+            if record.id == self._mine:
+                run.base = record.base_samples
         more = record.samples - entry.counted
         if more > 0:
-            entry.counted += more
-            run.samples += more
-            self.samples += more
+            self._credit(entry, more, now)
 
-    def _run(self, genesis: bytes) -> Run:
+    def _credit(self, entry: Entry, more: int, now: float) -> None:
+        """Take so many samples of the member into its run's sum, or as many as it can have made since it was paid."""
+        credit, peer = self.credit, entry.record.id
+        run = self._runs[entry.record.genesis]
+        if peer == self._mine:
+            credit.made(None, more, now)
+        else:
+            can = (now - entry.paid_s) * credit.per_s
+            if can < more:
+                self._behind[peer] = None
+                more = int(can)
+                if more <= 0:
+                    return
+            entry.paid_s += more / credit.per_s
+            credit.made(peer, more, now)
+        entry.counted += more
+        run.samples = min(run.samples + more, MOST_SAMPLES)
+
+    def settle(self, now: float) -> None:
+        """Once a second: measure how fast members are, and credit what was stated faster than it was believed. Also of
+        those who say no more, as who has left."""
+        if now < self._settled_s + 1.0:
+            return
+        self._settled_s = now
+        self.credit.watch(self.links, now)
+        for _ in range(min(len(self._behind), SETTLED_AT_ONCE)):
+            peer, _ = self._behind.popitem(last=False)
+            entry = self.entries[peer]
+            more = entry.record.samples - entry.counted
+            if more > 0:
+                self._credit(entry, more, now)
+        for run in self._runs.values():
+            more = min(run.claimed_base - run.base, int((now - run.paid_s) * self.credit.per_s))
+            if more > 0:
+                run.base += more
+                run.paid_s = now
+
+    def rebase(self, base: int, now: float, *, included: bool, afresh: bool) -> None:
+        """Our run, that of our own record, has ``base`` samples behind it. ``included``: what its members have stated
+        until now is among them, and so is what those stated of whom we hear in the next minute. ``afresh``: what was
+        credited to the run until now is not counted beside it."""
+        genesis = self.mine.record.genesis
+        if included:
+            for peer, entry in self.entries.items():
+                if entry.record.genesis == genesis:
+                    entry.counted = max(entry.counted, entry.record.samples)
+                    self._behind.pop(peer, None)
+        self._included_until_s = now + INCLUDED_S if included else -math.inf
+        self._base = min(base, MOST_SAMPLES)
+        self._from = self._runs[genesis].samples if afresh or included else 0
+
+    @property
+    def samples(self) -> int:
+        """Behind the weights of our own run, ours among them."""
+        made = self._runs[self.mine.record.genesis].samples - self._from
+        return min(self._base + max(made, 0), MOST_SAMPLES)
+
+    def samples_of(self, genesis: bytes) -> int:
+        """Credited to the members of a run, and the base they state."""
+        run = self._runs.get(genesis)
+        return 0 if run is None else run.total
+
+    def claimed_more(self, genesis: bytes) -> bool:
+        """Whether members of this run state more than is credited to them by now."""
+        run = self._runs.get(genesis)
+        return run is not None and (
+            run.base < run.claimed_base or any(self.entries[peer].record.genesis == genesis for peer in self._behind)
+        )
+
+    def _run(self, genesis: bytes, now: float) -> Run:
         run = self._runs.get(genesis)
         if run is None:
             if len(self._runs) >= self._max_runs:
                 self._runs = {key: run for key, run in self._runs.items() if run.members}
                 self._max_runs = MAX_FINISHED_RUNS + 2 * len(self._runs)  # so that dropping them costs O(1) each
-            run = self._runs[genesis] = Run()
+            run = self._runs[genesis] = Run(now)
         return run
 
     # -- questions -----------------------------------------------------------------------------------------------------
@@ -286,14 +379,6 @@ class Table:
     def runs(self) -> list[bytes]:
         """The geneses of the ALIVE and ready, our own among them."""
         return list(self._sharers_of)
-
-    def base_of(self, genesis: bytes) -> int:
-        run = self._runs.get(genesis)
-        return 0 if run is None else run.base
-
-    def samples_of(self, genesis: bytes) -> int:
-        run = self._runs.get(genesis)
-        return 0 if run is None else run.samples + run.base
 
     def sample(
         self, count: int, rng: random.Random, suspects: bool = False, without: PeerId | None = None

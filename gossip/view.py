@@ -115,7 +115,7 @@ class View:
             self.place(entry, record, state, now)
         elif mere_progress(record, entry.record):
             told = told_of_progress(self._table.size)
-            self._table.progress(entry, record)
+            self._table.progress(entry, record, now)
         else:
             self._table.place(entry, record, entry.state, now)
         if not quiet:

@@ -145,6 +145,7 @@ class Node:
             if final and not runtime.doors.dialling and not len(runtime.links):
                 raise LocalError(f"Could not join: {refusal}") from refusal
             if ready:
+                self.heard()  # and with the weights the count of what is behind them
                 return
 
     def figures(self) -> Figures:
@@ -194,9 +195,10 @@ class Node:
 
     @property
     def swarm_samples(self) -> int:
-        """Samples trained by the whole swarm so far, the departed and earlier lives of the run included. Others' counts
-        are a second or two old, so schedules and stopping rules agree about as closely."""
-        return self.view.others_samples + self.view.earlier_samples + self.samples
+        """Samples behind the weights of this node's run: the whole swarm's, the departed and what a checkpoint says
+        included. Others' counts are a second or two old, so schedules and stopping rules agree about as closely."""
+        view = self.view
+        return view.swarm_samples + self.samples - view.own_samples
 
     def step(self, loss: Any = None, samples: int = 1) -> None:
         """Call after ``optimizer.step()``: counts the step, and lets finished exchanges land between two steps.
@@ -407,6 +409,7 @@ class Node:
 
         def resume() -> None:
             runtime.streams.replace_weights()
+            peer.counted(self.steps, self.samples)
             runtime.perform(peer.resume(genesis, base, version, runtime.now))
             self.service.view = self.view.refreshed(runtime)
             resumed.set()

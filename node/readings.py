@@ -48,8 +48,8 @@ class View:
     members: tuple[Member, ...] = ()
     owners: tuple[PeerId, ...] = ()  # who shares the data: alive and ready, this node included
     changes: int = -1  # counts changes of owners
-    others_samples: int = 0
-    earlier_samples: int = 0  # of this node's earlier lives
+    swarm_samples: int = 0  # behind the weights of our run
+    own_samples: int = 0  # of this life, in them or not: what was trained since comes on top
 
     def refreshed(self, runtime: Runtime) -> Self:
         peer = runtime.peer
@@ -63,5 +63,4 @@ class View:
         )  # fmt: skip
         changes = membership.changes
         owners = self.owners if changes == self.changes else tuple(membership.owners())
-        others = membership.swarm_samples - membership.my_samples
-        return type(self)(members, owners, changes, others, membership.my_samples - peer.samples)
+        return type(self)(members, owners, changes, membership.swarm_samples, peer.told_samples)

@@ -50,6 +50,7 @@ class Service:
         self.incarnation = 0
         self.runtime: Runtime | None = None
         self.view = View()
+        self.genesis = b""  # of the run that the view counts for
         self.may_mix = False  # and whether it would begin one then, as far as is known
         self.due_steps: float = 0  # the step count at which the training thread should visit the boundary
         self.held = False  # the training thread must wait at its boundary
@@ -101,8 +102,7 @@ class Service:
     def make_peer(self, address: Address | None, memory: Memory, now: float) -> Peer:
         identity, settings = self.identity, self.settings
         record = MemberRecord(
-            identity.id, identity.public_key, self.incarnation, address=address, samples=memory.samples,
-            genesis=secrets.token_bytes(16),
+            identity.id, identity.public_key, self.incarnation, address=address, genesis=secrets.token_bytes(16),
         )  # fmt: skip
         return Peer(
             record, sign=identity.sign, verify=verify, config=settings.config,
@@ -121,6 +121,9 @@ class Service:
                 self.boundary.wake.set()
             self.held = peer.held
             self.may_mix = peer.schedule.retry_at <= self.runtime.now
+            if peer.ready and peer.local.genesis != self.genesis:  # the count is another run's from here on
+                self.genesis = peer.local.genesis
+                self.view = self.view.refreshed(self.runtime)
 
     async def look(self, runtime: Runtime, progress: Progress) -> None:
         while True:

@@ -134,6 +134,12 @@ class IdealMembers:
     def samples_of(self, genesis: bytes) -> int:
         return self._registry.samples.get(genesis, 0)
 
+    def claimed_more(self, genesis: bytes) -> bool:
+        return False
+
+    def rebase(self, base: int, now: float, *, included: bool, afresh: bool) -> None:
+        """Everybody's samples are known to all, from the first on."""
+
     def book(self) -> list[MemberRecord]:
         return []
 

@@ -1,0 +1,84 @@
+"""Which samples a node counts over restarts: what is behind its weights and nothing else."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from tests.node.test_node import linear
+
+
+def trained(trainee):
+    return trainee.node.metrics().samples
+
+
+def test_resuming_with_a_state_directory_counts_nothing_twice(train, until, tmp_path):
+    """Killed at 6,000 of 8,000 samples and resumed, the count once stood at 11,710."""
+    first = train(linear(1), state_dir=tmp_path / "state")
+    until(lambda: trained(first) > 200)
+    first.do(lambda node: node.save(tmp_path / "run"))
+    first.stop()
+    second = train(linear(2), state_dir=tmp_path / "state")
+
+    def resume(node):
+        before = node.samples
+        meta = node.load(tmp_path / "run")
+        return meta["swarm_samples"], before, node.swarm_samples, node.samples
+
+    saved, before, counted, now = second.do(resume)
+    assert counted == saved + now - before
+    until(lambda: trained(second) > now + 100)
+    second.stop()
+    assert second.node.swarm_samples == saved + trained(second) - before
+
+
+def test_a_state_directory_without_its_checkpoint_counts_from_nothing(train, until, tmp_path):
+    first = train(linear(1), state_dir=tmp_path)
+    until(lambda: trained(first) > 100)
+    first.stop()
+    second = train(linear(2), state_dir=tmp_path)
+    until(lambda: trained(second) > 100)
+    second.stop()
+    assert second.node.swarm_samples == trained(second)
+
+
+def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until, tmp_path):
+    """Three machines once went from 96,960 to 208,960."""
+    nodes = [train(linear(1), state_dir=tmp_path / "0")]
+    nodes += [train(linear(n), state_dir=tmp_path / str(n), seeds=[nodes[0].node.address]) for n in (1, 2)]
+    until(lambda: all(trained(one) > 200 for one in nodes))
+    for number, one in enumerate(nodes):
+        one.do(lambda node, number=number: node.save(tmp_path / f"run{number}"))
+    for one in nodes:
+        one.stop()
+    again = [train(linear(1), state_dir=tmp_path / "0")]
+    began, saved = [], []
+
+    def resume(number):
+        def load(node):
+            before = node.samples
+            saved.append(node.load(tmp_path / f"run{number}")["swarm_samples"])
+            return before
+
+        return load
+
+    since_s = time.monotonic()
+    began.append(again[0].do(resume(0)))
+    for number in (1, 2):
+        again.append(train(linear(number), state_dir=tmp_path / str(number), seeds=[again[0].node.address]))
+        began.append(again[-1].do(resume(number)))
+    until(lambda: all(trained(one) > 400 for one in again))
+    until(lambda: time.monotonic() > since_s + 5.0)
+    for one in again:
+        one.stop()
+    made = sum(trained(one) - before for one, before in zip(again, began, strict=True))
+    news = 2 * made / (time.monotonic() - since_s)  # a second or two of everybody's, as old as what nodes know
+    for one in again:
+        assert min(saved) + made - news <= one.node.swarm_samples <= max(saved) + made + news
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
