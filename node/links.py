@@ -100,7 +100,9 @@ class Link:
     def __init__(self, stream: ByteStream, reader: FrameReader, peer: PeerId, dialled: Address | None) -> None:
         self.stream, self.reader, self.peer, self.dialled = stream, reader, peer, dialled
         self.outbox: deque[bytes] = deque()
+        self.queued = self.taken = 0  # control frames that were ever put into the outbox, and taken out of it
         self.bulk: dict[int, Bulk] = {}  # by session
+        self.behind: dict[int, int] = {}  # by session: how many control frames go before its first chunk
         self.wake = trio.Event()
         self.used_at = trio.current_time()
         self.bytes_sent = 0
@@ -117,14 +119,18 @@ class Link:
             self.close_now()
             return
         self.outbox.append(encode(message))
+        self.queued += 1
         self.wake.set()
 
     def start_bulk(self, session: int, bulk: Bulk) -> None:
+        """Stream this, behind what was sent before: a chunk ahead of its Accept would end the link."""
         self.bulk[session] = bulk
+        self.behind[session] = self.queued
         self.wake.set()
 
     def stop_bulk(self, session: int) -> None:
         self.bulk.pop(session, None)
+        self.behind.pop(session, None)
 
     def finish(self) -> None:
         """Close once the outbox is sent."""
@@ -154,16 +160,18 @@ class Link:
             frames: list[bytes] = []
             while self.outbox and len(frames) < CONTROL_BURST:
                 frames.append(self.outbox.popleft())
+            self.taken += len(frames)
             if frames:
                 joined = frames[0] if len(frames) == 1 else b"".join(frames)
                 await self.stream.send_all(joined)
                 self.bytes_sent += len(joined)
                 self.used_at = trio.current_time()
-            if self.bulk:
-                session = next(iter(self.bulk))
+            session = next((session for session in self.bulk if self.behind[session] <= self.taken), None)
+            if session is not None:
                 bulk = self.bulk.pop(session)
                 frame = bulk.next_frame()
                 if frame is None:
+                    del self.behind[session]
                     finished(session)
                     continue
                 self.bulk[session] = bulk  # to the back of the row
