@@ -53,6 +53,7 @@ class Exchanges(Offering):
             return []
         if exchange.state is State.OFFERED:
             return self.offer(exchange, now)
+        self.conduct.note(sender, "wasted", now)
         return self.fail(exchange, now, code)
 
     def on_outcome(self, sender: PeerId, session: int, now: float) -> list[Effect]:
@@ -82,12 +83,16 @@ class Exchanges(Offering):
         refused = self.filter.judge(difference_sq, own_sq, elements, self.local.version)
         if refused is not None:
             self.refusals.add(partner, refused)
+            self.conduct.note(partner, "refused", now)
             return [Send(partner, Abort(session, refused)), *self.fail(exchange, now, refused)]
         whole = self.local.elements / elements if exchange.part.kind != "all" else 1.0
         self.seen.append((difference_sq * whole, own_sq * whole))
         taken = clip_factor(difference_sq, radius)
-        if taken < 1.0:
+        if taken == 1.0:
+            self.conduct.excuse(partner, "clipped")
+        else:
             self.refusals.add(partner, "clipped")
+            self.conduct.note(partner, "clipped", now)
             exchange.weight *= taken
             exchange.mass *= taken  # of a push: what counts for less moves its receiver less
         commit = Send(partner, Commit(session))
@@ -111,6 +116,7 @@ class Exchanges(Offering):
             case State.STREAMING if exchange.push and exchange.initiator and self.conserves:
                 return self.doubt(exchange, now)  # all of it may have arrived
             case State.STREAMING:
+                self.conduct.note(exchange.partner, "wasted", now)
                 told: list[Effect] = [] if code == "broken" else [Send(exchange.partner, Abort(session, code))]
                 return [*told, *self.fail(exchange, now, code)]
             case State.PREPARING if not exchange.initiator:
@@ -153,6 +159,7 @@ class Exchanges(Offering):
             if self.table.get(exchange.session) is not exchange:
                 continue  # it made way for a doubt
             if exchange.state is State.OFFERED:
+                self.conduct.note(exchange.partner, "wasted", now)
                 self.partners.failed(exchange.partner, now)
                 effects += [Send(exchange.partner, Abort(exchange.session, "late")), *self.offer(exchange, now)]
             elif exchange.state is State.PREPARING:
@@ -162,6 +169,7 @@ class Exchanges(Offering):
             elif exchange.state is State.VERIFIED or now - exchange.since < self.config.doubt_s:
                 effects += self.doubt(exchange, now)
             else:
+                self.conduct.note(exchange.partner, "wasted", now)
                 effects += self.fail(exchange, now, "doubt")
         return effects
 
@@ -188,6 +196,7 @@ class Exchanges(Offering):
             self.partners.heard(partner, seconds)
         self.done += 1
         self.last_partner = partner
+        self.conduct.excuse(partner, "wasted")
         if exchange.push:
             if not exchange.initiator:
                 return [Merge(session, exchange.mass), *self.end(exchange)]

@@ -130,6 +130,7 @@ class Groups(Forming):
         code = norm_accepts(difference_sq, own_sq, elements, self.config.norm_bound)
         for peer in refused:
             self.refusals.add(peer, code or "norm")
+            self.conduct.note(peer, "refused", now)
             if code is not None:
                 self.mates.failed(peer, now)
         if code is not None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.durations import Durations
 from gossip.effects import Effect, Release
@@ -45,6 +46,7 @@ class Ledger(Generic[One]):
         self.verdicts: dict[Key, bool] = {}  # how they ended, for those who ask; the oldest first
         self.durations = Durations()
         self.refusals = Refusals()
+        self.conduct = Conduct()  # Peer's own, once there is one
         # |theirs - ours|^2, for a group what a pair's would be, and |ours|^2 of the last exchanges
         self.seen: deque[tuple[float, float]] = deque(maxlen=8)
         self.done = self.failures = 0

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
+from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.credit import MOST_SAMPLES
 from gossip.detector import PIGGYBACK, Detector
@@ -54,15 +55,17 @@ class Membership:
     """
 
     def __init__(
-        self, me: MemberRecord, *, sign: Sign, verify: Verify, config: Config, rng: random.Random, now: float
-    ) -> None:
+        self, me: MemberRecord, *, sign: Sign, verify: Verify, config: Config, rng: random.Random, now: float,
+        conduct: Conduct | None = None,
+    ) -> None:  # fmt: skip
         me = signed(me, sign)
         self._mine = me.id
         self._config, self._rng = config, rng
         self._table = Table(me, 2 * config.max_members, now, config.fastest_member)
         self._rumours = Rumours(config.gossip_period_s, now)
         self._detector = Detector(self._table, self._rumours, config, rng, now)
-        self._view = View(self._table, self._rumours, self._detector, sign, verify, config, now)
+        self.conduct = conduct if conduct is not None else Conduct()
+        self._view = View(self._table, self._rumours, self._detector, sign, verify, config, now, self.conduct)
         self._myself = Myself(me, self._table, self._rumours, sign, config, now)
         self._push_pull = PushPull(me.id, self._table, config, rng, now)
         self._heal_s = now + rng.random() * config.heal_period_s
@@ -308,6 +311,8 @@ class Membership:
         self._arm()
         if self._view.before:
             self._view.changed(out)
+        if self.conduct.news:
+            out.extend(self.conduct.take())
         return out
 
     def _arm(self) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 
 from gossip.bootstrap import Listening, Reachability, Seeds
+from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.effects import Dial, Effect, MemberState, Notice, Send
 from gossip.exchange import Local, within
@@ -57,14 +58,18 @@ class Peer:
     ) -> None:
         self.id, self.config, self.rng = me.id, config, rng
         self.local = Local(fingerprint, elements, trained_elements, genesis=me.genesis, boundary_at=now)
+        self.conduct = Conduct()
         if members is None:
-            members = Membership(me, sign=sign, verify=verify, config=config, rng=rng, now=now)
+            members = Membership(
+                me, sign=sign, verify=verify, config=config, rng=rng, now=now, conduct=self.conduct
+            )  # fmt: skip
         self.membership = members
         self.linked_peers: dict[PeerId, float] = {}  # and when each last had us dial its address
         self.partners = Partners(me.id, members, self.local, config, rng, self.linked_peers.__contains__)
         self.exchanges: Exchanges | Groups = (Groups if config.mixing == "group" else Exchanges)(
             me.id, self.local, config, self.new_session, self.partners
         )
+        self.exchanges.conduct = self.conduct
         self.schedule = Schedule(config, rng)
         self.mixing = False  # exchanges of a mix are finished, and it may not be over
         self.joining = Joining(self.local, config, self.new_session)
@@ -242,7 +247,8 @@ class Peer:
     def unsettled(self) -> bool:
         """Whether :meth:`after` has something to note."""
         exchanges = self.exchanges
-        return bool(exchanges.mixed_at) or exchanges.gave_up or self.joining.phase is not Phase.IDLE
+        busy = bool(exchanges.mixed_at) or exchanges.gave_up or self.joining.phase is not Phase.IDLE
+        return busy or bool(self.conduct.news)
 
     def check_reach(self, now: float) -> list[Effect]:
         address = self.membership.me.address
@@ -387,6 +393,8 @@ class Peer:
         """Note what ended: when the next mix is due, and who earned trust."""
         exchanges = self.exchanges
         effects: list[Effect] = []
+        if self.conduct.news:
+            effects += self.conduct.take()
         if exchanges.mixed_at:
             for partner in exchanges.mixed_at:
                 self.partners.succeeded(partner)

@@ -19,6 +19,7 @@ import heapq
 import math
 
 from gossip.accusations import Accusers, accusation, is_signed
+from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.detector import Detector, suspicion_s
 from gossip.effects import Effect, MemberChanged, MemberState, Send
@@ -44,8 +45,9 @@ class View:
 
     def __init__(
         self, table: Table, rumours: Rumours, detector: Detector, sign: Sign, verify: Verify, config: Config,
-        now: float,
+        now: float, conduct: Conduct,
     ) -> None:  # fmt: skip
+        self._conduct = conduct
         self._table, self._rumours, self._detector, self._config = table, rumours, detector, config
         self._sign, self._verify = sign, verify
         self._me = table.mine.record.id
@@ -168,6 +170,7 @@ class View:
             return False
         silent = self._accusers.silent(hint.by, accuser.met, now)
         self._accusers.judged(hint.by, accuser.met, False, now)
+        self._conduct.note(hint.by, "accusations", now)
         return not silent
 
     def own(self, record: MemberRecord, dead: bool) -> Hint:

@@ -41,6 +41,7 @@ from node.doors import Doors
 from node.handshake import Greeter
 from node.links import Link, Links, Network
 from node.status import status_page
+from node.stream import BrokenLinkError
 from node.streams import Streams
 from node.tls import Contexts
 
@@ -54,6 +55,10 @@ SAID = {
     MemberState.ALIVE: "is alive", MemberState.SUSPECT: "does not answer", MemberState.DEAD: "is dead",
     MemberState.LEFT: "has left",
 }  # fmt: skip
+
+
+class FloodError(ProtocolError):
+    """More than any allowance."""
 
 
 class Runtime:
@@ -254,12 +259,26 @@ class Runtime:
                     finally:
                         link.finish()
                         scope.deadline = trio.current_time() + 1.0
-        except* RemoteError:
-            pass
+        except* RemoteError as group:
+            self.blame(link, group)
         finally:
             link.stream.close_now()
             if member is not None:
                 self.unlink(link)
+
+    def blame(self, link: Link, group: BaseExceptionGroup[RemoteError]) -> None:
+        """What ended a link, if it was not merely the network's doing, is the member's at its other end."""
+        for error in group.exceptions:
+            if isinstance(error, BaseExceptionGroup):
+                self.blame(link, error)
+            elif not isinstance(error, BrokenLinkError):
+                self.note(link.peer, "flood" if isinstance(error, FloodError) else "fault")
+
+    def note(self, who: PeerId | str, kind: str) -> None:
+        """Somebody did what :mod:`gossip.conduct` counts."""
+        conduct = self.peer.conduct
+        conduct.note(who, kind, self.now)
+        self.perform(conduct.take())
 
     async def write(self, link: Link, scope: trio.CancelScope) -> None:
         def sent(session: int) -> None:
@@ -288,7 +307,7 @@ class Runtime:
                 window, count = self.now, 0
             count += 1
             if count > MESSAGES_PER_S:
-                raise ProtocolError("A member sends too many messages.")
+                raise FloodError("A member sends too many messages.")
             if isinstance(message, StatusQuery):
                 link.send(status_page(self, message.after))
             elif isinstance(message, Close):
@@ -358,6 +377,7 @@ class Runtime:
                 self.on_event(
                     "stalled", f"A transfer with {short(session.partner)} stopped moving; its link is closed."
                 )
+                self.note(session.partner, "wasted")
                 session.link.close_now()
             for link in self.streams.gathers.stalled(now, self.config.stall_s):
                 self.on_event("stalled", f"A group's stream from {short(link.peer)} stopped; its link is closed.")

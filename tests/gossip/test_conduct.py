@@ -1,0 +1,115 @@
+"""Who is named as misbehaving, and who is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossip.conduct import FORGIVEN_S, KEPT, KINDS, TOLD, Conduct
+from gossip.effects import Notice
+from gossip.ids import PeerId
+from gossip.messages import Accept, Gossip, Hint
+from tests.gossip.harness import acquainted, peer_id
+from tests.gossip.sides import A, B, Side
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whoever_passes_the_threshold_is_named_once(kind):
+    conduct, threshold = Conduct(), int(KINDS[kind][0])
+    for number in range(threshold - 1):
+        conduct.note(A, kind, number * 1e-3)
+    assert conduct.take() == []
+    for number in range(2 * threshold):
+        conduct.note(A, kind, 1 + number * 1e-3)
+    (notice,) = conduct.take()
+    assert notice.kind == "suspicious"
+    assert notice.sentence == f"Member {A.hex()[:8]} misbehaves: {KINDS[kind][1]}."
+    ((who, what, times),) = conduct.rows()
+    assert (who, what) == (A.hex(), kind)
+    assert times == pytest.approx(3 * threshold - 1, abs=1)
+
+
+def test_what_happens_once_a_minute_is_forgiven():
+    conduct = Conduct()
+    for minute in range(1000):
+        conduct.note(A, "wasted", minute * FORGIVEN_S)
+    assert conduct.take() == []
+
+
+def test_one_kind_of_one_member_says_nothing_of_others():
+    conduct = Conduct()
+    for number in range(1, 3):
+        conduct.note(A, "refused", number)
+        conduct.note(A, "fault", number)
+        conduct.note(B, "refused", number)
+    assert conduct.take() == []
+
+
+def test_a_member_that_is_cut_off_less_often_than_not_is_never_named():
+    conduct = Conduct()
+    for number in range(10_000):
+        conduct.note(A, "clipped", number * 0.1)
+        conduct.excuse(A, "clipped")
+        conduct.excuse(B, "clipped")
+    assert conduct.take() == []
+    assert B not in {who for who, _ in conduct.levels}
+
+
+def test_a_stranger_is_named_by_its_address():
+    conduct = Conduct()
+    for number in range(17):
+        conduct.note("192.0.2.7", "strangers", 1e-3 * number)
+    assert "Somebody at 192.0.2.7 misbehaves" in conduct.take()[0].sentence
+
+
+def test_a_flood_of_identities_costs_a_bounded_table():
+    conduct = Conduct()
+    for number in range(3 * KEPT):
+        who = PeerId(number.to_bytes(16, "big"))
+        for _ in range(3):
+            conduct.note(who, "fault", 1.0)
+    assert len(conduct.levels) == KEPT
+    assert len(conduct.counts) == len(conduct.take()) == TOLD
+
+
+def test_a_partner_whose_exchanges_come_to_nothing_is_named_and_one_whose_are_mostly_finished_is_not():
+    side = Side(A)
+    for number in range(40):
+        exchange(side, number, fails=bool(number % 2))
+    assert side.exchanges.conduct.take() == []
+    for number in range(6):
+        exchange(side, number, fails=True)
+    (notice,) = side.exchanges.conduct.take()
+    assert notice.sentence == f"Member {B.hex()[:8]} misbehaves: {KINDS['wasted'][1]}."
+
+
+def exchange(side, now, fails):
+    """One with B from beginning to end."""
+    (snapshot,) = side.exchanges.begin(now)
+    session = snapshot.session
+    side.exchanges.snapshotted(session, now)
+    side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, (), "fp32"), now)
+    if fails:
+        side.exchanges.failed(session, "deadline", now)
+        return
+    side.exchanges.streamed(session, 1.0, 1.0, now)
+    side.exchanges.on_commit(B, session, now)
+
+
+def test_whoever_goes_on_accusing_us_although_we_answer_is_named():
+    me = acquainted(3)
+    liar = peer_id(1)
+    told = []
+    for second in range(20):
+        hint = Hint(me.me.id, me.me.incarnation, False, liar)
+        told += me.receive(liar, Gossip((hint,)), float(second))
+    (notice,) = [effect for effect in told if isinstance(effect, Notice)]
+    assert notice.sentence.startswith(f"Member {liar.hex()[:8]} misbehaves: accusations")
+
+
+def test_everybody_who_accuses_us_once_while_we_slept_is_innocent():
+    me = acquainted(100)
+    told = []
+    for number in range(2, 100):
+        hint = Hint(me.me.id, me.me.incarnation, False, peer_id(number))
+        told += me.receive(peer_id(1), Gossip((hint,)), float(number))
+    assert not [effect for effect in told if isinstance(effect, Notice)]
