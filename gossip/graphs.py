@@ -61,6 +61,8 @@ class Graph:
             raise ConfigError(f"Cannot read the graph {path}: {error.strerror}.") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"The graph {path} is not a text: write one link a line, as in 0 1.") from error
+        except ValueError as error:
+            raise ConfigError("The graph's path holds a null byte: name a file.") from error
         return cls.from_text(text, str(path))
 
     @classmethod

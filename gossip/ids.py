@@ -43,7 +43,7 @@ def parse_address(text: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise ConfigError(f"{text!r} is not an address: write an IPv6 host in brackets, as in [::1]:7700.")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
         raise ConfigError(f"{text!r} is not an address: write host:port, as in 10.0.0.5:7700.")
     return Address(host, int(port))
 

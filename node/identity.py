@@ -134,6 +134,8 @@ def read_secret(path: Path) -> bytes:
         raise IdentityError(
             f"The swarm secret in {path} cannot be read ({error.strerror}): make it readable or name another file."
         ) from error
+    except ValueError as error:
+        raise IdentityError("The path of the swarm secret holds a null byte: name a file.") from error
     try:
         return parse_secret(text)
     except IdentityError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gossip.config import Config
+from gossip.config import Config, read_toml
 from gossip.errors import ConfigError
 from sim import tables
 from sim.attackers import AttackersSpec
@@ -188,12 +188,7 @@ class Scenario:
         """A scenario's file. ``changes``: texts under dotted keys, as ``--set gossip.mix_every_steps=4`` gives them,
         each read as TOML or else as it stands. A trace's path is relative to the file's folder."""
         path = Path(path)
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"Cannot read the scenario {path}: {error.strerror}.") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}.") from error
+        table = read_toml(path, "scenario")
         if isinstance(churn := table.get("churn"), dict) and isinstance(trace := churn.get("trace"), str):
             churn["trace"] = str(path.parent / trace)
         given: dict[str, Any] = {key: value_of(text) for key, text in (changes or {}).items()}
@@ -247,7 +242,7 @@ def value_of(text: str) -> Any:
     """What the command line's ``key=value`` gives: TOML where it is TOML, else the text."""
     try:
         table = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, a thousand brackets
         return text
     value = table["value"]
     return value if len(table) == 1 and isinstance(value, str | int | float | bool | list | dict) else text

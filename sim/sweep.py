@@ -293,9 +293,9 @@ def numbers(texts: Sequence[str]) -> list[float] | None:
     for text in texts:
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, a thousand brackets
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
             return None
-        found.append(float(value))
+        found.append(float(min(max(value, -1e308), 1e308)))
     return found

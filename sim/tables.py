@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from gossip.config import PRESETS, Config
+from gossip.config import LARGEST, PRESETS, Config, shown
 from gossip.errors import ConfigError
 
 __all__ = [
@@ -65,11 +65,6 @@ def require(right: bool, key: str, value: object, wanted: str) -> None:
     if not right:
         said = "is missing" if value is None else f"= {shown(value)} cannot work"
         raise KeyFault(key, f"{said}: it must be {wanted}.")
-
-
-def shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 # -- tables to dataclasses ---------------------------------------------------------------------------------------------
@@ -133,6 +128,7 @@ def parsed(hint: Any, value: Any) -> Any:
 def scalar(kind: type, value: object) -> object:
     allowed, words = KINDS[kind]
     require(isinstance(value, allowed) and (kind is bool or not isinstance(value, bool)), "", value, words)
+    require(not isinstance(value, int) or abs(value) <= LARGEST, "", value, "a number below 2**53")
     return float(cast(float, value)) if kind is float else value
 
 

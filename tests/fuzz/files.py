@@ -1,0 +1,199 @@
+"""Targets: what lies on a disk. Address books, keys, secrets, checkpoints, damaged or another's."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgpack
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from gossip.errors import CheckpointError, IdentityError
+from gossip.records import signed
+from node import checkpoint
+from node.identity import Identity, parse_invite, parse_secret, read_secret
+from node.statedir import Memory, StateDir
+from tests.fuzz.engine import Target
+from tests.fuzz.grammar import World, make_record
+from tests.fuzz.mutations import EDGE_TEXTS, mutated_bytes, mutated_text, mutated_value
+
+__all__ = ["Books", "Checkpoints", "Invites", "Keys", "Secrets"]
+
+
+class OnDisk(Target):
+    """A folder for a life."""
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
+        self.folder = Path(tempfile.mkdtemp(prefix="gossip-fuzz-", dir=MEMORY if MEMORY.is_dir() else None))
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+MEMORY = Path("/dev/shm")
+
+
+class Books(OnDisk):
+    """A state directory's address book: whatever is in it, a node starts, and its next one is written and read."""
+
+    name, share, declared = "books", 0.04, ()
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
+        world = World()
+        self.records = [signed(make_record(rng, world), lambda _: b"s" * 64) for _ in range(rng.choice((0, 1, 5, 40)))]
+        StateDir(self.folder).write(3, 1_000, self.records)
+        self.sample = (self.folder / "members.bin").read_bytes()
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        if rng.random() < 0.6:
+            data = mutated_bytes(rng, self.sample)
+        else:
+            data = repacked(mutated_value(rng, msgpack.unpackb(self.sample[: packed_bytes(self.sample)], raw=False)))
+
+        def act() -> None:
+            (self.folder / "members.bin").write_bytes(data)
+            memory = StateDir(self.folder).read()
+            assert isinstance(memory, Memory)
+            assert isinstance(memory.incarnation + memory.samples, int)
+
+        return data, act
+
+
+def packed_bytes(data: bytes) -> int:
+    """How many bytes of a file are its msgpack value; a checksum may follow."""
+    reader = msgpack.Unpacker(raw=False)
+    reader.feed(data)
+    reader.skip()
+    return int(reader.tell())
+
+
+def repacked(value: Any) -> bytes:
+    try:
+        data: bytes = msgpack.packb(value, use_bin_type=True)
+    except (OverflowError, ValueError, TypeError, RecursionError):
+        return b""
+    return data
+
+
+class Keys(OnDisk):
+    """A node's private key."""
+
+    name, share, declared = "keys", 0.01, (IdentityError,)
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
+        self.samples = [Identity(Ed25519PrivateKey.from_private_bytes(octet * 32)).pem() for octet in (b"a", b"b")]
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        data = mutated_bytes(self.rng, self.rng.choice(self.samples), self.samples)
+
+        def act() -> None:
+            (self.folder / "identity.pem").write_bytes(data)
+            assert len(Identity.load(self.folder).id) == 16
+
+        return data, act
+
+
+class Secrets(OnDisk):
+    """A swarm's secret, as a text and as a file."""
+
+    name, share, declared = "secrets", 0.02, (IdentityError,)
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        text = mutated_text(rng, "gossip-secret-1:" + "A" * 43, ("gossip-", "-", "_", "=="))
+        if rng.random() < 0.7:
+            return text, lambda: len(parse_secret(text))
+        data = mutated_bytes(rng, text.encode("utf-8", "replace"))
+
+        def act() -> None:
+            (self.folder / "secret").write_bytes(data)
+            assert len(read_secret(self.folder / "secret")) == 32
+
+        return data, act
+
+
+class Invites(Target):
+    """An invite's text, and the msgpack in it."""
+
+    name, share, declared = "invites", 0.05, (IdentityError,)
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        address = ["10.0.0.1", 7_700]
+        value: Any = [b"s" * 32, [address, ["node.example", 1]][: rng.randrange(1, 3)], b"i" * 16]
+        if rng.random() < 0.6:
+            packed = repacked(mutated_value(rng, value, [address]))
+        else:
+            packed = mutated_bytes(rng, repacked(value), most=4_000)
+        text = "gossip-invite-1:" + text_of(packed)
+        if rng.random() < 0.4:
+            text = mutated_text(rng, text, ("gossip-invite-1:", "=", "-", "_", " ", *EDGE_TEXTS))
+
+        def act() -> None:
+            invite = parse_invite(text)
+            assert parse_invite(invite.text) == invite
+
+        return text, act
+
+
+def text_of(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+class Checkpoints(OnDisk):
+    """A checkpoint's bytes, and the JSON in its header."""
+
+    name, share, life, declared = "checkpoints", 0.04, 256, (CheckpointError,)
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
+        self.path = self.folder / "a.safetensors"
+        weights = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(1, dtype=torch.bfloat16)}
+        state = {
+            "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2, 3)}},
+            "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}],
+        }
+        checkpoint.save(
+            self.path, weights, state, {"genesis": "67" * 16, "version": 3.0, "swarm_samples": 64, "fingerprint": "f"}
+        )
+        self.sample = self.path.read_bytes()
+        size = struct.unpack("<Q", self.sample[:8])[0]
+        self.header = json.loads(self.sample[8 : 8 + size])
+        self.header["__metadata__"]["gossip"] = json.loads(self.header["__metadata__"]["gossip"])
+        self.rest = self.sample[8 + size :]
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        flat = rng.random() < 0.4
+        data = mutated_bytes(rng, self.sample) if flat else self.framed(mutated_value(rng, self.header))
+
+        def act() -> None:
+            self.path.write_bytes(data)
+            held = checkpoint.load(self.path)
+            assert all(isinstance(value, torch.Tensor) for value in held.tensors.values())
+            assert isinstance(held.meta, dict)
+            assert checkpoint.inspect(self.path) == held.meta or held.meta != held.meta
+
+        return data, act
+
+    def framed(self, header: Any) -> bytes:
+        """The file of such a header; what JSON cannot say becomes its text."""
+        try:
+            if isinstance(header, dict) and isinstance(inner := header.get("__metadata__"), dict) and "gossip" in inner:
+                header = header | {"__metadata__": inner | {"gossip": json.dumps(inner["gossip"], default=repr)}}
+            text = json.dumps(header, default=repr).encode("utf-8", "surrogatepass")
+        except (RecursionError, ValueError, TypeError):
+            text = b"[" * 2_000
+        return struct.pack("<Q", len(text)) + text + self.rest

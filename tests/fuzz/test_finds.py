@@ -1,0 +1,58 @@
+"""What the fuzzer found, each once more as its smallest input."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossip.config import Config
+from gossip.errors import ConfigError, IdentityError
+from gossip.graphs import Graph
+from gossip.ids import parse_address
+from node.identity import read_secret
+from sim.scenario import Scenario
+
+DEEP = "part = " + "[" * 3_000
+LONG = "mix_every_s = " + "9" * 5_000
+HEX = "mix_every_s = 0x" + "f" * 5_000  # which Python reads, and writes to nobody
+
+
+@pytest.mark.parametrize(
+    "text", [DEEP, LONG, HEX, "swarm = 0x" + "f" * 5_000, "preset = 0x" + "f" * 5_000, "method = 0x" + "f" * 5_000]
+)
+def test_a_setting_beyond_all_bounds_is_refused_in_a_sentence(tmp_path, text):
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        Config.from_toml(tmp_path / "a.toml")
+    assert len(str(error.value)) < 400 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["mix_every_s", "seed_backoff_max_s", "group_size", "max_members", "norm_bound"])
+def test_a_whole_number_that_no_float_holds_is_no_setting(name):
+    with pytest.raises(ConfigError, match=name):
+        Config(**{name: 10**400})
+
+
+@pytest.mark.parametrize("text", ["[gossip]\n" + DEEP, "duration_s = 0x" + "f" * 5_000, "seed = " + "9" * 400, LONG])
+def test_a_scenario_beyond_all_bounds_is_refused_in_a_sentence(tmp_path, text):
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(ConfigError):
+        Scenario.from_toml(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize("text", ["9" * 5_000, "[" * 3_000, "0x" + "f" * 5_000])
+def test_a_change_on_the_command_line_beyond_all_bounds_is_refused(tmp_path, text):
+    (tmp_path / "a.toml").write_text("peers = 8\nrounds = 4\n")
+    with pytest.raises(ConfigError):
+        Scenario.from_toml(tmp_path / "a.toml", changes={"peers": text})
+
+
+def test_a_port_of_thousands_of_digits_is_no_port():
+    with pytest.raises(ConfigError):
+        parse_address("a:" + "9" * 5_000)
+
+
+def test_a_path_with_a_null_byte_names_no_file(tmp_path):
+    with pytest.raises(IdentityError):
+        read_secret(tmp_path / "a\0b")
+    with pytest.raises(ConfigError):
+        Graph.from_file(tmp_path / "a\0b")

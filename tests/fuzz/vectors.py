@@ -1,0 +1,237 @@
+"""Targets: the bytes of vectors. Payloads of every codec, chunks out of order, positions, and what TLS is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import trio
+import xxhash
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from gossip.codecs import CODECS, Overflow, Spread
+from gossip.errors import ProtocolError, RemoteError
+from gossip.frames import PREFIX_BYTES, decode
+from gossip.messages import Chunk
+from gossip.residual import pack_positions, unpack_positions
+from node.identity import Identity, verify
+from node.stream import BrokenLinkError
+from node.tls import TlsStream, _ca_certificate, leaf_peer_id, swarm_contexts
+from node.transfer import DifferenceReceiver, Sender
+from tests.fuzz.engine import Target
+from tests.fuzz.mutations import EDGE_INTS, mutated_bytes
+
+__all__ = ["Certificates", "Chunks", "Handshakes", "Payloads", "Positions"]
+
+
+def bound_codec(name: str, size: int) -> Any:
+    codec = CODECS[name]
+    if not codec.needs_spread:
+        return codec
+    spread = Spread(size)
+    spread.observe(np.full(size, 0.1, np.float32))
+    return codec.bound(spread)
+
+
+def octets(rng: Random, size: int) -> bytes:
+    """Bytes of a payload: any, or of numbers at their ends."""
+    match rng.randrange(4):
+        case 0:
+            return rng.randbytes(size)
+        case 1:
+            return bytes([rng.choice((0, 0x7F, 0x80, 0xFF))]) * size
+        case 2:
+            edge = rng.choice(
+                (
+                    b"\x00\x00\x80\x7f",
+                    b"\x00\x00\xc0\x7f",
+                    b"\xff\xff\x7f\x7f",
+                    b"\x01\x00\x00\x00",
+                    b"\x00\x7c",
+                    b"\x80\x7f",
+                )
+            )
+            return (edge * (size // len(edge) + 1))[:size]
+    data = bytearray(rng.randbytes(size))
+    for _ in range(4):
+        if size:
+            data[rng.randrange(size)] = rng.choice((0, 0x7F, 0x80, 0xFF))
+    return bytes(data)
+
+
+class Payloads(Target):
+    """A payload of the right length and any bytes, decoded by its codec: values, or an overflow."""
+
+    name, share, declared = "payloads", 0.05, (Overflow,)
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        name, size = rng.choice(list(CODECS)), rng.choice((1, 2, 255, 256, 257, 1_000))
+        codec = bound_codec(name, size)
+        data = octets(rng, codec.encoded_bytes(size))
+        near = np.linspace(-1, 1, size, dtype=np.float32)
+        out = np.empty(size, np.float32)
+        seed = rng.choice(EDGE_INTS) % 2**63
+
+        def act() -> None:
+            codec.decode(data, out, near, seed)
+
+        return (name, size, seed, data), act
+
+
+class Chunks(Target):
+    """Chunks of a stream that say anything of themselves: whole, refused, or a fault with a name."""
+
+    name, share, life, declared = "chunks", 0.04, 64, (ProtocolError,)
+    size = 5_000
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
+        self.begin()
+
+    def begin(self) -> None:
+        rng = self.rng
+        codec = bound_codec(rng.choice(list(CODECS)), self.size)
+        ours = np.linspace(-1, 1, self.size, dtype=np.float32)
+        self.sender = Sender(7, ours, codec, rng.choice((1_024, 2_048, 131_072)))
+        self.receiver = DifferenceReceiver(7, ours, np.empty(self.size, np.float32), codec, None)
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        frame = self.sender.next_frame()
+        if frame is None or self.receiver.done or self.receiver.fault:
+            self.begin()
+            frame = self.sender.next_frame()
+        assert frame is not None
+        body = bytes(frame[1])
+        chunk = decode(frame[0][PREFIX_BYTES:], len(body))
+        assert isinstance(chunk, Chunk)
+        start, elements, checksum = chunk.start, chunk.elements, chunk.checksum
+        if rng.random() < 0.5:
+            body = mutated_bytes(rng, body)
+        if rng.random() < 0.3:
+            start = rng.choice((0, start + 1, abs(rng.choice(EDGE_INTS)) % 2**48))
+        if rng.random() < 0.3:
+            elements = rng.choice((0, elements - 1, elements + 256, abs(rng.choice(EDGE_INTS)) % 2**20))
+        if rng.random() < 0.5:
+            checksum = xxhash.xxh3_64_intdigest(body)  # a liar's checksums are right
+
+        def act() -> None:
+            said = Chunk(7, start, elements, checksum)
+            place = self.receiver.place(said, len(body))
+            assert len(place) == len(body)
+            place[:] = body
+            self.receiver.arrived(said)
+            assert self.receiver.position <= self.size
+
+        return (start, elements, checksum, body), act
+
+    def ended(self, error: BaseException) -> None:
+        self.begin()
+
+
+class Positions(Target):
+    """The positions that the other side names."""
+
+    name, share, declared = "positions", 0.03, ()
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        size = rng.choice((1, 10, 1_000))
+        count = rng.randrange(1, min(size, 50) + 1)
+        good = pack_positions(np.sort(np.array(rng.sample(range(size), count), np.int64)))
+        data = bytes(good) if rng.random() < 0.2 else octets(rng, 4 * count)
+        data = data if rng.random() < 0.7 else mutated_bytes(rng, bytes(good))[: 4 * count].ljust(4 * count, b"\0")
+
+        def act() -> None:
+            positions = unpack_positions(np.frombuffer(data, np.uint8), count, size)
+            if positions is not None:
+                assert positions.size == count
+                assert positions[0] >= 0
+                assert positions[-1] < size
+                assert (positions[1:] > positions[:-1]).all()
+
+        return (size, count, data), act
+
+
+class Certificates(Target):
+    """Certificates and signatures that others made."""
+
+    name, share, declared = "certificates", 0.02, (ProtocolError,)
+    identity = Identity(Ed25519PrivateKey.from_private_bytes(b"k" * 32))
+    leaf = _ca_certificate(Ed25519PrivateKey.from_private_bytes(b"c" * 32)).public_bytes(serialization.Encoding.DER)
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        if rng.random() < 0.5:
+            der = mutated_bytes(rng, self.leaf)
+            return der, lambda: len(leaf_peer_id(der))
+        text = rng.randbytes(40)
+        key, signature = mutated_bytes(rng, self.identity.public_key), mutated_bytes(rng, self.identity.sign(text))
+        return (key, text, signature), lambda: verify(key, text, signature)
+
+
+CONTEXTS = swarm_contexts(Identity.fresh(), b"s" * 32)
+OTHERS = swarm_contexts(Identity.fresh(), b"o" * 32)
+
+
+class Handshakes(Target):
+    """A handshake in which what one side sends is changed on its way; also with one of another swarm.
+
+    TLS draws random numbers of its own, so that of all targets this one's inputs alone come again only nearly."""
+
+    name, share, life, declared = "handshakes", 0.002, 8, (RemoteError, BrokenLinkError)
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        server = rng.random() < 0.5
+        theirs = CONTEXTS if rng.random() < 0.8 else OTHERS
+        seed = rng.getrandbits(32)
+        return (server, theirs is OTHERS, seed), lambda: self.greet(server, theirs, Random(seed))
+
+    def greet(self, server: bool, theirs: Any, rng: Random) -> None:
+        """Ours is a TlsStream over a wire whose other end is ``ssl`` itself."""
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = theirs.client_context if server else theirs.server_context
+        other = context.wrap_bio(incoming, outgoing, server_side=not server)
+        stream = TlsStream(Wire(other, incoming, outgoing, rng, asks=server), CONTEXTS, server_side=server)
+        trio.run(stream.handshake)
+
+
+class Wire:
+    """The other end of a connection, and what becomes of its bytes on their way."""
+
+    peer_host = "wire"
+
+    def __init__(
+        self, other: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, rng: Random, asks: bool
+    ) -> None:
+        self.other, self.incoming, self.outgoing, self.rng = other, incoming, outgoing, rng
+        self.reads = 0
+        if asks:
+            self.turn()
+
+    def turn(self) -> None:
+        with contextlib.suppress(ssl.SSLError):
+            self.other.do_handshake()
+
+    async def send_all(self, data: Any) -> None:
+        self.incoming.write(bytes(data))
+        self.turn()
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        self.reads += 1
+        data = self.outgoing.read() if self.reads < 40 else b""
+        if data and self.rng.random() < 0.6:
+            data = mutated_bytes(self.rng, data)
+        data = data[: len(buffer)]
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close_now(self) -> None:
+        self.reads = 40

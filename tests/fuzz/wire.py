@@ -1,0 +1,356 @@
+"""Targets: what arrives over a link. Frames, records, a live peer told anything in any order, a layout, a status."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, TypeVar
+
+import msgpack
+
+from gossip import frames
+from gossip.config import Config
+from gossip.effects import Adopt, Collect, Dial, Gather, Mix, Send, Serve, Snapshot, Transfer, TryDial
+from gossip.errors import ProtocolError, RemoteError
+from gossip.frames import PREFIX_BYTES, decode, encode, read_prefix
+from gossip.ids import MemberRecord, peer_id_of
+from gossip.layout import Layout, Segment
+from gossip.peer import Peer
+from gossip.records import check, payload, trusting, unsigned
+from node.identity import verify
+from node.links import FrameReader
+from node.status import METRICS, read_pages
+from node.stream import BrokenLinkError
+from tests.fuzz.engine import Target
+from tests.fuzz.grammar import World, key_of, make_message, make_record
+from tests.fuzz.mutations import mutated_bytes, mutated_value
+
+__all__ = ["Frames", "Headers", "Layouts", "Messages", "Prefixes", "Records", "Statuses"]
+
+T = TypeVar("T")
+
+
+class Prefixes(Target):
+    """The 12 bytes before a header."""
+
+    name, share, declared = "prefixes", 0.05, (ProtocolError,)
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        data = mutated_bytes(
+            rng, frames.PREFIX.pack(frames.MAGIC, rng.randrange(1, 65_537), rng.choice((0, 4_096))), most=16
+        )
+
+        def act() -> None:
+            header, body = read_prefix(data)
+            assert 1 <= header <= frames.MAX_HEADER_BYTES
+            assert 0 <= body <= frames.MAX_BODY_BYTES
+
+        return data, act
+
+
+def read(header: bytes, body: int) -> None:
+    """What is accepted is a message, and what we send of it is the same message."""
+    message = decode(header, body)
+    try:
+        sent = encode(message, body)
+    except ValueError as error:  # a shorter spelling of a float than ours may burst a header, and nobody repeats it
+        if "over the limit" in str(error):
+            return
+        raise AssertionError("what was read cannot be written") from error
+    assert read_prefix(sent[:PREFIX_BYTES]) == (len(sent) - PREFIX_BYTES, body)
+    assert decode(sent[PREFIX_BYTES:], body) == message
+
+
+class Frames(Target):
+    """Headers of messages with their bytes changed."""
+
+    name, share, declared = "frames", 0.2, (ProtocolError,)
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
+        world = World()
+        self.samples = [encode(make_message(rng, world))[PREFIX_BYTES:] for _ in range(8)]
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        data = mutated_bytes(rng, rng.choice(self.samples), self.samples, most=65_536)
+        body = rng.choice((0, 0, 0, 1, 4_096))
+        return (data, body), lambda: read(data, body)
+
+
+class Headers(Target):
+    """Headers of messages with their values changed, packed again."""
+
+    name, share, declared = "headers", 0.2, (ProtocolError,)
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
+        world = World()
+        packed = [encode(make_message(rng, world))[PREFIX_BYTES:] for _ in range(8)]
+        self.samples = [msgpack.unpackb(data, raw=False) for data in packed]
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        value = mutated_value(rng, rng.choice(self.samples), self.samples)
+        data = pack(value)
+        return data, lambda: read(data, 0)
+
+
+def pack(value: Any) -> bytes:
+    try:
+        data: bytes = msgpack.packb(value, use_bin_type=True)
+    except (OverflowError, ValueError, TypeError, RecursionError):  # too large or deep for msgpack to say
+        return b"\xc0"
+    return data[:65_536]
+
+
+class Records(Target):
+    """Member records with their values changed, read, checked, signed for and written again."""
+
+    name, share, declared = "records", 0.1, (RemoteError, ValueError, TypeError)
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
+        world = World()
+        self.samples = [frames.pack_record(make_record(rng, world)) for _ in range(8)]
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        value = mutated_value(rng, rng.choice(self.samples), self.samples)
+        really = rng.random() < 0.05  # a signature takes longer than all the rest
+
+        def act() -> None:
+            record = frames.read_record(msgpack.unpackb(pack(value), raw=False, strict_map_key=False))
+            payload(record)
+            check(record, verify if really else trusting)
+            assert frames.read_record(msgpack.unpackb(msgpack.packb(frames.pack_record(record)), raw=False)) == record
+
+        return value, act
+
+
+class Layouts(Target):
+    """The summary of another's model, and the sentence about the first difference."""
+
+    name, share, declared = "layouts", 0.05, (ProtocolError,)
+    layout = Layout([Segment("a.weight", (4, 3), "float32", "parameter"), Segment("b", (7,), "bfloat16", "buffer")])
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        value = mutated_value(rng, as_lists(self.layout.summary()))
+
+        def act() -> None:
+            said = self.layout.difference(Layout.parse(value))
+            assert len(said) < 2_000
+            assert said.isprintable()
+
+        return value, act
+
+
+def as_lists(value: Any) -> Any:
+    return [as_lists(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+CONFIGS: tuple[dict[str, Any], ...] = (
+    {}, {"outer_momentum": 0.5, "outer_rate": 0.7}, {"codec": "moniqua8"}, {"part": "mask 0.1"}, {"part": "top 0.1"},
+    {"part": "fragments 8"}, {"average_optimizer": True}, {"mixing": "group"}, {"mixing": "group", "filter": "trimmed"},
+    {"mixing": "push-sum"}, {"mixing": "row-stochastic"}, {"partners": 0, "selection": "ring"}, {"selection": "ring"},
+    {"filter": "balance"},
+    {"codec": "auto"}, {"selection": "nearest"}, {"max_version_gap": 0.0}, {"staleness_exponent": 1.0},
+)  # fmt: skip
+
+
+class Messages(Target):
+    """A live peer: members that say anything in any order, a driver that reports what may have happened, and time.
+
+    Nothing but a RemoteError may come of a message, everything it wants sent can be sent, what it says of itself is
+    what others accept, and a tick moves its deadline.
+    """
+
+    name, share, life, declared = "messages", 0.3, 128, (RemoteError,)
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
+        self.now = 1_000.0
+        self.world = World(ids=[peer_id_of(key_of(n)) for n in range(6)])
+        self.config = Config(**rng.choice(CONFIGS))
+        alone = rng.random() < 0.7
+        me = MemberRecord(
+            peer_id_of(b"me" * 16), b"me" * 16, 1, address=frames.Address("10.0.0.9", 9), genesis=b"g" * 16
+        )
+        seeds = () if alone else (frames.Address("10.0.0.1", 7_700),)
+        self.peer = Peer(
+            me, sign=unsigned, verify=trusting, config=self.config, fingerprint="f", elements=self.world.elements,
+            trained_elements=100, rng=Random(rng.getrandbits(32)), seeds=seeds, now=self.now,
+        )  # fmt: skip
+        self.world.ids.append(self.peer.id)
+        self.linked: set[Any] = set()
+        self.todo: list[Any] = []
+        self.sender = self.world.ids[0]
+        self.steps = 0
+        self.perform(self.peer.start(self.now))
+        self.peer.local.optimizer_keys = rng.choice(((), self.world.keys))
+        for number in range(4):
+            self.link(number)
+
+    def link(self, number: int) -> None:
+        """A member with a record of sense."""
+        key = key_of(number)
+        record = MemberRecord(
+            peer_id_of(key), key, 1, address=frames.Address("10.0.0.2", 1 + number), ready=True,
+            genesis=self.world.genesis, steps=8, samples=64,
+        )  # fmt: skip
+        self.linked.add(record.id)
+        self.perform(self.peer.linked(record.id, record, self.now))
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        if rng.random() < 0.35:
+            return self.event()
+        self.now += rng.choice((0.0, 0.0, 0.001, 0.05))
+        sender = rng.choice(sorted(self.linked)) if self.linked else self.world.ids[0]
+        if sender not in self.linked:
+            return "link", lambda: self.link(0)
+        self.sender = sender
+        own = sorted(
+            {
+                *self.peer.exchanges.table,
+                *self.peer.joining.surveys,
+                *self.peer.joining.pieces,
+                *self.peer.donating.table,
+            }
+        )
+        self.world.sessions = [*own[-4:], *own[-4:], 1, 2, 3, rng.getrandbits(62)]
+        message = make_message(rng, self.world)
+        return (sender, message), lambda: self.receive(sender, message)
+
+    def receive(self, sender: Any, message: Any) -> None:
+        arrived = decode(encode(message)[PREFIX_BYTES:])
+        self.perform(self.peer.receive(sender, arrived, self.now))
+
+    def event(self) -> tuple[object, Callable[[], object]]:
+        """Something else than a message, as a driver reports it."""
+        rng, peer = self.rng, self.peer
+        match rng.randrange(6):
+            case 0:
+                self.steps += rng.choice((1, 8, 100))
+                loss = rng.choice((None, 0.5))
+                return "step", lambda: self.perform(peer.stepped(self.steps, 8 * self.steps, loss, self.now))
+            case 1 | 2:
+                later = rng.choice((0.0, 0.5, 5.0, 40.0))
+                self.now = max(
+                    self.now, peer.deadline if rng.random() < 0.7 and math.isfinite(peer.deadline) else self.now + later
+                )
+                return ("tick", self.now), self.tick
+            case 3 | 4 if self.todo:
+                effect = self.todo.pop(rng.randrange(len(self.todo)))
+                return ("report", effect), lambda: self.report(effect)
+        gone = rng.choice(sorted(self.linked)) if self.linked and rng.random() < 0.3 else None
+        if gone is not None:
+            self.linked.discard(gone)
+            orderly = rng.random() < 0.3
+            return ("unlink", gone), lambda: self.perform(peer.unlinked(gone, self.now, orderly))
+        number = rng.randrange(6)
+        return ("link", number), lambda: self.link(number)
+
+    def tick(self) -> None:
+        for _ in range(4):  # what one part has to say another may be due to tell at once
+            self.perform(self.peer.tick(self.now))
+            if self.peer.deadline > self.now:
+                return
+        raise AssertionError("a deadline that ticks do not move")
+
+    def perform(self, effects: list[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                data = encode(effect.message)
+                assert decode(data[PREFIX_BYTES:]) == effect.message
+            elif isinstance(effect, Snapshot | Transfer | Gather | Collect | Serve | Adopt | Dial | TryDial | Mix):
+                self.todo.append(effect)
+        del self.todo[:-64]
+        check(self.peer.membership.me, trusting)
+        assert not math.isnan(self.peer.deadline)
+
+    def report(self, effect: Any) -> None:
+        rng, peer, now = self.rng, self.peer, self.now
+        squares = rng.choice((0.0, 1.0, 1e30, math.inf, rng.random())), rng.choice((0.0, 1.0, 1e30, 1.0))
+        match effect:
+            case Snapshot(session, _, _):
+                self.perform(peer.snapshotted(session, now, rng.choice((0.0, 0.5)), rng.choice((math.nan, 1.0))))
+            case Transfer() | Gather() | Collect() | Serve() if rng.random() < 0.3:
+                self.perform(
+                    peer.failed(effect.session, rng.choice(("broken", "checksum", "overflow", "stalled")), now)
+                )
+            case Transfer():
+                self.perform(peer.streamed(effect.session, *squares, now))
+            case Gather():
+                self.perform(peer.gathered(effect.session, *squares, set(), now))
+            case Collect():
+                self.perform(peer.collected(effect.session, effect.stop, now))
+            case Serve():
+                self.perform(peer.served(effect.session, now))
+            case Adopt() if peer.joining.phase.name == "ADOPTING":
+                self.perform(peer.adopted(now))
+            case Dial(_, expect):
+                self.perform(peer.dial_failed(expect, now))
+            case TryDial(asker, _):
+                self.perform(peer.dial_tried(asker, rng.random() < 0.5, now))
+
+    def ended(self, error: BaseException) -> None:
+        """As a driver does: the link over which it came is gone."""
+        self.linked.discard(self.sender)
+        self.perform(self.peer.unlinked(self.sender, self.now))
+
+
+class Statuses(Target):
+    """What `gossip status` is answered by a node that may say anything, over a stream that may end anywhere."""
+
+    name, share, declared = "statuses", 0.05, (RemoteError,)
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        row = [b"i" * 16, "10.0.0.1:7700", "alive", 8, 64, 0.5, True]
+        reply = {"t": "status", "metrics": [None] * len(METRICS), "members": [row, row], "more": False}
+        packed = pack(mutated_value(rng, reply, [row])) if rng.random() < 0.7 else pack(reply)
+        data = frames.PREFIX.pack(frames.MAGIC, len(packed), 0) + packed
+        if rng.random() < 0.4:
+            data = mutated_bytes(rng, data)
+
+        def act() -> None:
+            stream = Canned(data)
+            answer = finished(read_pages(stream, FrameReader(stream)))
+            assert all(len(member["id"]) <= 64 for member in answer["members"])
+
+        return data, act
+
+
+class Canned:
+    """A stream that gives these bytes and then ends."""
+
+    peer_host = "canned"
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at, self.asked = data, 0, 0
+
+    async def send_all(self, data: Any) -> None:
+        self.asked += 1
+        if self.asked > 20:
+            raise BrokenLinkError("asked again and again")
+        self.at = 0 if self.asked > 1 else self.at
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        piece = self.data[self.at : self.at + len(buffer)]
+        buffer[: len(piece)] = piece
+        self.at += len(piece)
+        return len(piece)
+
+
+def finished(work: Coroutine[Any, Any, T]) -> T:
+    """The result of what awaits nothing that waits."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("it waits")
