@@ -3,6 +3,10 @@
 A frame is a 12-byte prefix (magic, header length, body length), one msgpack map, and a raw body. Only a Chunk has a
 body, and its length is checked against our own layout by whoever expects it, so nothing a peer says sets how much we
 allocate.
+
+What a newer version adds is read past: keys that are not known here, and messages where the sender's Hello named a
+newer version than ours. What it adds to a record is kept, for its owner signed it. All of it counts against the limits
+of a header.
 """
 
 from __future__ import annotations
@@ -17,7 +21,21 @@ import msgpack
 
 from gossip.errors import ProtocolError
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import MESSAGES, TAGS, Chunk, Hint, Kind, Message, Update
+from gossip.messages import (
+    MESSAGES,
+    REQUIRED,
+    TAGS,
+    VERSION_MAX,
+    VERSION_MIN,
+    Chunk,
+    Hello,
+    Hint,
+    Kind,
+    Message,
+    Unknown,
+    Update,
+)  # fmt: skip
+from gossip.records import MAX_EXTRA, keepable
 
 __all__ = ["MAX_BODY_BYTES", "MAX_HEADER_BYTES", "PREFIX_BYTES", "decode", "encode", "read_prefix"]
 
@@ -27,6 +45,7 @@ PREFIX_BYTES = PREFIX.size
 MAX_HEADER_BYTES = 65_536  # a full Records message fits, whatever its records hold
 MAX_BODY_BYTES = 4 << 20  # the largest chunk a Config allows, in fp32
 MAX_INT = 2**63 - 1
+MAX_HINT_EXTRA = 4  # values of newer versions
 MAX_DEPTH = 4  # of nested values: a layout's summary needs three
 
 
@@ -66,8 +85,11 @@ def read_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
     return header_bytes, body_bytes
 
 
-def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0) -> Message:
-    """The message of one header; raises ProtocolError for anything a correct peer does not send."""
+def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0, newer: bool = False) -> Message:
+    """The message of one header; raises ProtocolError for anything a correct peer does not send.
+
+    ``newer``: the sender speaks a newer version too, and a message that is not known here is Unknown, with its body.
+    """
     try:
         table = msgpack.unpackb(
             header, raw=False, strict_map_key=True, object_pairs_hook=unique_keys,
@@ -79,24 +101,37 @@ def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0) -> Messa
         raise ProtocolError(f"A frame's header is not valid msgpack ({type(error).__name__}).") from None
     if not isinstance(table, dict) or not isinstance(table.get("t"), str):
         raise ProtocolError("A frame's header is not a message.")
-    cls = MESSAGES.get(table.pop("t"))
+    tag = table["t"]
+    cls = MESSAGES.get(tag)
     if cls is None:
+        if newer:
+            return Unknown(tag)
         raise ProtocolError("A frame holds a message of unknown type.")
     if body_bytes and cls is not Chunk:
         raise ProtocolError(f"A {TAGS[cls]} message came with a body; only chunks have one.")
-    fields = FIELDS[cls]
-    if len(table) != len(fields):
-        raise ProtocolError(f"A {TAGS[cls]} message has {len(table)} fields instead of {len(fields)}.")
+    if cls is Hello and not meets(table.get("version_min"), table.get("version_max")):
+        return Hello(table["version_min"], table["version_max"], "", "", (), None)
     values = []
-    for name, kind in fields:
+    for name, kind in FIELDS[cls]:
         if name not in table:
-            raise ProtocolError(f"A {TAGS[cls]} message lacks its field {name}.")
+            if kind.default is REQUIRED:
+                raise ProtocolError(f"A {TAGS[cls]} message lacks its field {name}.")
+            values.append(kind.default)
+            continue
         try:
             values.append(READERS[kind.form](table[name], kind.bound))
         except (ValueError, TypeError, KeyError):
             raise ProtocolError(f"A {TAGS[cls]} message has a wrong {name}.") from None
     built: Message = cls(*values)
     return built
+
+
+def meets(oldest: Any, newest: Any) -> bool:
+    """Whether a Hello is to be read: of a version that we do not speak the two numbers alone, which both sides name
+    when they part; the rest of it may be anything."""
+    if type(oldest) is not int or type(newest) is not int or not 0 <= oldest <= newest <= 255:
+        return True  # for the readers of these fields to refuse
+    return oldest <= VERSION_MAX and newest >= VERSION_MIN
 
 
 def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -107,8 +142,8 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 # -- records -----------------------------------------------------------------------------------------------------
-RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord))
-HINT_FIELDS = len(dataclasses.fields(Hint))  # a record has more, so that the two cannot be mistaken
+RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord) if field.name != "extra")
+HINT_FIELDS = len(dataclasses.fields(Hint))  # a record has twice as many, so that the two cannot be mistaken
 LOSS, VERSION = RECORD_FIELDS.index("loss"), RECORD_FIELDS.index("version")
 
 
@@ -116,6 +151,7 @@ def pack_record(record: MemberRecord) -> list[Any]:
     values = [getattr(record, name) for name in RECORD_FIELDS]
     values[LOSS] = None if record.loss is None else float(record.loss)
     values[VERSION] = float(record.version)
+    values += record.extra
     return values
 
 
@@ -126,23 +162,27 @@ def pack_update(update: Update) -> list[Any]:
 
 
 def read_record(value: Any) -> MemberRecord:
-    if not isinstance(value, list) or len(value) != len(RECORD_FIELDS):
+    known = len(RECORD_FIELDS)
+    if not isinstance(value, list) or not known <= len(value) <= known + MAX_EXTRA:
+        raise ValueError
+    extra = tuple(value[known:])
+    if extra and not keepable(extra):
         raise ValueError
     (peer, key, incarnation, sequence, left, address, homes, ready, genesis, base, steps, samples, loss, version,
-     signature) = value  # fmt: skip
+     finished, signature) = value[:known]  # fmt: skip
     return MemberRecord(
         id=read_id(peer), public_key=read_bytes(key, 32), incarnation=read_int(incarnation, MAX_INT),
         sequence=read_int(sequence, MAX_INT), left=read_bool(left), address=read_address(address),
         homes=tuple(read_id(home) for home in read_list(homes, 3)), ready=read_bool(ready),
         genesis=read_bytes(genesis, 16), base_samples=read_int(base, MAX_INT), steps=read_int(steps, MAX_INT),
         samples=read_int(samples, MAX_INT), loss=None if loss is None else read_float(loss),
-        version=read_float(version), signature=read_bytes(signature, 64),
+        version=read_float(version), finished=read_bool(finished), signature=read_bytes(signature, 64), extra=extra,
     )  # fmt: skip
 
 
 def read_update(value: Any) -> Update:
-    if isinstance(value, list) and len(value) == HINT_FIELDS:
-        peer, incarnation, dead, by, signature = value
+    if isinstance(value, list) and HINT_FIELDS <= len(value) <= HINT_FIELDS + MAX_HINT_EXTRA:
+        peer, incarnation, dead, by, signature = value[:HINT_FIELDS]
         accuser, signed = read_id(by), read_bytes(signature, 64)
         return Hint(read_id(peer), read_int(incarnation, MAX_INT), read_bool(dead), accuser, signed)
     return read_record(value)

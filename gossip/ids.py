@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import NamedTuple, NewType
+from typing import Any, NamedTuple, NewType
 
 from gossip.errors import ConfigError
 
@@ -69,4 +69,6 @@ class MemberRecord:
     samples: int = 0  # trained in this life for this run: from 0 again when the genesis changes
     loss: float | None = None
     version: float = 0.0  # mixing rounds behind its weights, averaged as the weights are
-    signature: bytes = b""  # 64 bytes over all the above
+    finished: bool = False  # its owner says that the run has reached its end: nothing is trained any more
+    signature: bytes = b""  # 64 bytes over everything else
+    extra: tuple[Any, ...] = ()  # what a newer version signs behind these: not understood, kept and told on unchanged

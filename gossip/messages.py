@@ -16,6 +16,8 @@ __all__ = [
     "MAX_GROUP",
     "MESSAGES",
     "TAGS",
+    "VERSION_MAX",
+    "VERSION_MIN",
     "Abort",
     "Accept",
     "Ack",
@@ -45,17 +47,21 @@ __all__ = [
     "Settled",
     "StatusQuery",
     "StatusReply",
+    "Unknown",
     "Update",
 ]  # fmt: skip
 
-MAX_UPDATES = 32  # of about 250 B each in one frame: 8 KiB, an eighth of a header
-MAX_RECORDS = 120  # of 519 B at the very most: 61 KiB, so that nobody's long host name bursts another's header
+VERSION_MIN, VERSION_MAX = 1, 1  # of the protocol, spoken here; two peers work together where their ranges meet
+MAX_UPDATES = 32  # of about 250 B each in one frame, 778 at the very most: 24 KiB of a header's 64
+MAX_RECORDS = 120  # of 522 B without what newer versions add; whoever sends them keeps to MAX_RECORDS_BYTES too
+MAX_RECORDS_BYTES = 63 << 10  # so that nobody's long host name, or newer version, bursts another's header
 MIN_CHUNK_ELEMENTS = 1 << 10  # but for the last: a chunk costs its reader some 50 us however small it is
 MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which is what a receiver may have to hold
 MAX_GROUP = 16  # members that average together: everybody streams to everybody
 MAX_BUCKETS = 256  # by the first byte of an id
 
 T = TypeVar("T")
+REQUIRED = object()
 MESSAGES: dict[str, type] = {}
 """Wire tag -> message class."""
 TAGS: dict[type, str] = {}
@@ -68,6 +74,7 @@ class Kind:
 
     form: str  # int, float, bool, text, bytes, id, ids, record?, updates, records, names, scalars, any
     bound: int = 0
+    default: Any = REQUIRED  # read where the field is absent; without one it must be there
 
 
 def integer(bound: int = 2**63 - 1) -> Any:
@@ -75,11 +82,17 @@ def integer(bound: int = 2**63 - 1) -> Any:
 
 
 def of(form: str, bound: int = 0, default: Any = MISSING) -> Any:
-    """``default`` is for who constructs the message: on the wire every field is there."""
+    """``default`` is for who constructs the message: on the wire the field is there."""
     return field(metadata={"kind": Kind(form, bound)}, default=default)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(integer, of))
+def later(form: str, bound: int = 0, *, default: Any) -> Any:
+    """A field that came after the first version: who does not know it ignores it, and where it is absent it is
+    ``default``. So two versions whose ranges meet work together, and only what both know is in use between them."""
+    return field(metadata={"kind": Kind(form, bound, default)}, default=default)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(integer, of, later))
 def message(tag: str) -> Callable[[type[T]], type[T]]:
     def register(cls: type[T]) -> type[T]:
         built = dataclass(frozen=True, slots=True)(cls)
@@ -102,6 +115,13 @@ class Hint:
 
 
 Update = MemberRecord | Hint
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A message of a newer version than ours, from a peer whose Hello said so: read past and counted. Never sent."""
+
+    tag: str
 
 
 # -- a link's first and last words ------------------------------------------------------------
@@ -322,8 +342,8 @@ class Serving:
     genesis: bytes = of("bytes", 16)
     optimizer_keys: tuple[str, ...] = of("names", 4)
     optimizer_scalars: tuple[tuple[str, float], ...] = of("scalars", 16)
-    swarm_samples: int = of("int", 2**53 - 1, default=0)  # behind the run, as far as the donor knows
-    finished: bool = of("bool", default=False)  # nothing is trained any more
+    swarm_samples: int = later("int", 2**53 - 1, default=0)  # behind the run, as far as the donor knows
+    finished: bool = later("bool", default=False)  # nothing is trained any more
 
 
 # -- status -----------------------------------------------------------------------------------
@@ -344,5 +364,5 @@ class StatusReply:
 Message = (
     Hello | Close | Ping | Ack | PingReq | Nack | Gossip | Digest | Records | Reach | Reached | Offer | Accept | Busy
     | Refuse | Commit | Abort | Outcome | Settled | Invite | Joined | Begin | Chunk | Fetch | Serving | StatusQuery
-    | StatusReply
+    | StatusReply | Unknown
 )  # fmt: skip

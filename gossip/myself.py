@@ -34,6 +34,7 @@ class Own(TypedDict, total=False):
     samples: int
     loss: float | None
     version: float
+    finished: bool
 
 
 class Myself:

@@ -13,11 +13,15 @@ from gossip.config import Config
 from gossip.effects import Effect, Send
 from gossip.errors import ProtocolError
 from gossip.ids import PeerId
-from gossip.messages import MAX_BUCKETS, MAX_RECORDS, Digest, Records
+from gossip.messages import MAX_BUCKETS, MAX_RECORDS, MAX_RECORDS_BYTES, Digest, Hint, Records, Update
+from gossip.records import MAX_EXTRA_BYTES
 from gossip.table import Entry, Table
 from gossip.view import TELL_EVERY_S
 
 __all__ = ["PushPull"]
+
+RECORD_BYTES = 267  # packed, with the largest numbers and three homes, but without host name and extra values
+HINT_BYTES = 115
 
 
 class PushPull:
@@ -61,9 +65,22 @@ class PushPull:
             self._send(sender, sorted(set(records.want)), b"", out)
 
     def _send(self, peer: PeerId, buckets: Iterable[int], want: bytes, out: list[Effect]) -> None:
-        updates = list(self._table.updates_of(buckets))
-        while len(updates) > MAX_RECORDS:
-            out.append(Send(peer, Records(tuple(updates[:MAX_RECORDS]), b"")))
-            del updates[:MAX_RECORDS]
+        updates: list[Update] = []
+        free = MAX_RECORDS_BYTES
+        for update in self._table.updates_of(buckets):
+            size = most_bytes(update)
+            if len(updates) == MAX_RECORDS or size > free:
+                out.append(Send(peer, Records(tuple(updates), b"")))
+                updates, free = [], MAX_RECORDS_BYTES
+            updates.append(update)
+            free -= size
         if updates or want:
             out.append(Send(peer, Records(tuple(updates), want)))
+
+
+def most_bytes(update: Update) -> int:
+    """No update is larger on the wire than this: its members' host names and newer versions' values are not ours."""
+    if isinstance(update, Hint):
+        return HINT_BYTES
+    host = len(update.address.host) if update.address is not None else 0
+    return RECORD_BYTES + host + (MAX_EXTRA_BYTES if update.extra else 0)

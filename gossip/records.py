@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgpack
 
@@ -16,6 +17,7 @@ __all__ = [
     "Verify",
     "check",
     "claims_more",
+    "keepable",
     "mere_progress",
     "newer",
     "payload",
@@ -32,10 +34,16 @@ Verify = Callable[[bytes, bytes, bytes], bool]
 DOMAIN = "gossip member record 1"  # so that no other thing signed by the same key can be passed off as a record
 MAX_INT = 2**53  # exact in a double too: every language reads the same number
 MAX_HOMES = 3
+PLAIN = (bool, int, float, str, bytes)
+MAX_EXTRA = 16  # values of newer versions: as many fields as a record has now
+MAX_EXTRA_BYTES = 256  # of them packed: a key and a few numbers; with it a record is 778 B at the very most
 
 
 def payload(record: MemberRecord) -> bytes:
-    """The bytes that a record's owner signs: msgpack of the domain and every field but the signature, in order."""
+    """The bytes that a record's owner signs: msgpack of the domain and every field but the signature, in order.
+
+    What a newer version signs beside these stands at the end, so a member of this version can check it and tell it on.
+    """
     packed: bytes = msgpack.packb(
         (
             DOMAIN,
@@ -53,6 +61,8 @@ def payload(record: MemberRecord) -> bytes:
             record.samples,
             None if record.loss is None else float(record.loss),
             float(record.version),  # 0 and 0.0 must be the same bytes
+            record.finished,
+            *record.extra,
         ),
         use_bin_type=True,
     )
@@ -83,7 +93,21 @@ def mere_progress(a: MemberRecord, b: MemberRecord) -> bool:
         and a.homes == b.homes
         and a.base_samples == b.base_samples
         and a.left is b.left
+        and a.finished is b.finished
+        and a.extra == b.extra
     )
+
+
+def keepable(values: Sequence[Any]) -> bool:
+    """Whether these may stand behind a record: few and plain, so that they are packed again as they were."""
+    if len(values) > MAX_EXTRA or not all(value is None or type(value) in PLAIN for value in values):
+        return False
+    if any(type(value) is float and not math.isfinite(value) for value in values):
+        return False
+    try:
+        return len(msgpack.packb(values, use_bin_type=True)) <= MAX_EXTRA_BYTES
+    except (OverflowError, ValueError):  # an integer beyond 64 bits, half a character
+        return False
 
 
 def claims_more(a: MemberRecord, b: MemberRecord) -> bool:
@@ -114,6 +138,8 @@ def check(record: MemberRecord, verify: Verify) -> None:
         raise RemoteError("record", "A member record holds an id or a genesis that is not 16 bytes.")
     if record.address is not None and not (record.address.host and 0 < record.address.port < 65536):
         raise RemoteError("record", "A member record holds an address that nobody can dial.")
+    if record.extra and not keepable(record.extra):
+        raise RemoteError("record", "A member record holds more than this version could tell on.")
     if record.public_key and record.id != peer_id_of(record.public_key):
         raise RemoteError("record", "A member record's id is not the hash of its public key.")
     if verify is not trusting and not verify(record.public_key, payload(record), record.signature):

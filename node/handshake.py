@@ -10,15 +10,14 @@ from gossip.errors import GossipError, ProtocolError, RefusedError, RemoteError
 from gossip.frames import encode
 from gossip.ids import MemberRecord, PeerId, short
 from gossip.layout import Layout
-from gossip.messages import Close, Hello
+from gossip.messages import VERSION_MAX, VERSION_MIN, Close, Hello
 from gossip.records import check
 from node.identity import verify
 from node.links import FrameReader
 from node.stream import BrokenLinkError, ByteStream
 
-__all__ = ["PROTOCOL_VERSION", "Greeter"]
+__all__ = ["Greeter"]
 
-PROTOCOL_VERSION = 1
 LAST_WORDS_S = 1.0  # for the other side's Close, which names its layout
 
 
@@ -31,7 +30,7 @@ class Greeter:
 
     def hello(self, record: MemberRecord | None) -> Hello:
         fingerprint = self.layout.fingerprint if self.layout is not None else ""
-        return Hello(PROTOCOL_VERSION, PROTOCOL_VERSION, self.swarm, fingerprint, (), record)
+        return Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), record)
 
     async def greet(
         self,
@@ -67,6 +66,7 @@ class Greeter:
         except RemoteError as error:
             await self.refuse(stream, reader, theirs, error)
             raise
+        reader.newer = theirs.version_max > VERSION_MAX
         return theirs
 
     def check(
@@ -78,11 +78,11 @@ class Greeter:
         expected: PeerId | None,
     ) -> None:
         host = stream.peer_host
-        if not theirs.version_min <= PROTOCOL_VERSION <= theirs.version_max:
+        if theirs.version_min > VERSION_MAX or theirs.version_max < VERSION_MIN:
             raise RefusedError(
                 "version",
-                f"{host} speaks protocol versions {theirs.version_min} to {theirs.version_max}, this node "
-                f"{PROTOCOL_VERSION}: install the same release on both.",
+                f"{host} speaks protocol {spoken(theirs.version_min, theirs.version_max)}, this node "
+                f"{spoken(VERSION_MIN, VERSION_MAX)}: install releases that have one in common.",
             )
         if theirs.swarm != self.swarm and None not in (record, theirs.record):  # an observer is of no swarm
             raise RefusedError("swarm", f"{host} belongs to another swarm than {self.swarm!r}: check Config.swarm.")
@@ -104,7 +104,8 @@ class Greeter:
         """Say why with a Close (never the exception's own text), hear the other side's, and name the difference."""
         layout = self.layout
         sentence = {
-            "version": f"this node speaks protocol version {PROTOCOL_VERSION}.",
+            "version": f"this node speaks protocol {spoken(VERSION_MIN, VERSION_MAX)}, the other side "
+            f"{spoken(theirs.version_min, theirs.version_max)}: install releases that have one in common.",
             "swarm": "this node belongs to another swarm.",
             "layout": "this node trains another model.",
             "identity": "another member was expected at this address.",
@@ -127,3 +128,8 @@ class Greeter:
             f"{stream.peer_host} trains another model (its fingerprint {theirs.fingerprint[:12]}, ours "
             f"{layout.fingerprint[:12]})" + (f"; first difference: {difference}" if difference else "."),
         )
+
+
+def spoken(oldest: int, newest: int) -> str:
+    """A range of versions as people read it."""
+    return f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"

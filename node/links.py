@@ -11,7 +11,7 @@ import trio
 from gossip.errors import ProtocolError
 from gossip.frames import PREFIX_BYTES, decode, encode, read_prefix
 from gossip.ids import Address, PeerId
-from gossip.messages import Chunk, Close, Message
+from gossip.messages import Chunk, Close, Message, Unknown
 from node.stream import BrokenLinkError, ByteStream
 
 __all__ = ["Bulk", "FrameReader", "Link", "Links", "Network"]
@@ -46,6 +46,7 @@ class FrameReader:
         self.buffer = memoryview(bytearray(READ_AHEAD_BYTES))
         self.start = self.end = 0
         self.bytes_received = 0
+        self.newer = False  # the other side's Hello named a newer version than ours: it may send what we do not know
 
     async def message(self) -> tuple[Message, int] | None:
         """The next frame's message and the length of its body, which must be read next; None at a proper end."""
@@ -58,7 +59,7 @@ class FrameReader:
         header_bytes, body_bytes = read_prefix(prefix)
         header = bytearray(header_bytes)
         await self.exactly(memoryview(header))
-        return decode(header, body_bytes), body_bytes
+        return decode(header, body_bytes, self.newer), body_bytes
 
     async def fill(self) -> int:
         count = await self.stream.receive_into(self.buffer[self.end :])
@@ -106,6 +107,7 @@ class Link:
         self.wake = trio.Event()
         self.used_at = trio.current_time()
         self.bytes_sent = 0
+        self.ignored = 0  # messages of a newer version
         self.closing = False
         self.orderly = False  # closed for want of use, by either side
         self.cancel_scope: trio.CancelScope | None = None
@@ -197,7 +199,10 @@ class Link:
             message, body_bytes = got
             self.used_at = trio.current_time()
             if not isinstance(message, Chunk):
-                on_message(message)
+                if isinstance(message, Unknown):
+                    self.ignored += 1
+                    await self.reader.discard(body_bytes)
+                on_message(message)  # an Unknown too: it counts against what one link may send
                 continue
             if not body_bytes:
                 raise ProtocolError("A chunk came without a body.")
@@ -216,6 +221,7 @@ class Links:
         self.by_peer: dict[PeerId, list[Link]] = {}
         self.closed_bytes_sent = 0
         self.closed_bytes_received = 0
+        self.closed_ignored = 0
 
     def add(self, link: Link) -> bool:
         """True when this is the first link to its peer."""
@@ -227,6 +233,7 @@ class Links:
         """True when no link to its peer is left."""
         self.closed_bytes_sent += link.bytes_sent
         self.closed_bytes_received += link.bytes_received
+        self.closed_ignored += link.ignored
         links = self.by_peer.get(link.peer, [])
         if link in links:
             links.remove(link)
@@ -248,6 +255,11 @@ class Links:
     @property
     def bytes_received(self) -> int:
         return self.closed_bytes_received + sum(link.bytes_received for link in self.all())
+
+    @property
+    def ignored(self) -> int:
+        """Messages of newer versions that were read past."""
+        return self.closed_ignored + sum(link.ignored for link in self.all())
 
     def __len__(self) -> int:
         return sum(len(links) for links in self.by_peer.values())

@@ -33,7 +33,7 @@ from gossip.effects import (
 )  # fmt: skip
 from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import Address, PeerId, short
-from gossip.messages import Abort, Close, Fetch, Hello, Message, Offer, Outcome, StatusQuery
+from gossip.messages import Abort, Close, Fetch, Hello, Message, Offer, Outcome, StatusQuery, Unknown
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from node.boundary import Boundary, Done, VectorPool
@@ -308,6 +308,8 @@ class Runtime:
             count += 1
             if count > MESSAGES_PER_S:
                 raise FloodError("A member sends too many messages.")
+            if isinstance(message, Unknown):
+                return
             if isinstance(message, StatusQuery):
                 link.send(status_page(self, message.after))
             elif isinstance(message, Close):

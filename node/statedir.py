@@ -7,25 +7,37 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgpack
+import xxhash
 
 from gossip.frames import pack_record, read_record
 from gossip.ids import MemberRecord
+from gossip.records import MAX_INT
 
 __all__ = ["Memory", "StateDir"]
 
-MAX_BOOK_BYTES = 8 << 20  # twice the 10,000 members of a full table
+VERSION = 1  # of the address book; a newer one is another format, and not one with more values behind these
+MAX_BOOK_BYTES = 8 << 20  # ten times BOOK_RECORDS of the largest
 BOOK_RECORDS = 1_024  # what membership gives; enough to find any swarm again
+MAX_EXTRA = 64  # values of newer versions
+CHECKSUM_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``incarnation`` of the last life, ``samples`` trained over all lives, and the members it knew."""
+    """``incarnation`` of the last life, ``samples`` trained over all lives, and the members it knew. ``extra`` is what
+    a newer version wrote behind these."""
 
     incarnation: int = 0
     samples: int = 0
     book: list[MemberRecord] = field(default_factory=list)
+    extra: tuple[Any, ...] = ()
+
+
+class NewerFormatError(ValueError):
+    """Not damaged: written by a version that this one cannot read."""
 
 
 class StateDir:
@@ -34,6 +46,7 @@ class StateDir:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.damaged = ""
+        self._extra: tuple[Any, ...] = ()  # of a newer version that ran here before: written again as it was
 
     def read(self) -> Memory:
         """An absent book is an empty one. A damaged one is set aside (``damaged`` says so): the key is what counts, and
@@ -43,34 +56,53 @@ class StateDir:
         file = self.path / "members.bin"
         try:
             with file.open("rb") as opened:
-                data = opened.read(MAX_BOOK_BYTES + 1)
-            if len(data) > MAX_BOOK_BYTES:
-                raise ValueError
-            incarnation, samples, rows = msgpack.unpackb(data, raw=False, max_ext_len=0, max_array_len=20_000)
-            if not isinstance(incarnation, int) or not isinstance(samples, int):
-                raise ValueError
-            return Memory(incarnation, samples, [read_record(row) for row in rows])
+                memory = parse(opened.read(MAX_BOOK_BYTES + 1))
         except FileNotFoundError:
             return Memory()
         except Exception as error:  # whatever a damaged file makes msgpack raise
-            aside = file.with_suffix(".damaged")
+            aside = file.with_suffix(".newer" if isinstance(error, NewerFormatError) else ".damaged")
             with contextlib.suppress(OSError):
                 file.replace(aside)
+            reason = str(error) if isinstance(error, NewerFormatError) else type(error).__name__
             self.damaged = (
-                f"The address book {file} could not be read ({type(error).__name__}) and was set aside as "
-                f"{aside.name}; this node needs a seed to find its swarm."
+                f"The address book {file} could not be read ({reason}) and was set aside as {aside.name}; this node "
+                "needs a seed to find its swarm."
             )
             return Memory()
+        self._extra = memory.extra
+        return memory
 
     def write(self, incarnation: int, samples: int, book: Sequence[MemberRecord]) -> None:
         """Atomically; a failure (a full disk) costs only the memory, never the training."""
         if self.path is None:
             return
         rows = [pack_record(record) for record in book[:BOOK_RECORDS]]
+        data = msgpack.packb([VERSION, incarnation, samples, rows, *self._extra], use_bin_type=True)
         temporary = self.path / f"members.{os.getpid()}.tmp"
         try:
-            temporary.write_bytes(msgpack.packb([incarnation, samples, rows], use_bin_type=True))
+            temporary.write_bytes(data + checksum(data))
             temporary.replace(self.path / "members.bin")
         except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+def checksum(data: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(data)
+
+
+def parse(data: bytes) -> Memory:
+    """The contents of an address book; ValueError and whatever msgpack raises for one that was not written so."""
+    body = data[:-CHECKSUM_BYTES]
+    # A flipped bit in a count would be signed, and refused by everybody: what is not as it was written is not used.
+    if len(data) > MAX_BOOK_BYTES or data[-CHECKSUM_BYTES:] != checksum(body):
+        raise ValueError
+    version, *values = msgpack.unpackb(body, raw=False, max_ext_len=0, max_array_len=20_000)
+    if type(version) is not int or version > VERSION:
+        raise NewerFormatError(f"it has format {version}, this version reads {VERSION}")
+    incarnation, samples, rows, *extra = values
+    if not all(type(number) is int and 0 <= number < MAX_INT for number in (incarnation, samples)):
+        raise ValueError
+    if len(extra) > MAX_EXTRA:
+        raise ValueError
+    return Memory(incarnation, samples, [read_record(row) for row in rows], tuple(extra))

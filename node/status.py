@@ -11,7 +11,7 @@ import trio
 from gossip.errors import LocalError, ProtocolError, RefusedError, RemoteError
 from gossip.frames import encode
 from gossip.ids import Address
-from gossip.messages import StatusQuery, StatusReply
+from gossip.messages import StatusQuery, StatusReply, Unknown
 from gossip.peer import Peer
 from node.handshake import Greeter
 from node.identity import Identity
@@ -27,10 +27,14 @@ __all__ = ["PAGE", "query", "status_page"]
 
 PAGE = 100  # members of at most 400 B (a host name has 255) in one header of 64 KiB
 SHOWN_REFUSALS = 16
+MAX_ROWS = 50_000  # members that are asked for: 40 MB, twice what a table holds; the node that answers may be anybody's
+MAX_TEXT = 300  # characters: an address
 METRICS = (
     "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
     "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone", "refused",
+    "messages_ignored",
 )  # fmt: skip
+"""In this order; later versions add theirs behind these."""
 
 
 def status_page(runtime: Runtime, after: bytes) -> StatusReply:
@@ -43,7 +47,7 @@ def status_page(runtime: Runtime, after: bytes) -> StatusReply:
         me.id.hex(), address, runtime.config.swarm, me.steps, me.samples, peer.membership.swarm_samples, me.loss,
         len(peer.membership.alive()) + 1, peer.exchanges.done, peer.exchanges.failures, runtime.links.bytes_sent,
         runtime.links.bytes_received, None if math.isnan(distance) else distance, peer.ready, peer.alone,
-        refusals(peer),
+        refusals(peer), runtime.links.ignored,
     )  # fmt: skip
     rows = sorted((record.id, record, state) for record, state in peer.members() if record.id > after)
     page = tuple(
@@ -92,34 +96,67 @@ async def ask(address: Address, secret: bytes | None, timeout_s: float) -> dict[
 
 
 async def read_pages(stream: ByteStream, reader: FrameReader) -> dict[str, Any]:
+    """All pages as one answer. A node of another version has more values or fewer: what it does not say is None."""
     members: list[dict[str, Any]] = []
     after = b""
     while True:
         await stream.send_all(encode(StatusQuery(after)))
-        while True:
-            got = await reader.message()
-            if got is None:
-                raise ProtocolError("The node closed the connection.")
-            if isinstance(got[0], StatusReply):
-                reply = got[0]
-                break
+        reply = await next_reply(reader)
         for row in reply.members:
-            try:
-                peer, where, state, steps, samples, loss, ready = row
-                identity = bytes(peer)
-            except (TypeError, ValueError):
-                raise ProtocolError("The node's answer is not a status.") from None
-            members.append(
-                {"id": identity.hex(), "address": where, "state": state, "steps": steps, "samples": samples,
-                 "loss": loss, "ready": ready}
-            )  # fmt: skip
-            after = identity
+            members.append(member_of(row, after))
+            after = bytes.fromhex(members[-1]["id"])
         if not reply.more or not reply.members:
             break
-    if len(reply.metrics) != len(METRICS):
+        if len(members) >= MAX_ROWS:
+            raise ProtocolError("The node names more members than a swarm can have.")
+    values = (*reply.metrics, *[None] * len(METRICS))
+    metrics = {name: plain(value) for name, value in zip(METRICS, values, strict=False)}
+    metrics["refused"] = refused_of(values[METRICS.index("refused")])
+    identity = metrics.pop("id")
+    if not isinstance(identity, str) or len(identity) != 32 or set(identity) - set("0123456789abcdef"):
         raise ProtocolError("The node's answer is not a status.")
-    metrics = dict(zip(METRICS, reply.metrics, strict=True))
     return {
-        "id": metrics.pop("id"), "address": metrics.pop("address"), "swarm": metrics.pop("swarm"), "metrics": metrics,
+        "id": identity, "address": metrics.pop("address"), "swarm": metrics.pop("swarm"), "metrics": metrics,
         "members": members,
     }  # fmt: skip
+
+
+async def next_reply(reader: FrameReader) -> StatusReply:
+    while True:
+        got = await reader.message()
+        if got is None:
+            raise ProtocolError("The node closed the connection.")
+        message, body_bytes = got
+        if isinstance(message, StatusReply):
+            return message
+        if isinstance(message, Unknown):
+            await reader.discard(body_bytes)
+
+
+def member_of(row: Any, after: bytes) -> dict[str, Any]:
+    """One member of a page. Their ids rise, or a node could go on for ever with the same ones."""
+    peer = row[0] if isinstance(row, tuple) and row else None
+    if type(peer) is not bytes or len(peer) != 16 or peer <= after:
+        raise ProtocolError("The node's answer is not a status.")
+    values = (*row[1:], *[None] * 6)
+    where, state, steps, samples, loss, ready = (plain(value) for value in values[:6])
+    return {
+        "id": peer.hex(), "address": where, "state": state, "steps": steps, "samples": samples, "loss": loss,
+        "ready": ready,
+    }  # fmt: skip
+
+
+def refused_of(value: Any) -> tuple[tuple[Any, ...], ...]:
+    """(member, code, count) of what a node refused; what has another shape is left out."""
+    rows = value if isinstance(value, tuple) else ()
+    return tuple(
+        tuple(plain(item) for item in row[:3]) for row in rows[:SHOWN_REFUSALS]
+        if isinstance(row, tuple) and len(row) >= 3
+    )  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """A value that may be shown: a number, or a short text that no terminal obeys. None in the place of others."""
+    if isinstance(value, str):
+        return value if len(value) <= MAX_TEXT and value.isprintable() else None
+    return value if isinstance(value, bool | int | float) else None

@@ -30,6 +30,8 @@ from gossip.messages import (
     MAX_UPDATES,
     MESSAGES,
     TAGS,
+    VERSION_MAX,
+    VERSION_MIN,
     Chunk,
     Gossip,
     Hello,
@@ -40,6 +42,7 @@ from gossip.messages import (
     Records,
     Serving,
     StatusReply,
+    Unknown,
 )  # fmt: skip
 
 INTS = st.integers(0, 2**63 - 1)
@@ -62,7 +65,8 @@ RECORDS = st.builds(
     id=IDS, public_key=st.binary(max_size=32), incarnation=INTS, sequence=INTS, left=st.booleans(),
     address=st.none() | st.builds(Address, HOSTS, st.integers(0, 65_535)), homes=several(IDS, 3),
     ready=st.booleans(), genesis=st.binary(max_size=16), base_samples=INTS, steps=INTS, samples=INTS,
-    loss=st.none() | FLOATS, version=FLOATS, signature=st.binary(max_size=64),
+    loss=st.none() | FLOATS, version=FLOATS, finished=st.booleans(), signature=st.binary(max_size=64),
+    extra=several(st.none() | st.booleans() | INTS | FLOATS | texts(8) | st.binary(max_size=8), 3),
 )  # fmt: skip
 UPDATES = RECORDS | st.builds(Hint, IDS, INTS, st.booleans(), IDS)
 PLAIN = st.recursive(
@@ -91,7 +95,10 @@ def depth(value):
 
 
 def messages_of(cls):
-    return st.builds(cls, **{name: FORMS[kind.form](kind.bound) for name, kind in FIELDS[cls]})
+    fields = {name: FORMS[kind.form](kind.bound) for name, kind in FIELDS[cls]}
+    if cls is Hello:  # of other versions nothing but these two is read
+        fields |= {"version_min": st.integers(0, VERSION_MAX), "version_max": st.integers(VERSION_MIN, 255)}
+    return st.builds(cls, **fields)
 
 
 def split(frame):
@@ -114,8 +121,9 @@ def refused(table_or_bytes, body_bytes=0):
 LARGEST = MemberRecord(
     PeerId(b"i" * 16), b"k" * 32, 2**63 - 1, 2**63 - 1, False, Address(".".join(["h" * 63] * 3), 65_535),
     (PeerId(b"h" * 16),) * 3,
-    True, b"g" * 16, 2**63 - 1, 2**63 - 1, 2**63 - 1, 0.1, 0.1, b"s" * 64,
+    True, b"g" * 16, 2**63 - 1, 2**63 - 1, 2**63 - 1, 0.1, 0.1, True, b"s" * 64,
 )  # fmt: skip
+NEWER = dataclasses.replace(LARGEST, extra=(b"n" * 251, None, True))  # 256 bytes of a newer version's
 OFFER = Offer(7, "f" * 32, b"g" * 16, 1.5, 0.5, "fp32", ("exp_avg",))
 DEEP = b"\x91" * 900 + b"\x90"
 
@@ -151,8 +159,12 @@ def test_whole_numbers_where_floats_belong_are_sent_as_floats():
 
 
 @pytest.mark.parametrize(
-    "message", [Records((LARGEST,) * MAX_RECORDS, bytes(range(256))), Ping(1, (LARGEST,) * MAX_UPDATES)]
-)
+    "message",
+    [
+        Records((LARGEST,) * MAX_RECORDS, bytes(range(256))), Ping(1, (LARGEST,) * MAX_UPDATES),
+        Ping(1, (NEWER,) * MAX_UPDATES),
+    ],
+)  # fmt: skip
 def test_a_full_message_of_the_largest_records_fits_a_header(message):
     assert decode(split(encode(message))[0]) == message
 
@@ -244,14 +256,59 @@ def test_nested_values_hold_lists_and_plain_values_alone(value):
     refused({"t": "status", "metrics": [value], "members": [], "more": False})
 
 
-def test_an_unknown_type_a_missing_and_an_unknown_field_are_refused():
+def test_an_unknown_type_and_a_missing_field_are_refused():
     table = table_of(OFFER)
     assert "unknown type" in refused(table | {"t": "offers"})
     assert "unknown type" in refused(table | {"t": ""})
     assert "not a message" in refused(table | {"t": 5})
-    assert "fields instead" in refused({key: value for key, value in table.items() if key != "codec"})
-    assert "fields instead" in refused(table | {"extra": 1})
+    assert "lacks its field codec" in refused({key: value for key, value in table.items() if key != "codec"})
     assert "lacks its field codec" in refused({("kodec" if key == "codec" else key): v for key, v in table.items()})
+
+
+# -- other versions --------------------------------------------------------------------------------------------------
+def test_fields_that_a_newer_version_added_are_read_past():
+    assert decode(msgpack.packb(table_of(OFFER) | {"colour": [1, {"deep": b"x"}], "shape": None})) == OFFER
+
+
+def test_a_field_that_came_later_is_its_default_where_an_older_version_leaves_it_out():
+    serving = Serving(1, 2.0, b"g" * 16, (), (), 500, True)
+    table = table_of(serving)
+    assert decode(msgpack.packb(table)) == serving
+    del table["swarm_samples"], table["finished"]
+    assert decode(msgpack.packb(table)) == Serving(1, 2.0, b"g" * 16, (), (), 0, False)
+
+
+def test_a_message_of_a_newer_version_is_unknown_and_no_fault():
+    header = msgpack.packb({"t": "dance", "partner": 5})
+    assert decode(header, newer=True) == Unknown("dance")
+    assert decode(header, 1000, newer=True) == Unknown("dance")  # with a body, which is thrown away
+    refused(header)
+
+
+@pytest.mark.parametrize("spoken", [(2, 3), (0, 0), (255, 255)])
+def test_a_hello_of_versions_that_are_not_spoken_here_is_read_for_its_versions_alone(spoken):
+    """Its other fields may be anything by then, and both versions must be named all the same."""
+    strange = {"t": "hello", "version_min": spoken[0], "version_max": spoken[1], "swarm": 5, "record": {"id": 7}}
+    assert decode(msgpack.packb(strange)) == Hello(*spoken, "", "", (), None)
+    refused(strange | {"version_min": 1, "version_max": 1})
+    refused(strange | {"version_min": 3, "version_max": 2})
+
+
+def test_a_hint_with_more_values_is_the_hint_that_is_known():
+    hint = Hint(PeerId(b"p" * 16), 3, True, PeerId(b"q" * 16), b"s" * 64)
+    table = table_of(Gossip((hint,)))
+    table["updates"][0] += ["why", 7]
+    assert decode(msgpack.packb(table)) == Gossip((hint,))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [[[1]], [{}], [math.nan], [math.inf], [0] * 17, [b"x" * 254], ["x" * 100, "x" * 160]],
+    ids=["list", "map", "nan", "inf", "seventeen", "long", "long together"],
+)
+def test_what_stands_behind_a_record_is_plain_and_little(extra):
+    assert decode(msgpack.packb({"t": "gossip", "updates": [[*RECORD, 1, "x"]]})).updates[0].extra == (1, "x")
+    refused({"t": "gossip", "updates": [[*RECORD, *extra]]})
 
 
 @pytest.mark.parametrize("cls", [cls for cls in MESSAGES.values() if cls is not Chunk], ids=lambda cls: TAGS[cls])
@@ -263,7 +320,8 @@ def test_only_a_chunk_has_a_body(cls):
 def example(cls):
     """The smallest message of a class."""
     empty = {"int": 0, "float": 0.0, "bool": False, "text": "", "bytes": b"", "id": b"i" * 16, "record?": None}
-    return cls(**{name: empty.get(kind.form, ()) for name, kind in FIELDS[cls]})
+    versions = {"version_min": VERSION_MIN, "version_max": VERSION_MAX} if cls is Hello else {}
+    return cls(**{name: empty.get(kind.form, ()) for name, kind in FIELDS[cls]} | versions)
 
 
 WRONG = {
@@ -312,7 +370,8 @@ WRONG_IN_RECORDS = {
         ["a..b", 1], ["h" * 64, 1], ["\u00e9", 1],
     ["h", 65_536], ["h", -1], [b"h", 1], ["h\n", 1]], "homes": [None, [b"i"], [b"i" * 16] * 4], "ready": [1, None],
     "genesis": [b"g" * 17, "g"], "base_samples": [-1, 0.5], "steps": [-1, True], "samples": [2**64 - 1],
-    "loss": [1, math.nan, math.inf, "1"], "version": [1, None, math.nan, math.inf], "signature": [b"s" * 65, None],
+    "loss": [1, math.nan, math.inf, "1"], "version": [1, None, math.nan, math.inf], "finished": [0, None],
+    "signature": [b"s" * 65, None],
 }  # fmt: skip
 
 
@@ -320,14 +379,13 @@ WRONG_IN_RECORDS = {
 def test_a_record_with_a_wrong_field_is_refused(name):
     names = [field.name for field in dataclasses.fields(MemberRecord)]
     assert decode(msgpack.packb({"t": "gossip", "updates": [RECORD]})) == Gossip((LARGEST,))
-    assert set(names) == set(WRONG_IN_RECORDS)
+    assert set(names) == {*WRONG_IN_RECORDS, "extra"}
     for value in WRONG_IN_RECORDS[name]:
         wrong = [*RECORD]
         wrong[names.index(name)] = value
         refused({"t": "gossip", "updates": [wrong]})
         refused({"t": "hello"} | table_of(example(Hello)) | {"record": wrong})
     refused({"t": "gossip", "updates": [RECORD[:-1]]})
-    refused({"t": "gossip", "updates": [[*RECORD, 0]]})
 
 
 # -- fuzz ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ import random
 
 from gossip.config import Config
 from gossip.effects import MemberChanged, MemberState, Notice, Send
-from gossip.messages import MAX_UPDATES, Ack, Gossip, Hint, Nack, Ping, PingReq, Records
+from gossip.frames import MAX_HEADER_BYTES, encode
+from gossip.ids import Address
+from gossip.messages import MAX_UPDATES, Ack, Digest, Gossip, Hint, Nack, Ping, PingReq, Records
 from gossip.rumours import Rumours, retransmits
 from gossip.table import Table
 from tests.gossip.harness import World, acquainted, member, peer_id, record_of, sent
@@ -41,6 +43,23 @@ def test_accusing_us_again_and_again_costs_five_incarnations_a_second():
             me.tick(now)
         me.receive(peer_id(1), Gossip((Hint(me.me.id, me.me.incarnation, True, peer_id(1)),)), now)
     assert 5 <= me.me.incarnation <= 7
+
+
+def test_a_table_of_the_largest_records_is_sent_in_frames_that_fit():
+    """Newer versions may sign 256 bytes more, and host names have up to 255."""
+    me = acquainted(1)
+    far = Address(".".join(["h" * 63] * 3), 65_535)
+    most = 2**53 - 1
+    for n in range(2, 402):
+        me.linked(peer_id(n), record_of(
+            n, incarnation=most, sequence=most, address=far, homes=(peer_id(1),) * 3, steps=most,
+            samples=most, base_samples=most, genesis=b"g" * 16, loss=0.1, signature=b"s" * 64, extra=(b"n" * 253,),
+        ), 0.0)  # fmt: skip
+    answers = sent(me.receive(peer_id(1), Digest(b""), 5.0), Records)
+    assert sum(len(answer.message.records) for answer in answers) == 402
+    for answer in answers:
+        assert len(encode(answer.message)) <= MAX_HEADER_BYTES
+    assert len(answers) < 8  # and no frame holds much less than it could
 
 
 def test_the_table_stays_within_its_bound_and_loses_no_samples():

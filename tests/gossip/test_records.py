@@ -68,6 +68,9 @@ def test_what_the_owner_signed_is_accepted():
         {"loss": None},
         {"loss": 0.25},
         {"version": 2.0},
+        {"finished": True},
+        {"extra": (1,)},
+        {"extra": (None,)},
     ],
     ids=str,
 )
@@ -78,7 +81,7 @@ def test_changing_any_field_breaks_the_signature(change):
 
 def test_every_field_is_signed():
     tried = {"incarnation", "sequence", "left", "address", "homes", "ready", "genesis", "base_samples", "steps"}
-    tried |= {"samples", "loss", "version"}  # by the test above
+    tried |= {"samples", "loss", "version", "finished", "extra"}  # by the test above
     identity = {"id", "public_key", "signature"}  # by those below
     assert tried | identity == {field.name for field in dataclasses.fields(MemberRecord)}
 
@@ -114,6 +117,9 @@ def test_a_simulation_may_do_without_keys():
         {"address": Address("", 7700)},
         {"address": Address("10.0.0.5", 0)},
         {"address": Address("10.0.0.5", 65_536)},
+        {"extra": (1,) * 17},
+        {"extra": (b"x" * 254,)},
+        {"extra": (math.nan,)},
     ],
     ids=str,
 )

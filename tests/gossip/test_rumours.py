@@ -92,7 +92,8 @@ def test_counts_alone_are_mere_progress():
     assert mere_progress(dataclasses.replace(before, **counts), before)
     others = {
         "incarnation": 2, "left": True, "ready": True, "genesis": b"h" * 16, "base_samples": 1,
-        "address": Address("host", 1), "homes": (PeerId(b"i" * 16),),
+        "address": Address("host", 1), "homes": (PeerId(b"i" * 16),), "finished": True,
+            "extra": (1,),
     }  # fmt: skip
     assert set(counts) | set(others) | {"id", "public_key"} == {field.name for field in dataclasses.fields(before)}
     for name, value in others.items():

@@ -1,0 +1,86 @@
+"""A node of the version after ours, as a program: a protocol range that goes one further, one message and one field of
+a message more, and records with more behind them. Everything else is this version's.
+
+``newer.py LISTEN [SEED]`` trains until its input ends, and prints what it sees as one JSON object a line.
+"""
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+from gossip import messages
+from gossip.messages import integer, later, message, of
+
+messages.VERSION_MAX = 2
+
+
+@message("offer")
+class Offer(messages.Offer):
+    colour: str = later("text", 16, default="grey")
+
+
+@message("dance")
+class Dance:
+    steps: int = integer()
+    tune: tuple[str, ...] = of("names", 4)
+
+
+messages.Offer = Offer  # before anybody else imports it
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+import node.service  # noqa: E402
+from gossip.config import Config  # noqa: E402
+from gossip.effects import Send  # noqa: E402
+from gossip.ids import MemberRecord  # noqa: E402
+from gossip.peer import Peer  # noqa: E402
+from node import Node  # noqa: E402
+
+EXTRA = ("blue", 7, None, 2.5, b"\0\xff")
+seen: dict[str, Any] = {"dances": 0, "colours": []}
+
+
+def record_of_newer(*args: Any, **fields: Any) -> MemberRecord:
+    return MemberRecord(*args, **fields, extra=EXTRA)
+
+
+class NewerPeer(Peer):
+    def linked(self, peer, record, now):
+        return [*super().linked(peer, record, now), Send(peer, Dance(3, ("waltz",)))]
+
+    def receive(self, sender, message, now):
+        if isinstance(message, Dance):
+            seen["dances"] += 1
+            return []
+        if isinstance(message, Offer):
+            seen["colours"].append(message.colour)
+        return super().receive(sender, message, now)
+
+
+def main(listen: str, *seeds: str) -> None:
+    node.service.MemberRecord, node.service.Peer = record_of_newer, NewerPeer
+    torch.manual_seed(9)
+    stop = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+    config = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=30.0)
+    with Node(nn.Linear(4, 2), seeds=seeds, listen=listen, config=config) as trained:
+        said = 0.0
+        while not stop.is_set():
+            trained.step(loss=0.5, samples=4)
+            time.sleep(0.005)
+            if time.monotonic() > said + 0.2:
+                said = time.monotonic()
+                records = [record for record, _ in trained.peer.members()]
+                extra = {record.id.hex(): repr(record.extra) for record in records}
+                mixes = trained.metrics().exchanges_done
+                print(json.dumps(seen | {
+                    "id": trained.id, "address": trained.address, "mixes": mixes, "extra": extra,
+                    "links": [peer.hex() for peer in list(trained.runtime.links.by_peer)],
+                }), flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,204 @@
+"""This version and the next one work together, whoever came first; those that cannot say so with both versions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgpack
+import pytest
+import trio
+from torch import nn
+
+from gossip.errors import ProtocolError, RefusedError
+from gossip.frames import PREFIX, encode
+from gossip.ids import parse_address
+from gossip.messages import VERSION_MAX, StatusQuery, StatusReply
+from node.handshake import Greeter
+from node.links import FrameReader
+from node.status import METRICS, query, read_pages
+from node.stream import memory_stream_pair
+
+NEWER = Path(__file__).with_name("newer.py")
+EXTRA = ("blue", 7, None, 2.5, b"\0\xff")  # as newer.py has it, which must not be imported here
+
+
+class Newer:
+    """A process of the next version; ``said`` is what it printed last."""
+
+    def __init__(self, *args):
+        self.said = {}
+        self.process = subprocess.Popen(
+            [sys.executable, NEWER, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.said = json.loads(line)
+
+    def close(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.reader.join(10)
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def newer():
+    started = []
+
+    def start(*args):
+        started.append(Newer(*args))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+def test_two_nodes_of_the_next_version_train_with_ours_and_learn_through_it_what_it_does_not_understand(
+    train, until, newer
+):
+    ours = train(nn.Linear(4, 2))
+    both = [newer("none", ours.node.address) for _ in range(2)]  # nobody can dial them: each is linked with ours alone
+    until(lambda: all(process.said.get("mixes", 0) >= 3 for process in both), 60)
+    ids = [process.said["id"] for process in both]
+    for process, other in zip(both, reversed(ids), strict=True):
+        # The record came through ours, and its owner's signature, over all of it, was checked on arrival.
+        until(lambda process=process, other=other: process.said["extra"].get(other) == repr(EXTRA))
+        assert process.said["links"] == [ours.node.id]
+        assert process.said["dances"] == 0  # it knows the message, ours does not, and nobody else is linked
+        assert set(process.said["colours"]) <= {"grey"}  # an Offer of ours lacks the field
+    assert ours.node.metrics().exchanges_done >= 3
+    assert query(parse_address(ours.node.address))["metrics"]["messages_ignored"] >= 2
+
+
+def test_a_node_of_ours_joins_the_swarm_of_the_next_version_and_trains_there(train, until, newer):
+    theirs = newer("127.0.0.1:0")
+    until(lambda: "address" in theirs.said, 60)
+    ours = train(nn.Linear(4, 2), seeds=[theirs.said["address"]])
+    until(lambda: ours.node.metrics().exchanges_done >= 3 and theirs.said["mixes"] >= 3, 30)
+    records = {record.id.hex(): record for record, _ in ours.do(lambda node: node.peer.members())}
+    assert records[theirs.said["id"]].extra == EXTRA
+
+
+# -- versions that do not meet -----------------------------------------------------------------------------------------
+def frame(table):
+    header = msgpack.packb(table)
+    return PREFIX.pack(b"GSP1", len(header), 0) + header
+
+
+def test_versions_that_do_not_meet_are_both_named_on_both_sides():
+    told = {}
+
+    async def ours(stream):
+        with pytest.raises(RefusedError) as error:
+            await Greeter("swarm", None).greet(stream, FrameReader(stream), None, None, None)
+        told["ours"] = error.value
+
+    async def theirs(stream):
+        await stream.send_all(
+            frame({"t": "hello", "version_min": 7, "version_max": 9, "swarm": {"name": "x"}, "key": b"k"})
+        )
+        reader = FrameReader(stream)
+        await reader.message()
+        told["theirs"] = (await reader.message())[0]
+
+    async def both():
+        near, far = memory_stream_pair()
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ours, near)
+                nursery.start_soon(theirs, far)
+
+    trio.run(both)
+    assert told["ours"].code == told["theirs"].code == "version"
+    for sentence in (str(told["ours"]), told["theirs"].sentence):
+        assert "versions 7 to 9" in sentence
+        assert f"version {VERSION_MAX}" in sentence
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+def ask(*pages):
+    """What read_pages makes of a node that answers with these."""
+
+    async def answer(stream):
+        reader = FrameReader(stream)
+        for page in pages:
+            got = await reader.message()
+            assert isinstance(got[0], StatusQuery)
+            await stream.send_all(page if isinstance(page, bytes) else encode(page))
+
+    async def both():
+        near, far = memory_stream_pair()
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(answer, far)
+                reader = FrameReader(near)
+                reader.newer = True
+                answered = await read_pages(near, reader)
+                nursery.cancel_scope.cancel()
+                return answered
+
+    return trio.run(both)
+
+
+METRIC_VALUES = ("ab" * 16, "h:1", "swarm", *[1] * (len(METRICS) - 3))
+ROW = (b"i" * 16, "h:2", "alive", 1, 2, 0.5, True)
+
+
+def test_a_status_with_more_values_is_read_for_those_that_are_known():
+    answer = ask(StatusReply((*METRIC_VALUES, 5, ("new",)), ((*ROW, "more", 7),), False))
+    assert set(answer["metrics"]) == set(METRICS) - {"id", "address", "swarm"}
+    assert answer["members"] == [
+        {"id": "69" * 16, "address": "h:2", "state": "alive", "steps": 1, "samples": 2, "loss": 0.5, "ready": True}
+    ]
+
+
+def test_a_status_with_fewer_values_leaves_the_others_open():
+    answer = ask(StatusReply(METRIC_VALUES[:5], (ROW[:4],), False))
+    assert answer["metrics"]["exchanges_done"] is None
+    assert answer["metrics"]["refused"] == ()
+    assert answer["members"][0]["samples"] is None
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        StatusReply((10**11, *METRIC_VALUES[1:]), (), False),
+        StatusReply(METRIC_VALUES, ((10**11, *ROW[1:]),), False),
+        StatusReply(METRIC_VALUES, ((b"short", *ROW[1:]),), False),
+        StatusReply(METRIC_VALUES, (ROW, ROW), False),
+        StatusReply(METRIC_VALUES, (5, ()), False),
+        StatusReply((), (), False),
+    ],
+    ids=["number for an id", "number for a member", "short id", "same id again", "no rows", "nothing"],
+)
+def test_what_is_no_status_is_refused_in_a_sentence(page):
+    """``bytes`` of a large number allocates as many bytes."""
+    with pytest.raises(BaseExceptionGroup) as error:
+        ask(page)
+    assert error.group_contains(ProtocolError)
+
+
+def test_a_node_that_never_comes_to_an_end_is_left(monkeypatch):
+    monkeypatch.setattr("node.status.MAX_ROWS", 3)
+    pages = [StatusReply(METRIC_VALUES, ((bytes([number]) * 16,),), True) for number in range(1, 9)]
+    with pytest.raises(BaseExceptionGroup) as error:
+        ask(*pages)
+    assert error.group_contains(ProtocolError, match="more members")
+
+
+def test_nothing_that_a_terminal_obeys_is_shown_of_a_status():
+    answer = ask(StatusReply(METRIC_VALUES, ((b"i" * 16, "\x1b[2J", "x" * 500),), False))
+    assert answer["members"][0]["address"] is None
+    assert answer["members"][0]["state"] is None
