@@ -35,7 +35,7 @@ from gossip.messages import (
     Unknown,
     Update,
 )  # fmt: skip
-from gossip.records import MAX_EXTRA, keepable
+from gossip.records import MAX_EXTRA, finite, keepable, nameable, whole
 
 __all__ = ["MAX_BODY_BYTES", "MAX_HEADER_BYTES", "PREFIX_BYTES", "decode", "encode", "read_prefix"]
 
@@ -50,21 +50,17 @@ MAX_DEPTH = 4  # of nested values: a layout's summary needs three
 
 
 def encode(message: Message, body_bytes: int = 0) -> bytes:
-    """The prefix and header of a frame; the caller sends ``body_bytes`` of body after it."""
+    """The prefix and header of a frame; the caller sends ``body_bytes`` of body after it.
+
+    Numbers and texts beyond the bounds of their fields are written as the nearest that the other side reads, so that no
+    figure of ours, however it came about, ends a link. ValueError for what no figure makes: a header over its limit.
+    """
     cls = type(message)
     header: dict[str, Any] = {"t": TAGS[cls]}
     for name, kind in FIELDS[cls]:
         value = getattr(message, name)
-        form = kind.form
-        if form == "float":
-            value = float(value)  # an int would be refused, as another type than declared
-        elif form == "scalars":
-            value = [(name, float(number)) for name, number in value]
-        elif form == "record?":
-            value = None if value is None else pack_record(value)
-        elif form in ("updates", "records"):
-            value = [pack_update(update) for update in value]
-        header[name] = value
+        writer = WRITERS.get(kind.form)
+        header[name] = value if writer is None else writer(value, kind.bound)
     packed: bytes = msgpack.packb(header, use_bin_type=True)
     if len(packed) > MAX_HEADER_BYTES:
         raise ValueError(f"a {TAGS[cls]} header of {len(packed)} bytes is over the limit of {MAX_HEADER_BYTES}")
@@ -193,9 +189,8 @@ def read_address(value: Any) -> Address | None:
         return None
     host, port = read_list(value, 2)
     name = read_text(host, 255)
-    if not name.isascii():
+    if not nameable(name):
         raise ValueError
-    name.encode("idna")  # a UnicodeError is a ValueError: a name that no resolver could be asked for
     return Address(name, read_int(port, 65_535))
 
 
@@ -252,13 +247,42 @@ def read_any(value: Any, bound: int) -> Any:
     return tuple(freeze(item, 1) for item in read_list(value, bound))
 
 
+# -- what is written of our own values ----------------------------------------------------------------------------
+def write_int(value: Any, bound: int) -> int:
+    return value if type(value) is int and 0 <= value <= bound else whole(value, bound)
+
+
+def write_float(value: Any, _: int = 0) -> float:
+    """Finite, and a float: an int would be refused, as another type than declared."""
+    return value if type(value) is float and math.isfinite(value) else finite(value)
+
+
+def write_text(value: str, bound: int) -> str:
+    if len(value) <= bound and value.isprintable():
+        return value
+    return "".join(letter if letter.isprintable() else "?" for letter in value[:bound])
+
+
+def write_any(value: Any, _: int = 0) -> Any:
+    """Nested values with nothing in them that msgpack, or whoever reads them, refuses."""
+    if isinstance(value, tuple | list):
+        return [write_any(item) for item in value]
+    if type(value) is int:
+        return max(-(2**63), min(value, MAX_INT))
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if type(value) is str:
+        return value.encode(errors="replace").decode()  # half a character has no UTF-8
+    return value
+
+
 def freeze(value: Any, depth: int) -> Any:
     """msgpack unpacks a thousand levels, and walking them would exhaust Python's own stack."""
     if type(value) is list:
         if depth == MAX_DEPTH:
             raise ValueError
         return tuple(freeze(item, depth + 1) for item in value)
-    if value is None or type(value) in (bool, int, float, str, bytes):
+    if value is None or type(value) in (bool, int, str, bytes) or (type(value) is float and math.isfinite(value)):
         return value
     raise ValueError
 
@@ -277,6 +301,18 @@ READERS: dict[str, Callable[[Any, int], Any]] = {
     "names": lambda value, bound: tuple(read_text(item, 64) for item in read_list(value, bound)),
     "scalars": lambda value, bound: tuple(read_scalar(item) for item in read_list(value, bound)),
     "any": read_any,
+}
+WRITERS: dict[str, Callable[[Any, int], Any]] = {  # of the others the value itself
+    "int": write_int,
+    "float": write_float,
+    "bool": lambda value, _: bool(value),
+    "text": write_text,
+    "record?": lambda value, _: None if value is None else pack_record(value),
+    "updates": lambda value, _: [pack_update(update) for update in value],
+    "records": lambda value, _: [pack_update(update) for update in value],
+    "names": lambda value, _: [write_text(item, 64) for item in value],
+    "scalars": lambda value, _: [(write_text(name, 64), write_float(number)) for name, number in value],
+    "any": write_any,
 }
 FIELDS: dict[type, tuple[tuple[str, Kind], ...]] = {
     cls: tuple((field.name, field.metadata["kind"]) for field in dataclasses.fields(cls)) for cls in MESSAGES.values()

@@ -33,7 +33,7 @@ from gossip.messages import (
 )  # fmt: skip
 from gossip.myself import Myself, Own
 from gossip.push_pull import PushPull
-from gossip.records import Sign, Verify, claims_more, signed
+from gossip.records import Sign, Verify, acceptable, claims_more, signed
 from gossip.rumours import Rumours
 from gossip.table import Entry, Table
 from gossip.view import TELL_EVERY_S, View
@@ -58,7 +58,7 @@ class Membership:
         self, me: MemberRecord, *, sign: Sign, verify: Verify, config: Config, rng: random.Random, now: float,
         conduct: Conduct | None = None,
     ) -> None:  # fmt: skip
-        me = signed(me, sign)
+        me = signed(acceptable(me), sign)
         self._mine = me.id
         self._config, self._rng = config, rng
         self._table = Table(me, 2 * config.max_members, now, config.fastest_member)

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.records import Sign, mere_progress, signed
+from gossip.records import Sign, mere_progress, signed, within
 from gossip.rumours import Rumours, told_of_progress
 from gossip.table import Table
 
@@ -69,15 +69,15 @@ class Myself:
 
     def update(self, changes: Own, now: float) -> None:
         """Progress alone is signed at most every ``max(progress_period_s, 0.1 s * N)``, anything else at once."""
-        fields: dict[str, Any] = dict(changes)
+        fields: dict[str, Any] = {name: within(name, value) for name, value in changes.items()}
         if "steps" in fields:
-            fields["steps"] += self._earlier_steps
+            fields["steps"] = within("steps", fields["steps"] + self._earlier_steps)
         self._life_samples = fields.get("samples", self._life_samples)
         if "genesis" in fields and fields["genesis"] != self.record.genesis:
             self._run_began_at = self._life_samples
             fields["samples"] = 0
         elif "samples" in fields:
-            fields["samples"] = max(0, fields["samples"] - self._run_began_at)
+            fields["samples"] = within("samples", fields["samples"] - self._run_began_at)
         for name, value in fields.items():
             if value != self._pending.get(name, getattr(self.record, name)):
                 self._pending[name] = value
@@ -89,6 +89,7 @@ class Myself:
     def announce(self, now: float, **changes: Any) -> None:
         """Sign a new record with what is pending and these changes, and tell it."""
         changes = {"sequence": self.record.sequence + 1} | self._pending | changes
+        changes = {name: within(name, value) for name, value in changes.items()}
         self._pending, before = {}, self.record
         self.record = signed(dataclasses.replace(self.record, **changes), self._sign)
         state = MemberState.LEFT if self.record.left else MemberState.ALIVE

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
 
 from gossip.errors import RemoteError
-from gossip.ids import MemberRecord, peer_id_of
+from gossip.ids import Address, MemberRecord, peer_id_of
 
 __all__ = [
     "Sign",
     "Verify",
+    "acceptable",
     "check",
     "claims_more",
+    "finite",
     "keepable",
     "mere_progress",
+    "nameable",
     "newer",
     "payload",
     "signed",
     "trusting",
     "unsigned",
+    "whole",
+    "within",
 ]
 
 Sign = Callable[[bytes], bytes]
@@ -34,6 +40,8 @@ Verify = Callable[[bytes, bytes, bytes], bool]
 DOMAIN = "gossip member record 1"  # so that no other thing signed by the same key can be passed off as a record
 MAX_INT = 2**53  # exact in a double too: every language reads the same number
 MAX_HOMES = 3
+COUNTS = frozenset({"incarnation", "sequence", "base_samples", "steps", "samples"})
+RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord))
 PLAIN = (bool, int, float, str, bytes)
 MAX_EXTRA = 16  # values of newer versions: as many fields as a record has now
 MAX_EXTRA_BYTES = 256  # of them packed: a key and a few numbers; with it a record is 778 B at the very most
@@ -144,6 +152,77 @@ def check(record: MemberRecord, verify: Verify) -> None:
         raise RemoteError("record", "A member record's id is not the hash of its public key.")
     if verify is not trusting and not verify(record.public_key, payload(record), record.signature):
         raise RemoteError("record", "A member record is not signed by its owner.")
+
+
+# -- what may be signed -----------------------------------------------------------------------------------------------
+def within(name: str, value: Any) -> Any:
+    """The value of a field as :func:`check`, and whoever reads the frame, takes it: the nearest that there is.
+
+    A member whose record is refused is cut off by everybody, for as long as it goes on signing what it signs: so no
+    number, whoever brought it about, gets into a record as it is.
+    """
+    if name in COUNTS:
+        return value if type(value) is int and 0 <= value < MAX_INT else whole(value, MAX_INT - 1)
+    if name == "version":
+        return min(max(finite(value), 0.0), MAX_INT - 1.0)
+    if name == "loss":
+        return None if value is None or abs(finite(value, math.inf)) >= sys.float_info.max else float(value)
+    if name == "address":
+        return value if value is None or dialable(value) else None
+    if name == "homes":
+        return tuple(value)[:MAX_HOMES]
+    if name == "genesis":
+        return value if len(value) in (0, 16) else b""
+    if name == "extra":
+        return value if keepable(value) else ()
+    return bool(value) if name in ("left", "ready", "finished") else value
+
+
+def acceptable(record: MemberRecord) -> MemberRecord:
+    """The record with every field :func:`within` its bounds; this very one where they are."""
+    changes = {}
+    for field in RECORD_FIELDS:
+        value = getattr(record, field)
+        kept = within(field, value)
+        if kept is not value:
+            changes[field] = kept
+    return dataclasses.replace(record, **changes) if changes else record
+
+
+def whole(value: Any, bound: int) -> int:
+    """The whole number from 0 to ``bound`` that is nearest; 0 for what is no number."""
+    try:
+        return max(0, min(int(value), bound))
+    except OverflowError:  # infinite
+        return bound if value > 0 else 0
+    except (ValueError, TypeError):
+        return 0
+
+
+def finite(value: Any, otherwise: float = 0.0) -> float:
+    """The finite number that is nearest; ``otherwise`` for what is none, as NaN."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf if value > 0 else -math.inf
+    except (ValueError, TypeError):
+        return otherwise
+    return otherwise if math.isnan(number) else max(-sys.float_info.max, min(number, sys.float_info.max))
+
+
+def dialable(address: Address) -> bool:
+    """Whether others read this address as one that may be dialled."""
+    host, port = address
+    return bool(host) and len(host) <= 255 and host.isprintable() and 0 < port < 65536 and nameable(host)
+
+
+def nameable(host: str) -> bool:
+    """Whether a resolver could be asked for this name."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return host.isascii()
 
 
 def unsigned(_payload: bytes) -> bytes:

@@ -108,6 +108,7 @@ class Link:
         self.used_at = trio.current_time()
         self.bytes_sent = 0
         self.ignored = 0  # messages of a newer version
+        self.fault = ""  # ours, for which this link is closed
         self.closing = False
         self.orderly = False  # closed for want of use, by either side
         self.cancel_scope: trio.CancelScope | None = None
@@ -120,7 +121,14 @@ class Link:
         if len(self.outbox) >= OUTBOX_FRAMES:
             self.close_now()
             return
-        self.outbox.append(encode(message))
+        try:
+            frame = encode(message)
+        except (OverflowError, ValueError, TypeError) as error:  # whatever it is, it is this link's alone
+            kind = type(message).__name__
+            self.fault = f"A {kind} could not be written ({type(error).__name__}): its link is closed."
+            self.close_now()
+            return
+        self.outbox.append(frame)
         self.queued += 1
         self.wake.set()
 

@@ -263,6 +263,8 @@ class Runtime:
             self.blame(link, group)
         finally:
             link.stream.close_now()
+            if link.fault:
+                self.on_event("fault", link.fault)
             if member is not None:
                 self.unlink(link)
 

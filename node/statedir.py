@@ -77,6 +77,7 @@ class StateDir:
         if self.path is None:
             return
         rows = [pack_record(record) for record in book[:BOOK_RECORDS]]
+        incarnation, samples = min(incarnation, MAX_INT - 1), min(samples, MAX_INT - 1)
         data = msgpack.packb([VERSION, incarnation, samples, rows, *self._extra], use_bin_type=True)
         temporary = self.path / f"members.{os.getpid()}.tmp"
         try:

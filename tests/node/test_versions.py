@@ -15,12 +15,12 @@ from torch import nn
 
 from gossip.errors import ProtocolError, RefusedError
 from gossip.frames import PREFIX, encode
-from gossip.ids import parse_address
+from gossip.ids import PeerId, parse_address
 from gossip.messages import VERSION_MAX, StatusQuery, StatusReply
 from node.handshake import Greeter
-from node.links import FrameReader
+from node.links import FrameReader, Link
 from node.status import METRICS, query, read_pages
-from node.stream import memory_stream_pair
+from node.stream import BrokenLinkError, memory_stream_pair
 
 NEWER = Path(__file__).with_name("newer.py")
 EXTRA = ("blue", 7, None, 2.5, b"\0\xff")  # as newer.py has it, which must not be imported here
@@ -202,3 +202,16 @@ def test_nothing_that_a_terminal_obeys_is_shown_of_a_status():
     answer = ask(StatusReply(METRIC_VALUES, ((b"i" * 16, "\x1b[2J", "x" * 500),), False))
     assert answer["members"][0]["address"] is None
     assert answer["members"][0]["state"] is None
+
+
+def test_a_message_that_cannot_be_written_closes_its_link_and_nothing_else():
+    async def main():
+        near, far = memory_stream_pair()
+        link = Link(near, FrameReader(near), PeerId(b"p" * 16), None)
+        link.send(StatusReply(("x" * 300,) * 400, (), False))  # larger than a header
+        assert "StatusReply" in link.fault
+        assert not link.outbox
+        with pytest.raises(BrokenLinkError):
+            await far.receive_into(memoryview(bytearray(8)))
+
+    trio.run(main)
