@@ -11,7 +11,7 @@ READY := $(VENV)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-netns lint types bench bench-codecs bench-bytes bench-sim bench-methods convergence reliability soak data clean
+.PHONY: help demo test test-slow test-netns lint types bench bench-codecs bench-bytes bench-sim bench-methods convergence reliability siege chaos soak data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -57,6 +57,12 @@ convergence: $(READY) ## compare four nodes with one process at equal samples
 
 reliability: $(READY) ## kill, stop and cut off nodes, minutes; as root also with cut networks
 	$(PY) benchmarks/reliability.py
+
+siege: $(READY) ## attack live nodes with a member that holds the secret, 12 minutes; ATTACKS=version,frog for some
+	$(PY) benchmarks/siege $(ATTACKS)
+
+chaos: $(READY) ## kill, stop, replace and cut off eight nodes for ten minutes; MINUTES=10, as root with cut networks
+	$(PY) benchmarks/chaos.py --minutes $(or $(MINUTES),10)
 
 soak: $(READY) ## watch memory, descriptors and tables of six nodes for two hours; MINUTES=120
 	$(PY) benchmarks/soak.py --minutes $(or $(MINUTES),120)

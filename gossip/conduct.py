@@ -13,27 +13,24 @@ from gossip.ids import PeerId, short
 
 __all__ = ["KINDS", "Conduct"]
 
-FORGIVEN_S = 60.0  # one of each kind is forgiven as often: once a minute is a bad line, and costs as little
 KEPT = 1_024  # members and kinds counted at once: 200 KiB. A flood of identities pushes out the oldest, never the told
 TOLD = 256  # sentences in a node's life: who has more to say about others has a swarm of strangers, and says so too
 
-KINDS: dict[str, tuple[float, str]] = {
-    # kind: (how many above those forgiven are told, what they are)
-    "fault": (3.0, "bytes or messages that no honest node sends"),
-    "flood": (3.0, "messages beyond every allowance"),
-    "wasted": (
-        6.0,
-        "exchanges that it let come to nothing",
-    ),  # one that dies: one, then it is benched
-    "refused": (3.0, "vectors that did not pass the checks"),
-    "clipped": (16.0, "vectors far from everybody's"),  # each that passes whole takes one back: most of its own, then
-    "pestering": (16.0, "offers while it was to wait"),
-    "claims": (3.0, "numbers that cannot be"),
-    "accusations": (8.0, "accusations that were refuted"),
-    "strangers": (16.0, "connections that never said who they are"),
+KINDS: dict[str, tuple[float, float, str]] = {
+    # kind: (how many above those forgiven are told, seconds in which one is forgiven, what they are)
+    "fault": (3.0, 60.0, "bytes or messages that no honest node sends"),
+    "flood": (3.0, 60.0, "messages beyond every allowance"),
+    "wasted": (4.0, 900.0, "exchanges that it let come to nothing"),  # each finished one takes one back
+    "refused": (3.0, 60.0, "vectors that did not pass the checks"),
+    "clipped": (16.0, 60.0, "vectors far from everybody's"),  # each that passes whole takes one back
+    "pestering": (16.0, 60.0, "offers while it was to wait"),
+    "claims": (3.0, 60.0, "numbers that cannot be"),
+    "accusations": (8.0, 60.0, "accusations that were refuted"),
+    "strangers": (16.0, 60.0, "connections that never said who they are"),
 }
 """What a member can do that others pay for, and from how many on it is told. Honest nodes that are killed, stopped and
-cut off every few seconds reach none of these; an attacker that stays below them costs no more than such a node."""
+cut off every few seconds reach none of these; an attacker that stays below them costs no more than such a node. Wasted
+exchanges are forgiven slowly, since whoever wastes one sits out for 30 s and then for twice as long each time."""
 
 
 class Conduct:
@@ -48,13 +45,14 @@ class Conduct:
         """It did this."""
         key = (who, kind)
         level, at = self.levels.pop(key, (0.0, now))  # the one of longest ago goes first
-        level = max(0.0, level - (now - at) / FORGIVEN_S) + times
+        threshold, forgiven_s, _ = KINDS[kind]
+        level = max(0.0, level - (now - at) / forgiven_s) + times
         self.levels[key] = (level, now)
         if len(self.levels) > KEPT:
             del self.levels[next(iter(self.levels))]
         if key in self.counts:
             self.counts[key] += 1
-        elif level >= KINDS[kind][0] and len(self.counts) < TOLD:
+        elif level >= threshold and len(self.counts) < TOLD:
             self.counts[key] = round(level)
             self.news.append(Notice("suspicious", sentence(who, kind)))
 
@@ -82,4 +80,4 @@ class Conduct:
 
 def sentence(who: PeerId | str, kind: str) -> str:
     subject = f"Somebody at {who}" if isinstance(who, str) else f"Member {short(who)}"
-    return f"{subject} misbehaves: {KINDS[kind][1]}."
+    return f"{subject} misbehaves: {KINDS[kind][2]}."

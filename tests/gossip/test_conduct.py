@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.conduct import FORGIVEN_S, KEPT, KINDS, TOLD, Conduct
+from gossip.conduct import KEPT, KINDS, TOLD, Conduct
 from gossip.effects import Notice
 from gossip.ids import PeerId
 from gossip.messages import Accept, Gossip, Hint
@@ -22,7 +22,7 @@ def test_whoever_passes_the_threshold_is_named_once(kind):
         conduct.note(A, kind, 1 + number * 1e-3)
     (notice,) = conduct.take()
     assert notice.kind == "suspicious"
-    assert notice.sentence == f"Member {A.hex()[:8]} misbehaves: {KINDS[kind][1]}."
+    assert notice.sentence == f"Member {A.hex()[:8]} misbehaves: {KINDS[kind][2]}."
     ((who, what, times),) = conduct.rows()
     assert (who, what) == (A.hex(), kind)
     assert times == pytest.approx(3 * threshold - 1, abs=1)
@@ -31,8 +31,15 @@ def test_whoever_passes_the_threshold_is_named_once(kind):
 def test_what_happens_once_a_minute_is_forgiven():
     conduct = Conduct()
     for minute in range(1000):
-        conduct.note(A, "wasted", minute * FORGIVEN_S)
+        conduct.note(A, "refused", minute * 60.0)
     assert conduct.take() == []
+
+
+def test_a_partner_that_wastes_an_exchange_whenever_it_may_is_named_however_long_it_has_to_wait():
+    conduct = Conduct()
+    for now in (0.0, 33.0, 96.0, 219.0, 462.0):  # the bench's own pace: 30 s, 60 s, 120 s ...
+        conduct.note(A, "wasted", now)
+    assert len(conduct.take()) == 1
 
 
 def test_one_kind_of_one_member_says_nothing_of_others():
@@ -79,7 +86,7 @@ def test_a_partner_whose_exchanges_come_to_nothing_is_named_and_one_whose_are_mo
     for number in range(6):
         exchange(side, number, fails=True)
     (notice,) = side.exchanges.conduct.take()
-    assert notice.sentence == f"Member {B.hex()[:8]} misbehaves: {KINDS['wasted'][1]}."
+    assert notice.sentence == f"Member {B.hex()[:8]} misbehaves: {KINDS['wasted'][2]}."
 
 
 def exchange(side, now, fails):

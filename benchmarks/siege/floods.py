@@ -1,0 +1,106 @@
+"""Attacks by quantity: messages, questions, offers, connections; and a member that never reads."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import trio
+from attack import attack
+from foe import Foe, Member
+from line import Line, open_line
+
+from gossip.frames import encode
+from gossip.messages import Digest, Offer, Ping, PingReq, Reach, StatusQuery
+
+BATCH = 64  # frames written at once
+
+
+async def pour(member: Member, frames: itertools.cycle[bytes], pause_s: float) -> None:
+    """Batches of frames over every link there is, as fast as they are taken."""
+
+    async def one(line: Line) -> None:
+        while line.open:
+            await line.write(b"".join(itertools.islice(frames, BATCH)))
+            await trio.sleep(pause_s)
+
+    while True:
+        async with trio.open_nursery() as nursery:
+            for line in member.open_lines():
+                nursery.start_soon(one, line)
+        await trio.sleep(0.1)
+
+
+@attack("pings as fast as the socket takes them")
+async def flood_pings(foe: Foe) -> None:
+    await pour(await foe.member(), itertools.cycle([encode(Ping(1, ()))]), 0.001)
+
+
+@attack("1,500 offers a second to each, just below the limit of messages")
+async def flood_offers(foe: Foe) -> None:
+    member = await foe.member()
+    t = foe.target
+    offers = [
+        encode(Offer(random.getrandbits(62), t.fingerprint, t.genesis, t.version, 0.5, "fp32", ())) for _ in range(4096)
+    ]
+    await pour(member, itertools.cycle(offers), BATCH / 1500)
+
+
+@attack("questions that are costly to answer: everybody's records, the status, probes for others", named="")
+async def flood_questions(foe: Foe) -> None:
+    member = await foe.member()
+    frames = [encode(Digest(b"")), encode(StatusQuery(b"")), encode(Reach())]
+    frames += [encode(PingReq(number, peer, ())) for number, peer in enumerate(member.known)]
+    await pour(member, itertools.cycle(frames), BATCH / 1500)
+
+
+@attack("asks, and never reads an answer", named="")
+async def never_reads(foe: Foe) -> None:
+    member = foe.quiet()
+    frames = b"".join([encode(Digest(b"")), encode(StatusQuery(b"")), encode(Ping(1, ()))])
+
+    async def one(address: object) -> None:
+        while True:
+            line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)  # type: ignore[arg-type]
+            while line is not None and line.open:
+                with trio.move_on_after(1.0):
+                    await line.write(frames * 20)
+                await trio.sleep(0.05)
+            await trio.sleep(0.2)
+
+    async with trio.open_nursery() as nursery:
+        for address in foe.target.nodes:
+            nursery.start_soon(one, address)
+
+
+@attack("200 links a second, each up to its Hello", named="")
+async def flood_connections(foe: Foe) -> None:
+    member = await foe.member()
+
+    async def one(address: object) -> None:
+        while True:
+            line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)  # type: ignore[arg-type]
+            if line is not None:
+                line.close()
+            await trio.sleep(0.02)
+
+    async with trio.open_nursery() as nursery:
+        for address in foe.target.nodes:
+            nursery.start_soon(one, address)
+
+
+@attack("300 links of 300 members, held open", named="", newcomer=True)
+async def crowd(foe: Foe) -> None:
+    async def one(address: object) -> None:
+        while True:
+            member = foe.quiet()
+            line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)  # type: ignore[arg-type]
+            if line is not None:
+                await line.hear(member.heard)
+            await trio.sleep(0.5)
+
+    async with trio.open_nursery() as nursery:
+        for address in foe.target.nodes:
+            for _ in range(75):
+                nursery.start_soon(one, address)
+                await trio.sleep(0.01)

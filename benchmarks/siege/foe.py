@@ -1,0 +1,284 @@
+"""A real member of the swarm that holds the secret: polite by itself, and as bad as an attack makes it.
+
+It keeps links, answers probes, refutes what is said of it and mixes (sending back what it was sent, which moves
+nobody), so that honest nodes hold it for one of theirs. An attack replaces what it does with a message, or sends its
+own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+from line import Line, chunk_of, open_line
+
+from gossip.codecs import get_codec
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.messages import (
+    Abort,
+    Accept,
+    Ack,
+    Busy,
+    Chunk,
+    Commit,
+    Digest,
+    Fetch,
+    Gossip,
+    Hint,
+    Invite,
+    Message,
+    Nack,
+    Offer,
+    Outcome,
+    Ping,
+    PingReq,
+    Reach,
+    Reached,
+    Records,
+    Refuse,
+    Settled,
+)  # fmt: skip
+from gossip.records import signed
+from node.identity import Identity
+from node.tls import Contexts, swarm_contexts
+
+__all__ = ["Foe", "Member", "Target"]
+
+MAX = 2**53 - 1  # the largest number in a record
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass
+class Target:
+    """What an attack is told of the swarm."""
+
+    nodes: list[Address]
+    secret: bytes
+    fingerprint: str
+    genesis: bytes
+    elements: int
+    identities: Path  # a line for each identity that takes part, so that logs can be searched for it
+    version: float = 100.0
+    ports: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Session:
+    """An exchange as the attacker sees it."""
+
+    line: Line
+    number: int
+    codec: str
+    weight: float
+    received: bytearray
+    elements: int = 0  # received
+    answered: bool = False
+
+
+class Member:
+    """One identity with links to the honest nodes."""
+
+    def __init__(self, target: Target, identity: Identity | None = None, **record: Any) -> None:
+        self.target = target
+        self.identity = identity or Identity.fresh()
+        self.contexts: Contexts = swarm_contexts(self.identity, target.secret)
+        fields: dict[str, Any] = {
+            "incarnation": 1, "ready": True, "genesis": target.genesis, "version": target.version, "samples": 1000,
+            "steps": 60,
+        }  # fmt: skip
+        self.record = self.sign(MemberRecord(self.identity.id, self.identity.public_key, **(fields | record)))
+        self.lines: list[Line] = []
+        self.known: dict[PeerId, MemberRecord] = {}
+        self.sessions: dict[int, Session] = {}
+        self.on: dict[type, Callable[[Line, Any, bytes], Awaitable[None]]] = {}  # what an attack does differently
+        self.transform: Callable[[Floats], Floats] = lambda vector: vector  # what it sends for what it was sent
+        self.version: float = target.version  # that it states in offers and accepts
+        self.mixed = 0
+        with target.identities.open("a") as file:
+            file.write(self.identity.id.hex() + "\n")
+
+    def sign(self, record: MemberRecord, **changes: Any) -> MemberRecord:
+        return signed(dataclasses.replace(record, **changes), self.identity.sign)
+
+    def update(self, **changes: Any) -> MemberRecord:
+        self.record = self.sign(self.record, sequence=self.record.sequence + 1, **changes)
+        return self.record
+
+    # -- links -------------------------------------------------------------------------------------------------------
+    async def live(self, nursery: trio.Nursery) -> Member:
+        """Keep a link to every honest node and a record that grows as an honest one's does."""
+        for address in self.target.nodes:
+            nursery.start_soon(self.keep, address, nursery)
+        nursery.start_soon(self.progress)
+        with trio.move_on_after(3.0):
+            while len(self.open_lines()) < len(self.target.nodes):  # noqa: ASYNC110 - an attack has time
+                await trio.sleep(0.02)
+        return self
+
+    async def keep(self, address: Address, nursery: trio.Nursery) -> None:
+        while True:
+            line = await open_line(address, self.contexts, self.target.fingerprint, self.record)
+            if line is not None:
+                self.lines.append(line)
+                assert line.record is not None
+                self.known[line.record.id] = line.record
+                await line.hear(self.heard)
+                self.lines.remove(line)
+            await trio.sleep(0.3)
+
+    async def serve(self, nursery: trio.Nursery) -> None:
+        """Listen too, so that honest nodes dial us; before :meth:`live`."""
+        from gossip.messages import Hello
+        from node.handshake import PROTOCOL_VERSION
+        from node.tcp import TcpNetwork
+        from node.tls import TlsStream
+
+        network = TcpNetwork(Address("127.0.0.1", 0))
+        address = await network.bind()
+
+        async def accept(stream: Any) -> None:
+            tls = TlsStream(stream, self.contexts, server_side=True)
+            try:
+                with trio.fail_after(5.0):
+                    await tls.handshake()
+            except Exception:  # whoever it was has gone
+                stream.close_now()
+                return
+            line = Line(tls)
+            swarm = Hello(PROTOCOL_VERSION, PROTOCOL_VERSION, "default", self.target.fingerprint, (), self.record)
+            if await line.hello(swarm) is not None:
+                self.lines.append(line)
+                await line.hear(self.heard)
+                self.lines.remove(line)
+
+        self.update(address=address)
+        nursery.start_soon(network.serve, accept, nursery)
+
+    def open_lines(self) -> list[Line]:
+        return [line for line in self.lines if line.open]
+
+    def line_to(self, peer: PeerId) -> Line | None:
+        return next((line for line in self.open_lines() if line.peer == peer), None)
+
+    async def tell(self, message: Message) -> None:
+        """Everybody."""
+        for line in self.open_lines():
+            await line.send(message)
+
+    async def progress(self) -> None:
+        while True:
+            await trio.sleep(0.5)
+            self.update(samples=min(MAX, self.record.samples + 500), steps=min(MAX, self.record.steps + 30))
+            await self.tell(Gossip((self.record,)))
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+    async def heard(self, line: Line, message: Message, body: bytes) -> None:
+        for update in getattr(message, "updates", getattr(message, "records", ())):
+            await self.hear_update(line, update)
+        special = self.on.get(type(message))
+        if special is not None:
+            await special(line, message, body)
+            return
+        await self.answer(line, message, body)
+
+    async def hear_update(self, line: Line, update: MemberRecord | Hint) -> None:
+        if isinstance(update, MemberRecord):
+            self.known[update.id] = update
+        elif update.peer == self.record.id and update.incarnation >= self.record.incarnation:
+            self.update(incarnation=update.incarnation + 1)
+            await line.send(Gossip((self.record,)))
+
+    async def answer(self, line: Line, message: Message, body: bytes) -> None:
+        """As an honest member would."""
+        match message:
+            case Ping():
+                await line.send(Ack(message.seq, ()))
+            case PingReq():
+                await line.send(Nack(message.seq))
+            case Digest():
+                await line.send(Records((self.record,), b""))
+            case Reach():
+                await line.send(Reached(True))
+            case Offer():
+                await self.accept(line, message)
+            case Accept():
+                session = self.sessions.get(message.session)
+                if session is not None:
+                    session.codec, session.weight = message.codec, message.weight
+            case Chunk():
+                await self.chunk(line, message, body)
+            case Commit():
+                self.mixed += self.sessions.pop(message.session, None) is not None
+            case Outcome():
+                await line.send(Settled(message.session, True))
+            case Invite():
+                await line.send(Busy(message.session))
+            case Fetch():
+                await line.send(Refuse(message.session, "not-ready"))
+            case Busy() | Refuse() | Abort():
+                self.sessions.pop(message.session, None)
+            case _:
+                pass
+
+    # -- exchanges ---------------------------------------------------------------------------------------------------
+    async def accept(self, line: Line, offer: Offer) -> None:
+        self.sessions[offer.session] = Session(line, offer.session, offer.codec, offer.weight, bytearray())
+        await line.send(Accept(offer.session, self.version, offer.weight, (), offer.codec))
+
+    async def offer(self, line: Line, **changes: Any) -> int:
+        """Ask for an exchange; its number."""
+        number = random.getrandbits(62)
+        message = Offer(number, self.target.fingerprint, self.target.genesis, self.version, 0.5, "fp32", ())
+        message = dataclasses.replace(message, **changes)
+        self.sessions[number] = Session(line, number, message.codec, 0.5, bytearray())
+        if len(self.sessions) > 4096:
+            del self.sessions[next(iter(self.sessions))]
+        await line.send(message)
+        return number
+
+    async def chunk(self, line: Line, chunk: Chunk, body: bytes) -> None:
+        session = self.sessions.get(chunk.session)
+        if session is None or session.answered:
+            return
+        session.received += body
+        session.elements += chunk.elements
+        if session.elements >= self.target.elements:
+            session.answered = True
+            await self.send_vector(session, self.transform(self.decoded(session)))
+            await line.send(Commit(session.number))
+
+    def decoded(self, session: Session) -> Floats:
+        out = np.empty(session.elements, np.float32)
+        get_codec(session.codec).decode(session.received, out, out, session.number, 0)
+        return out
+
+    async def send_vector(self, session: Session, vector: Floats) -> None:
+        """In one chunk: models of these runs are that small."""
+        codec = get_codec(session.codec)
+        body = bytearray(codec.encoded_bytes(vector.size))
+        codec.encode(np.ascontiguousarray(vector, np.float32), body, session.number, 0)
+        await session.line.send(chunk_of(session.number, 0, vector.size, bytes(body)), bytes(body))
+
+
+class Foe:
+    """What an attack is given: members to make, a nursery to make them in, and the swarm's addresses."""
+
+    def __init__(self, target: Target, nursery: trio.Nursery) -> None:
+        self.target, self.nursery = target, nursery
+
+    async def member(self, listen: bool = True, **record: Any) -> Member:
+        """A fresh identity, linked with every honest node."""
+        member = Member(self.target, **record)
+        if listen:
+            await member.serve(self.nursery)
+        return await member.live(self.nursery)
+
+    def quiet(self, **record: Any) -> Member:
+        """A fresh identity without links."""
+        return Member(self.target, **record)

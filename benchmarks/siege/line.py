@@ -1,0 +1,125 @@
+"""A connection of the attacker's, from TCP to a finished Hello, on which it may say whatever it likes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from gossip.frames import encode
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.messages import Chunk, Close, Hello, Message
+from node.handshake import PROTOCOL_VERSION, Greeter
+from node.links import FrameReader
+from node.stream import ByteStream
+from node.tcp import TcpNetwork
+from node.tls import Contexts, TlsStream
+
+__all__ = ["Heard", "Line", "open_line", "plain", "tls"]
+
+CONNECT_S = 5.0
+Heard = Callable[["Line", Message, bytes], Awaitable[None]]
+"""(where, what, the body of a chunk)"""
+
+
+class Line:
+    """One link. ``peer`` is who answered; None before its Hello."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.stream = stream
+        self.reader = FrameReader(stream)
+        self.peer: PeerId | None = None
+        self.record: MemberRecord | None = None
+        self.lock = trio.Lock()  # a stream has one sender at a time
+        self.open = True
+
+    async def send(self, message: Message, body: bytes | memoryview = b"") -> None:
+        """What cannot be sent any more is not sent: an attacker goes on."""
+        await self.write(encode(message, len(body)) + bytes(body))
+
+    async def write(self, data: bytes) -> None:
+        try:
+            async with self.lock:
+                await self.stream.send_all(data)
+        except Exception:  # torn in any way: BrokenLinkError, TLS, a closed socket
+            self.close()
+
+    async def hello(self, hello: Hello) -> Hello | None:
+        """Say ours, hear theirs; None when they closed instead."""
+        await self.write(encode(hello))
+        try:
+            got = await self.reader.message()
+        except Exception:  # as above
+            got = None
+        theirs = None if got is None else got[0]
+        if not isinstance(theirs, Hello) or theirs.record is None:
+            self.close()
+            return None
+        self.peer, self.record = theirs.record.id, theirs.record
+        return theirs
+
+    async def hear(self, heard: Heard) -> None:
+        """Read until it ends, a call for each frame."""
+        try:
+            while True:
+                got = await self.reader.message()
+                if got is None:
+                    return
+                message, size = got
+                body = bytearray(size)
+                if size:
+                    await self.reader.exactly(memoryview(body))
+                if isinstance(message, Close):
+                    return
+                await heard(self, message, bytes(body))
+        except Exception:  # an attacker outlives whatever honest nodes do to its connections
+            return
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self.open = False
+        with contextlib.suppress(Exception):
+            self.stream.close_now()
+
+
+async def plain(address: Address) -> ByteStream:
+    """A TCP connection; raises what the network raises."""
+    return await TcpNetwork(None, CONNECT_S).connect(address)
+
+
+async def tls(address: Address, contexts: Contexts) -> ByteStream:
+    stream = TlsStream(await plain(address), contexts, server_side=False)
+    try:
+        with trio.fail_after(CONNECT_S):
+            await stream.handshake()
+    except BaseException:
+        stream.close_now()
+        raise
+    return stream
+
+
+async def open_line(
+    address: Address, contexts: Contexts, fingerprint: str, record: MemberRecord | None, swarm: str = "default"
+) -> Line | None:
+    """A link to the node there, with this record (None: as an observer); None when it did not come to be."""
+    try:
+        line = Line(await tls(address, contexts))
+    except Exception:  # refused, reset, timed out: as an attacker meets it
+        return None
+    if record is None:
+        await line.write(encode(Greeter("", None).hello(None)))
+        return line
+    hello = Hello(PROTOCOL_VERSION, PROTOCOL_VERSION, swarm, fingerprint, (), record)
+    with trio.move_on_after(CONNECT_S):
+        if await line.hello(hello) is not None:
+            return line
+    line.close()
+    return None
+
+
+def chunk_of(session: int, start: int, elements: int, body: bytes) -> Chunk:
+    import xxhash
+
+    return Chunk(session, start, elements, xxhash.xxh3_64_intdigest(body))

@@ -1,0 +1,114 @@
+"""What a siege did to the honest nodes, and whether that is what was promised."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attack import Attack
+from swarm_lab import Patient
+
+__all__ = ["BUDGET_MB", "Verdict", "accuracy", "mixing", "names", "resident"]
+
+MIXING = 0.90  # of what mixes with honest partners there were per step in the calm before
+ACCURACY = 0.01
+BUDGET_MB = 64.0  # what an attacker may make a node hold: tables and buffers at all of their limits at once
+WELL_S = 10.0
+NAMING = ("misbehaves", "stopped moving")  # of a sentence that says who, and what it did
+JOINS_S = 10.0
+
+
+@dataclass
+class Verdict:
+    """Of one attack: figures, and what was not kept."""
+
+    attack: Attack
+    mixing: float = float("nan")  # share of the calm's
+    accuracy: float = float("nan")  # less that of the calm
+    memory_mb: float = float("nan")
+    pause_s: float = float("nan")  # longest inside a step() of an honest node
+    moved: float = float("nan")  # how far the mean model went along (1, 1, ... 1), in its own lengths
+    well_s: float | None = None  # after the attacker went
+    named: str = ""  # the first sentence of a log that names it
+    newcomer: str = ""  # what became of the node that joined meanwhile
+    faults: list[str] = field(default_factory=list)
+
+    def judge(self) -> None:
+        said = self.faults
+        if not self.mixing >= MIXING:
+            said.append(f"mixing at {100 * self.mixing:.0f} %")
+        if not self.accuracy >= -ACCURACY:
+            said.append(f"accuracy {100 * self.accuracy:+.1f} points")
+        if not self.memory_mb <= BUDGET_MB:
+            said.append(f"memory +{self.memory_mb:.0f} MB")
+        if self.well_s is None or self.well_s > WELL_S:
+            said.append(f"not well {WELL_S:.0f} s after")
+        if self.attack.named and not self.named:
+            said.append("named by nobody")
+
+    @property
+    def row(self) -> str:
+        well = "-" if self.well_s is None else f"{self.well_s:.1f} s"
+        named = self.named or ("-" if not self.attack.named else "no")
+        return (
+            f"| `{self.attack.name}` | {self.attack.what} | {100 * self.mixing:.0f} % | {100 * self.accuracy:+.1f} | "
+            f"{self.memory_mb:+.0f} MB | {1000 * self.pause_s:.0f} ms | {well} | {named} | "
+            f"{'kept' if not self.faults else '; '.join(self.faults)} |"
+        )
+
+    HEAD = (
+        "| attack | what it does | mixing, of the calm's | accuracy, points | memory | longest step() "
+        "| well again after | named as | promise |\n|---|---|---|---|---|---|---|---|---|"
+    )
+
+
+def mixing(nodes: Iterable[Patient], since: float, until: float) -> float:
+    """Finished exchanges with honest partners for each step of the honest nodes, in this time."""
+    nodes = list(nodes)
+    honest = {node.id for node in nodes}
+    steps = mixes = 0
+    for node in nodes:
+        rows = [row for row in node.looks if since <= row["t"] <= until]
+        if len(rows) > 1:
+            steps += rows[-1]["steps"] - rows[0]["steps"]
+            first, last = rows[0]["t"], rows[-1]["t"]
+            mixes += sum(
+                partner in honest and first < when <= last for row in node.looks for when, partner in row["mixes"]
+            )
+    return mixes / steps if steps else 0.0
+
+
+def steps(nodes: Iterable[Patient], since: float, until: float) -> int:
+    total = 0
+    for node in nodes:
+        rows = [row for row in node.looks if since <= row["t"] <= until]
+        total += rows[-1]["steps"] - rows[0]["steps"] if rows else 0
+    return total
+
+
+def accuracy(nodes: Iterable[Patient], since: float, until: float) -> float:
+    """Mean over the nodes and over this time."""
+    seen = [row["accuracy"] for node in nodes for row in node.looks if since <= row["t"] <= until]
+    return statistics.fmean(seen) if seen else float("nan")
+
+
+def resident(nodes: Iterable[Patient], since: float, until: float) -> list[float]:
+    """MB of each node, the most of this time."""
+    found = [[row["rss"] / 1e6 for row in node.looks if since <= row["t"] <= until] for node in nodes]
+    return [max(one) if one else float("nan") for one in found]
+
+
+def names(logs: Sequence[Path], identities: Iterable[str], address: bool) -> str:
+    """The first sentence in which a node names one of these members (or, of strangers, an address), "" for none."""
+    wanted = [identity[:8] for identity in identities]
+    for log in logs:
+        for line in log.read_text(errors="replace").splitlines():
+            text = line.strip()
+            if not any(word in text for word in NAMING):
+                continue
+            if any(one in text for one in wanted) or (address and "127.0.0.1" in text):
+                return re.sub(r"^.*misbehaves: |^A transfer with [0-9a-f]+ ", "", text).rstrip(".")
+    return ""
