@@ -90,6 +90,7 @@ class Config:
 
     # -- joining -----------------------------------------------------------------------------------------------------
     join_timeout_s: float = 20.0  # with nobody reachable for this long a node starts alone (and merges later)
+    merge: str = "auto"  # with a larger run: auto (its weights are judged first), ask (node.merge), never
     donors: int = 4  # members that a newcomer fetches its state from at once
     seed_backoff_s: float = 1.0  # first retry of a seed that is down; doubles
     seed_backoff_max_s: float = 60.0
@@ -282,6 +283,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 CHOICES = {
+    "merge": ("auto", "ask", "never"),
     "selection": ("uniform", "ring", "torus", "graph", "exponential", "grid", "nearest"),
     "mixing": ("pair", "group", "push-sum", "row-stochastic"),
     "filter": ("auto", "none", "clip", "balance", "trimmed"),

@@ -10,8 +10,8 @@ from gossip.messages import Message
 from gossip.parts import ALL, Part
 
 __all__ = [
-    "Adopt", "Collect", "Dial", "Effect", "Gather", "MemberChanged", "MemberState", "Merge", "Mix", "Notice", "Release",
-    "Rename", "Send", "Serve", "Snapshot", "Transfer", "TryDial",
+    "Adopt", "Collect", "Confirm", "Dial", "Effect", "Gather", "MemberChanged", "MemberState", "Merge", "Mix", "Notice",
+    "Release", "Rename", "Restore", "Send", "Serve", "Snapshot", "Transfer", "TryDial",
 ]  # fmt: skip
 
 
@@ -157,10 +157,22 @@ class Collect:
 @dataclass(frozen=True, slots=True)
 class Adopt:
     """The joining vector is whole: overwrite the live weights (and optimizer state) with it at the next step boundary,
-    and report with ``adopted``."""
+    and report with ``adopted``. ``trial``: keep those that were there until Confirm or Restore, and report how far the
+    two are apart; what could not be kept is not overwritten, and reported with ``not_kept``."""
 
     optimizer_keys: tuple[str, ...]
     optimizer_scalars: tuple[tuple[str, float], ...]
+    trial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """The weights on trial stay: those kept may go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The weights on trial go: overwrite them with those kept at the next step boundary, and report ``restored``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,5 +194,5 @@ class Notice:
 
 Effect = (
     Send | Dial | TryDial | Snapshot | Transfer | Gather | Mix | Merge | Rename | Release | Serve | Collect
-    | Adopt | MemberChanged | Notice
+    | Adopt | Confirm | Restore | MemberChanged | Notice
 )  # fmt: skip

@@ -98,7 +98,7 @@ def on_fetch(peer: Peer, sender: PeerId, fetch: Fetch, now: float) -> list[Effec
     if peer.left or holds(peer, fetch.session):
         return [Send(sender, Busy(fetch.session))]
     if peer.local.ready:
-        if not peer.runs.should_serve(peer.membership.record(sender)):
+        if not peer.runs.should_serve(peer.membership.record(sender), now):
             return [Send(sender, Refuse(fetch.session, "joining"))]
         stopped = peer.joining.stop()  # of two runs that would take each other's weights, ours is the larger
         counted = peer.membership.swarm_samples

@@ -10,7 +10,6 @@ swarm's spread, and its first exchanges draw it in like any other member.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -20,6 +19,7 @@ from gossip.effects import Adopt, Collect, Effect, Release, Send, Serve, Snapsho
 from gossip.exchange import MAX_VERSION, Local
 from gossip.ids import PeerId
 from gossip.messages import Abort, Busy, Fetch, Refuse, Serving
+from gossip.survey import agree
 
 __all__ = ["Donating", "Joining"]
 
@@ -27,6 +27,8 @@ SERVED_AT_ONCE = 2  # pieces a donor streams at once: each holds one snapshot
 SURVEY_S = 1.0  # from the first answer on, how long the others are waited for
 LEFT_ALONE_S = 60.0  # members of a run that serve nobody (their loops are paused) hold nobody up for longer
 RETRY_S = 1.0  # with every donor busy
+MOST_RUNS = 64  # that are left alone for a while; far more than ever meet
+MOST_DOUBLINGS = 10  # of the time a run is left alone whose weights were worse: 17 hours
 
 
 class Phase(Enum):
@@ -65,6 +67,8 @@ class Joining:
         self.scalars: tuple[tuple[str, float], ...] = ()
         self.version = 0.0
         self.swarm_samples = 0  # behind the weights that are fetched
+        self.finished = False  # their run
+        self.refused: dict[bytes, int] = {}  # how often the weights of a run failed their trial here
         self.donors: set[PeerId] = set()
         self.starving_since = float("inf")
 
@@ -106,19 +110,13 @@ class Joining:
         """The survey is over: agree on what to take, cut it into pieces, ask for them."""
         if not self.answers:
             return self.stop()
-        freshest = max(self.answers.values(), key=lambda answer: answer.version)
         # A module trained by an optimizer takes the optimizer's state too; otherwise there is nowhere to put it.
-        self.keys = freshest.optimizer_keys if self.local.trained_elements else ()
-        self.scalars = freshest.optimizer_scalars if self.keys else ()
-        donors = [
-            peer for peer, answer in self.answers.items()
-            if answer.optimizer_keys == freshest.optimizer_keys or not self.keys
-        ]  # fmt: skip
-        self.version = sum(self.answers[peer].version for peer in donors) / len(donors)
-        # The lower median, as of the paces in gossip.credit: of two, the one that states less is believed.
-        self.swarm_samples = statistics.median_low(self.answers[peer].swarm_samples for peer in donors)
+        agreed = agree(self.answers, self.local.optimizer_keys, bool(self.local.trained_elements))
+        self.keys, self.scalars, self.version = agreed.keys, agreed.scalars, agreed.version
+        self.swarm_samples, self.finished = agreed.swarm_samples, agreed.finished
+        donors = list(agreed.donors)
         self.phase, self.deadline = Phase.COLLECTING, float("inf")
-        unasked = [peer for peer in self.candidates if peer not in self.answers]
+        unasked = [peer for peer in self.candidates if peer not in self.answers]  # and not those who disagreed
         self.candidates = donors + unasked
         step = self.config.chunk_elements
         chunks = -(-self.size // step)
@@ -159,7 +157,7 @@ class Joining:
         if self.pieces:
             return [Release(session)]
         self.phase = Phase.ADOPTING
-        return [Release(session), Adopt(self.keys, self.scalars)]
+        return [Release(session), Adopt(self.keys, self.scalars, trial=self.local.ready)]
 
     def give_back(self, session: int, now: float, tell: bool = True) -> list[Effect]:
         """This piece's donor failed; what has not arrived goes to another. ``tell``: it may still be sending."""
@@ -184,12 +182,26 @@ class Joining:
     def more_candidates(self, candidates: list[PeerId], now: float) -> list[Effect]:
         """Go on with these; give up when there was nobody for ``join_timeout_s``: that run may have died out."""
         if now - self.starving_since >= self.config.join_timeout_s:
-            self.left_alone[self.genesis] = now + LEFT_ALONE_S
-            while len(self.left_alone) > 64:
-                self.left_alone.pop(next(iter(self.left_alone)))
+            self.leave_alone(self.genesis, now + LEFT_ALONE_S)
             return self.stop()
         self.candidates, self.deadline = candidates[: 4 * self.config.donors], float("inf")
         return self.assign(now)
+
+    def leave_alone(self, genesis: bytes, until: float) -> None:
+        self.left_alone.pop(genesis, None)
+        self.left_alone[genesis] = until
+        while len(self.left_alone) > MOST_RUNS:
+            self.left_alone.pop(next(iter(self.left_alone)))
+
+    def failed_trial(self, now: float) -> float:
+        """This run's weights were worse than ours: returns for how long it is left alone, twice as long each time."""
+        times = self.refused.pop(self.genesis, 0)
+        self.refused[self.genesis] = min(times + 1, MOST_DOUBLINGS)
+        while len(self.refused) > MOST_RUNS:
+            self.refused.pop(next(iter(self.refused)))
+        seconds = LEFT_ALONE_S * (1 << times)
+        self.leave_alone(self.genesis, now + seconds)
+        return seconds
 
     def gives(self, genesis: bytes, now: float) -> bool:
         """Whether to ask this run's members: not while they are left alone for having given nothing."""

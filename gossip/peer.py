@@ -9,19 +9,21 @@ from collections.abc import Callable, Iterable, Mapping
 from gossip.bootstrap import Listening, Reachability, Seeds
 from gossip.conduct import Conduct
 from gossip.config import Config
-from gossip.effects import Dial, Effect, MemberState, Notice, Send
+from gossip.effects import Confirm, Dial, Effect, MemberState, Notice, Restore, Send
 from gossip.exchange import Local, within
 from gossip.exchanges import Exchanges
+from gossip.filters import norm_accepts
 from gossip.groups import Groups
 from gossip.handlers import HANDLERS
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.joining import Donating, Joining, Phase
+from gossip.joining import LEFT_ALONE_S, Donating, Joining, Phase
 from gossip.members import Members
 from gossip.membership import Membership
 from gossip.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Reached, Records
 from gossip.partners import Partners
 from gossip.runs import Runs
 from gossip.schedule import Schedule
+from gossip.trial import Judge
 
 __all__ = ["Peer"]
 
@@ -81,7 +83,10 @@ class Peer:
         self.told_samples = 0  # as the members' count has them
         self.reborn = me.incarnation > 1
         self.moved_steps = 0  # the step count up to which progress was measured
-        self.runs = Runs(self.local, self.membership, self.joining, self.linked_peers, self.begin_run, config, rng, now)
+        self.judge = Judge()
+        self.runs = Runs(
+            self.local, self.membership, self.joining, self.linked_peers, self.begin_run, self.judge, config, rng, now
+        )
         self.left = False
         book = list(book)
         self.membership.restore(book, now)
@@ -116,6 +121,8 @@ class Peer:
             soonest = reach.deadline
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
+        if self.judge.on_trial:
+            soonest = min(soonest, self.judge.deadline)
         return soonest
 
     @property
@@ -169,7 +176,10 @@ class Peer:
 
     def replaced(self) -> list[Effect]:
         """The weights are others now: end what began from the old ones, and what would take others still."""
-        return [*self.exchanges.abandon(), *self.joining.stop(), *self.donating.abandon(list(self.donating.table))]
+        ended: list[Effect] = [Confirm()] if self.judge.on_trial else []
+        self.judge.end()
+        ended += self.exchanges.abandon()
+        return [*ended, *self.joining.stop(), *self.donating.abandon(list(self.donating.table))]
 
     def leave(self, now: float) -> list[Effect]:
         """Say LEFT, with the last counts: nobody will say them later."""
@@ -266,6 +276,9 @@ class Peer:
         self.counted(steps, samples)
         self.told_samples = samples
         self.membership.update_me(now, steps=steps, samples=samples, loss=loss, version=self.local.version)
+        verdict = self.judge.heard(steps, loss)
+        if verdict is not None:
+            return self.judged(verdict, now)
         return self.maybe_mix(now)
 
     def counted(self, steps: int, samples: int) -> None:
@@ -339,22 +352,69 @@ class Peer:
     def served(self, session: int, now: float) -> list[Effect]:
         return self.donating.end(session)
 
-    def adopted(self, now: float) -> list[Effect]:
-        """The joining vector is in the model now."""
+    def adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
+        """The joining vector is in the model now. On trial: its squared distance from the weights that were there, and
+        their own squared norm."""
+        local, joining = self.local, self.joining
+        local.boundary_at = now
+        if joining.phase is not Phase.ADOPTING:
+            return []
+        if not local.ready:
+            return self.taken(now)
+        refusal = norm_accepts(difference_sq, own_sq, local.elements, self.config.norm_bound)
+        self.judge.begin(self.steps, now)
+        if refusal is not None:
+            return self.judged(False, now)
+        return [] if self.judge.sees else self.judged(True, now)
+
+    def judged(self, passed: bool, now: float) -> list[Effect]:
+        """The weights on trial stay, or those that were there come back."""
+        self.judge.end()
+        if passed:
+            return [Confirm(), *self.taken(now)]
+        self.runs.consented = b""
+        seconds = self.joining.failed_trial(now)
+        text = (
+            f"The weights of run {self.joining.genesis.hex()[:8]} are worse here than this node's own, which come "
+            f"back; that run is left alone for {seconds:.0f} s."
+        )
+        return [Restore(), Notice("put back", text)]
+
+    def restored(self, now: float) -> list[Effect]:
+        """The weights that were there before the trial are back."""
+        self.local.boundary_at = now
+        self.mixed(now)
+        return self.joining.stop()
+
+    def not_kept(self, now: float) -> list[Effect]:
+        """The weights to be replaced could not be kept, and stay."""
+        self.joining.leave_alone(self.joining.genesis, now + LEFT_ALONE_S)
+        return self.joining.stop()
+
+    def merge(self, genesis: bytes, now: float) -> list[Effect]:
+        """A person wants this run's weights in place of ours, whatever is behind them."""
+        self.runs.consented, self.runs.met = genesis, b""
+        self.runs.changes_seen, self.runs.next_at = -1, now
+        self.joining.left_alone.pop(genesis, None)
+        return []
+
+    def taken(self, now: float) -> list[Effect]:
+        """The weights of another run are ours, with all that is behind them."""
         joining, local = self.joining, self.local
         self.tell(now)
         merged = local.ready
         local.genesis, local.version, local.ready = joining.genesis, within(joining.version), True
-        local.boundary_at = now
         base = self.runs.base_samples(local.genesis)
         self.membership.update_me(now, genesis=local.genesis, base_samples=base, version=local.version, ready=True)
         self.membership.rebase(joining.swarm_samples, now, included=True, afresh=True)
+        self.runs.consented = b""
+        joining.refused.pop(local.genesis, None)
         donors = len(joining.donors)
         text = (
             f"Took the weights of run {local.genesis.hex()[:8]} from {donors} member{'s' if donors > 1 else ''} "
             f"in {now - joining.began:.1f} s"
         )
-        text += ", which had more samples behind it than the run this node came from." if merged else "."
+        text += ", in place of those of the run this node came from." if merged else "."
         self.mixed(now)
         return [*self.replaced(), Notice("merged" if merged else "joined", text)]
 
@@ -385,6 +445,8 @@ class Peer:
             effects += self.reach.tick(now)
         if now >= self.runs.deadline:
             effects += self.runs.tick(now)
+        if now >= self.judge.deadline:
+            effects += self.judged(self.judge.verdict(), now)
         if now >= self.schedule.due_at:
             effects += self.maybe_mix(now)
         return effects + self.after(now) if self.unsettled else effects

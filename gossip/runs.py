@@ -1,7 +1,8 @@
 """Whose weights a peer should have: begin a run, join one, or merge into a larger one; and whether anybody is there.
 
 A run is told by its genesis. Where two share a swarm, the members of the one with fewer samples behind it take the
-weights of the other.
+weights of the other: if that has as many members as theirs, or its weights prove themselves (:mod:`gossip.trial`), or a
+person consents. Where that decides nothing for long, the run with fewer members gives way.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ from gossip.exchange import Local
 from gossip.ids import MemberRecord, PeerId, short
 from gossip.joining import Joining, Phase
 from gossip.members import Members
+from gossip.trial import Judge
 
 __all__ = ["Run", "Runs", "outranks"]
 
 RIPE_S = 2.0  # how long nobody may be ready before the smallest id declares the run begun
 CONSIDER_S = 1.0  # how often the runs are compared
-STALEMATE_S = 600.0  # after which two runs that both hold themselves the larger go by the genesis alone
+STALEMATE_S = 120.0  # after which, of two runs that go on side by side, the one with fewer members gives way
+UNPROVEN_S = 600.0  # the same, while the other states more samples than it is believed to have
 EQUAL_SHARE = 1 / 64  # of their samples, by which two runs may differ and count as equal
 
 
 class Run(NamedTuple):
     samples: int
     genesis: bytes
+    members: int = 0  # alive and ready
 
 
 def outranks(theirs: Run, ours: Run) -> bool:
@@ -53,18 +57,20 @@ class Runs:
         joining: Joining,
         linked: Container[PeerId],
         begin_run: Callable[[float, str], list[Effect]],
+        judge: Judge,
         config: Config,
         rng: random.Random,
         now: float,
     ) -> None:
         self.local, self.membership, self.joining, self.linked = local, membership, joining, linked
-        self.begin_run, self.rng = begin_run, rng
+        self.begin_run, self.judge, self.config, self.rng = begin_run, judge, config, rng
         self.join_by = now + config.join_timeout_s
         self.ripe_at = math.inf
         self.next_at = now
         self.changes_seen = -1  # of the members, when we last found nothing to do
         self.divided_since = math.inf  # the first sight of another run
-        self.met = b""  # the run that we last said we would merge into
+        self.met = b""  # the run that we last said we would merge into, or why we do not
+        self.consented = b""  # the run that a person has us merge into
         self.alone = False
 
     @property
@@ -83,22 +89,60 @@ class Runs:
         effects, ready, membership = self.company(), self.local.ready, self.membership
         if self.joining.phase is not Phase.IDLE or (ready and membership.changes == self.changes_seen):
             return effects
-        others, mine = self.rivals(), self.ours()
+        others = self.rivals()
+        mine = self.ours() if others else Run(0, self.local.genesis)
         rivals = [rival for rival in others if self.joining.gives(rival.genesis, now)]
         # While two runs share the swarm their counts grow, and the answer may change without any change of members.
         self.changes_seen = -1 if others else membership.changes
         resumed = membership.me.base_samples > 0
-        self.divided_since = min(self.divided_since, now) if rivals else math.inf
+        self.divided_since = min(self.divided_since, now) if others else math.inf
         if rivals:
-            rival = max(rivals)
-            donors = self.donors(rival.genesis)
-            stale = now - self.divided_since > STALEMATE_S and rival.genesis > mine.genesis
-            if donors and (outranks(rival, mine) or stale or not (ready or resumed)):
+            rival = self.best(rivals, mine, now, resumed)
+            donors = [] if rival is None else self.donors(rival.genesis)
+            if rival is not None and donors:
                 if ready and self.met != rival.genesis:
                     self.met = rival.genesis
                     effects.append(merging(donors[0], rival, mine))
                 return effects + self.joining.begin(rival.genesis, donors, now)
+            if ready:
+                return effects + self.divided(rivals, mine)
         return effects if ready else effects + self.start(bool(rivals) and resumed, now)
+
+    def best(self, rivals: list[Run], mine: Run, now: float, resumed: bool) -> Run | None:
+        """The run to take the weights of, if there is one. Who has none goes where most are: nobody's samples count for
+        anything yet with one who has just come."""
+        if not (self.local.ready or resumed):
+            return max(rivals, key=lambda rival: (rival.members, rival.samples, rival.genesis))
+        wanted = [rival for rival in rivals if self.wants(rival, mine, now)]
+        return max(wanted, default=None)
+
+    def wants(self, rival: Run, mine: Run, now: float) -> bool:
+        """Whether a peer with weights of its own takes this run's."""
+        if rival.genesis == self.consented:
+            return True
+        if self.config.merge != "auto":
+            return False
+        if outranks(rival, mine) and (rival.members >= mine.members or self.judge.sees):
+            return True
+        patience_s = UNPROVEN_S if self.membership.claimed_more(rival.genesis) else STALEMATE_S
+        if now - self.divided_since <= patience_s:
+            return False
+        return rival.members > mine.members or (rival.members == mine.members and rival.genesis > mine.genesis)
+
+    def divided(self, rivals: list[Run], mine: Run) -> list[Effect]:
+        """Say once that there is another run which a person may decide about."""
+        rival = max(rivals)
+        if self.config.merge == "auto" or self.met == rival.genesis:
+            return []
+        self.met = rival.genesis
+        return [
+            Notice(
+                "divided",
+                f"Another run trains here, {rival.genesis.hex()} with {rival.samples} samples behind it and "
+                f"{rival.members} members (ours has {mine.samples} and {mine.members}); merge is set to "
+                f'"{self.config.merge}", and node.merge("{rival.genesis.hex()}") takes its weights.',
+            )
+        ]
 
     def start(self, ahead: bool, now: float) -> list[Effect]:
         """There is no other run to take. Take our own from those of the same one; or begin: ahead of every run here,
@@ -130,12 +174,17 @@ class Runs:
 
     # -- questions ---------------------------------------------------------------------------------------------------
     def ours(self) -> Run:
-        return Run(self.membership.swarm_samples, self.local.genesis)
+        genesis = self.local.genesis
+        return Run(self.membership.swarm_samples, genesis, len(self.membership.sharing(genesis)) + 1)
 
     def rivals(self) -> list[Run]:
         """The other runs of ready, living members."""
         samples_of, own = self.membership.samples_of, self.local.genesis
-        return [Run(samples_of(genesis), genesis) for genesis in self.membership.runs() if genesis != own]
+        sharing = self.membership.sharing
+        return [
+            Run(samples_of(genesis), genesis, len(sharing(genesis)))
+            for genesis in self.membership.runs() if genesis != own
+        ]  # fmt: skip
 
     def donors(self, genesis: bytes) -> list[PeerId]:
         """Ready members of a run that we can reach, in random order."""
@@ -150,14 +199,18 @@ class Runs:
         stated = [record.base_samples for record in records if record is not None and record.genesis == genesis]
         return statistics.median_low(stated) if stated else 0
 
-    def should_serve(self, record: MemberRecord | None) -> bool:
+    def should_serve(self, record: MemberRecord | None, now: float) -> bool:
         """Whether to give this member our weights. If so, what we take ourselves is for the caller to stop."""
-        joining, ours = self.joining, self.ours()
-        if record is None or not record.ready or record.genesis == ours.genesis:
+        joining = self.joining
+        if record is None or not record.ready or record.genesis == self.local.genesis:
             return joining.phase is Phase.IDLE  # a newcomer wants weights that stay
+        ours = self.ours()
         if joining.phase is Phase.ADOPTING:
             return False
-        if outranks(Run(self.membership.samples_of(record.genesis), record.genesis), ours):
+        theirs = Run(
+            self.membership.samples_of(record.genesis), record.genesis, len(self.membership.sharing(record.genesis))
+        )
+        if self.wants(theirs, ours, now):
             return ours.genesis > record.genesis  # each wants the other's: one must give way, or they would swap
         return joining.phase is Phase.IDLE or joining.genesis == record.genesis
 
@@ -165,6 +218,6 @@ class Runs:
 def merging(donor: PeerId, theirs: Run, ours: Run) -> Notice:
     return Notice(
         "merging",
-        f"Met a run with {theirs.samples} samples behind it (of {short(donor)}); ours has {ours.samples}, so this node "
-        "takes its weights.",
+        f"Met run {theirs.genesis.hex()[:8]} with {theirs.samples} samples behind it and {theirs.members} members (as "
+        f"{short(donor)}); ours has {ours.samples} and {ours.members}, so this node tries its weights.",
     )

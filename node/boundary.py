@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gossip.errors import LayoutError
 from gossip.mixing import push_mass
+from node.kept import Kept
 from node.snapshot import ModelState, Parts, Pending
 
 __all__ = ["Boundary", "Done", "Shift", "Vector", "VectorPool"]
@@ -88,12 +89,16 @@ class Done:
     copies: list[Pending] = field(default_factory=list)
     shifted: list[Shift] = field(default_factory=list)
     adopted: bool = False
+    apart: tuple[float, float] = (0.0, 0.0)  # on trial: |theirs - ours|^2 and |ours|^2
+    not_kept: str = ""  # why weights were not adopted: those that are here could not be kept
+    restored: bool = False
     spare: Vector | None = None  # a copy of the weights for the exchange that is expected to begin now
 
     @property
     def shifts_alone(self) -> bool:
         """Nothing of it need be told to the peer."""
-        return not (self.adopted or self.snapshots or self.spare is not None)
+        replaced = self.adopted or self.not_kept or self.restored
+        return not (replaced or self.snapshots or self.spare is not None)
 
 
 @dataclass(slots=True)
@@ -101,6 +106,7 @@ class Adoption:
     vector: Floats
     optimizer_keys: tuple[str, ...]
     optimizer_scalars: tuple[tuple[str, float], ...]
+    trial: bool = False
 
 
 class Boundary:
@@ -118,6 +124,8 @@ class Boundary:
         self.requests: dict[int, tuple[bool, int]] = {}  # session -> full, and to how many it is pushed
         self.shifts: list[Shift] = []
         self.adoption: Adoption | None = None
+        self.kept = Kept(state)  # what an adoption on trial overwrote
+        self.restoring = False
 
     # -- network thread ------------------------------------------------------------------------------------------
     def want_snapshot(self, session: int, full: bool, pushes: int = 0) -> None:
@@ -128,7 +136,7 @@ class Boundary:
     def cancel(self, session: int) -> None:
         with self.lock:
             self.requests.pop(session, None)
-            self.wanted = bool(self.requests or self.shifts or self.adoption)
+            self.wanted = bool(self.requests or self.shifts or self.adoption or self.restoring)
 
     def take_requests(self) -> list[int]:
         """The sessions that want the weights alone, who need not wait for the next boundary: a spare copy is here."""
@@ -152,10 +160,16 @@ class Boundary:
         for shift in dropped:
             self.pool.give(shift.vector)
 
+    def want_restore(self) -> None:
+        with self.lock:
+            self.restoring = True
+            self.signal()
+
     def forget(self) -> None:
         """Drop what is on its way to weights that are no longer there."""
+        self.kept.forget()
         with self.lock:
-            dropped, self.shifts, self.adoption = self.shifts, [], None
+            dropped, self.shifts, self.adoption, self.restoring = self.shifts, [], None, False
         for shift in dropped:
             self.pool.give(shift.vector)
 
@@ -174,10 +188,18 @@ class Boundary:
             requests, self.requests = self.requests, {}
             shifts, self.shifts = self.shifts, []
             adoption, self.adoption = self.adoption, None
+            restoring, self.restoring = self.restoring, False
             self.wanted = False
             self.wake.clear()
         done = Done(shifted=shifts)
+        if restoring:
+            on_adopt(self.kept.put_back())
+            done.restored = True
+        if adoption is not None and adoption.trial and not self.kept.keep():
+            done.not_kept, adoption = self.kept.why_not, None
         if adoption is not None:
+            if adoption.trial:
+                done.apart = self.kept.distance(adoption.vector)
             self.adopt(adoption)
             on_adopt(adoption.vector)
             done.adopted = True

@@ -7,10 +7,12 @@ import math
 import os
 import signal
 import statistics
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -26,6 +28,7 @@ from gossip.peer import Peer
 from gossip.quasi_global import QuasiGlobal
 from node import checkpoint
 from node.boundary import Boundary, VectorPool
+from node.kept import Kept
 from node.progress import Figures
 from node.readings import Member, Metrics, View
 from node.runtime import Runtime
@@ -80,6 +83,8 @@ class Node:
             raise ConfigError("average_optimizer needs the optimizer: write Node(model, optimizer).")
         self.pool = VectorPool(self.state)
         self.boundary = Boundary(self.state, self.pool, self.config.conserves)
+        self.boundary.kept = Kept(self.state, optimizer, self.keep)
+        self.kept_in: Path | None = None  # where the weights are that this node gave up for another run's
         config, parameters = self.config, self.state.layout.parameters
         self.outer = OuterStep(parameters, *config.outer, config.averaged)
         self.service = Service(self.settings, self.state, self.boundary, self.pool, self.outer, self.figures)
@@ -270,6 +275,27 @@ class Node:
             self.quasi_global.joined(keep=self.momentum_came(vector))
         with self.boundary.outer_lock:
             self.outer.reset(vector)
+
+    def keep(self) -> None:
+        """Write down what this node holds before it tries the weights of another run. Raises CheckpointError."""
+        if self.kept_in is None:
+            folder = self.settings.state_dir or Path(tempfile.mkdtemp(prefix="gossip-"))
+            self.kept_in = Path(folder) / "before-merge.safetensors"
+        self.save(self.kept_in)
+        text = f"The weights of this node's run are kept in {self.kept_in}; node.load takes them back."
+        self.thread.call(self.runtime.on_event, "kept", text)
+
+    def merge(self, run: str) -> None:
+        """Take the weights of another run, of which a notice told: ``run`` is its name, 32 hexadecimal digits. They are
+        tried first, and the weights that are here are kept. Returns at once. Raises LocalError for what is no name."""
+        try:
+            genesis = bytes.fromhex(run)
+        except ValueError:
+            genesis = b""
+        if len(genesis) != 16:
+            raise LocalError(f"{run!r} names no run: give the 32 hexadecimal digits that the notice named.")
+        runtime = self.runtime
+        self.thread.call(lambda: runtime.perform(runtime.peer.merge(genesis, runtime.now)))
 
     def momentum_came(self, vector: Any) -> bool:
         """Whether the vector taken over held the optimizer's state as well, and that was ours to take: then it is here.

@@ -15,6 +15,7 @@ from gossip.config import Config
 from gossip.effects import (
     Adopt,
     Collect,
+    Confirm,
     Dial,
     Effect,
     Gather,
@@ -25,6 +26,7 @@ from gossip.effects import (
     Notice,
     Release,
     Rename,
+    Restore,
     Send,
     Serve,
     Snapshot,
@@ -144,6 +146,10 @@ class Runtime:
                     streams.serve(effect)
                 case Adopt():
                     streams.adopt(effect)  # behind mixes of the old
+                case Confirm():
+                    self.boundary.kept.forget()
+                case Restore():
+                    self.boundary.want_restore()
                 case TryDial(asker, address):
                     self.spawn(self.try_dial, asker, address)
                 case Notice(kind, sentence):
@@ -199,7 +205,15 @@ class Runtime:
         self.peer.counted(steps, samples)
         if done.adopted:
             self.streams.joining_vector = None
-            self.perform(self.peer.adopted(self.now))
+            self.perform(self.peer.adopted(self.now, *done.apart))
+        if done.not_kept:
+            self.streams.joining_vector = None
+            self.on_event("kept", f"The weights were not replaced, since they could not be kept: {done.not_kept}")
+            self.perform(self.peer.not_kept(self.now))
+        if done.restored:
+            if self.streams.progress is not None:
+                self.streams.progress.expected = None  # there is no snapshot of what came back
+            self.perform(self.peer.restored(self.now))
         copied = all(copy.done() for copy in done.copies)
         self.perform(self.peer.stepped(steps, samples, loss, self.now))  # first: an Offer states how old the model is
         self.shifted(done)

@@ -282,7 +282,8 @@ class Streams:
     # -- joining -------------------------------------------------------------------------------------------------
     def adopt(self, effect: Adopt) -> None:
         assert self.joining_vector is not None
-        self.mix_in.send_nowait(Adoption(self.joining_vector, effect.optimizer_keys, effect.optimizer_scalars))
+        keys, scalars = effect.optimizer_keys, effect.optimizer_scalars
+        self.mix_in.send_nowait(Adoption(self.joining_vector, keys, scalars, effect.trial))
 
     def collect(self, effect: Collect) -> None:
         if self.joining_vector is None or self.joining_vector.size != effect.size:

@@ -33,10 +33,10 @@ class Host:
     trainer may have computed steps that have not ended yet (see :mod:`sim.training`)."""
 
     __slots__ = (
-        "address", "adopting", "armed", "cursor", "dialling", "ends", "gone", "id", "index", "joining_vector", "liar",
-        "links", "mass", "name", "offering", "outer", "peer", "pending", "progress", "ready", "reported_at", "requests",
-        "residual", "rest_until", "rng", "row", "samples_per_step", "sessions", "shifts", "spread", "steps", "taken",
-        "times", "vector", "visit_at", "waiting", "wanted",
+        "address", "adopting", "armed", "cursor", "dialling", "ends", "gone", "id", "index", "joining_vector", "kept",
+        "liar", "links", "mass", "name", "offering", "outer", "peer", "pending", "progress", "ready", "reported_at",
+        "requests", "residual", "rest_until", "restoring", "rng", "row", "samples_per_step", "sessions", "shifts",
+        "spread", "steps", "taken", "times", "trial", "vector", "visit_at", "waiting", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,9 @@ class Host:
         # wishes for the next boundary
         self.shifts: list[Shift] = []
         self.adopting = False
+        self.trial = False  # what is adopted may have to be put back
+        self.kept: Floats | None = None  # to be put back then
+        self.restoring = False
         self.wanted = False  # any of these, or a snapshot
         self.offering = False  # an exchange of its own is under way, and the next is not yet due
         # steps

@@ -17,7 +17,21 @@ from numpy.typing import NDArray
 from gossip.codecs import ALIGN, CODECS, Codec, Overflow, Spread, get_codec, needs_spread
 from gossip.codecs.base import peaks
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, Effect, Gather, Merge, Mix, Release, Rename, Serve, Snapshot, Transfer
+from gossip.effects import (
+    Adopt,
+    Collect,
+    Confirm,
+    Effect,
+    Gather,
+    Merge,
+    Mix,
+    Release,
+    Rename,
+    Restore,
+    Serve,
+    Snapshot,
+    Transfer,
+)  # fmt: skip
 from gossip.ids import PeerId
 from gossip.mixing import difference
 from gossip.residual import Residual, position_bytes
@@ -331,7 +345,7 @@ class Sessions:
             self.pairs.pop(number, None)
         if number in host.requests:
             host.requests.remove(number)
-            host.wanted = bool(host.requests or host.shifts or host.adopting)
+            host.wanted = bool(host.requests or host.shifts or host.adopting or host.restoring)
         if self.streams:
             self.end(host, number)
         if not self.gathers.idle:
@@ -383,6 +397,13 @@ class Sessions:
         self.perform(host, host.peer.collected(session, effect.stop, self.events.now))
 
     def adopt(self, host: Host, effect: Adopt) -> None:
-        host.adopting = True
+        host.adopting, host.trial = True, effect.trial
         host.shifts.clear()  # they belong to the weights that go
+        self.training.wish(host)
+
+    def confirm(self, host: Host, effect: Confirm) -> None:
+        host.kept = None
+
+    def restore(self, host: Host, effect: Restore) -> None:
+        host.restoring = True
         self.training.wish(host)

@@ -13,6 +13,7 @@ from gossip.config import Config
 from gossip.effects import (
     Adopt,
     Collect,
+    Confirm,
     Dial,
     Effect,
     Gather,
@@ -22,6 +23,7 @@ from gossip.effects import (
     Notice,
     Release,
     Rename,
+    Restore,
     Send,
     Serve,
     Snapshot,
@@ -92,7 +94,8 @@ class Swarm:
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
             Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather, Mix: sessions.mix,
             Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release,
-            Collect: sessions.collect, Serve: sessions.serve, Adopt: sessions.adopt, Notice: self.ignore,
+            Collect: sessions.collect, Serve: sessions.serve, Adopt: sessions.adopt, Confirm: sessions.confirm,
+            Restore: sessions.restore, Notice: self.ignore,
             MemberChanged: self.ignore,
         }  # fmt: skip
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gossip.config import Config
 from gossip.effects import Effect
-from gossip.mixing import push_mass
+from gossip.mixing import difference, push_mass
 from sim.events import Events
 from sim.host import Floats, Host
 
@@ -204,7 +204,7 @@ class Training:
         copy: Floats | None = None
         if host.wanted:
             host.wanted = False
-            report = report or host.adopting or bool(host.requests)
+            report = report or host.adopting or host.restoring or bool(host.requests)
             requests, copy = self.fulfil(host)
         if report:
             host.reported_at = now
@@ -215,7 +215,7 @@ class Training:
                 requests, host.requests = host.requests, []
                 self.need(host)
                 self.snapped(host, requests, host.vector.copy())
-                host.wanted = bool(host.shifts) or host.adopting
+                host.wanted = bool(host.shifts) or host.adopting or host.restoring
             host.ready = peer.local.ready
         if self.lockstep:
             self.hold(host)
@@ -238,12 +238,25 @@ class Training:
         received."""
         peer, now = host.peer, self.events.now
         adopted, host.adopting = host.adopting, False
+        restored, host.restoring = host.restoring, False
+        apart: tuple[float, float] = (0.0, 0.0)
         shifts = host.shifts
         requests, host.requests = host.requests, []
-        if shifts or requests or adopted:
+        if shifts or requests or adopted or restored:
             self.need(host)  # adopted: the batches and the optimizer go on from there
+        if restored:
+            assert host.kept is not None
+            host.vector[:], host.kept = host.kept, None
+            host.outer.reset(host.vector)
+            if host.progress is not None:
+                host.progress.expected = None  # as in a node, which has no snapshot of what came back
+            if self.trainer is not None:
+                self.trainer.joined(host.row)
         if adopted:
             assert host.joining_vector is not None
+            if host.trial:
+                host.kept = host.vector.copy()
+                apart = difference(host.joining_vector, host.kept, np.empty_like(host.kept)), host.kept.dot(host.kept)
             host.vector[:] = host.joining_vector
             host.mass = 1.0
             host.outer.reset(host.vector)
@@ -264,7 +277,9 @@ class Training:
         copy = host.vector.copy() if requests else None  # before the peer hears anything, as in a node
         if adopted:
             peer.counted(host.steps, host.steps * host.samples_per_step)
-            self.perform(host, peer.adopted(now))
+            self.perform(host, peer.adopted(now, *apart))
+        if restored:
+            self.perform(host, peer.restored(now))
         return requests, copy
 
     def given(self, host: Host, pushes: int) -> float:

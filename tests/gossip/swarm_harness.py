@@ -15,6 +15,7 @@ from gossip.config import Config
 from gossip.effects import (
     Adopt,
     Collect,
+    Confirm,
     Dial,
     Effect,
     Merge,
@@ -22,6 +23,7 @@ from gossip.effects import (
     Notice,
     Release,
     Rename,
+    Restore,
     Send,
     Serve,
     Snapshot,
@@ -70,6 +72,10 @@ class Node:
     theirs: dict[int, Fraction] = field(default_factory=dict)
     shifts: list[Fraction] = field(default_factory=list)
     adoption: Fraction | None = None
+    trial: bool = False
+    kept: Fraction | None = None  # while other weights are on trial
+    restoring: bool = False
+    loss: Callable[[Node], float | None] = lambda node: None
     collecting: dict[int, Collect] = field(default_factory=dict)
     collected: list[tuple[int, int, Fraction, PeerId]] = field(default_factory=list)
     joining_since: float = -1.0
@@ -201,12 +207,19 @@ class Swarm:
         self.later(node.step_s, self.boundary, node)
         if not node.stepping:
             return
+        if node.restoring:
+            assert node.kept is not None
+            node.value, node.kept, node.restoring = node.kept, None, False
+            self.call(node, "restored")
         if node.adoption is not None:
+            apart = float(node.adoption - node.value) ** 2, float(node.value) ** 2
+            node.kept = node.value if node.trial else None
             node.value, node.adoption = node.adoption, None
             node.shifts.clear()
             node.merges.clear()
             node.mass = Fraction(1)
-            self.call(node, "adopted")
+            if node.running:
+                self.perform(node, node.peer.adopted(self.now, *apart))
         self.apply_shifts(node)
         wanted, node.wanted = node.wanted, {}
         for session, pushes in wanted.items():
@@ -219,7 +232,7 @@ class Swarm:
         if node.peer.ready:
             node.steps += 1
             node.value += node.learning
-        self.call(node, "stepped", node.steps, node.samples_per_step * node.steps, None)
+        self.call(node, "stepped", node.steps, node.samples_per_step * node.steps, node.loss(node))
 
     # -- effects -----------------------------------------------------------------------------------------------------
     def perform(self, node: Node, effects: list[Effect]) -> None:
@@ -262,7 +275,12 @@ class Swarm:
                     if node.joining_since != node.peer.joining.began:  # what an abandoned joining got counts no more
                         node.joining_since = node.peer.joining.began
                         node.collected.clear()
+                case Confirm():
+                    node.kept = None
+                case Restore():
+                    node.restoring = True
                 case Adopt():
+                    node.trial = effect.trial
                     covered = sum(stop - start for start, stop, _, _ in node.collected)
                     assert covered == node.peer.joining.size, "every element arrived once"
                     node.adoption = sum((p[2] * (p[1] - p[0]) for p in node.collected), Fraction()) / covered

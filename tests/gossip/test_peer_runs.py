@@ -71,11 +71,10 @@ def test_of_two_runs_that_each_want_the_others_weights_one_gives_way():
     """Else they swap, and swap again."""
     swarm = Swarm(1)
     one, two = swarm.start(genesis=G1), swarm.start(genesis=G2)
-    for node in (one, two):
-        node.peer.runs.earlier_samples = 10**9  # by its own reckoning each is far behind
+    one.peer.runs.consented, two.peer.runs.consented = G2, G1
     swarm.perform(one, [Dial(address_of(1))])
     swarm.run(0.025)
-    served = [a.peer.runs.should_serve(b.peer.membership.me) for a, b in ((one, two), (two, one))]
+    served = [a.peer.runs.should_serve(b.peer.membership.me, swarm.now) for a, b in ((one, two), (two, one))]
     assert served == [False, True]
     swarm.until(swarm.agreed, 30.0)
     assert one.genesis == G2

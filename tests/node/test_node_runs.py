@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
 import torch
 
+from gossip.errors import LocalError
+from gossip.ids import parse_address
+from node import checkpoint
 from tests.node.test_node import linear
 
 
@@ -82,3 +86,69 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+# -- two runs meet ---------------------------------------------------------------------------------------------------
+def pull(model, target, rate=0.05):
+    """Descend on |weights - target|^2, whose loss is 1 more than that."""
+
+    def work():
+        with torch.no_grad():
+            loss = 1.0
+            for weights in model.parameters():
+                loss += float(((weights - target) ** 2).mean())
+                weights += rate * (target - weights)
+        return loss
+
+    return work
+
+
+def introduce(one, other):
+    address = parse_address(other.node.address)
+    one.node.thread.call(lambda: one.node.runtime.doors.dial(address, None))
+
+
+def genesis(trainee):
+    return trainee.node.peer.local.genesis
+
+
+def test_another_runs_weights_that_prove_worse_are_put_back(train, until, tmp_path, quick):
+    config = dataclasses.replace(quick, merge="never")  # one that takes nothing itself
+    bad, good = linear(1), linear(2)
+    larger = train(bad, work=pull(bad, 30.0), config=config)
+    until(lambda: trained(larger) > 500)
+    optimizer = torch.optim.SGD(good.parameters(), lr=0.1, momentum=0.9)
+    ours = train(good, optimizer, work=pull(good, 1.0), state_dir=tmp_path)
+    until(lambda: len(ours.node.peer.judge.before) >= 4 and spread_from(good, 1.0) < 0.1)
+    run = genesis(ours)
+    larger.do(lambda node: node.step(samples=20 * trained(larger)))
+    introduce(ours, larger)
+    until(lambda: ours.node.kept_in is not None and ours.node.peer.joining.refused, seconds=60.0)
+    until(lambda: spread_from(good, 1.0) < 0.1)
+    assert genesis(ours) == run
+    kept = checkpoint.load(tmp_path / "before-merge.safetensors")
+    assert kept.meta["genesis"] == run.hex()
+    assert all(float((kept.tensors[name] - 1.0).abs().max()) < 0.1 for name in good.state_dict())
+
+
+def test_another_runs_weights_that_are_no_worse_stay(train, until, quick):
+    first, second = linear(1), linear(2)
+    larger = train(first, work=pull(first, 1.0))
+    until(lambda: trained(larger) > 500)
+    ours = train(second, work=pull(second, 1.0))
+    until(lambda: len(ours.node.peer.judge.before) >= 4)
+    larger.do(lambda node: node.step(samples=20 * trained(larger)))
+    introduce(ours, larger)
+    until(lambda: genesis(ours) == genesis(larger), seconds=60.0)
+    assert ours.node.kept_in is not None
+    assert ours.node.kept_in.exists()
+
+
+def test_a_run_is_named_by_its_32_digits(train):
+    ours = train(linear(1))
+    with pytest.raises(LocalError, match="names no run"):
+        ours.node.merge("abc")
+
+
+def spread_from(model, target):
+    return max(float((weights - target).abs().max()) for weights in model.state_dict().values())

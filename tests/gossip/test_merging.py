@@ -1,0 +1,215 @@
+"""Two runs that meet: which one stays, what a liar's comes to, and the trial of weights before they are ours."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+
+from gossip.config import Config
+from gossip.effects import Adopt, Confirm, Dial, Restore
+from gossip.runs import STALEMATE_S
+from gossip.trial import ENOUGH, TRIAL_S, Judge
+from tests.gossip.swarm_harness import Swarm, address_of
+
+LIAR = b"\xff" * 16
+
+
+def off_by(node):
+    """A loss that is 1 at the honest weights, and grows with the distance from them."""
+    return 1.0 + abs(float(node.value) - 1000.0) / 1000.0
+
+
+def beside_a_liar(honest=4, value=10**6, config=None, loss=off_by):
+    """Honest nodes of one run with equal weights, and then one with a run of its own and 2**52 samples behind it."""
+    swarm = Swarm(1, config=config)
+    nodes = [swarm.start(*([0] if number else []), value=1000) for number in range(honest)]
+    swarm.until(swarm.agreed, 30.0)
+    for node in nodes:
+        node.loss = loss
+    swarm.run(20.0)
+    liar = swarm.start(genesis=LIAR, samples=2**52, value=value)
+    liar.peer.runs.config = Config(merge="never")
+    swarm.perform(liar, [Dial(address_of(0))])
+    return swarm, nodes, liar
+
+
+def test_one_record_does_not_take_the_run_where_no_losses_are_known():
+    """One member is fewer than four, whatever it states; once all four dropped their weights for it within 3 s."""
+    swarm, nodes, _ = beside_a_liar(loss=lambda node: None)
+    swarm.run(900.0)
+    assert {node.genesis for node in nodes} == {nodes[0].genesis}
+    assert {node.value for node in nodes} == {Fraction(1000)}
+    assert all("merging" not in node.kinds for node in nodes)
+
+
+def test_weights_that_prove_worse_are_put_back_and_their_run_is_left_alone_for_longer_each_time():
+    swarm, nodes, _ = beside_a_liar(value=3_000)
+    swarm.until(lambda: any("put back" in node.kinds for node in nodes), 120.0)
+    swarm.run(900.0)
+    assert {node.genesis for node in nodes} == {nodes[0].genesis}
+    assert {node.value for node in nodes} == {Fraction(1000)}
+    for node in nodes:
+        times = [at for at, kind, _ in node.notices if kind == "put back"]
+        assert 2 <= len(times) <= 5
+        pauses = [after - before for before, after in itertools.pairwise(times)]
+        assert all(pause >= 60.0 * 2**number for number, pause in enumerate(pauses))
+
+
+def test_weights_that_are_too_far_off_are_put_back_without_a_loss():
+    swarm, nodes, _ = beside_a_liar(honest=1, value=10**8, loss=lambda node: None)
+    [node] = nodes
+    swarm.until(lambda: "put back" in node.kinds, 700.0)
+    swarm.run(1.0)
+    assert (node.genesis, node.value) == (nodes[0].genesis, Fraction(1000))
+
+
+def test_nobody_mixes_with_a_node_that_has_weights_on_trial():
+    swarm, nodes, liar = beside_a_liar(value=3_000)
+    swarm.until(lambda: any(node.peer.judge.on_trial for node in nodes), 120.0)
+    on_trial = next(node for node in nodes if node.peer.judge.on_trial)
+    assert on_trial.peer.membership.me.genesis != LIAR
+    mixes = len(on_trial.mixes)
+    swarm.until(lambda: not on_trial.peer.judge.on_trial, 10.0)
+    assert len(on_trial.mixes) == mixes
+    assert liar.id not in [partner for _, _, partner in on_trial.mixes]
+
+
+# -- honest runs -----------------------------------------------------------------------------------------------------
+def apart(left, right, *, left_step_s=0.1, right_step_s=0.1, right_later_s=0.0, config=None, loss=None):
+    """Two runs of so many nodes that never met."""
+    swarm = Swarm(2, config=config)
+    swarm.cut = lambda a, b: (a < left) != (b < left)
+    lefts = [swarm.start(*([0] if number else []), step_s=left_step_s, value=900) for number in range(left)]
+    swarm.run(right_later_s)
+    rights = [
+        swarm.start(*([left] if number > left else []), step_s=right_step_s, value=1100)
+        for number in range(left, left + right)
+    ]
+    if loss is not None:
+        for node in swarm.nodes:
+            node.loss = loss
+    swarm.run(40.0)
+    assert len({node.genesis for node in swarm.nodes}) == 2
+    return swarm, lefts, rights
+
+
+def meet(swarm, limit_s):
+    swarm.cut = lambda a, b: False
+    for node in swarm.nodes[1:]:
+        swarm.perform(node, [Dial(address_of(0))])
+    return swarm.until(swarm.agreed, limit_s)
+
+
+@pytest.mark.parametrize("loss", [None, off_by], ids=["without losses", "with losses"])
+@pytest.mark.parametrize(
+    ("left", "right", "more"),
+    [
+        (3, 3, {"right_later_s": 60.0}),
+        (3, 3, {}),
+        (1, 5, {}),
+        (1, 5, {"right_later_s": 600.0}),  # one alone with more samples behind it than five have
+        (1, 3, {"left_step_s": 0.004}),  # a GPU alone, 25 times as fast, and three without
+        (1, 1, {"right_later_s": 100.0}),
+    ],
+)
+def test_two_honest_runs_become_one_in_bounded_time(left, right, more, loss):
+    swarm, *_ = apart(left, right, loss=loss, **more)
+    meet(swarm, STALEMATE_S + 60.0)
+    genesis = swarm.nodes[0].genesis
+    swarm.run(60.0)
+    assert {node.genesis for node in swarm.nodes} == {genesis}
+
+
+def test_one_alone_with_more_behind_it_is_taken_over_when_its_weights_prove_themselves():
+    swarm, lefts, _ = apart(1, 5, right_later_s=600.0, loss=off_by)
+    genesis = lefts[0].genesis
+    assert meet(swarm, STALEMATE_S) < STALEMATE_S
+    assert swarm.nodes[5].genesis == genesis
+
+
+def test_after_long_the_run_with_fewer_members_gives_way():
+    swarm, lefts, rights = apart(1, 5, right_later_s=600.0)
+    genesis = rights[0].genesis
+    assert meet(swarm, STALEMATE_S + 60.0) > STALEMATE_S / 2
+    assert lefts[0].genesis == genesis
+
+
+@pytest.mark.parametrize("mode", ["ask", "never"])
+def test_without_consent_runs_stay_apart_and_a_person_hears_of_it(mode):
+    swarm, lefts, rights = apart(2, 2, right_later_s=60.0, config=Config(merge=mode))
+    swarm.cut = lambda a, b: False
+    for node in swarm.nodes[1:]:
+        swarm.perform(node, [Dial(address_of(0))])
+    swarm.run(900.0)
+    assert len({node.genesis for node in swarm.nodes}) == 2
+    for node in swarm.nodes:
+        [text] = [text for _, kind, text in node.notices if kind == "divided"]
+        other = lefts[0] if node in rights else rights[0]
+        assert f'node.merge("{other.genesis.hex()}")' in text
+    for node in rights:
+        swarm.perform(node, node.peer.merge(lefts[0].genesis, swarm.now))
+        swarm.arm(node)
+    swarm.until(swarm.agreed, 30.0)
+    assert rights[0].genesis == lefts[0].genesis
+
+
+# -- the newcomer ----------------------------------------------------------------------------------------------------
+def test_a_newcomer_goes_where_most_are_and_not_where_the_largest_number_is():
+    swarm, nodes, liar = beside_a_liar(loss=lambda node: None)
+    swarm.run(5.0)
+    newcomer = swarm.start(0)
+    swarm.until(lambda: newcomer.peer.ready, 30.0)
+    assert newcomer.genesis == nodes[0].genesis != liar.genesis
+
+
+# -- the judge -------------------------------------------------------------------------------------------------------
+def judged(before, after):
+    judge = Judge()
+    for step, loss in enumerate(before, 1):
+        assert judge.heard(step, loss) is None
+    judge.begin(len(before), 0.0)
+    verdict = None
+    for step, loss in enumerate([before[-1], *after], len(before) + 1):  # the first may be of a step before
+        assert verdict is None
+        verdict = judge.heard(step, loss)
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "passed"),
+    [
+        ([1.0] * 16, [1.9] * 4, True),
+        ([1.0] * 16, [2.1] * 4, False),
+        ([1.0, 3.0] * 8, [4.9] * 4, True),  # three deviations of 1 above 2
+        ([1.0, 3.0] * 8, [5.1] * 4, False),
+        ([-2.0] * 16, [-0.1] * 4, True),  # a likelihood: its size and not its sign says what is far
+        ([-2.0] * 16, [0.1] * 4, False),
+        ([1.0] * 16, [0.5, 0.5, 0.5, math.nan], False),
+        ([1.0] * 16, [0.5, 0.5, 0.5, None], False),
+    ],
+)
+def test_weights_pass_unless_their_losses_are_clearly_worse(before, after, passed):
+    assert judged(before, after) is passed
+
+
+def test_a_trial_in_which_nothing_is_heard_ends_and_proves_nothing():
+    judge = Judge()
+    for step in range(ENOUGH):
+        judge.heard(step, 1.0)
+    assert judge.deadline == math.inf
+    judge.begin(10, 5.0)
+    assert judge.heard(10, 0.5) is None  # the same report again
+    assert judge.deadline == 5.0 + TRIAL_S
+    assert judge.verdict() is False
+
+
+def test_what_is_on_trial_is_announced_to_the_driver_and_a_newcomer_has_no_trial():
+    swarm, nodes, _ = beside_a_liar(value=3_000)
+    swarm.until(lambda: any("put back" in node.kinds for node in nodes), 120.0)
+    trials = [(who, effect) for who, effect in swarm.log if isinstance(effect, Adopt | Confirm | Restore)]
+    first = {who: effect for who, effect in reversed(trials)}
+    assert not any(effect.trial for who, effect in first.items() if who != nodes[0].id)  # they joined
+    assert any(isinstance(effect, Restore) for _, effect in trials)
