@@ -48,14 +48,15 @@ class Seeds:
 
 
 class Listening:
-    """The addresses at which living members listen: looked for among those linked first, where a seed mostly is."""
+    """The addresses at which living members whom we met listen, found among those linked first, where a seed mostly
+    is."""
 
     def __init__(self, members: Members, linked: Iterable[PeerId]) -> None:
         self.members, self.linked = members, linked
 
     def __contains__(self, address: object) -> bool:
         members = self.members
-        for peer in (*self.linked, *members.alive()):
+        for peer in (*self.linked, *members.met()):
             record = members.record(peer)
             if record is not None and record.address == address and members.state(peer) is MemberState.ALIVE:
                 return True

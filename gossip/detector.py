@@ -92,7 +92,7 @@ class Detector:
         return failed
 
     def joined(self, peer: PeerId) -> None:
-        """A member became ALIVE: it takes a random place in this round (SWIM, section 4.3)."""
+        """A member that we met became ALIVE: it takes a random place in this round (SWIM, section 4.3)."""
         ring = self._ring
         ring.append(peer)
         place = int(self._rng.random() * len(ring))
@@ -171,7 +171,7 @@ class Detector:
             return self.doubt(entry, now, out)
         peer = entry.record.id
         accused = entry.accused_by(self._table.mine.record.id)  # then another failure says nothing new
-        if peer not in self.targets and entry.state in (ALIVE, SUSPECT) and not accused:
+        if peer not in self.targets and entry.state in (ALIVE, SUSPECT) and entry.met and not accused:
             # Not for one that another asked us to ping: if helpers asked helpers in turn, one death would have
             # everybody ask everybody (5,600 requests a death among 1,000 members).
             self._probe(entry, now, out, failed, refused=True)
@@ -200,14 +200,15 @@ class Detector:
                 entry = entries.get(self._ring.pop())
                 if entry is not None and self._is_ours(entry) and self._own(entry.record.id) is None:
                     return self._probe(entry, now, out, failed)
-            self._ring = [*self._table.alive, *self._table.suspects]  # once in N periods
+            self._ring = [*self._table.met, *self._table.suspects]  # once in N periods
             self._rng.shuffle(self._ring)
         return None
 
     def _is_ours(self, entry: Entry) -> bool:
-        """Whether we are one to probe it. A member that nobody can dial is probed over its links: by those who hold
+        """Whether we are one to probe it: a stranger that does not answer may never have been, and would have us blame
+        ourselves; those who met it probe it. A member that nobody can dial is probed over its links: by those who hold
         one, by its homes, and by everyone once no home is ALIVE to do it."""
-        if entry.state is not ALIVE and entry.state is not SUSPECT:
+        if (entry.state is not ALIVE and entry.state is not SUSPECT) or not entry.met:
             return False
         homes = entry.record.homes
         if entry.reachable or self._table.mine.record.id in homes:
@@ -247,7 +248,7 @@ class Detector:
         helpers: list[Entry] = []
         if entry.record.address is None:  # only those with a link to it can ask
             homes = [entries[home] for home in entry.record.homes if home in entries]
-            helpers = [h for h in homes if h.state is ALIVE and h is not self._table.mine and h.reachable]
+            helpers = [h for h in homes if h.state is ALIVE and h is not self._table.mine and h.met and h.reachable]
         helpers = helpers or self._table.sample(config.indirect_probes, self._rng, without=target)
         if not helpers:
             self._fail(probe, failed)

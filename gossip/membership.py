@@ -35,6 +35,7 @@ from gossip.myself import Myself, Own
 from gossip.push_pull import PushPull
 from gossip.records import Sign, Verify, acceptable, claims_more, signed
 from gossip.rumours import Rumours
+from gossip.strangers import Introductions
 from gossip.table import Entry, Table
 from gossip.view import TELL_EVERY_S, View
 
@@ -64,15 +65,20 @@ class Membership:
         self._table = Table(me, 2 * config.max_members, now, config.fastest_member)
         self._rumours = Rumours(config.gossip_period_s, now)
         self._detector = Detector(self._table, self._rumours, config, rng, now)
+        self._introductions = Introductions(self._table, rng, now)
         self.conduct = conduct if conduct is not None else Conduct()
-        self._view = View(self._table, self._rumours, self._detector, sign, verify, config, now, self.conduct)
+        self._view = View(
+            self._table, self._rumours, self._detector, self._introductions, sign, verify, config, now, self.conduct
+        )  # fmt: skip
         self._myself = Myself(me, self._table, self._rumours, sign, config, now)
         self._push_pull = PushPull(me.id, self._table, config, rng, now)
         self._heal_s = now + rng.random() * config.heal_period_s
         self._left = False
         self.deadline = now  # when to call tick
         self.changes = 0  # counts those of owners()
-        self.company = False  # whether anybody else is ALIVE; like the two above kept, since drivers ask every time
+        self.company = (
+            False  # whether anybody else whom we met is ALIVE; like the two above kept, since drivers ask every time
+        )
         self._handlers: dict[type, Callable[[PeerId, Entry | None, Any, float, list[Effect]], None]] = {
             Ping: self._on_ping,
             Ack: self._on_ack,
@@ -123,6 +129,8 @@ class Membership:
             self._push_pull.tick(now, out)
         if now >= self._heal_s:
             self._heal(now, out)
+        if now >= self._introductions.due_s:
+            self._introductions.tick(now, out)
         return self._done(out)
 
     def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
@@ -138,14 +146,15 @@ class Membership:
         if known is not None and not same and claims_more(known.record, record):
             out.append(Send(peer, Gossip((known.record,))))  # it has started anew and does not know how far it was
         if (known is None or not same or known.restored) and self._view.is_news(record, linked=True):
-            self._view.hear(record, now, linked=True)
+            self._view.hear(record, now)
         entry = entries.get(peer)
         if entry is None:
             if self._table.forgot(peer):  # it was gone for a day, and must come back with a higher incarnation
                 out.append(Send(peer, Gossip((self._view.own(record, True),))))
             return self._done(out)
-        entry.linked = entry.met = True
+        entry.linked = True
         self._table.links[peer] = None
+        self._view.meet(entry, now)
         entry.acked_s = now
         if peer in self._detector.targets:
             self._detector.proved(peer, out)
@@ -154,7 +163,7 @@ class Membership:
         elif entry.state is DEAD or entry.state is SUSPECT:
             self._view.warn(entry, now, out)
         # A member that we already held ALIVE is of our swarm: what we know, it knows but for what gossip missed.
-        alone = len(self._table.alive) <= (entry.state is ALIVE)
+        alone = len(self._table.met) <= (entry.state is ALIVE)
         if alone or stranger:
             self._push_pull.ask(entry, now, out, everything=alone)
         return self._done(out)
@@ -176,6 +185,8 @@ class Membership:
         out: list[Effect] = []
         entry = self._table.entries.get(peer)
         if entry is not None and not self._left:
+            if not entry.met:
+                self._introductions.failed(entry, now)
             self._suspect(self._detector.unreachable(entry, now, out), now)
         return self._done(out)
 
@@ -247,7 +258,7 @@ class Membership:
                 if claims_more(update, self.me) and self._myself.continue_from(update, now):
                     out.append(Notice("twin", "Another process signs with this node's key: stop one of the two."))
             else:
-                self._view.hear(update, now, quiet)
+                self._view.hear(update, now, sender, quiet)
 
     def _on_own_hint(self, hint: Hint, sender: PeerId, entry: Entry | None, now: float, out: list[Effect]) -> None:
         if hint.incarnation > self.me.incarnation:
@@ -298,7 +309,7 @@ class Membership:
         """Dial somebody DEAD: it may only have been cut off. Also forgets those who are gone for long enough."""
         config, dead = self._config, self._table.dead
         self._table.forget(now - config.dead_kept_s)
-        alone = not self._table.alive
+        alone = not self._table.met
         self._heal_s = now + (config.probe_period_s if alone else config.heal_period_s)
         for peer in self._rng.sample(dead, min(len(dead), HEAL_ALONE if alone else 1)):
             entry = self._table.entries[peer]
@@ -317,7 +328,7 @@ class Membership:
 
     def _arm(self) -> None:
         table = self._table
-        self.changes, self.company = table.changes, bool(table.alive)
+        self.changes, self.company = table.changes, bool(table.met)
         if self._left:
             self.deadline = math.inf
             return
@@ -330,6 +341,8 @@ class Membership:
             due_s = self._myself.due_s
         if self._push_pull.due_s < due_s:
             due_s = self._push_pull.due_s
+        if self._introductions.due_s < due_s:
+            due_s = self._introductions.due_s
         self.deadline = self._heal_s if self._heal_s < due_s else due_s
 
     def _notice_sleep(self, now: float) -> None:
@@ -356,11 +369,21 @@ class Membership:
         return self._table.changes
 
     def alive(self) -> list[PeerId]:
-        """The ALIVE without ourselves, in no order: the list itself, to be read and not kept."""
+        """The ALIVE without ourselves, in no order: the list itself, to be read and not kept. Some of them we may know
+        by hearsay alone."""
         return self._table.alive
 
+    def met(self) -> list[PeerId]:
+        """Those of the ALIVE with whom we had a link, likewise: who may be a partner, a donor, an owner."""
+        return self._table.met
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether we had a link with it in this life."""
+        entry = self._table.entries.get(peer)
+        return entry is not None and entry.met
+
     def owners(self) -> list[PeerId]:
-        """Sorted ids of the ALIVE and ready, ourselves included: who shares the data."""
+        """Sorted ids of the ALIVE and ready that we met, ourselves included: who shares the data."""
         return self._table.owners()
 
     def state(self, peer: PeerId) -> MemberState | None:
@@ -372,13 +395,13 @@ class Membership:
         return None if entry is None else entry.record
 
     def runs(self) -> list[bytes]:
-        """The geneses of the ALIVE and ready, our own among them once we are ready."""
+        """The geneses of the ALIVE and ready that we met, our own among them once we are ready."""
         return self._table.runs()
 
     def sharing(self, genesis: bytes) -> list[MemberRecord]:
-        """The ALIVE and ready of this run, without ourselves. Walks the table."""
+        """The ALIVE and ready of this run that we met, without ourselves. Walks the table."""
         entries = self._table.entries
-        records = [entries[peer].record for peer in self._table.alive]
+        records = [entries[peer].record for peer in self._table.met]
         return [record for record in records if record.ready and record.genesis == genesis]
 
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
@@ -415,9 +438,9 @@ class Membership:
         once, and nobody need be told."""
         for record in records:
             if record.id != self.me.id and self._view.is_news(record, linked=True):
-                self._view.hear(record, now, quiet=True, linked=True)
+                self._view.hear(record, now, quiet=True)
                 if record.id in self._table.entries:
-                    self._table.entries[record.id].met = True
+                    self._view.meet(self._table.entries[record.id], now)
         self._view.changed([])
         self._rumours.silence_all()
         self._myself.met(now, self._rng.random())

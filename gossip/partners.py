@@ -48,7 +48,7 @@ class Partners:
         return self.members.turnover
 
     def alive(self) -> Sequence[PeerId]:
-        return self.members.alive()
+        return self.members.met()  # by hearsay nobody is a partner
 
     def address(self, peer: PeerId) -> Address | None:
         record = self.members.me if peer == self.me else self.members.record(peer)

@@ -62,6 +62,11 @@ class Rumours:
         """There is nobody to tell. Whoever comes is news, and starts this again."""
         self.due_s = math.inf
 
+    def somebody(self, now: float) -> None:
+        """There is somebody to tell."""
+        if self._told and self.due_s == math.inf:
+            self.due_s = max(now, self._gossiped_s + self._period_s)
+
     def silence(self, peer: PeerId) -> None:
         """Stop telling a hint about this member: it was refuted."""
         self._discard(hint_key(peer))

@@ -24,6 +24,7 @@ from gossip.trial import Judge
 __all__ = ["Run", "Runs", "outranks"]
 
 RIPE_S = 2.0  # how long nobody may be ready before the smallest id declares the run begun
+HEARSAY_S = 6.0  # longer, where somebody with a smaller id is said to be there
 CONSIDER_S = 1.0  # how often the runs are compared
 STALEMATE_S = 120.0  # after which, of two runs that go on side by side, the one with fewer members gives way
 UNPROVEN_S = 600.0  # the same, while the other states more samples than it is believed to have
@@ -152,10 +153,12 @@ class Runs:
             return self.joining.begin(self.local.genesis, same, now)
         if ahead:
             return self.begin_run(now, "The run of this node has more samples behind it than those it met: it goes on.")
-        others = self.membership.alive()
+        others, mine = self.membership.met(), self.membership.me.id
         if others:
             self.ripe_at = min(self.ripe_at, now + RIPE_S)
-            if now >= self.ripe_at and self.membership.me.id < min(others):
+            # Whom we only heard of may be there as well, and the smallest of all: waited for, but not for ever.
+            smallest = mine < min(others) and (mine < min(self.membership.alive()) or now >= self.ripe_at + HEARSAY_S)
+            if now >= self.ripe_at and smallest:
                 return self.begin_run(now, "Everybody here waits for weights: this node, whose id is smallest, begins.")
         if now >= self.join_by:
             text = "No member gave its weights" if others else "No member could be reached"

@@ -21,6 +21,8 @@ __all__ = ["Allowance", "Entry", "Table"]
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 DIGEST = struct.Struct(f"<{MAX_BUCKETS}Q")
 MAX_HASHES = 1 << 14  # kept, 4 MiB: in a simulation every peer asks for the same ones
+MOST_OF_ONE = 3 / 4  # of the table for what one introducer tells of: all of the largest swarm, and many who left it
+HEARSAY = 4  # members by hearsay count for N up to so many times those we met: names cost nothing
 MAX_FINISHED_RUNS = 64  # runs without members whose sums are kept
 INCLUDED_S = 60.0  # after we took a run's count over: two push-pulls, which bring those whose samples it contains
 SETTLED_AT_ONCE = 256  # members whose claims were not credited in full, looked at each second
@@ -51,8 +53,8 @@ class Entry:
 
     __slots__ = (
         "accusers", "acked_s", "allowance", "answer_due", "answered_s", "asked_all", "asked_s", "at", "counted",
-        "digest_s", "expires_s", "hash", "linked", "met", "paid_s", "record", "restored", "rtt_s", "shares", "since_s",
-        "state", "told_s",
+        "digest_s", "expires_s", "hash", "introducer", "linked", "met", "paid_s", "place", "record", "restored",
+        "rtt_s", "shares", "since_s", "state", "told_s", "tries", "try_s",
     )  # fmt: skip
 
     def __init__(self, record: MemberRecord, state: MemberState, now: float) -> None:
@@ -61,7 +63,7 @@ class Entry:
         self.since_s = now  # when it came into this state
         self.restored = False  # DEAD only because we remember it from an earlier life: no evidence, and told to nobody
         self.at = -1  # its place among those of its state
-        self.shares = False  # ALIVE and ready
+        self.shares = False  # ALIVE, ready and met
         self.counted = 0  # of the samples that its record states, those that are in the sums
         self.paid_s = now  # up to when what it may be credited is spent
         self.hash = 0  # its part of the digest
@@ -69,6 +71,10 @@ class Entry:
         self.expires_s = math.inf  # when a SUSPECT is DEAD
         self.linked = False
         self.met = False  # we had a finished link with it, in this life of ours
+        self.introducer: PeerId | None = None  # of a stranger: who told us of it
+        self.place = -1  # among the met and ALIVE, or among the strangers of its introducer
+        self.tries = 0  # dials to a stranger that failed
+        self.try_s = NEVER_S  # when it is its turn to be dialled
         self.acked_s = NEVER_S  # latest proof of life
         self.rtt_s: float | None = None  # smoothed, from its direct Acks
         self.told_s = NEVER_S  # when we last told it what is said of it
@@ -116,15 +122,19 @@ class Table:
     def __init__(self, me: MemberRecord, limit: int, now: float, fastest: float = 16.0) -> None:
         self.entries: dict[PeerId, Entry] = {}
         self.links: dict[PeerId, None] = {}  # in the order in which they were made, which a seed must repeat
-        self.changes = 0  # of the set of ALIVE and ready members
+        self.changes = 0  # of the set of ALIVE and ready members that we met
         self.credit = Credit(fastest, now)
         self._behind: OrderedDict[PeerId, None] = OrderedDict()  # those whose claims are not credited in full
         self._settled_s = now
         self._base, self._from = me.base_samples, 0  # our run's count when we came to it; the sum of its members then
         self._included_until_s = -math.inf
-        self._limit = limit
+        self._limit, self._mine = limit, me.id
         self._of: dict[MemberState, list[PeerId]] = {state: [] for state in MemberState}  # without ourselves
         self._gone: OrderedDict[PeerId, None] = OrderedDict()  # DEAD and LEFT, the longest gone first
+        self._gone_strangers: OrderedDict[PeerId, None] = OrderedDict()  # of hearsay, likewise
+        self.met: list[PeerId] = []  # those of the ALIVE with whom we had a link: all that anything is asked of
+        self.strangers: dict[PeerId, list[PeerId]] = {}  # by introducer: all whom we know by hearsay alone
+        self._introducers: list[PeerId] = []
         self._forgotten: OrderedDict[PeerId, tuple[int, bytes, int]] = OrderedDict()  # incarnation, run, counted
         self._runs: dict[bytes, Run] = {}
         self._max_runs = MAX_FINISHED_RUNS
@@ -137,26 +147,40 @@ class Table:
         self.alive = self._of[ALIVE]
         self.suspects = self._of[SUSPECT]
         self.dead = self._of[DEAD]
-        self._mine = me.id
-        mine = self.add(me, ALIVE, now)
+        mine = self.add(me, ALIVE, now)  # met, but in no list
         assert mine is not None
         self.mine = mine
 
     @property
     def size(self) -> int:
-        """N of every formula: the members that take part, ourselves included."""
-        return len(self.alive) + len(self.suspects) + 1
+        """N of every formula: the members that take part, ourselves included. A thousand names of one liar would make
+        everybody tell of its progress every 100 s."""
+        there, most = len(self.alive) + len(self.suspects), HEARSAY * (len(self.met) + 1)
+        return 1 + (there if there < most else most)
 
     # -- change --------------------------------------------------------------------------------------------------------
-    def add(self, record: MemberRecord, state: MemberState, now: float, restored: bool = False) -> Entry | None:
-        """A new entry; None when there is no room, or when this is a record of one that we forgot as gone."""
+    def add(
+        self, record: MemberRecord, state: MemberState, now: float, restored: bool = False,
+        introducer: PeerId | None = None,
+    ) -> Entry | None:  # fmt: skip
+        """A new entry; None when there is no room, or when this is a record of one that we forgot as gone.
+        ``introducer``: who told us of it; None: it is here itself."""
         forgotten = self._forgotten.get(record.id)
         if forgotten is not None and record.incarnation <= forgotten[0]:
             return None  # or members who forget at different times would teach it to each other for ever
-        if len(self.entries) >= self._limit and not self._forget_oldest():
+        if introducer is not None and len(self.strangers.get(introducer, ())) >= MOST_OF_ONE * self._limit:
+            if not self._gone_strangers:
+                return None
+            self._evict(next(iter(self._gone_strangers)))
+        if len(self.entries) >= self._limit and not self._make_room(introducer):
             return None
         entry = self.entries[record.id] = Entry(record, state, now)
         entry.restored = restored
+        entry.introducer = self._mine if restored else introducer  # an earlier life of ours told us of it
+        if entry.introducer is None:
+            entry.met = True
+        else:
+            self._estrange(entry, entry.introducer)
         if forgotten is not None:
             _, genesis, counted = self._forgotten.pop(record.id)
             if genesis == record.genesis and counted <= record.samples:
@@ -181,7 +205,7 @@ class Table:
             self._enter(entry)
         else:
             self._replace(entry, record, now)
-            if record.ready is not entry.shares and state is ALIVE:
+            if record.ready is not entry.shares and state is ALIVE and entry.met:
                 self._share(entry, record.ready)
 
     def progress(self, entry: Entry, record: MemberRecord, now: float) -> None:
@@ -195,15 +219,70 @@ class Table:
 
     def forget(self, before_s: float) -> None:
         """Drop those who are gone since before this time."""
-        while self._gone and self.entries[next(iter(self._gone))].since_s < before_s:
-            self._forget_oldest()
+        for gone in (self._gone, self._gone_strangers):
+            while gone and self.entries[next(iter(gone))].since_s < before_s:
+                self._evict(next(iter(gone)))
+
+    def meet(self, entry: Entry) -> None:
+        """We have a link with it: what was hearsay is known from now on."""
+        if entry.met:
+            return
+        if entry.introducer is not None:
+            self._familiar(entry)
+        self._leave(entry)
+        entry.met = True
+        self._enter(entry)
+
+    def stranger(self, rng: random.Random) -> PeerId | None:
+        """One of those known by hearsay: of any introducer alike, and of its any alike."""
+        if not self._introducers:
+            return None
+        told = self.strangers[self._introducers[int(rng.random() * len(self._introducers))]]
+        return told[int(rng.random() * len(told))]
+
+    def _estrange(self, entry: Entry, introducer: PeerId) -> None:
+        told = self.strangers.get(introducer)
+        if told is None:
+            told = self.strangers[introducer] = []
+            self._introducers.append(introducer)
+        entry.place = len(told)
+        told.append(entry.record.id)
+
+    def _familiar(self, entry: Entry) -> None:
+        introducer = entry.introducer
+        assert introducer is not None
+        told = self.strangers[introducer]
+        take_out(told, entry.place, self.entries)
+        if not told:
+            del self.strangers[introducer]
+            self._introducers.remove(introducer)  # as many as members that ever told us of one
+        entry.introducer = None
+
+    def _make_room(self, introducer: PeerId | None) -> bool:
+        """Of hearsay first: the longest gone, then some of whoever tells of most, if that is another; and of those whom
+        we met the longest gone, but not where hearsay fills half of the table. The living whom we met all stay."""
+        if self._gone_strangers:
+            return self._evict(next(iter(self._gone_strangers)))
+        hearsay = len(self.entries) - len(self.met) - len(self._gone)
+        if self._introducers and (introducer is None or hearsay > self._limit // 2):
+            told = {one: len(those) for one, those in self.strangers.items() if one != self._mine}
+            most = max(told, key=lambda one: told[one], default=None)
+            least = 0 if introducer is None else told.get(introducer, 0) + 1
+            if most is None or least >= told[most]:
+                return False
+            latest = (peer for peer in reversed(self.strangers[most]) if self.entries[peer].state is not SUSPECT)
+            peer = next(latest, None)  # and none whose accusers wait to be judged
+            return peer is not None and self._evict(peer)
+        return self._forget_oldest()
 
     def _forget_oldest(self) -> bool:
-        if not self._gone:
-            return False
-        peer = next(iter(self._gone))
+        return bool(self._gone) and self._evict(next(iter(self._gone)))
+
+    def _evict(self, peer: PeerId) -> bool:
         entry = self.entries[peer]
         self._leave(entry)
+        if entry.introducer is not None:
+            self._familiar(entry)
         del self.entries[peer]
         self._buckets[peer[0]].remove(peer)  # of about N / 256
         self.links.pop(peer, None)
@@ -220,12 +299,15 @@ class Table:
             entry.at = len(self._of[state])
             self._of[state].append(peer)
             if state is DEAD or state is LEFT:
-                self._gone[peer] = None
+                (self._gone if entry.introducer in (None, self._mine) else self._gone_strangers)[peer] = None
+            elif state is ALIVE and entry.met:
+                entry.place = len(self.met)
+                self.met.append(peer)
         if not entry.restored:
             entry.hash = entry_hash(peer, entry.record.incarnation, state.value)
             self._hashes[peer[0]] ^= entry.hash
             self._digest = b""
-        self._share(entry, state is ALIVE and entry.record.ready)
+        self._share(entry, state is ALIVE and entry.record.ready and entry.met)
 
     def _leave(self, entry: Entry) -> None:
         peer, state = entry.record.id, entry.state
@@ -235,7 +317,10 @@ class Table:
             if last != peer:
                 those[entry.at] = last
                 self.entries[last].at = entry.at
+            if state is ALIVE and entry.met:
+                take_out(self.met, entry.place, self.entries)
             self._gone.pop(peer, None)
+            self._gone_strangers.pop(peer, None)
         self._hashes[peer[0]] ^= entry.hash
         self._digest = b""
         entry.hash = 0
@@ -371,20 +456,20 @@ class Table:
         return peer in self._forgotten
 
     def owners(self) -> list[PeerId]:
-        """Sorted ids of the ALIVE and ready, ourselves included; sorted anew only after a change."""
+        """Sorted ids of the ALIVE and ready that we met, ourselves included; sorted anew only after a change."""
         if self._owners[0] != self.changes:
             self._owners = (self.changes, sorted(self._sharing))
         return self._owners[1]
 
     def runs(self) -> list[bytes]:
-        """The geneses of the ALIVE and ready, our own among them."""
+        """The geneses of the ALIVE and ready that we met, our own among them."""
         return list(self._sharers_of)
 
     def sample(
         self, count: int, rng: random.Random, suspects: bool = False, without: PeerId | None = None
     ) -> list[Entry]:
-        """Up to ``count`` different ALIVE (and SUSPECT) members that we can send to, uniformly."""
-        alive, entries, random_ = self.alive, self.entries, rng.random
+        """Up to ``count`` different ALIVE (and SUSPECT) members that we met and can send to, uniformly."""
+        alive, entries, random_ = self.met, self.entries, rng.random
         doubted = self.suspects if suspects else []
         total = len(alive) + len(doubted)
         chosen: list[Entry] = []
@@ -396,19 +481,22 @@ class Table:
         for turn in range(total if few else 4 * count):
             at = order[turn] if few else int(random_() * total)
             entry = entries[alive[at] if at < len(alive) else doubted[at - len(alive)]]
-            if entry.reachable and entry.record.id != without and entry not in chosen:
+            if entry.reachable and entry.met and entry.record.id != without and entry not in chosen:
                 chosen.append(entry)
                 if len(chosen) == count:
                     break
         return chosen
 
     def latest(self, count: int) -> list[MemberRecord]:
-        """Records of others with an address, most recently alive first. Walks the table."""
+        """Records of others that we met, in this life or an earlier one, and that have an address: most recently alive
+        first. Walks the table."""
 
         def recent(entry: Entry) -> tuple[bool, float]:
             return entry.state is ALIVE or entry.state is SUSPECT, max(entry.since_s, entry.acked_s)
 
-        dialable = (e for e in self.entries.values() if e.record.address is not None and e is not self.mine)
+        ours = (None, self._mine)
+        others = (e for e in self.entries.values() if e.introducer in ours and e is not self.mine)
+        dialable = (e for e in others if e.record.address is not None)
         return [entry.record for entry in heapq.nlargest(count, dialable, key=recent)]
 
     # -- digests -------------------------------------------------------------------------------------------------------
@@ -436,6 +524,14 @@ class Table:
                     yield entry.record
                     if entry.state is SUSPECT or entry.state is DEAD:
                         yield entry.hint()
+
+
+def take_out(ids: list[PeerId], place: int, entries: dict[PeerId, Entry]) -> None:
+    """The last one takes its place."""
+    last = ids.pop()
+    if place < len(ids):
+        ids[place] = last
+        entries[last].place = place
 
 
 @lru_cache(MAX_HASHES)

@@ -27,6 +27,7 @@ from gossip.ids import MemberRecord, PeerId
 from gossip.messages import Gossip, Hint, Update
 from gossip.records import Sign, Verify, check, claims_more, mere_progress, newer
 from gossip.rumours import Rumours, told_of_progress
+from gossip.strangers import Introductions
 from gossip.table import Allowance, Entry, Table
 
 __all__ = ["TELL_EVERY_S", "View"]
@@ -44,11 +45,12 @@ class View:
     """The one place where the state of another changes."""
 
     def __init__(
-        self, table: Table, rumours: Rumours, detector: Detector, sign: Sign, verify: Verify, config: Config,
-        now: float, conduct: Conduct,
+        self, table: Table, rumours: Rumours, detector: Detector, introductions: Introductions, sign: Sign,
+        verify: Verify, config: Config, now: float, conduct: Conduct,
     ) -> None:  # fmt: skip
         self._conduct = conduct
         self._table, self._rumours, self._detector, self._config = table, rumours, detector, config
+        self._introductions = introductions
         self._sign, self._verify = sign, verify
         self._me = table.mine.record.id
         self._intake = Allowance(INTAKE_PER_S, float(config.max_members), now)
@@ -96,19 +98,20 @@ class View:
             if not isinstance(update, MemberRecord) or self.is_news(update, linked=update.id == sender)
         ]  # fmt: skip
 
-    def hear(self, record: MemberRecord, now: float, quiet: bool = False, linked: bool = False) -> None:
-        """Take a checked record of another that is news; ``quiet``: everyone else knows it already."""
+    def hear(self, record: MemberRecord, now: float, by: PeerId | None = None, quiet: bool = False) -> None:
+        """Take a checked record of another that is news. ``by``: who told us of it; None: it came from its owner, in
+        the Hello of a link. ``quiet``: everyone else knows it already."""
         entry = self._table.entries.get(record.id)
         state, told = LEFT if record.left else ALIVE, 0
         if entry is None:
-            if not linked and not self._intake.take(now):
+            if by is not None and not self._intake.take(now):
                 return
-            entry = self._table.add(record, state, now)
+            entry = self._table.add(record, state, now, introducer=by)
             if entry is None:
                 return
             self.before.setdefault(record.id, None)
             if state is ALIVE:
-                self._detector.joined(record.id)
+                self._came(entry, now)
         elif entry.restored:
             self.trust(entry, record if newer(record, entry.record) else entry.record, now)
         elif not newer(record, entry.record):
@@ -139,8 +142,8 @@ class View:
                 self.place(entry, entry.record, DEAD, now)
                 entry.accusers = (hint,)
             return
-        if state is DEAD or state is LEFT or by == self._me or by == hint.peer:
-            return
+        if state is DEAD or state is LEFT or by == hint.peer or (by == self._me and entry.met):
+            return  # but a stranger may be one that we buried in an earlier life
         if hint.dead and self.before.get(hint.peer, state) is None:
             # New with this very message: then this is how it is known, and whoever tells of it could as well not have.
             self.place(entry, entry.record, DEAD, now)
@@ -235,9 +238,24 @@ class View:
         entry.accusers = ()
         if state is ALIVE or state is LEFT:
             self._rumours.silence(record.id)
-        if state is ALIVE and before is not SUSPECT:
-            self._detector.joined(record.id)
         self._table.place(entry, record, state, now)
+        if state is ALIVE and before is not SUSPECT:
+            self._came(entry, now)
+
+    def _came(self, entry: Entry, now: float) -> None:
+        """It is ALIVE, and was not."""
+        if entry.met:
+            self._detector.joined(entry.record.id)
+        else:
+            self._introductions.heard(entry, now)
+
+    def meet(self, entry: Entry, now: float) -> None:
+        """We have a link with it."""
+        if not entry.met:
+            self._table.meet(entry)
+            self._rumours.somebody(now)
+            if entry.state is ALIVE:
+                self._detector.joined(entry.record.id)
 
     def _judge(self, entry: Entry, state: MemberState, now: float) -> None:
         """Whether those who accused a SUSPECT were right. Of one we never met nobody is proved right by its silence: it

@@ -386,7 +386,7 @@ class Node:
             steps=self.steps, samples=self.samples, exchanges_done=peer.exchanges.done,
             exchanges_failed=peer.exchanges.failures, bytes_sent=runtime.links.bytes_sent,
             bytes_received=runtime.links.bytes_received, exchange_seconds=median(runtime.streams.durations),
-            step_overhead_seconds=median(self.overheads), members_alive=len(peer.membership.alive()) + 1,
+            step_overhead_seconds=median(self.overheads), members_alive=len(peer.membership.met()) + 1,
             consensus_distance=peer.consensus_distance,
         )  # fmt: skip
 

@@ -45,7 +45,7 @@ def status_page(runtime: Runtime, after: bytes) -> StatusReply:
     address = str(me.address) if me.address is not None else None
     metrics = (
         me.id.hex(), address, runtime.config.swarm, me.steps, me.samples, peer.membership.swarm_samples, me.loss,
-        len(peer.membership.alive()) + 1, peer.exchanges.done, peer.exchanges.failures, runtime.links.bytes_sent,
+        len(peer.membership.met()) + 1, peer.exchanges.done, peer.exchanges.failures, runtime.links.bytes_sent,
         runtime.links.bytes_received, None if math.isnan(distance) else distance, peer.ready, peer.alone,
         refusals(peer), runtime.links.ignored,
     )  # fmt: skip

@@ -111,6 +111,12 @@ class IdealMembers:
         everybody = self._registry.alive
         return everybody if len(everybody) > 1 else ()
 
+    def met(self) -> Sequence[PeerId]:
+        return self.alive()
+
+    def knows(self, peer: PeerId) -> bool:
+        return peer in self._registry
+
     def owners(self) -> list[PeerId]:
         return sorted(peer for peer, record in self._registry.records.items() if record.ready)
 

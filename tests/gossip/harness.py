@@ -45,11 +45,19 @@ def member(
 
 
 def acquainted(count: int, now: float = 0.0, **changes: Any) -> Membership:
-    """Member 0, told of members 1 to ``count``, with a link to 1."""
+    """Member 0, which met members 1 to ``count`` and has a link to 1."""
     me = member()
     me.linked(peer_id(1), record_of(1, **changes), now)
     me.receive(peer_id(1), Records(tuple(record_of(n, **changes) for n in range(2, count + 1)), b""), now)
+    for n in range(2, count + 1):
+        meet(me, n, now)
     return me
+
+
+def meet(me: Membership, number: int, now: float) -> None:
+    """As if there had been a link with one that ``me`` knows of."""
+    me._view.meet(me._table.entries[peer_id(number)], now)
+    me._arm()
 
 
 def sent(effects: list[Effect], kind: type) -> list[Send]:

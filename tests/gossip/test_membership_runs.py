@@ -85,20 +85,25 @@ def test_whatever_is_heard_the_runs_are_those_of_the_living_and_ready(seed):
     rng = random.Random(seed)
     me, now = member(0, genesis=RUNS[0], ready=rng.random() < 0.5), 0.0
     for _ in range(40):
-        what = rng.choice(["gossip", "gossip", "records", "wait", "mine"])
+        what = rng.choice(["gossip", "gossip", "records", "wait", "mine", "link"])
         if what == "wait":
             until = now + rng.choice([0.5, 5.0, 40.0])
             while me.deadline <= until:
                 now = max(now + 1e-6, me.deadline)
                 me.tick(now)
             now = until
+        elif what == "link":
+            peer = rng.randint(1, 5)
+            me.linked(peer_id(peer), record_of(peer, incarnation=5, genesis=rng.choice(RUNS)), now)
         elif what == "mine":
             me.update_me(now, ready=rng.random() < 0.7, genesis=rng.choice(RUNS))
         else:
             updates = tuple(update_of(number, rng) for number in rng.sample(range(1, 6), rng.randint(1, 4)))
             message = Gossip(updates) if what == "gossip" else Records(updates, b"")
             me.receive(peer_id(rng.randint(1, 5)), message, now)
-        living = [record for record, state in me.members() if state is ALIVE and record.ready]
+        there = [record for record, state in me.members() if state is ALIVE and me.knows(record.id)]
+        assert sorted(me.met()) == sorted(record.id for record in there)
+        living = [record for record in there if record.ready]
         living += [me.me] if me.me.ready else []
         assert sorted(me.runs()) == sorted({record.genesis for record in living})
         assert me.owners() == sorted(record.id for record in living)

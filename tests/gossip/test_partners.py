@@ -28,7 +28,7 @@ class Table:
         self.records = {peer: record(peer) for peer in peers if peer != me}
         self.turnover = 0
 
-    def alive(self):
+    def met(self):
         return list(self.records)
 
     def record(self, peer):

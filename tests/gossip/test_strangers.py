@@ -1,0 +1,208 @@
+"""Members known by hearsay alone: what they are not, how they are introduced, and that a thousand names cost little."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from gossip.config import Config
+from gossip.effects import Dial, MemberState, Send
+from gossip.ids import Address
+from gossip.messages import Gossip, Hint, Ping, Records
+from tests.gossip.harness import World, meet, member, peer_id, record_of, sent
+from tests.gossip.swarm_harness import Swarm
+
+ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD
+
+
+def hearing(count: int, config: Config | None = None):
+    """Member 0 with a link to 1, which told it of members 2 to ``count``."""
+    me = member(config=config)
+    me.linked(peer_id(1), record_of(1), 0.0)
+    for start in range(2, count + 1, 100):
+        told = range(start, min(start + 100, count + 1))
+        me.receive(peer_id(1), Records(tuple(record_of(n) for n in told), b""), 0.0)
+    return me
+
+
+def dials_of(me, until: float) -> list[tuple[float, Dial]]:
+    dials = []
+    while me.deadline <= until:
+        now = me.deadline
+        dials += [(now, effect) for effect in me.tick(now) if isinstance(effect, Dial)]
+    return dials
+
+
+# -- what they are not -------------------------------------------------------------------------------------------------
+def test_by_hearsay_nobody_is_an_owner_a_partner_of_a_run_or_company():
+    me = hearing(300)
+    me.update_me(0.0, ready=True)
+    assert len(me.alive()) == 300
+    assert me.met() == [peer_id(1)]
+    assert me.owners() == sorted([me.me.id, peer_id(1)])
+    assert [record.id for record in me.sharing(b"")] == [peer_id(1)]
+    changes = me.changes
+    me.linked(peer_id(7), record_of(7), 1.0)
+    assert me.changes > changes
+    assert me.owners() == sorted([me.me.id, peer_id(1), peer_id(7)])
+
+
+def test_no_stranger_is_probed_told_news_or_asked_for_help_and_its_silence_is_not_ours():
+    me = hearing(300)
+    asked = set()
+    while me.deadline < 60.0:
+        now = me.deadline
+        for effect in me.tick(now):
+            if isinstance(effect, Send):
+                asked.add(effect.to)
+                me.acknowledged(effect.to, now)
+            elif effect.expect is not None:
+                assert not [e for e in me.dial_failed(effect.expect, now) if isinstance(e, Send)]
+    assert asked == {peer_id(1)}
+    assert me._detector.health == 0
+
+
+def test_thousands_of_names_make_the_swarm_no_larger_than_it_may_be():
+    me = hearing(2_000)
+    assert me._table.size == 1 + 4 * 2  # or its progress would be signed every 200 s
+
+
+def test_what_one_member_tells_of_fills_no_table_and_drives_nobody_out_whom_we_met():
+    me = member(config=Config(max_members=50))  # room for 100
+    for number in range(1, 11):
+        me.linked(peer_id(number), record_of(number), 0.0)
+    me.receive(peer_id(2), Records(tuple(record_of(n) for n in range(20, 30)), b""), 0.0)
+    for n in range(100, 500):
+        me.receive(peer_id(1), Gossip((record_of(n),)), float(n))
+    assert len(me.alive()) == 10 + 10 + 75
+    for n in range(500, 520):  # another's few find room in the place of the many
+        me.receive(peer_id(3), Gossip((record_of(n),)), float(n))
+    for n in range(600, 640):
+        me.linked(peer_id(n), record_of(n), float(n))
+    known = {record.id for record, _ in me.members()}
+    assert {peer_id(n) for n in (*range(1, 11), *range(20, 30), *range(500, 520), *range(600, 640))} <= known
+    assert me.peers_known == 99
+
+
+def test_the_book_for_the_next_start_holds_nobody_by_hearsay():
+    me = hearing(300)
+    meet(me, 2, 1.0)
+    assert {record.id for record in me.book()} == {peer_id(1), peer_id(2)}
+    again = member()
+    again.restore(me.book(), 0.0)
+    again.receive(peer_id(3), Gossip((record_of(2, sequence=1),)), 1.0)
+    assert again.state(peer_id(2)) is ALIVE
+    assert not again.knows(peer_id(2)), "before its link comes up again"
+    assert {record.id for record in again.book()} == {peer_id(1), peer_id(2)}
+
+
+def test_what_we_said_in_an_earlier_life_of_one_we_have_not_met_since_counts_again():
+    me = member()
+    me.linked(peer_id(1), record_of(1), 0.0)
+    me.receive(peer_id(1), Gossip((record_of(2),)), 1.0)
+    me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, me.me.id),)), 2.0)
+    assert me.state(peer_id(2)) is SUSPECT
+
+
+# -- how they are introduced -------------------------------------------------------------------------------------------
+def test_strangers_are_dialled_in_a_bounded_trickle_each_once_in_a_while():
+    me = hearing(1_000)
+    dials = dials_of(me, 120.0)
+    assert len([1 for at, _ in dials if at < 1.0]) <= 9
+    assert 100 <= len(dials) <= 129
+    assert len({dial.expect for _, dial in dials}) > 0.95 * len(dials)
+    assert all(dial.address == record.address for _, dial in dials if (record := me.record(dial.expect)) is not None)
+
+
+def test_who_does_not_answer_is_tried_more_and_more_rarely():
+    me = hearing(2)
+    for number in range(3, 12):
+        me.linked(peer_id(number), record_of(number), 0.0)
+    times = [at for at, dial in dials_of(me, 20_000.0) if dial.expect == peer_id(2)]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert len(pauses) >= 7
+    assert all(0.7 * 60 * 2 ** min(n, 6) <= pause <= 1.3 * 60 * 2 ** min(n, 6) for n, pause in enumerate(pauses))
+
+
+def test_one_who_tells_of_hundreds_hardly_delays_those_of_another():
+    me = hearing(600)
+    for number in range(700, 710):
+        me.linked(peer_id(number), record_of(number), 0.0)
+    dials_of(me, 5.0)
+    me.receive(peer_id(700), Gossip((record_of(800),)), 5.0)
+    found = next(at for at, dial in dials_of(me, 120.0) if dial.expect == peer_id(800))
+    assert found < 5.0 + 0.05 * 620 + 10
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_a_small_swarm_knows_itself_at_once(count):
+    world = World(count)
+    nodes = world.swarm(count)
+    world.until(lambda: all(len(node.membership.met()) == count - 1 for node in nodes), 3.0)
+
+
+def test_a_swarm_of_a_hundred_knows_itself_in_a_minute_and_nobody_is_dialled_by_all_at_once():
+    world = World(5)
+    nodes = world.swarm(100)
+    world.until(lambda: all(len(node.membership.met()) == 99 for node in nodes), 90.0)
+    newcomer = world.start(100, 0)
+    begun = world.now
+    arrivals: list[float] = []
+    linked = newcomer.membership.linked
+    newcomer.membership.linked = lambda *given: arrivals.append(world.now) or linked(*given)  # type: ignore[method-assign]
+    world.until(lambda: len(newcomer.membership.met()) == 100, 60.0)
+    world.run(1.0)
+    for second in range(int(world.now - begun)):
+        assert sum(1 for at in arrivals if second <= at - begun < second + 1) <= 60
+
+
+def test_who_cannot_be_dialled_meets_the_others_by_dialling_them():
+    world = World(1)
+    nodes = world.swarm(5)
+    world.run(5)
+    hidden = world.start(9, seed=0, address=None, homes=(peer_id(0),))
+    world.until(lambda: all(node.membership.knows(hidden.id) for node in nodes), 20.0)
+    assert len(hidden.membership.met()) == 5
+
+
+# -- a thousand names --------------------------------------------------------------------------------------------------
+def test_three_hundred_records_of_nobody_leave_mixing_and_the_division_of_data_as_they_are():
+    def mixes(attacked: bool) -> tuple[int, list]:
+        swarm = Swarm(4)
+        nodes = swarm.swarm(5)
+        swarm.run(20)
+        *honest, liar = nodes
+        assert all(len(node.peer.membership.met()) == 4 for node in nodes)
+        before = sum(len(node.mixes) for node in honest)
+        if attacked:
+            rng = random.Random(1)
+            names = [
+                record_of(1_000 + n, ready=True, genesis=honest[0].genesis, address=Address("10.6.6.6", 1 + n))
+                for n in range(300)
+            ]
+            for _ in range(40):
+                some = tuple(rng.sample(names, 30))
+                for node in honest:
+                    swarm.perform(node, node.peer.receive(liar.id, Gossip(some), swarm.now))
+                swarm.run(0.5)
+        else:
+            swarm.run(20.0)
+        swarm.run(20.0)
+        return sum(len(node.mixes) for node in honest) - before, honest[0].peer.membership.owners()
+
+    calm, owners = mixes(attacked=False)
+    siege, same = mixes(attacked=True)
+    assert siege >= 0.9 * calm
+    assert same == owners
+
+
+def test_a_stranger_accused_is_no_reason_to_ask_anybody():
+    me = hearing(50)
+    effects = me.receive(peer_id(1), Gossip((Hint(peer_id(3), 1, False, peer_id(1)),)), 1.0)
+    assert me.state(peer_id(3)) is SUSPECT
+    while me.deadline < 40.0:
+        effects += me.tick(me.deadline)
+    assert {send.to for send in sent(effects, Ping)} <= {peer_id(1)}
+    assert me.state(peer_id(3)) is DEAD
