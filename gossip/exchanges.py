@@ -13,7 +13,7 @@ from gossip.ledger import DOUBT_RETRY_S
 from gossip.messages import Abort, Accept, Busy, Commit, Outcome, Settled
 from gossip.offering import Offering
 from gossip.parts import ALL
-from gossip.terms import answers
+from gossip.terms import answers, bounds
 
 __all__ = ["Exchanges"]
 
@@ -30,7 +30,8 @@ class Exchanges(Offering):
             return [Send(sender, Abort(accept.session, "late"))]
         if exchange.state is not State.OFFERED:
             return []  # said twice; an Abort could follow our COMMIT
-        agreed = answers(accept, exchange.optimizer_keys, self.bounded) and 0 < accept.weight <= exchange.weight
+        spread = self.bounded and bounds(exchange.part, accept.optimizer_keys)
+        agreed = answers(accept, exchange.optimizer_keys, spread) and 0 < accept.weight <= exchange.weight
         if not agreed:
             return [Send(sender, Abort(accept.session, "terms")), *self.fail(exchange, now, "terms")]
         exchange.weight, exchange.theirs = accept.weight, accept.version
@@ -111,20 +112,25 @@ class Exchanges(Offering):
             case State.VERIFIED:
                 return self.doubt(exchange, now)
             case State.OFFERED:
-                self.partners.failed(exchange.partner, now)
+                if code != "idle":  # the offer crossed the word that the link was not needed
+                    self.partners.failed(exchange.partner, now)
                 return self.offer(exchange, now)
             case State.STREAMING if exchange.push and exchange.initiator and self.conserves:
                 return self.doubt(exchange, now)  # all of it may have arrived
             case State.STREAMING:
                 self.conduct.note(exchange.partner, "wasted", now)
-                told: list[Effect] = [] if code == "broken" else [Send(exchange.partner, Abort(session, code))]
+                untold = code in ("broken", "idle")
+                told: list[Effect] = [] if untold else [Send(exchange.partner, Abort(session, code))]
                 return [*told, *self.fail(exchange, now, code)]
             case State.PREPARING if not exchange.initiator:
                 return self.fail(exchange, now, code)
         return []
 
-    def unlinked(self, peer: PeerId, now: float) -> list[Effect]:
-        """No link to ``peer`` is left, and perhaps none can be made."""
+    def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
+        """No link to ``peer`` is left, and perhaps none can be made. ``orderly``: the last was not needed. What ran
+        on it was told one by one, and an offer may be waiting for another link."""
+        if orderly:
+            return []
         sessions = [one.session for one in self.table.values() if one.partner == peer and one.state is not State.DOUBT]
         return [effect for session in sessions for effect in self.failed(session, "broken", now)]
 
@@ -202,7 +208,8 @@ class Exchanges(Offering):
                 return [Merge(session, exchange.mass), *self.end(exchange)]
             self.mixed_at.append(partner)
             return self.end(exchange)
-        self.bounded = True
+        if self.learns and bounds(exchange.part, exchange.optimizer_keys):
+            self.bounded = True
         self.mixed_at.append(partner)
         if self.fragments is not None:
             self.fragments.mixed(exchange.part)

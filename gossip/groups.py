@@ -148,7 +148,7 @@ class Groups(Forming):
         told: list[Effect] = [] if one.initiator else [Send(one.inviter, Abort(session, code))]
         return [*told, *self.fail(one, code)]
 
-    def unlinked(self, peer: PeerId, now: float) -> list[Effect]:
+    def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
         """No link to ``peer`` is left, and perhaps none can be made."""
         effects: list[Effect] = []
         for one in list(self.table.values()):

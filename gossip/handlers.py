@@ -22,6 +22,7 @@ from gossip.messages import (
     Fetch,
     Invite,
     Joined,
+    Message,
     Offer,
     Outcome,
     Reach,
@@ -34,7 +35,7 @@ from gossip.messages import (
 if TYPE_CHECKING:
     from gossip.peer import Peer
 
-__all__ = ["HANDLERS"]
+__all__ = ["HANDLERS", "is_with", "meant"]
 
 TRY_EVERY_S = 10.0  # how often one member may have us dial the address it claims
 
@@ -129,6 +130,26 @@ def holds(peer: Peer, session: int) -> bool:
         session in peer.exchanges.table or session in peer.donating.table
         or session in joining.pieces or session in joining.surveys
     )  # fmt: skip
+
+
+def is_with(peer: Peer, session: int, partner: PeerId) -> bool:
+    """Whether this is under way, an exchange or a piece served, and the partner takes part in it."""
+    one = peer.exchanges.table.get(session)
+    if one is not None:
+        return partner in one.others
+    served = peer.donating.table.get(session)
+    return served is not None and served[0] == partner
+
+
+def meant(peer: Peer, to: PeerId, message: Message) -> bool:
+    """Whether a message that waited for a link is still to be sent: not one that would begin a session which is over,
+    or somebody else's by now. An answer to it would bind the link to nothing."""
+    if not isinstance(message, Offer | Invite | Fetch):
+        return True
+    joining = peer.joining
+    piece = joining.pieces.get(message.session)
+    asked = joining.surveys.get(message.session) if piece is None else piece.donor
+    return asked == to or is_with(peer, message.session, to)
 
 
 HANDLERS: dict[type, Callable[[Peer, PeerId, Any, float], list[Effect]]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gossip.codecs import AUTO, CODECS, fastest, leaner
+from gossip.codecs import AUTO, CODECS, fastest, leaner, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, Merge, Rename, Send, Snapshot, Transfer
 from gossip.exchange import Exchange, Local, State
@@ -15,7 +15,7 @@ from gossip.ledger import Ledger
 from gossip.messages import Accept, Busy, Offer, Refuse
 from gossip.mixing import pair_weight
 from gossip.parts import ALL, Fragments, Part
-from gossip.terms import agreed_keys, own_keys, refusal
+from gossip.terms import agreed_keys, bounds, own_keys, refusal
 
 __all__ = ["MAX_MASS", "Offering", "Partners"]
 
@@ -49,7 +49,8 @@ class Offering(Ledger[Exchange]):
         self.filter = Filter(config)
         self.fragments = fragments_of(config, local.elements)
         self.part = Part.parse(config.part) or ALL
-        self.bounded = False  # an exchange has shown how far apart the nodes are, as some codecs must know
+        self.learns = needs_spread(config.codec)  # exchanges show how far apart the nodes are, as some codecs must know
+        self.bounded = False  # one has shown it
 
     # -- our own initiative --------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:
@@ -165,6 +166,8 @@ class Offering(Ledger[Exchange]):
         )
         exchange.push, exchange.mass, exchange.part = offer.mixing == "push", offer.mass, part
         exchange.codec = self.leaner(sender, offer.codec)
+        if CODECS[exchange.codec].needs_spread and not bounds(part, keys):
+            exchange.codec = FALLBACK
         gap = local.version - offer.version
         cap = min(offer.weight, self.partners.cap(sender, self.moving))
         weight = pair_weight(gap, self.config.staleness_exponent, cap=cap)

@@ -215,7 +215,7 @@ class Peer:
         which says nothing about the peer."""
         self.linked_peers.pop(peer, None)
         effects = self.membership.unlinked(peer, now, orderly)
-        effects += self.exchanges.unlinked(peer, now)
+        effects += self.exchanges.unlinked(peer, now, orderly)
         effects += self.joining.unlinked(peer, now)
         effects += self.donating.unlinked(peer)
         if self.membership.me.address is None:

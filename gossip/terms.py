@@ -6,8 +6,9 @@ from gossip.codecs import CODECS
 from gossip.config import Config
 from gossip.exchange import MAX_VERSION, Local
 from gossip.messages import Accept, Begin, Invite, Joined, Offer
+from gossip.parts import ALL, Part
 
-__all__ = ["agreed_keys", "answers", "own_keys", "refusal"]
+__all__ = ["agreed_keys", "answers", "bounds", "own_keys", "refusal"]
 
 
 def refusal(local: Local, asked: Offer | Invite, alike: bool, spread: bool) -> str | None:
@@ -31,6 +32,12 @@ def answers(answer: Accept | Joined | Begin, keys: tuple[str, ...], spread: bool
 
 def usable(codec: str, spread: bool) -> bool:
     return codec in CODECS and (spread or not CODECS[codec].needs_spread)
+
+
+def bounds(part: Part, keys: tuple[str, ...]) -> bool:
+    """Whether an exchange of this part, with these of the optimizer's keys, shows how far apart the weights are, and
+    may rely on it: bounds are those of blocks of the weights, all of them and nothing else."""
+    return part is ALL and not keys
 
 
 def own_keys(local: Local, config: Config) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from gossip.mixing import push_mass
 from node.kept import Kept
 from node.snapshot import ModelState, Parts, Pending
 
-__all__ = ["Boundary", "Done", "Shift", "Vector", "VectorPool"]
+__all__ = ["Boundary", "Done", "Lease", "Shift", "Vector", "VectorPool"]
 
 Floats = NDArray[np.float32]
 
@@ -31,6 +31,18 @@ class Vector:
     array: Floats
     parts: Parts
     users: int = 1
+
+
+class Lease:
+    """One more use of a vector, by one who reads it while others give it back; ends once, however often said."""
+
+    def __init__(self, pool: VectorPool, vector: Vector) -> None:
+        self.pool, self.vector, self.open = pool, vector, True
+
+    def end(self) -> None:
+        if self.open:
+            self.open = False
+            self.pool.give(self.vector)
 
 
 class VectorPool:
@@ -55,6 +67,12 @@ class VectorPool:
             if array is not None:
                 self.held -= size
         return Vector(self.state.buffer(size) if array is None else array, parts)
+
+    def lease(self, vector: Vector) -> Lease:
+        """The vector is nobody else's until that, and all others, have ended."""
+        with self.lock:
+            vector.users += 1
+        return Lease(self, vector)
 
     def give(self, vector: Vector) -> None:
         with self.lock:
@@ -92,6 +110,7 @@ class Done:
     apart: tuple[float, float] = (0.0, 0.0)  # on trial: |theirs - ours|^2 and |ours|^2
     not_kept: str = ""  # why weights were not adopted: those that are here could not be kept
     restored: bool = False
+    decided: int = 0  # Boundary.decided as it was then: the copies hold all of those updates, and none after
     spare: Vector | None = None  # a copy of the weights for the exchange that is expected to begin now
 
     @property
@@ -126,6 +145,10 @@ class Boundary:
         self.adoption: Adoption | None = None
         self.kept = Kept(state)  # what an adoption on trial overwrote
         self.restoring = False
+        # What exchanges brought and is not in the model yet. A snapshot without it would count it twice: the partner
+        # gives half of what lies between us a second time, and both end beyond the mean.
+        self.owed = 0
+        self.decided = 0  # how many there ever were
 
     # -- network thread ------------------------------------------------------------------------------------------
     def want_snapshot(self, session: int, full: bool, pushes: int = 0) -> None:
@@ -146,7 +169,19 @@ class Boundary:
             self.cancel(session)
         return sessions
 
+    def owe(self) -> None:
+        """An update is decided; want_shift brings it, or excuse says that it never comes."""
+        with self.lock:
+            self.owed += 1
+            self.decided += 1
+
+    def excuse(self) -> None:
+        with self.lock:
+            self.owed -= 1
+            self.signal()  # snapshots may have waited for it
+
     def want_shift(self, shift: Shift) -> None:
+        """One that was owed."""
         with self.lock:
             self.shifts.append(shift)
             self.signal()
@@ -156,6 +191,7 @@ class Boundary:
         with self.lock:
             self.adoption = adoption
             dropped, self.shifts = self.shifts, []
+            self.owed -= len(dropped)
             self.signal()
         for shift in dropped:
             self.pool.give(shift.vector)
@@ -170,6 +206,7 @@ class Boundary:
         self.kept.forget()
         with self.lock:
             dropped, self.shifts, self.adoption, self.restoring = self.shifts, [], None, False
+            self.owed -= len(dropped)
         for shift in dropped:
             self.pool.give(shift.vector)
 
@@ -179,19 +216,23 @@ class Boundary:
 
     # -- training thread -----------------------------------------------------------------------------------------
     def visit(self, on_adopt: Callable[[Floats], None], spare: bool = False) -> Done:
-        """Fulfil everything; shifts before snapshots, so that what is sent includes what was received.
+        """Fulfil everything; shifts before snapshots, so that what is sent includes what was received. While an update
+        is owed, snapshots that are exchanged wait for it; those that are given away carry their mass with them.
 
         ``spare``: a mix is due, so that a snapshot will be asked for in a moment: take one along, and the exchange
         begins a step sooner.
         """
         with self.lock:
-            requests, self.requests = self.requests, {}
             shifts, self.shifts = self.shifts, []
+            self.owed -= len(shifts)
+            current = not self.owed
+            requests = {session: wish for session, wish in self.requests.items() if current or wish[1]}
+            self.requests = {session: wish for session, wish in self.requests.items() if session not in requests}
             adoption, self.adoption = self.adoption, None
             restoring, self.restoring = self.restoring, False
             self.wanted = False
             self.wake.clear()
-        done = Done(shifted=shifts)
+            done = Done(shifted=shifts, decided=self.decided)
         if restoring:
             on_adopt(self.kept.put_back())
             done.restored = True
@@ -219,7 +260,7 @@ class Boundary:
             if pushes:
                 mass, self.mass = push_mass(self.mass, pushes, self.conserves)
             done.snapshots.append((session, vector, mass))
-        if spare:
+        if spare and current:
             done.spare = self.pool.take("weights")
             done.copies.append(self.state.begin_read(done.spare.array, "weights"))
         return done

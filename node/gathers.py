@@ -24,7 +24,7 @@ from gossip.ids import PeerId
 from gossip.messages import MAX_GROUP, MIN_CHUNK_ELEMENTS, Chunk
 from gossip.mixing import difference
 from gossip.peer import Peer
-from node.boundary import Vector, VectorPool
+from node.boundary import Lease, Vector, VectorPool
 from node.links import Link, Links
 from node.sessions import Session, Sessions
 from node.transfer import INLINE_ELEMENTS, DifferenceReceiver, Receiver, Sender
@@ -39,13 +39,17 @@ PIECE = 1 << 16  # elements of a difference computed while in cache
 class Parts:
     """Our slice, and then its mean, to one member: one after the other over one link. A node.links.Bulk."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease: Lease) -> None:
         self.senders: list[Sender] = []
+        self.lease = lease  # of the snapshot
 
     def next_frame(self) -> tuple[bytes, memoryview] | None:
         while self.senders and self.senders[0].done:
             del self.senders[0]
         return self.senders[0].next_frame() if self.senders else None
+
+    def let_go(self) -> None:
+        self.lease.end()
 
 
 class SliceIn(Receiver):
@@ -103,10 +107,11 @@ class Gathers:
 
     def __init__(
         self, peer: Peer, config: Config, pool: VectorPool, links: Links, sessions: Sessions,
-        perform: Callable[[list[Effect]], None], spawn: Callable[..., None],
+        perform: Callable[[list[Effect]], None], beside: Callable[..., None],
     ) -> None:  # fmt: skip
+        """``beside(session, task, ...)`` runs a task, and fails the session where it does not end well."""
         self.peer, self.config, self.pool, self.links, self.sessions = peer, config, pool, links, sessions
-        self.perform, self.spawn = perform, spawn
+        self.perform, self.beside = perform, beside
         self.table: dict[int, Gathered] = {}
         self.early: dict[int, list[Early]] = {}  # what came, or began to, before its group began
 
@@ -124,7 +129,7 @@ class Gathers:
         for place, member in enumerate(effect.members):
             link = None if place == effect.place or place in one.out else self.links.newest(member)
             if link is not None:
-                one.out[place] = link, Parts()
+                one.out[place] = link, Parts(self.pool.lease(self.sessions.snapshots[number]))
                 one.heard.setdefault(place, (link, trio.current_time()))
                 where = one.slices[place]
                 self.send(one, place, one.ours[where], where.start)
@@ -242,7 +247,7 @@ class Gathers:
             return
         one.averaging = True
         if one.parts.size > INLINE_ELEMENTS:
-            self.spawn(self.average_beside, one)
+            self.beside(one.effect.session, self.average_beside, one)
         else:
             self.averaged(one, *self.average(one))
 
@@ -306,8 +311,8 @@ class Gathers:
         one = self.table.pop(session, None)
         if one is None:
             return
-        for link, _ in one.out.values():
-            link.stop_bulk(session)
+        for link, parts in one.out.values():
+            link.stop_bulk(session, parts)
         one.over = True
         if not one.averaging:
             self.give_back(one)

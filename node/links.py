@@ -18,7 +18,10 @@ __all__ = ["Bulk", "FrameReader", "Link", "Links", "Network"]
 
 READ_AHEAD_BYTES = 16_384  # a few control frames; more would copy the start of every chunk twice
 OUTBOX_FRAMES = 1_024  # a peer that reads none of so many has stopped: the link is closed
+OUTBOX_BYTES = 8 << 20  # the same: the largest table of members, 10,000 records of 519 B, is 5 MB
+OUTBOXES_BYTES = 64 << 20  # of all links together: beyond it the one that holds most is closed
 CONTROL_BURST = 32  # control frames between two chunks, so that neither starves the other
+BURST_BYTES = 256 << 10  # of them: they are copied into one
 
 
 class Network(Protocol):
@@ -36,6 +39,9 @@ class Bulk(Protocol):
 
     def next_frame(self) -> tuple[bytes, memoryview] | None:
         """The next frame's prefix and header, and its body; None when all is sent."""
+
+    def let_go(self) -> None:
+        """The link reads nothing of it any more; may be said twice, and before all is sent."""
 
 
 class FrameReader:
@@ -101,9 +107,12 @@ class Link:
     def __init__(self, stream: ByteStream, reader: FrameReader, peer: PeerId, dialled: Address | None) -> None:
         self.stream, self.reader, self.peer, self.dialled = stream, reader, peer, dialled
         self.outbox: deque[bytes] = deque()
+        self.outbox_bytes = 0  # what is being sent included
         self.queued = self.taken = 0  # control frames that were ever put into the outbox, and taken out of it
         self.bulk: dict[int, Bulk] = {}  # by session
         self.behind: dict[int, int] = {}  # by session: how many control frames go before its first chunk
+        self.sending: Bulk | None = None  # whose chunk is being sent at the moment
+        self.links: Links | None = None  # all of them, once it is one of a member
         self.wake = trio.Event()
         self.used_at = trio.current_time()
         self.bytes_sent = 0
@@ -111,16 +120,19 @@ class Link:
         self.fault = ""  # ours, for which this link is closed
         self.closing = False
         self.orderly = False  # closed for want of use, by either side
+        self.closed = False
         self.cancel_scope: trio.CancelScope | None = None
 
     @property
     def bytes_received(self) -> int:
         return self.reader.bytes_received
 
+    @property
+    def ending(self) -> bool:
+        """Whether either side closes it, and nothing is to begin on it."""
+        return self.closing or self.orderly or self.closed
+
     def send(self, message: Message) -> None:
-        if len(self.outbox) >= OUTBOX_FRAMES:
-            self.close_now()
-            return
         try:
             frame = encode(message)
         except (OverflowError, ValueError, TypeError) as error:  # whatever it is, it is this link's alone
@@ -128,9 +140,15 @@ class Link:
             self.fault = f"A {kind} could not be written ({type(error).__name__}): its link is closed."
             self.close_now()
             return
+        if len(self.outbox) >= OUTBOX_FRAMES or self.outbox_bytes + len(frame) > OUTBOX_BYTES:
+            self.close_now()
+            return
         self.outbox.append(frame)
+        self.outbox_bytes += len(frame)
         self.queued += 1
         self.wake.set()
+        if self.links is not None:
+            self.links.waits(len(frame))
 
     def start_bulk(self, session: int, bulk: Bulk) -> None:
         """Stream this, behind what was sent before: a chunk ahead of its Accept would end the link."""
@@ -138,9 +156,12 @@ class Link:
         self.behind[session] = self.queued
         self.wake.set()
 
-    def stop_bulk(self, session: int) -> None:
+    def stop_bulk(self, session: int, bulk: Bulk) -> None:
+        """Send no more of it. A chunk that is being sent is sent to its end, and the bulk let go only then."""
         self.bulk.pop(session, None)
         self.behind.pop(session, None)
+        if self.sending is not bulk:
+            bulk.let_go()
 
     def finish(self) -> None:
         """Close once the outbox is sent."""
@@ -154,6 +175,9 @@ class Link:
         self.finish()
 
     def close_now(self) -> None:
+        self.closed = True
+        if self.links is not None:
+            self.links.forget(self)
         self.stream.close_now()
         if self.cancel_scope is not None:
             self.cancel_scope.cancel()
@@ -167,30 +191,46 @@ class Link:
                 self.wake = trio.Event()
                 await self.wake.wait()
                 continue
-            frames: list[bytes] = []
-            while self.outbox and len(frames) < CONTROL_BURST:
-                frames.append(self.outbox.popleft())
-            self.taken += len(frames)
-            if frames:
-                joined = frames[0] if len(frames) == 1 else b"".join(frames)
-                await self.stream.send_all(joined)
-                self.bytes_sent += len(joined)
-                self.used_at = trio.current_time()
+            await self.send_control()
             session = next((session for session in self.bulk if self.behind[session] <= self.taken), None)
             if session is not None:
                 bulk = self.bulk.pop(session)
                 frame = bulk.next_frame()
                 if frame is None:
                     del self.behind[session]
+                    bulk.let_go()
                     finished(session)
                     continue
                 self.bulk[session] = bulk  # to the back of the row
-                header, body = frame
-                await self.stream.send_all(header)
-                await self.stream.send_all(body)
-                self.bytes_sent += len(header) + body.nbytes
-                self.used_at = trio.current_time()
+                await self.send_chunk(session, bulk, *frame)
                 sent(session)
+
+    async def send_control(self) -> None:
+        frames: list[bytes] = []
+        count = 0
+        while self.outbox and len(frames) < CONTROL_BURST and count < BURST_BYTES:
+            frames.append(self.outbox.popleft())
+            count += len(frames[-1])
+        self.taken += len(frames)
+        if frames:
+            await self.stream.send_all(frames[0] if len(frames) == 1 else b"".join(frames))
+            self.outbox_bytes -= count
+            self.bytes_sent += count
+            self.used_at = trio.current_time()
+            if self.links is not None:
+                self.links.waits(-count)
+
+    async def send_chunk(self, session: int, bulk: Bulk, header: bytes, body: memoryview) -> None:
+        self.sending = bulk
+        try:
+            await self.stream.send_all(header)
+            await self.stream.send_all(body)
+        finally:
+            self.sending = None
+            if self.bulk.get(session) is not bulk:  # stopped in the middle
+                bulk.let_go()
+        self.bytes_sent += len(header) + body.nbytes
+        self.used_at = trio.current_time()
 
     async def read_loop(
         self,
@@ -230,15 +270,19 @@ class Links:
         self.closed_bytes_sent = 0
         self.closed_bytes_received = 0
         self.closed_ignored = 0
+        self.waiting_bytes = 0  # in all outboxes
 
     def add(self, link: Link) -> bool:
         """True when this is the first link to its peer."""
+        link.links = self
+        self.waits(link.outbox_bytes)
         links = self.by_peer.setdefault(link.peer, [])
         links.append(link)
         return len(links) == 1
 
     def remove(self, link: Link) -> bool:
         """True when no link to its peer is left."""
+        self.forget(link)
         self.closed_bytes_sent += link.bytes_sent
         self.closed_bytes_received += link.bytes_received
         self.closed_ignored += link.ignored
@@ -249,9 +293,24 @@ class Links:
             self.by_peer.pop(link.peer, None)
         return not links
 
+    def waits(self, count: int) -> None:
+        """So many bytes more wait in outboxes. Many members that read nothing must not fill our memory together."""
+        self.waiting_bytes += count
+        if self.waiting_bytes > OUTBOXES_BYTES:
+            max(self.all(), key=lambda link: -1 if link.closed else link.outbox_bytes).close_now()
+
+    def forget(self, link: Link) -> None:
+        """What waits there is never sent."""
+        if link.links is not None:
+            link.links = None
+            self.waiting_bytes -= link.outbox_bytes
+
     def newest(self, peer: PeerId) -> Link | None:
-        links = self.by_peer.get(peer)
-        return links[-1] if links else None
+        """To begin something on: not one that either side is closing, over which nothing comes back."""
+        for link in reversed(self.by_peer.get(peer, ())):
+            if not link.ending:
+                return link
+        return None
 
     def all(self) -> list[Link]:
         return [link for links in list(self.by_peer.values()) for link in list(links)]  # read by the other thread too

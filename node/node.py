@@ -230,7 +230,7 @@ class Node:
         brought has landed."""
         self.heard()
         landing = self.config.max_version_gap == 0
-        while self.service.held or (landing and (self.runtime.streams.mixes_open or self.boundary.wanted)):
+        while self.service.held or (landing and (self.boundary.owed or self.boundary.wanted)):
             landing = True
             self.boundary.wake.wait(0.05)
             self.visit()
@@ -376,7 +376,7 @@ class Node:
         while time.monotonic() < until:
             self.boundary.wake.wait(0.005)
             self.visit()
-            if not runtime.peer.exchanges.table and not runtime.streams.mixes_open and not self.boundary.wanted:
+            if not runtime.peer.exchanges.table and not self.boundary.owed and not self.boundary.wanted:
                 return
 
     def metrics(self) -> Metrics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import trio
@@ -34,12 +34,14 @@ from gossip.effects import (
     TryDial,
 )  # fmt: skip
 from gossip.errors import ProtocolError, RemoteError
-from gossip.ids import Address, PeerId, short
-from gossip.messages import Abort, Close, Fetch, Hello, Message, Offer, Outcome, StatusQuery, Unknown
+from gossip.handlers import is_with, meant
+from gossip.ids import Address, MemberRecord, PeerId, short
+from gossip.messages import Abort, Close, Fetch, Hello, Invite, Message, Offer, Outcome, StatusQuery, Unknown
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
-from node.boundary import Boundary, Done, VectorPool
+from node.boundary import Boundary, Done, Vector, VectorPool
 from node.doors import Doors
+from node.faults import Faults, leaves
 from node.handshake import Greeter
 from node.links import Link, Links, Network
 from node.status import status_page
@@ -93,7 +95,8 @@ class Runtime:
             frozenset(peer.seeds.seeds),
         )
         self.links = Links()
-        self.streams = Streams(peer, config, boundary, pool, outer, self.links, self.perform, self.spawn)
+        self.faults = Faults(on_event)
+        self.streams = Streams(peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults)
         self.sessions = self.streams.sessions
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.rearm = trio.Event()
@@ -156,6 +159,8 @@ class Runtime:
                     self.on_event(kind, sentence)
                 case MemberChanged(peer, _, after):
                     self.on_event("member", f"Member {short(peer)} {SAID[after]}.")
+                case _:
+                    assert_never(effect)
         if self.peer.deadline < self.armed:  # to wake the timer for every message would cost as much as the message
             self.rearm.set()
         self.after_perform()
@@ -214,14 +219,11 @@ class Runtime:
             if self.streams.progress is not None:
                 self.streams.progress.expected = None  # there is no snapshot of what came back
             self.perform(self.peer.restored(self.now))
-        copied = all(copy.done() for copy in done.copies)
         self.perform(self.peer.stepped(steps, samples, loss, self.now))  # first: an Offer states how old the model is
         self.shifted(done)
-        if copied:
-            self.use_spare(done)
 
     def shifted(self, done: Done) -> None:
-        """What exchanges brought is in the model; there is nothing to tell the peer."""
+        """What exchanges brought is in the model, and copies of it are on their way; there is nothing else to tell."""
         if all(copy.done() for copy in done.copies):
             self.copied(done)
         else:
@@ -231,20 +233,23 @@ class Runtime:
         while not all(copy.done() for copy in done.copies):  # noqa: ASYNC110 - a CUDA event can only be polled
             await trio.sleep(0.001)
         self.copied(done)
-        self.use_spare(done)
 
     def copied(self, done: Done) -> None:
         for shift in done.shifted:
             self.pool.give(shift.vector)
+        current = done.decided == self.boundary.decided
         for session, vector, mass in done.snapshots:
-            self.streams.snapshotted(session, vector, mass)
+            if current or mass > 0 or session not in self.peer.exchanges.table:
+                self.streams.snapshotted(session, vector, mass)
+            else:  # an update was decided since: it is to be in what this exchange mixes
+                self.pool.give(vector)
+                self.boundary.want_snapshot(session, vector.parts == "full")
+        if done.spare is not None:
+            self.use_spare(done.spare, current)
 
-    def use_spare(self, done: Done) -> None:
-        """The exchange that began at this boundary has its snapshot already."""
-        spare = done.spare
-        if spare is None:
-            return
-        for session in self.boundary.take_requests():
+    def use_spare(self, spare: Vector, current: bool) -> None:
+        """The exchange that began at this boundary has its snapshot already, unless an update was decided since."""
+        for session in self.boundary.take_requests() if current else ():
             spare.users += 1
             self.streams.snapshotted(session, spare, 0.0)
         self.pool.give(spare)
@@ -259,28 +264,49 @@ class Runtime:
                 link.stream.close_now()
                 return
             self.links.add(link)
-            pending = self.pending.pop(link.peer, None)
-            self.perform(self.peer.linked(link.peer, member, self.now))
-            for message in pending or ():
-                self.send(link.peer, message)
         try:
+            if member is not None:
+                self.welcome(link, member)
             with trio.CancelScope() as scope:
                 link.cancel_scope = scope
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.write, link, scope)
                     try:
                         await self.read(link, member is None)
+                    except Exception as error:
+                        self.contain(link, error)
                     finally:
                         link.finish()
                         scope.deadline = trio.current_time() + 1.0
         except* RemoteError as group:
             self.blame(link, group)
+        except* Exception as error:
+            self.contain(link, error)
         finally:
             link.stream.close_now()
             if link.fault:
                 self.on_event("fault", link.fault)
             if member is not None:
-                self.unlink(link)
+                try:
+                    self.unlink(link)
+                except Exception as error:
+                    self.contain(link, error)
+
+    def contain(self, link: Link, error: Exception) -> None:
+        """What one member's link brought out ends that link and nothing else. The other side is told that it was a
+        fault, and of which kind, but never its text, which may be anything."""
+        if isinstance(error, RemoteError):
+            raise error
+        self.faults.contain(error, f"What {short(link.peer)} sent", "its link is closed")
+        kind = type(next(leaves(error))).__name__
+        link.send(Close("fault", f"a message of yours met a fault here ({kind}).", ()))
+
+    def welcome(self, link: Link, member: MemberRecord) -> None:
+        pending = self.pending.pop(link.peer, None)
+        self.perform(self.peer.linked(link.peer, member, self.now))
+        for message in pending or ():
+            if meant(self.peer, link.peer, message):
+                self.send(link.peer, message)
 
     def blame(self, link: Link, group: BaseExceptionGroup[RemoteError]) -> None:
         """What ended a link, if it was not merely the network's doing, is the member's at its other end."""
@@ -333,16 +359,11 @@ class Runtime:
             elif isinstance(message, Hello) or observer:
                 raise ProtocolError("A message came that does not belong here.")
             else:
-                if not isinstance(message, Offer | Fetch | Outcome):
-                    self.perform(self.peer.receive(link.peer, message, self.now))
-                    return
-                session = message.session
-                self.sessions.links.setdefault(session, link)
-                if self.counts is not None:
+                if isinstance(message, Offer | Invite | Fetch | Outcome) and self.counts is not None:
                     self.peer.counted(*self.counts())
                 self.perform(self.peer.receive(link.peer, message, self.now))
-                if session not in self.peer.exchanges.table and session not in self.peer.donating.table:
-                    self.sessions.links.pop(session, None)  # answered and over: what was refused is not remembered
+                if isinstance(message, Offer | Fetch | Outcome) and is_with(self.peer, message.session, link.peer):
+                    self.sessions.links.setdefault(message.session, link)  # what was refused is not remembered
 
         await link.read_loop(
             on_message,
@@ -356,11 +377,11 @@ class Runtime:
             self.doors.tell(f"A member refused this node: {message.sentence}")
 
     def unlink(self, link: Link) -> None:
-        broken = self.sessions.on(link)
+        broken, code = self.sessions.on(link), "idle" if link.orderly else "broken"
         last = self.links.remove(link)
         for session in broken:
             self.sessions.links.pop(session, None)
-            self.perform(self.peer.failed(session, "broken", self.now))
+            self.perform(self.peer.failed(session, code, self.now))
         if last:
             self.perform(self.peer.unlinked(link.peer, self.now, orderly=link.orderly))
         self.streams.gathers.unlinked(link)

@@ -88,9 +88,10 @@ class Sessions:
         entry = self.table.pop(session, None)
         snapshot = self.snapshots.pop(session, None)
         if snapshot is not None:
-            self.pool.give(snapshot)
+            self.pool.give(snapshot)  # but for the lease of who sends it
         if entry is not None:
-            entry.link.stop_bulk(session)
+            if entry.sender is not None:
+                entry.link.stop_bulk(session, entry.sender)
             filling = entry.receiver is not None and entry.receiver.filling
             if entry.difference is not None and not filling:  # else the link still writes there: it is not used again
                 self.pool.give(entry.difference)

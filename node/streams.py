@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from gossip.codecs import Codec, Spread, get_codec, needs_spread
+from gossip.codecs import Spread, get_codec, needs_spread
 from gossip.config import Config
 from gossip.effects import Adopt, Collect, Effect, Gather, Serve, Transfer
 from gossip.messages import Chunk
@@ -20,7 +19,8 @@ from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from gossip.progress import Progress
 from gossip.residual import Residual, pack_positions, unpack_positions
-from node.boundary import Adoption, Boundary, Shift, Vector, VectorPool
+from node.boundary import Adoption, Boundary, Lease, Shift, Vector, VectorPool
+from node.faults import Faults
 from node.gathers import Gathers
 from node.links import Link, Links
 from node.sessions import Session, Sessions
@@ -30,6 +30,8 @@ __all__ = ["Streams"]
 
 Floats = NDArray[np.float32]
 Positions = NDArray[np.int64]
+
+TIMED = 64  # durations kept: the median of so many is steady
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +54,19 @@ class Streams:
 
     def __init__(
         self, peer: Peer, config: Config, boundary: Boundary, pool: VectorPool, outer: OuterStep, links: Links,
-        perform: Callable[[list[Effect]], None], spawn: Callable[..., None],
+        perform: Callable[[list[Effect]], None], spawn: Callable[..., None], faults: Faults,
     ) -> None:  # fmt: skip
         self.peer, self.config, self.boundary, self.pool, self.outer = peer, config, boundary, pool, outer
-        self.links, self.perform, self.spawn = links, perform, spawn
+        self.links, self.perform, self.spawn, self.faults = links, perform, spawn, faults
         self.sessions = Sessions(pool)
-        self.gathers = Gathers(peer, config, pool, links, self.sessions, perform, spawn)
+        self.gathers = Gathers(peer, config, pool, links, self.sessions, perform, self.beside)
         self.joining_vector: Floats | None = None
-        self.durations: deque[float] = deque(maxlen=64)
+        self.durations: tuple[float, ...] = ()  # of the last exchanges; replaced, since the other thread reads it
         self.began: dict[int, float] = {}
-        self.mixes_open = 0
         self.generation = 0  # of the weights: counts replacements from outside
-        self.mix_in, self.mix_out = trio.open_memory_channel[Mixed | Adoption](64)
+        # As long as it may get: no snapshot is taken while an update is owed, so that it holds one for each session
+        # that had one before, whose number Peer bounds.
+        self.mix_in, self.mix_out = trio.open_memory_channel[Mixed | Adoption](math.inf)
         size = peer.local.elements
         self.residual: Residual | None = None  # what moved since it was last mixed, once that decides what is sent
         self.spread = Spread(size) if needs_spread(config.codec) else None
@@ -74,8 +77,21 @@ class Streams:
         return trio.current_time()
 
     def failed(self, session: int, code: str) -> None:
-        """A failure found while performing is reported after it, as a real one would be."""
+        """A failure found while performing is reported after it, as a real one would be. What comes until then for a
+        session that never began to stream is late, and no fault."""
+        self.sessions.recent.append(session)
         self.spawn(self.report_failed, session, code)
+
+    def beside(self, session: int, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run what is done for this session beside everything else; a fault in it fails the session alone."""
+        self.spawn(self.contained, session, task, *args)
+
+    async def contained(self, session: int, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        try:
+            await task(*args)
+        except Exception as error:
+            self.faults.contain(error, "Work on one exchange", "that exchange has failed")
+            self.perform(self.peer.failed(session, "fault", self.now))
 
     async def report_failed(self, session: int, code: str) -> None:
         await trio.lowlevel.checkpoint()
@@ -90,8 +106,8 @@ class Streams:
         """The copy that a session wanted is here; one that is over gives it back."""
         if session not in self.peer.exchanges.table and session not in self.peer.donating.table:
             if mass > 0:  # it was to carry this away, and goes nowhere
+                self.boundary.owe()
                 self.mix_in.send_nowait(Mixed(vector, None, None, 0.0, mass, True, False, self.generation))
-                self.mixes_open += 1
             else:
                 self.pool.give(vector)
             return
@@ -111,7 +127,8 @@ class Streams:
         if effect.part.kind != "top":
             self.stream(session, effect.part.positions(size, effect.session))
         elif effect.initiator:
-            self.spawn(self.choose, session, snapshot.array[:size])
+            lease = self.pool.lease(snapshot)
+            self.beside(effect.session, self.choose, session, snapshot.array[:size], lease)
         else:
             session.receiver = ByteReceiver(effect.session, effect.part.elements(size))
             self.sessions.add(session)
@@ -121,17 +138,20 @@ class Streams:
         if not self.gathers.gather(effect, self.sizes(effect.full)):
             self.failed(effect.session, "layout")
 
-    async def choose(self, session: Session, snapshot: Floats) -> None:
+    async def choose(self, session: Session, snapshot: Floats, lease: Lease) -> None:
         """Find what moved most, and name it to the partner before its values."""
         effect = session.transfer
         assert effect is not None
-        if self.residual is None or self.residual.last.size != snapshot.size:
-            self.residual = Residual(snapshot)  # at first nothing has moved, and any elements do
-        elements = effect.part.elements(snapshot.size)
-        if snapshot.size > INLINE_ELEMENTS:
-            positions = await trio.to_thread.run_sync(self.residual.top, snapshot, elements)
-        else:
-            positions = self.residual.top(snapshot, elements)
+        try:
+            if self.residual is None or self.residual.last.size != snapshot.size:
+                self.residual = Residual(snapshot)  # at first nothing has moved, and any elements do
+            elements = effect.part.elements(snapshot.size)
+            if snapshot.size > INLINE_ELEMENTS:
+                positions = await trio.to_thread.run_sync(self.residual.top, snapshot, elements)
+            else:
+                positions = self.residual.top(snapshot, elements)
+        finally:
+            lease.end()
         if effect.session in self.sessions.snapshots:
             self.stream(session, positions, pack_positions(positions))
 
@@ -156,21 +176,25 @@ class Streams:
         if positions is not None:
             ours = ours[positions]
         session.positions = positions
-        codec = self.bound(get_codec(effect.codec))
+        codec = get_codec(effect.codec)
+        whole = positions is None and ours.size == self.peer.local.elements
+        spread = self.spread if whole else None
+        if codec.needs_spread:
+            if spread is None or not spread.known:  # as no bound would do
+                self.failed(number, "overflow")
+                return
+            codec = codec.bound(spread)
         if effect.receives:
             session.difference = self.pool.take("full" if effect.full else "weights", ours.size)
-            spread = self.spread if positions is None and ours.size == self.peer.local.elements else None
             session.receiver = DifferenceReceiver(
                 number, ours, session.difference.array, codec, spread, plain=not effect.sends
             )
         if effect.sends:
-            sender = Sender(number, ours, codec, self.config.chunk_elements)
+            lease = self.pool.lease(self.sessions.snapshots[number])
+            sender = Sender(number, ours, codec, self.config.chunk_elements, lease=lease)
             first = None if names is None else Sender(number, names.view(np.float32), get_codec("fp32"), 1 << 20)
             session.sender = sender if first is None else Senders(first, sender)
         self.sessions.add(session)
-
-    def bound(self, codec: Codec) -> Codec:
-        return codec if self.spread is None or not codec.needs_spread else codec.bound(self.spread)
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
         """The buffer for a chunk's body; None for a session that is over."""
@@ -200,7 +224,7 @@ class Streams:
         session = self.sessions.table.get(number)
         began = self.began.get(number)
         if began is not None:
-            self.durations.append(self.now - began)
+            self.durations = (*self.durations, self.now - began)[-TIMED:]
         if session is not None and isinstance(session.receiver, DifferenceReceiver) and session.receiver.done:
             session.receiver.learn()
         taken = self.sessions.take_mix(number)
@@ -210,8 +234,8 @@ class Streams:
             self.pool.give(taken[0])
             return
         positions = None if session is None else session.positions
-        self.mixes_open += 1
         settling, generation = self.peer.local.settling, self.generation
+        self.boundary.owe()
         self.mix_in.send_nowait(Mixed(*taken, positions, weight, mass, settling, late, generation))
 
     async def mixer(self) -> None:
@@ -219,25 +243,36 @@ class Streams:
         that came before them: a shift of the old weights must not land on the new."""
         async for job in self.mix_out:
             if isinstance(job, Adoption):
-                if job.vector is self.joining_vector:
-                    self.residual = None
-                    if self.progress is not None:
-                        self.progress.since(job.vector[: self.progress.size])
-                    self.boundary.want_adoption(job)
+                self.take_over(job)
                 continue
+            try:
+                await self.land(job)
+            except Exception as error:
+                self.faults.contain(error, "Mixing what an exchange brought", "this node does without it")
+                self.boundary.excuse()
+
+    def take_over(self, job: Adoption) -> None:
+        if job.vector is self.joining_vector:
+            self.residual = None
+            if self.progress is not None:
+                self.progress.since(job.vector[: self.progress.size])
+            self.boundary.want_adoption(job)
+
+    async def land(self, job: Mixed) -> None:
+        try:
             if job.snapshot.array.size > INLINE_ELEMENTS:
                 vector = await trio.to_thread.run_sync(self.shift, job)
             else:
                 vector = self.shift(job)
+        finally:
             self.pool.give(job.snapshot)
-            if job.generation == self.generation:
-                if self.progress is not None and job.mass is None:
-                    self.progress.added(vector.array)
-                self.boundary.want_shift(Shift(vector, job.mass))
-            else:
-                self.pool.give(vector)
-            self.mixes_open -= 1
-            self.boundary.wake.set()  # for one who waits for that
+        if job.generation == self.generation:
+            if self.progress is not None and job.mass is None:
+                self.progress.added(vector.array)
+            self.boundary.want_shift(Shift(vector, job.mass))
+        else:
+            self.pool.give(vector)
+            self.boundary.excuse()
 
     def shift(self, job: Mixed) -> Vector:
         """The vector to add to the weights, or with a mass the one to merge."""
@@ -306,5 +341,6 @@ class Streams:
             self.failed(effect.session, "broken")
             return
         piece: Any = snapshot.array[effect.start : effect.stop]
-        sender = Sender(effect.session, piece, get_codec("fp32"), self.config.chunk_elements)
+        lease = self.pool.lease(snapshot)
+        sender = Sender(effect.session, piece, get_codec("fp32"), self.config.chunk_elements, lease=lease)
         self.sessions.add(Session(effect.session, effect.partner, link, sender=sender))

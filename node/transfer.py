@@ -14,6 +14,7 @@ from gossip.errors import ProtocolError
 from gossip.frames import encode
 from gossip.messages import MIN_CHUNK_ELEMENTS, Chunk
 from gossip.mixing import difference
+from node.boundary import Lease
 
 __all__ = [
     "INLINE_ELEMENTS", "ByteReceiver", "DifferenceReceiver", "Receiver", "Sender", "Senders", "SliceReceiver",
@@ -31,8 +32,12 @@ class Sender:
     receiver both, since what the partner decodes of us (``quantised``) depends on the bounds.
     """
 
-    def __init__(self, session: int, vector: Floats, codec: Codec, chunk_elements: int, origin: int = 0) -> None:
-        """``origin``: where the vector begins in the one that it is a slice of."""
+    def __init__(
+        self, session: int, vector: Floats, codec: Codec, chunk_elements: int, origin: int = 0,
+        lease: Lease | None = None,
+    ) -> None:  # fmt: skip
+        """``origin``: where the vector begins in the one that it is a slice of; ``lease``: of what it is a view of."""
+        self.lease = lease
         self.session, self.vector, self.codec, self.origin = session, vector, codec, origin
         self.chunk_elements = min(chunk_elements // ALIGN * ALIGN, vector.size)  # scales belong to positions
         self.position = 0
@@ -52,6 +57,10 @@ class Sender:
         self.position += values.size
         return encode(chunk, len(body)), body
 
+    def let_go(self) -> None:
+        if self.lease is not None:
+            self.lease.end()
+
     @property
     def done(self) -> bool:
         return self.position == self.vector.size
@@ -68,6 +77,10 @@ class Senders:
             if not sender.done:
                 return sender.next_frame()
         return None
+
+    def let_go(self) -> None:
+        for sender in self.senders:
+            sender.let_go()
 
     @property
     def done(self) -> bool:

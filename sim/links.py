@@ -19,6 +19,7 @@ from gossip import frames
 from gossip.config import Config
 from gossip.effects import Dial, Effect, Send, TryDial
 from gossip.groups import Groups
+from gossip.handlers import meant
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.messages import MESSAGES, Fetch, Invite, Message, Offer, Outcome
 from sim.events import Events
@@ -178,7 +179,8 @@ class Links:
         waiting = host.pending.pop(partner.id, ())
         self.perform(host, host.peer.linked(partner.id, record, self.events.now))
         for message in waiting:
-            self.post(host, partner, message)
+            if meant(host.peer, partner.id, message):
+                self.post(host, partner, message)
 
     def try_dial(self, host: Host, effect: TryDial) -> None:
         to = self.by_address[effect.address]

@@ -175,7 +175,11 @@ class Sessions:
         if transfer.part.kind == "top" and transfer.initiator:
             size_bytes += position_bytes(values.size)
         if codec.needs_spread:
-            codec = session.codec = codec.bound(self.spread(host))
+            spread = self.spread(host)
+            if session.positions is not None or not spread.known:  # as no bound would do
+                self.events.push(self.events.now, self.on_failed, host, number, "overflow")
+                return
+            codec = session.codec = codec.bound(spread)
             session.encoded = bytearray(size_bytes)
             codec.encode(values, session.encoded, number)
         if not codec.raw:
@@ -290,7 +294,7 @@ class Sessions:
         if not self.mixes % self.every:
             self.remember(self.events.now - session.since)
         positions = session.positions
-        if self.needs_spread:
+        if self.needs_spread and positions is None:
             assert session.codec is not None
             assert session.snapshot is not None
             if pair.peaks is None:

@@ -244,8 +244,8 @@ class Trainer:
 
     async def hold(self, since: float) -> None:
         """As a Node does, with the simulator's looks."""
-        streams, landing = self.runtime.streams, False
-        while self.peer.held or (landing and (streams.mixes_open or self.boundary.wanted)):
+        landing = False
+        while self.peer.held or (landing and (self.boundary.owed or self.boundary.wanted)):
             landing = True
             if not self.boundary.wanted:
                 self.boundary.woken = trio.Event()

@@ -46,8 +46,9 @@ class End:
     def start_bulk(self, session, bulk):
         self.bulk[session] = bulk
 
-    def stop_bulk(self, session):
+    def stop_bulk(self, session, bulk):
         self.bulk.pop(session, None)
+        bulk.let_go()
 
     def close_now(self):
         self.closed = True
@@ -72,7 +73,7 @@ class One:
         newest = SimpleNamespace(newest=lambda peer: self.links.get(peer))
         self.gathers = Gathers(
             self.peer, config, self.pool, newest, self.sessions, lambda effects: None,
-            lambda task, *arguments: self.tasks.append((task, arguments)),
+            lambda session, task, *arguments: self.tasks.append((task, arguments)),
         )  # fmt: skip
         snapshot = self.pool.take("weights")
         snapshot.array[:] = vector

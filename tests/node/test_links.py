@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import trio
 import trio.testing
 
 from gossip.codecs import get_codec
+from gossip.frames import encode
 from gossip.ids import PeerId
-from gossip.messages import Accept, Chunk, Nack
+from gossip.messages import MAX_RECORDS, Accept, Chunk, Hint, Nack, Records
+from node import links
+from node.boundary import VectorPool
 from node.links import CONTROL_BURST, FrameReader, Link
+from node.snapshot import ModelState
 from node.stream import memory_stream_pair
 from node.transfer import Sender
 
@@ -68,5 +73,148 @@ def test_a_stream_goes_on_between_control_frames_that_never_end():
                 found = await kinds(reader, 2 * CONTROL_BURST + 2)
             assert found.count(Chunk) == 2
             nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def pooled():
+    pool = VectorPool(ModelState({"x": np.zeros(SIZE, np.float32)}))
+    return pool, pool.take("weights")
+
+
+def test_a_vector_that_is_being_sent_goes_back_to_the_pool_when_its_chunk_is_out():
+    """The session ends in the middle of a chunk. Whoever took the vector then would write into what is being sent, and
+    its partner would be told that the checksum is wrong."""
+
+    async def main():
+        link, reader = linked()
+        pool, vector = pooled()
+        sender = Sender(7, vector.array, FP32, SIZE, lease=pool.lease(vector))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
+            link.start_bulk(7, sender)
+            await trio.testing.wait_all_tasks_blocked()
+            link.stop_bulk(7, sender)
+            pool.give(vector)  # as the session does
+            other = pool.take("weights")
+            assert other.array is not vector.array
+            with trio.fail_after(10):
+                assert await kinds(reader, 1) == [Chunk]
+            await trio.testing.wait_all_tasks_blocked()
+            assert pool.take("weights").array is vector.array
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_vector_goes_back_to_the_pool_once_when_its_stream_ends(begun):
+    async def main():
+        link, reader = linked(1 << 20)
+        pool, vector = pooled()
+        sender = Sender(7, vector.array, FP32, SIZE, lease=pool.lease(vector))
+        async with trio.open_nursery() as nursery:
+            link.start_bulk(7, sender)
+            if begun:
+                nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
+                assert await kinds(reader, 1) == [Chunk]
+                await trio.testing.wait_all_tasks_blocked()
+            link.stop_bulk(7, sender)
+            assert not pool.free
+            pool.give(vector)
+            assert [len(kept) for kept in pool.free.values()] == [1]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_one_that_breaks_in_the_middle_of_a_chunk_lets_its_vector_go():
+    async def main():
+        link, _ = linked()
+        pool, vector = pooled()
+        sender = Sender(7, vector.array, FP32, SIZE, lease=pool.lease(vector))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
+            link.start_bulk(7, sender)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        link.stop_bulk(7, sender)
+        pool.give(vector)
+        assert [len(kept) for kept in pool.free.values()] == [1]
+
+    trio.run(main)
+
+
+RECORDS = Records(tuple(Hint(PeerId(bytes(16)), 1, False, PeerId(bytes(16))) for _ in range(MAX_RECORDS)), b"")
+
+
+def test_a_link_that_nobody_reads_is_closed_at_so_many_bytes():
+    async def main():
+        link, _ = linked()
+        while not link.closed:
+            link.send(RECORDS)
+            assert link.outbox_bytes <= links.OUTBOX_BYTES
+            assert len(link.outbox) <= links.OUTBOX_FRAMES
+
+    trio.run(main)
+
+
+def test_links_that_nobody_reads_hold_no_more_together_than_is_allowed(monkeypatch):
+    """The one that holds most is closed, and no other."""
+    monkeypatch.setattr(links, "OUTBOXES_BYTES", 20 * len(encode(RECORDS)))
+
+    async def main():
+        pool = links.Links()
+        made = [linked()[0] for _ in range(8)]
+        for number, link in enumerate(made):
+            link.peer = PeerId(bytes([number]) * 16)
+            pool.add(link)
+        for _ in range(12):
+            made[3].send(RECORDS)
+        for link in made:
+            link.send(RECORDS)
+        assert [link.closed for link in made] == [False] * 8
+        for _ in range(3):
+            made[5].send(RECORDS)
+        assert [number for number, link in enumerate(made) if link.closed] == [3]
+        pool.remove(made[3])
+        assert pool.waiting_bytes == 10 * len(encode(RECORDS))
+
+    trio.run(main)
+
+
+def test_what_was_sent_waits_no_longer():
+    async def main():
+        pool = links.Links()
+        link, reader = linked(1 << 20)
+        pool.add(link)
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                link.send(Nack(number))
+            assert pool.waiting_bytes == link.outbox_bytes > 0
+            nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
+            await kinds(reader, 100)
+            await trio.testing.wait_all_tasks_blocked()
+            assert pool.waiting_bytes == link.outbox_bytes == 0
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("end", ["retire", "finish", "close_now", "theirs"])
+def test_nothing_begins_on_a_link_that_is_closing(end):
+    async def main():
+        pool = links.Links()
+        older, newer = linked()[0], linked()[0]
+        pool.add(older)
+        pool.add(newer)
+        assert pool.newest(newer.peer) is newer
+        if end == "theirs":
+            newer.orderly = True  # they said that they do not need it
+        else:
+            getattr(newer, end)()
+        assert pool.newest(newer.peer) is older
+        pool.remove(older)
+        assert pool.newest(newer.peer) is None
 
     trio.run(main)

@@ -89,7 +89,7 @@ def test_a_mix_has_landed_when_the_step_returns(train, until):
         left = []
         for _ in range(30):
             node.step()
-            left.append(bool(node.boundary.shifts or node.runtime.streams.mixes_open))
+            left.append(bool(node.boundary.owed))
         return left
 
     before = mixes(trainees[0])

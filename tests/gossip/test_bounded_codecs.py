@@ -1,0 +1,77 @@
+"""A codec that must know how far apart the nodes are is agreed on only where an exchange has shown it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gossip.config import Config
+from gossip.effects import Send, Transfer
+from gossip.messages import Abort, Accept, Commit
+from gossip.parts import Part
+from tests.gossip.sides import B, Side, offer
+
+MONIQUA = Config(codec="moniqua8")
+ALL, MASK = "all", "mask 1"
+
+
+def mixed(side, session, part="all", codec="int8", keys=()):
+    """The side takes part in an exchange that B offers, to its end; the codec that it streamed with."""
+    x = side.exchanges
+    x.on_offer(B, dataclasses.replace(offer(session, codec=codec, keys=keys), part=part), 0.0)
+    _, transfer = x.snapshotted(session, 0.0)
+    assert isinstance(transfer, Transfer)
+    x.streamed(session, 1.0, 1.0, 0.0)
+    x.on_commit(B, session, 0.0)
+    assert not side.table
+    return transfer.codec
+
+
+def offered(side):
+    """The codec that the side offers with next."""
+    x = side.exchanges
+    session = x.begin(0.0)[0].session
+    [sent] = x.snapshotted(session, 0.0)
+    return session, sent.message.codec
+
+
+def test_an_exchange_of_a_part_teaches_no_bound():
+    side = Side(config=MONIQUA)
+    mixed(side, 7, part=MASK)
+    assert mixed(side, 8, codec="moniqua8") == "int8"
+    assert mixed(side, 9, codec="moniqua8") == "moniqua8"  # the one before was of all
+    assert offered(side)[1] == "moniqua8"
+
+
+def test_an_exchange_with_the_optimizers_state_teaches_no_bound():
+    side = Side(config=dataclasses.replace(Config(average_optimizer=True)), optimizer_keys=("exp_avg",))
+    side.exchanges.learns = True  # as no Config allows
+    mixed(side, 7, codec="fp32", keys=("exp_avg",))
+    assert not side.exchanges.bounded
+
+
+def test_a_part_is_never_streamed_with_such_a_codec():
+    side = Side(config=MONIQUA)
+    mixed(side, 7)
+    assert mixed(side, 8, part=MASK, codec="moniqua8") == "int8"
+
+
+@pytest.mark.parametrize("config", [Config(codec="int8"), Config(codec="int8", part="mask 0.5"), MONIQUA])
+def test_an_answer_with_a_codec_that_cannot_be_used_here_is_refused(config):
+    side = Side(config=config)
+    if config is not MONIQUA:
+        mixed(side, 7)  # which teaches nothing to one that keeps no bounds
+    session, _ = offered(side)
+    told = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, (), "moniqua8"), 0.0)
+    assert told[0] == Send(B, Abort(session, "terms"))
+
+
+def test_what_is_bounded_is_still_agreed_on():
+    side = Side(config=MONIQUA)
+    mixed(side, 7)
+    session, codec = offered(side)
+    assert codec == "moniqua8"
+    [transfer] = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, (), "moniqua8"), 0.0)
+    assert (transfer.codec, transfer.part) == ("moniqua8", Part.parse(ALL))
+    assert side.exchanges.streamed(session, 1.0, 1.0, 0.0) == [Send(B, Commit(session))]

@@ -1,0 +1,62 @@
+"""A Runtime without a network and without a training thread: what is asked of it, it does at once."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import trio
+
+from gossip.config import Config
+from gossip.ids import PeerId
+from gossip.mixing import OuterStep
+from node.boundary import Boundary, VectorPool
+from node.handshake import Greeter
+from node.links import FrameReader, Link
+from node.runtime import Runtime
+from node.snapshot import ModelState
+from node.stream import memory_stream_pair
+from tests.agreement.scenario import ELEMENTS, Scenario, identity, make_peer
+
+__all__ = ["ELEMENTS", "OTHER", "in_trio", "link", "runtime"]
+
+OTHER = identity(1).id
+
+
+def runtime(config=None, vector=None):
+    """Of a ready peer; ``events`` is what people were told."""
+    config = config or Config(filter="none")
+    peer = make_peer(0, (), Scenario([], 0.0, config), trio.current_time())
+    vector = np.zeros(ELEMENTS, np.float32) if vector is None else vector
+    state = ModelState({"x": vector})
+    pool = VectorPool(state)
+    outer = OuterStep(vector.size, *config.outer)
+    events = []
+    made = Runtime(
+        peer, config, None, Greeter(config.swarm, state.layout), None, Boundary(state, pool), pool, outer,
+        lambda kind, sentence: events.append((kind, sentence)),
+    )  # fmt: skip
+    made.events = events
+    made.perform(peer.start(trio.current_time()))
+    assert peer.ready
+    return made
+
+
+def link(peer=OTHER, capacity_bytes=4_096):
+    """A link to ``peer`` and who reads what it sends; it waits after so many bytes that nobody reads."""
+    near, far = memory_stream_pair(capacity_bytes)
+    return Link(near, FrameReader(near), PeerId(peer), None), FrameReader(far)
+
+
+def in_trio(test):
+    @functools.wraps(test)
+    def inside(*arguments, **named):
+        async def main():
+            with trio.fail_after(30):
+                found = test(*arguments, **named)
+                if found is not None:
+                    await found
+
+        trio.run(main)
+
+    return inside

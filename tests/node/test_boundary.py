@@ -1,0 +1,244 @@
+"""What a snapshot holds: every update that was decided before it, and none of them twice."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from gossip.config import Config
+from gossip.effects import Mix, Release, Snapshot, Transfer
+from node import streams
+from node.boundary import Boundary, Done, Shift, VectorPool
+from node.sessions import Session
+from node.snapshot import ModelState, Pending
+from sim.network import Network
+from sim.swarm import Swarm
+from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
+
+PLAIN = Config(mix_every_steps=1, filter="none", progress_period_s=0.1)
+
+
+def boundary(values=0.0, size=300):
+    vector = np.full(size, values, np.float32)
+    state = ModelState({"x": vector})
+    pool = VectorPool(state)
+    return Boundary(state, pool), pool, vector
+
+
+def shift_of(pool, values):
+    vector = pool.take("weights")
+    vector.array.fill(values)
+    return Shift(vector)
+
+
+def ignore(vector):
+    """Nothing is adopted."""
+
+
+def test_a_snapshot_waits_for_an_update_that_is_owed():
+    meeting, pool, vector = boundary()
+    meeting.owe()
+    meeting.want_snapshot(1, False)
+    assert not meeting.visit(ignore).snapshots
+    meeting.want_shift(shift_of(pool, 2.0))
+    assert meeting.wanted
+    done = meeting.visit(ignore)
+    [(session, snapshot, _)] = done.snapshots
+    assert session == 1
+    assert (snapshot.array == 2.0).all()
+    assert (vector == 2.0).all()
+    assert meeting.owed == 0
+
+
+def test_nor_does_a_spare_copy_leave_out_what_is_owed():
+    meeting, pool, _ = boundary()
+    meeting.owe()
+    assert meeting.visit(ignore, spare=True).spare is None
+    meeting.want_shift(shift_of(pool, 2.0))
+    spare = meeting.visit(ignore, spare=True).spare
+    assert spare is not None
+    assert (spare.array == 2.0).all()
+
+
+def test_what_is_given_away_waits_for_nothing():
+    """Its mass goes with it, and what is owed comes with a mass of its own."""
+    meeting, _, _ = boundary()
+    meeting.owe()
+    meeting.want_snapshot(1, False, pushes=1)
+    meeting.want_snapshot(2, False)
+    assert [session for session, _, _ in meeting.visit(ignore).snapshots] == [1]
+    meeting.excuse()
+    assert [session for session, _, _ in meeting.visit(ignore).snapshots] == [2]
+
+
+@pytest.mark.parametrize("end", ["excuse", "forget", "adoption"])
+def test_an_update_that_never_comes_is_waited_for_no_longer(end):
+    meeting, pool, vector = boundary()
+    meeting.owe()
+    meeting.want_snapshot(1, False)
+    if end == "excuse":
+        meeting.excuse()
+    else:
+        meeting.want_shift(shift_of(pool, 2.0))
+        if end == "forget":
+            meeting.forget()
+        else:
+            meeting.want_adoption(streams.Adoption(vector.copy(), (), ()))
+    assert meeting.wanted
+    assert len(meeting.visit(ignore).snapshots) == 1
+    assert (vector == 0.0).all()
+
+
+def wants_snapshot(node, session=7):
+    """The peer has promised an exchange, for which it needs a snapshot."""
+    exchange = next(iter(node.peer.exchanges.table.values()), None)
+    if exchange is None:
+        node.peer.linked_peers[OTHER] = 0.0
+        node.peer.partners.choose = lambda asked, now: OTHER if not asked else None
+        effects = node.peer.exchanges.begin(node.now)
+        node.perform(effects)
+        [wish] = [effect for effect in effects if isinstance(effect, Snapshot)]
+        return wish.session
+    return exchange.session
+
+
+@in_trio
+def test_a_copy_from_before_an_update_was_decided_is_taken_anew():
+    node = runtime()
+    session = wants_snapshot(node)
+    done = node.boundary.visit(ignore)
+    node.boundary.owe()  # while the copy was on its way to this thread
+    node.shifted(done)
+    assert session not in node.sessions.snapshots
+    node.boundary.want_shift(shift_of(node.pool, 2.0))
+    node.shifted(node.boundary.visit(ignore))
+    assert (node.sessions.snapshots[session].array == 2.0).all()
+
+
+@in_trio
+def test_a_spare_copy_from_before_an_update_was_decided_is_not_used():
+    node = runtime()
+    session = wants_snapshot(node)
+    node.boundary.owe()
+    done = Done(spare=node.pool.take("weights"), decided=0)
+    node.shifted(done)
+    assert session not in node.sessions.snapshots
+    assert session in node.boundary.requests
+    assert sum(map(len, node.pool.free.values())) == 1  # and it is given back
+
+
+class Copy(Pending):
+    """On CUDA a copy may end between two looks at it."""
+
+    looks = 0
+
+    def done(self):
+        type(self).looks += 1
+        return self.looks > 1
+
+
+@in_trio
+def test_a_spare_whose_copy_ends_between_two_looks_is_not_lost():
+    node = runtime()
+    session = wants_snapshot(node)
+    tasks = []
+    node.spawn = lambda task, *arguments: tasks.append((task, arguments))
+    Copy.looks = 0
+    node.at_boundary(1, 1, None, Done(spare=node.pool.take("weights"), copies=[Copy()]))
+
+    async def later():
+        for task, arguments in tasks:
+            await task(*arguments)
+        assert session in node.sessions.snapshots
+
+    return later()
+
+
+@in_trio
+def test_as_many_mixes_may_end_at_once_as_there_are_exchanges():
+    """With all neighbours at once, and more than 64 of them, the 65th ended the network thread."""
+    node = runtime()
+    for session in range(100):
+        node.sessions.snapshots[session] = node.pool.take("weights")
+        node.sessions.table[session] = Session(session, OTHER, None, difference=node.pool.take("weights"))
+    for session in range(100):
+        node.perform([Mix(session, 0.5), Release(session)])
+    assert node.boundary.owed == 100
+
+
+@in_trio
+def test_durations_read_in_the_other_thread_stay_as_they_were():
+    node = runtime()
+    node.streams.began = dict.fromkeys(range(3), 0.0)
+    node.streams.mix(0, 0.5)
+    reading = iter(node.streams.durations)
+    node.streams.mix(1, 0.5)
+    assert len(list(reading)) == 1
+    assert len(node.streams.durations) == 2
+
+
+@in_trio
+def test_a_stream_whose_bound_is_not_known_fails_and_nothing_else():
+    node = runtime(Config(codec="moniqua8", filter="none"))
+    session = wants_snapshot(node)
+    node.shifted(node.boundary.visit(ignore))
+    failures = []
+    node.streams.spawn = lambda task, *arguments: failures.append(arguments)
+    node.sessions.links[session] = link = object()
+    node.streams.transfer(Transfer(session, OTHER, False, "moniqua8", 1.0))
+    assert failures == [(session, "overflow")]
+    assert session not in node.sessions.table
+    assert node.sessions.links[session] is link
+
+
+@in_trio
+def test_an_effect_that_nobody_performs_is_no_silence():
+    node = runtime()
+    with pytest.raises(AssertionError):
+        node.perform(["no effect"])
+
+
+def test_two_fixed_vectors_end_at_their_mean_while_shifts_are_slow(train, until, monkeypatch):
+    """What an exchange brought takes a while until it is in the model. A snapshot taken meanwhile would have the
+    partner give the same again, so that both went beyond the mean and back."""
+    plain = streams.Streams.shift
+
+    def slow(self, job):
+        time.sleep(0.02)
+        return plain(self, job)
+
+    monkeypatch.setattr(streams, "INLINE_ELEMENTS", 0)  # beside the network thread, as that of large vectors
+    monkeypatch.setattr(streams.Streams, "shift", slow)
+    vectors = [np.full(ELEMENTS, value, np.float32) for value in (0.0, 1.0)]
+    trainees = [train({"x": vectors[0]}, config=PLAIN)]
+    trainees.append(train({"x": vectors[1]}, config=PLAIN, seeds=[trainees[0].node.address]))
+    trainees[1].do(lambda node: (node.finish_exchanges(5.0), vectors[1].fill(1.0)))
+    worst = [0.0]
+
+    def look(node):
+        """One that has mixed holds the mean, to rounding, for as long as nobody trains."""
+        for index, vector in enumerate(vectors):
+            if abs(float(vector[0]) - index) > 0.25:
+                worst[0] = max(worst[0], abs(float(vector[0]) - 0.5))
+        return node.metrics().exchanges_done
+
+    begun = trainees[0].do(look)
+    until(lambda: trainees[0].do(look) > begun + 20)
+    assert worst[0] < 1e-6
+
+
+def test_two_fixed_vectors_end_at_their_mean_in_the_simulator():
+
+    def move(index, vector, steps):
+        if index == 1 and steps == 50:
+            vector.fill(1.0)
+
+    swarm = Swarm(0, Network(), PLAIN, move)
+    vectors = [np.zeros(ELEMENTS, np.float32) for _ in range(2)]
+    for index, vector in enumerate(vectors):
+        swarm.add_peer(vector, seeds=[0] if index else [])
+    swarm.run_until(60.0)
+    assert all(host.peer.exchanges.done > 20 for host in swarm.alive())
+    assert np.abs(np.stack(vectors) - 0.5).max() < 1e-6

@@ -1,0 +1,254 @@
+"""What one link's message brings out ends that link; what one exchange's work brings out ends that exchange."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+import numpy as np
+import pytest
+import trio
+
+from gossip.errors import LocalError, ProtocolError
+from gossip.frames import PREFIX_BYTES, decode, encode
+from gossip.handlers import meant
+from gossip.messages import Abort, Chunk, Close, Fetch, Gossip, Hello, Invite, Offer, Outcome, Ping, Settled
+from node import streams
+from node.faults import TOLD, Faults
+from tests.agreement.scenario import Scenario, make_peer
+from tests.node.offline import ELEMENTS, OTHER, in_trio, link, runtime
+
+OTHER_RECORD = make_peer(1, (), Scenario([], 0.0), 0.0).membership.me
+
+
+def vector(value=0.0):
+    return {"x": np.full(ELEMENTS, value, np.float32)}
+
+
+def faulty(peer, kinds, times):
+    """The peer meets a fault at the first so many messages of these kinds."""
+    plain, left = peer.receive, [times]
+
+    def receive(sender, message, now):
+        if isinstance(message, kinds) and left[0]:
+            left[0] -= 1
+            raise ZeroDivisionError("text of a stranger")
+        return plain(sender, message, now)
+
+    peer.receive = receive
+    return left
+
+
+def test_a_fault_at_one_members_message_ends_its_link_and_nothing_else(train, until):
+    told = []
+    trainees = [train(vector())]
+    trainees += [train(vector(), seeds=[trainees[0].node.address]) for _ in range(2)]
+    trainees[0].node.runtime.faults.on_event = lambda kind, sentence: told.append(sentence)
+    left = trainees[0].do(lambda node: faulty(node.peer, (Ping, Gossip), 3))
+    until(lambda: not left[0])
+    before = trainees[0].node.metrics().exchanges_done
+    until(lambda: trainees[0].node.metrics().exchanges_done > before + 5)  # they dial again
+    assert len(told) == 1
+    assert re.search(r"What [0-9a-f]{8} sent raised ZeroDivisionError in test_containment.py:\d+", told[0])
+    assert "stranger" not in told[0]
+    assert trainees[0].node.runtime.faults.count == 3
+
+
+def test_a_fault_of_our_own_outside_of_links_is_not_hidden(train, until):
+    trainee = train(vector())
+
+    def break_down(node):
+        def tick(now):
+            raise ZeroDivisionError
+
+        node.peer.tick = tick
+
+    trainee.do(break_down)
+    until(lambda: trainee.error is not None)
+    assert isinstance(trainee.error, LocalError)
+    trainee.error = None
+
+
+def test_a_fault_in_mixing_loses_that_exchange_and_nothing_else(train, until, monkeypatch):
+    plain, left = streams.Streams.shift, [4]
+
+    def shift(self, job):
+        if left[0]:
+            left[0] -= 1
+            raise MemoryError
+        return plain(self, job)
+
+    monkeypatch.setattr(streams, "INLINE_ELEMENTS", 0)
+    monkeypatch.setattr(streams.Streams, "shift", shift)
+    trainees = [train(vector())]
+    trainees.append(train(vector(1.0), seeds=[trainees[0].node.address]))
+    until(lambda: not left[0])
+    before = trainees[0].node.metrics().exchanges_done
+    until(lambda: all(trainee.node.metrics().exchanges_done > before + 5 for trainee in trainees))
+    assert sum(trainee.node.runtime.faults.count for trainee in trainees) == 4
+
+
+@in_trio
+async def test_work_beside_an_exchange_that_meets_a_fault_fails_it():
+    node = runtime()
+    failures = []
+
+    class Peer:
+        @staticmethod
+        def failed(*what):
+            failures.append(what[:2])
+            return []
+
+    node.streams.peer = Peer
+
+    async def work():
+        raise ZeroDivisionError
+
+    await node.streams.contained(7, work)
+    assert failures == [(7, "fault")]
+    assert [kind for kind, _ in node.events if kind == "fault"] == ["fault"]
+
+
+@in_trio
+async def test_the_other_side_hears_of_a_fault_and_not_its_text():
+    node = runtime()
+    faulty(node.peer, Ping, 1)
+    ours, reader = link(capacity_bytes=1 << 16)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.run_link, ours, Hello(1, 1, "default", "", (), OTHER_RECORD))
+        await trio.testing.wait_all_tasks_blocked()
+        await reader.stream.send_all(encode(Ping(1, ())))
+        found = None
+        while found is None:
+            got = await reader.message()
+            assert got is not None
+            found = got[0] if isinstance(got[0], Close) else None
+    assert found == Close("fault", "a message of yours met a fault here (ZeroDivisionError).", ())
+    assert not len(node.links)
+    assert not node.peer.linked_peers
+
+
+def test_so_many_places_of_faults_are_told_and_no_more():
+    told = []
+    faults = Faults(lambda kind, sentence: told.append(sentence))
+    for line in range(2 * TOLD):
+        try:
+            exec(compile("\n" * line + "1 / 0", f"made_{line}.py", "exec"))
+        except ZeroDivisionError as error:
+            faults.contain(error, "A test", "nothing has happened")
+    assert len(told) == TOLD
+    assert faults.count == 2 * TOLD
+    assert told[0] == "A test raised ZeroDivisionError in made_0.py:1, a fault of this library; nothing has happened."
+
+
+@pytest.mark.parametrize(
+    "error", [LocalError("The user's."), trio.Cancelled.__new__(trio.Cancelled), KeyboardInterrupt()]
+)
+def test_what_is_the_users_or_nobodys_is_contained_nowhere(error):
+    faults = Faults(lambda kind, sentence: None)
+    with pytest.raises(type(error)):
+        faults.contain(error, "A test", "")
+    group = BaseExceptionGroup("", [ZeroDivisionError(), error])
+    with pytest.raises(BaseExceptionGroup):
+        faults.contain(group, "A test", "")
+
+
+# -- what waits for a link ------------------------------------------------------------------------------------------
+def offer(session):
+    return Offer(session, "", b"", 0.0, 0.5, "fp32", ())
+
+
+@in_trio
+async def test_an_offer_whose_session_is_over_is_not_sent_when_its_link_comes():
+    """Sent, and refused, it would have bound the link for good: no idle link, and no room made of it."""
+    node = runtime()
+    ours, _ = link()
+    for message in (
+        offer(5),
+        Invite(6, "", b"", 0.0, "fp32", ()),
+        Fetch(8, (), 0, 0),
+        Abort(5, "late"),
+        Settled(9, True),
+    ):
+        node.pending.setdefault(OTHER, deque()).append(message)
+    node.links.add(ours)
+    node.welcome(ours, OTHER_RECORD)
+    assert not node.sessions.links
+    sent = [message for message in waiting(ours) if isinstance(message, Offer | Invite | Fetch | Abort | Settled)]
+    assert sent == [Abort(5, "late"), Settled(9, True)]
+
+
+def waiting(link):
+    return [decode(frame[PREFIX_BYTES:]) for frame in link.outbox]
+
+
+@in_trio
+async def test_what_began_and_waits_for_its_link_is_sent():
+    node = runtime()
+    peer = node.peer
+    peer.partners.choose = lambda asked, now: OTHER if not asked else None
+    [wish] = peer.exchanges.begin(node.now)
+    [sent] = peer.exchanges.snapshotted(wish.session, node.now)
+    assert meant(peer, OTHER, sent.message)
+    assert not meant(peer, peer.id, sent.message)
+    peer.exchanges.abandon()
+    assert not meant(peer, OTHER, sent.message)
+
+
+@in_trio
+async def test_an_offer_that_is_refused_binds_no_link():
+    node = runtime()
+    ours, _ = link()
+    node.links.add(ours)
+    node.perform(node.peer.linked(OTHER, OTHER_RECORD, node.now))
+
+    async def said(message):
+        reading = trio.Event()
+
+        class Reader:
+            async def message(self):
+                if reading.is_set():
+                    return None
+                reading.set()
+                return message, 0
+
+        ours.reader = Reader()
+        await node.read(ours, False)
+
+    await said(offer(5))  # of another layout
+    await said(Outcome(6))
+    await said(Fetch(7, (), 3, 1))
+    assert not node.sessions.links
+    ready = node.peer.local
+    await said(Offer(8, ready.fingerprint, ready.genesis, 0.0, 0.5, "fp32", ()))
+    assert node.sessions.links == {8: ours}
+    await said(Abort(8, "late"))
+    assert not node.sessions.links
+
+
+@in_trio
+async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
+    node = runtime()
+    ours, _ = link()
+    node.links.add(ours)
+    node.perform(node.peer.linked(OTHER, OTHER_RECORD, node.now))
+    peer, benched = node.peer, []
+    peer.partners.choose = lambda asked, now: OTHER if not asked else None
+    peer.partners.failed = lambda partner, now: benched.append(partner)
+    node.perform(peer.exchanges.begin(node.now))
+    node.shifted(node.boundary.visit(lambda vector: None))
+    assert ours in node.sessions.links.values()
+    node.on_close(ours, Close("idle", "", ()))
+    node.unlink(ours)
+    assert not benched
+    assert not peer.exchanges.table
+
+
+@in_trio
+async def test_a_chunk_of_a_session_that_failed_here_before_it_began_is_late_and_no_fault():
+    node = runtime()
+    ours, _ = link()
+    node.streams.failed(7, "overflow")
+    assert node.streams.place(ours, Chunk(7, 0, 1024, 0), 4096) is None
+    with pytest.raises(ProtocolError):
+        node.streams.place(ours, Chunk(8, 0, 1024, 0), 4096)
