@@ -89,6 +89,8 @@ def chosen(config: Config) -> str | None:
         return "selection = 'graph' needs the file of its edges: set graph (as 'edges.txt', lines of two members)."
     if config.graph and config.selection != "graph":
         return f"graph = {config.graph!r} is for selection = 'graph', and selection is {config.selection!r}."
+    if config.selection == "grid" and config.group_size == 0:
+        return "group_size = 0 (everybody) has no grid: use selection = 'uniform', or a group_size from 2 to 16."
     if config.partners == 0 and config.selection not in GRAPHS:
         return (
             f"partners = 0 mixes with all neighbours at once, and selection = {config.selection!r} has no neighbours: "

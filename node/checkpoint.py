@@ -25,8 +25,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gossip.errors import CheckpointError
+from gossip.records import within
 
-__all__ = ["Checkpoint", "inspect", "load", "save"]
+__all__ = ["Checkpoint", "Figures", "figures", "inspect", "load", "save"]
 
 _SUFFIX: Final = ".safetensors"
 _VERSION: Final = 1
@@ -62,13 +63,43 @@ class Checkpoint:
     meta: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a run's checkpoint says of the run; ``genesis`` None: weights of no run."""
+
+    genesis: bytes | None
+    swarm_samples: int
+    version: float
+
+
+def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Figures:
+    """The run's figures in a checkpoint's meta data, within the bounds of a record: a run in which somebody lied has
+    numbers beyond them, and its weights are worth as much as before.
+
+    Raises :class:`CheckpointError` for a genesis that is none: under another one the run would silently be another.
+    """
+    given = meta.get("genesis")
+    try:
+        genesis = None if given is None else bytes.fromhex(given)
+    except (ValueError, TypeError):
+        genesis = b""
+    if genesis is not None and len(genesis) != 16:
+        raise CheckpointError(
+            f"{path} names a run that cannot be: genesis should be 32 hexadecimal digits. The file was altered; use "
+            "another one."
+        )
+    return Figures(
+        genesis, within("base_samples", meta.get("swarm_samples", 0)), within("version", meta.get("version", 0))
+    )
+
+
 def save(
     path: str | os.PathLike[str],
     tensors: Mapping[str, Tensor],
     optimizer_state: Mapping[str, Any] | None,
     meta: Mapping[str, Any],
 ) -> None:
-    """Writes ``path`` (``.safetensors`` is added where it is missing) and, beside it, a ``.json`` that describes it.
+    """Writes ``path`` (a name without any ending gets ``.safetensors``) and, beside it, a ``.json`` that describes it.
 
     ``tensors`` may live on any device; ``optimizer_state`` is an optimizer's ``state_dict()``; ``meta`` holds numbers,
     strings, None, and lists, tuples and mappings of them. Killed at any moment, or out of room, it leaves the previous
@@ -81,7 +112,8 @@ def save(
     Raises :class:`CheckpointError` in one sentence, saying whether the previous checkpoint is intact.
     """
     target = _with_suffix(path)
-    beside = target.with_suffix(".json")
+    # An ending of the caller's own stays in the name, or "run.1" and "run.2" would share one description.
+    beside = target.with_suffix(".json") if target.suffix == _SUFFIX else target.with_name(target.name + ".json")
     everything, document = _plan(tensors, optimizer_state, meta)
     elements = sum(tensor.numel() for name, tensor in everything.items() if name in tensors)
     described = {"checkpoint": target.name, "version": _VERSION, "elements": elements, "meta": document["meta"]}
@@ -241,7 +273,7 @@ def _with_suffix(path: str | os.PathLike[str]) -> Path:
     given = Path(path)
     if os.path.isdir(given) or not given.name:  # os.path answers False where Path raises PermissionError
         raise CheckpointError(f"{given} is a directory; give a file name, as in {given / 'run.safetensors'}.")
-    return given if given.suffix == _SUFFIX else given.with_name(given.name + _SUFFIX)
+    return given if given.suffix else given.with_name(given.name + _SUFFIX)
 
 
 @contextlib.contextmanager
@@ -301,10 +333,8 @@ def _sync_directory(directory: Path) -> None:
 def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Any]]:
     """The path found and its file open; whatever goes wrong inside is one sentence."""
     place = _with_suffix(path)
-    if not os.path.exists(place) and os.path.exists(
-        path
-    ):  # `load("weights.bin")` means that file, if only to refuse it
-        place = Path(path)
+    if not os.path.exists(place) and os.path.exists(path):
+        place = Path(path)  # a name without an ending that somebody else gave, if only to refuse it
     try:
         if place.exists() and not place.is_file():
             raise CheckpointError(f"Could not read {place}: it is no regular file; give a checkpoint's path.")

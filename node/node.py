@@ -36,6 +36,7 @@ from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
 from node.sharding import Shard, samples_in
 from node.snapshot import ModelState
+from node.tensors import plain_name
 from node.thread import NetworkThread
 
 __all__ = ["Member", "Metrics", "Node"]
@@ -398,7 +399,7 @@ class Node:
         """
         peer = self.peer
         tensors = self.model.state_dict() if isinstance(self.model, nn.Module) else dict(self.model)
-        tensors = {name: torch.as_tensor(value) for name, value in tensors.items()}
+        tensors = {plain_name(name): torch.as_tensor(value) for name, value in tensors.items()}
         meta = {
             "format": 1, "fingerprint": self.state.layout.fingerprint, "genesis": peer.local.genesis.hex(),
             "version": peer.local.version, "steps": self.steps, "samples": self.samples,
@@ -419,8 +420,9 @@ class Node:
                 f"{path} holds another model than this node's: load it into the model it was saved from."
             )
         runtime, peer = self.runtime, self.peer
-        genesis = bytes.fromhex(str(meta.get("genesis", peer.local.genesis.hex())))
-        if genesis == peer.local.genesis and self.swarm_samples >= int(meta.get("swarm_samples", 0)):
+        run = checkpoint.figures(meta, path)
+        genesis = run.genesis or peer.local.genesis
+        if genesis == peer.local.genesis and self.swarm_samples >= run.swarm_samples:
             return meta
         self.load_tensors(saved.tensors)
         self.boundary.mass = 1.0
@@ -430,13 +432,12 @@ class Node:
             self.optimizer.load_state_dict(saved.optimizer_state)
         if not self.outer.plain:
             self.reset_outer()
-        base, version = int(meta.get("swarm_samples", 0)), float(meta.get("version", 0.0))
         resumed = threading.Event()
 
         def resume() -> None:
             runtime.streams.replace_weights()
             peer.counted(self.steps, self.samples)
-            runtime.perform(peer.resume(genesis, base, version, runtime.now))
+            runtime.perform(peer.resume(genesis, run.swarm_samples, run.version, runtime.now))
             self.service.view = self.view.refreshed(runtime)
             resumed.set()
 
@@ -448,7 +449,8 @@ class Node:
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         if isinstance(self.model, nn.Module):
-            self.model.load_state_dict(dict(tensors))
+            named = {plain_name(name): name for name in self.model.state_dict()}  # compiled or not: the same model
+            self.model.load_state_dict({named.get(plain_name(name), name): value for name, value in tensors.items()})
             return
         for name, value in self.model.items():
             target = value if isinstance(value, Tensor) else torch.as_tensor(value)

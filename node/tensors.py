@@ -15,7 +15,7 @@ from torch.utils.dlpack import from_dlpack
 from gossip.errors import LayoutError
 from gossip.layout import Kind, Layout, Segment
 
-__all__ = ["LiveTensors"]
+__all__ = ["LiveTensors", "plain_name"]
 
 Owner = Mapping[str, Any]  # the dictionary that holds a tensor: a module's parameters or buffers, or the user's mapping
 
@@ -97,11 +97,11 @@ class LiveTensors:
             saved = model.state_dict(keep_vars=True).keys()  # tells persistent buffers from others
             for name, _ in model.named_parameters():
                 path, _, key = name.rpartition(".")
-                yield _plain_name(name), model.get_submodule(path)._parameters, key, "parameter"
+                yield plain_name(name), model.get_submodule(path)._parameters, key, "parameter"
             for name, _ in model.named_buffers():
                 path, _, key = name.rpartition(".")
                 if name in saved:
-                    yield _plain_name(name), model.get_submodule(path)._buffers, key, "buffer"
+                    yield plain_name(name), model.get_submodule(path)._buffers, key, "buffer"
         elif isinstance(model, Mapping):
             for name, value in model.items():
                 if not isinstance(name, str):
@@ -117,7 +117,7 @@ class LiveTensors:
             )
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """A compiled module wraps another and puts a prefix before its names; a node that compiles is the same model."""
     return name.replace("_orig_mod.", "")
 

@@ -55,6 +55,11 @@ REFUSED = [
     ),
     ({"selection": "graph"}, ["graph", "edges.txt"], [{"selection": "graph", "graph": "edges.txt"}]),
     ({"graph": "edges.txt"}, ["edges.txt", "'uniform'"], [{"selection": "graph", "graph": "edges.txt"}]),
+    (
+        GROUP | {"selection": "grid", "group_size": 0},
+        ["group_size = 0", "no grid"],
+        [GROUP | {"group_size": 0}, GROUP | {"selection": "grid", "group_size": 4}],
+    ),
     ({"partners": 0}, ["partners = 0", "'uniform'"], [RING, RING | {"selection": "torus"}]),
     (RING | OUTER, ["partners = 0", "momentum"], [RING, RING | OUTER | {"partners": 1}]),
     ({"partners": 3}, ["partners = 3", "one partner at a time"], [{"partners": 1}, RING, ROWS | {"partners": 3}]),

@@ -167,14 +167,23 @@ def test_what_was_loaded_survives_the_next_save(tmp_path):
 def test_the_json_beside_describes_the_checkpoint(tmp_path):
     model = model_of(0)
     state = OPTIMIZERS["adam"](model.parameters()).state_dict()
-    checkpoint.save(tmp_path / "new" / "run.v1", model.state_dict(), state, {"steps": 7})
-    assert sorted(os.listdir(tmp_path / "new")) == ["run.v1.json", "run.v1.safetensors"]
-    assert json.loads((tmp_path / "new" / "run.v1.json").read_text()) == {
-        "checkpoint": "run.v1.safetensors",
+    checkpoint.save(tmp_path / "new" / "run", model.state_dict(), state, {"steps": 7})
+    assert sorted(os.listdir(tmp_path / "new")) == ["run.json", "run.safetensors"]
+    assert json.loads((tmp_path / "new" / "run.json").read_text()) == {
+        "checkpoint": "run.safetensors",
         "version": 1,
         "elements": sum(t.numel() for t in model.state_dict().values()),
         "meta": {"steps": 7},
     }
+
+
+@pytest.mark.parametrize("name", ["a.st", "run.v1", "weights.json", "b.safetensors"])
+def test_a_name_with_an_ending_is_the_name_of_the_file(name, tmp_path):
+    checkpoint.save(tmp_path / name, {"w": torch.ones(1)}, None, {"steps": 7})
+    beside = "b.json" if name == "b.safetensors" else name + ".json"
+    assert sorted(os.listdir(tmp_path)) == sorted([name, beside])
+    assert checkpoint.inspect(tmp_path / name) == {"steps": 7}
+    assert torch.equal(checkpoint.load(tmp_path / name).tensors["w"], torch.ones(1))
 
 
 # What cannot be saved ------------------------------------------------------------------------------------------------
