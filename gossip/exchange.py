@@ -93,6 +93,7 @@ class Local:
     genesis: bytes = b""
     version: float = 0.0
     ready: bool = False
+    sound: bool = True  # no weight is NaN or infinite, as far as is known; an unsound peer is not ready
     optimizer_keys: tuple[str, ...] = ()
     settling: bool = False
     boundary_at: float = 0.0  # when the training loop was last seen at a step boundary

@@ -282,7 +282,9 @@ def freeze(value: Any, depth: int) -> Any:
         if depth == MAX_DEPTH:
             raise ValueError
         return tuple(freeze(item, depth + 1) for item in value)
-    if value is None or type(value) in (bool, int, str, bytes) or (type(value) is float and math.isfinite(value)):
+    if value is None or type(value) in (bool, str, bytes) or (type(value) is float and math.isfinite(value)):
+        return value
+    if type(value) is int and -MAX_INT <= value <= MAX_INT:  # what could not be said again is not heard either
         return value
     raise ValueError
 

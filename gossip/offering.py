@@ -199,6 +199,11 @@ class Offering(Ledger[Exchange]):
         self.partners.failed(sender, now)
         return self.offer(exchange, now)
 
+    def withdraw(self, exchange: Exchange) -> list[Effect]:
+        """Nothing will be streamed after all: an offer is not made, or the one who made it is told to ask another."""
+        told: list[Effect] = [] if exchange.initiator else [Send(exchange.partner, Busy(exchange.session))]
+        return [*told, *self.drop(exchange)]
+
     def drop(self, exchange: Exchange) -> list[Effect]:
         """Nothing came of it: a mass that was to be given away comes back."""
         back = exchange.initiator and exchange.mass > 0 and self.conserves

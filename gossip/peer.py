@@ -168,7 +168,7 @@ class Peer:
         """The weights now come from a checkpoint of the run ``genesis`` with ``base_samples`` behind it."""
         self.tell(now)
         afresh = genesis == self.local.genesis
-        self.local.genesis, self.local.version = genesis, within(version)
+        self.local.genesis, self.local.version, self.local.sound = genesis, within(version), True
         self.membership.update_me(now, genesis=genesis, base_samples=base_samples, version=self.local.version)
         self.membership.rebase(base_samples, now, included=False, afresh=afresh)
         self.runs.changes_seen = -1
@@ -314,6 +314,38 @@ class Peer:
         effects = self.exchanges.snapshotted(session, now, mass)
         return effects + self.after(now) if self.unsettled else effects
 
+    def spoiled(self, session: int | None, now: float) -> list[Effect]:
+        """Our weights hold NaN or infinity, as the snapshot of this session shows (None: the training loop saw it).
+        Nothing of them is given to anybody; until the swarm's have taken their place this peer is not ready.
+        """
+        effects: list[Effect] = []
+        if session is not None:
+            effects += self.donating.abandon([session]) if session in self.donating.table else self.withdraw(session)
+        if self.local.ready and self.joining.phase is not Phase.ADOPTING:  # what is on trial is judged as it is
+            self.local.ready = self.local.sound = False
+            self.membership.update_me(now, ready=False)
+            self.runs.spoiled(now)
+            text = f"The weights are not finite any more (step {self.steps}): this node gives them to nobody, and "
+            effects.append(Notice("spoiled", text + "takes the swarm's as soon as a member gives them."))
+        return effects + self.after(now)
+
+    def withdraw(self, session: int) -> list[Effect]:
+        exchanges = self.exchanges
+        if isinstance(exchanges, Groups):
+            gathering = exchanges.table.get(session)
+            return exchanges.withdraw(gathering) if gathering is not None else []
+        exchange = exchanges.table.get(session)
+        return exchanges.withdraw(exchange) if exchange is not None else []
+
+    def mended(self, now: float) -> list[Effect]:
+        """The training loop has made its weights finite again, by itself."""
+        if self.local.sound or self.joining.phase is Phase.ADOPTING:
+            return []
+        effects = self.joining.stop()
+        self.local.ready = self.local.sound = True
+        self.membership.update_me(now, ready=True)
+        return [*effects, Notice("mended", "The weights are finite again: this node mixes again.")]
+
     def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
         """An exchange's streams are whole: |theirs - ours|^2 and |ours|^2."""
         exchanges = self.exchanges
@@ -404,6 +436,7 @@ class Peer:
         self.tell(now)
         merged = local.ready
         local.genesis, local.version, local.ready = joining.genesis, within(joining.version), True
+        local.sound = True
         base = self.runs.base_samples(local.genesis)
         self.membership.update_me(now, genesis=local.genesis, base_samples=base, version=local.version, ready=True)
         self.membership.rebase(joining.swarm_samples, now, included=True, afresh=True)

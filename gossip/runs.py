@@ -28,6 +28,8 @@ HEARSAY_S = 6.0  # longer, where somebody with a smaller id is said to be there
 CONSIDER_S = 1.0  # how often the runs are compared
 STALEMATE_S = 120.0  # after which, of two runs that go on side by side, the one with fewer members gives way
 UNPROVEN_S = 600.0  # the same, while the other states more samples than it is believed to have
+MEND_S, MOST_MEND_S = 1.0, 256.0  # from spoiled weights to the fetching of others: doubled where they spoil again
+SOUND_S = 60.0  # after which weights that spoil are not those that were fetched last
 EQUAL_SHARE = 1 / 64  # of their samples, by which two runs may differ and count as equal
 
 
@@ -73,6 +75,14 @@ class Runs:
         self.met = b""  # the run that we last said we would merge into, or why we do not
         self.consented = b""  # the run that a person has us merge into
         self.alone = False
+        self.spoiled_at, self.mend_s = -math.inf, MEND_S
+
+    def spoiled(self, now: float) -> None:
+        """Our weights are no numbers any more. What spoiled them may spoil the next as well (a rate that is too high),
+        and those who give theirs are not to be kept busy by it."""
+        again = now - self.spoiled_at < self.mend_s + SOUND_S
+        self.mend_s = min(2 * self.mend_s, MOST_MEND_S) if again else MEND_S
+        self.spoiled_at, self.changes_seen = now, -1
 
     @property
     def deadline(self) -> float:
@@ -90,6 +100,8 @@ class Runs:
         effects, ready, membership = self.company(), self.local.ready, self.membership
         if self.joining.phase is not Phase.IDLE or (ready and membership.changes == self.changes_seen):
             return effects
+        if not self.local.sound:
+            return effects + self.mend(now)
         others = self.rivals()
         mine = self.ours() if others else Run(0, self.local.genesis)
         rivals = [rival for rival in others if self.joining.gives(rival.genesis, now)]
@@ -164,6 +176,16 @@ class Runs:
             text = "No member gave its weights" if others else "No member could be reached"
             text += ": this node starts alone, and merges when it meets others."
             return self.begin_run(now, text)
+        return []
+
+    def mend(self, now: float) -> list[Effect]:
+        """Take the weights of our own run again, or else of any other; with nobody to give any nothing begins."""
+        if now < self.spoiled_at + self.mend_s:
+            return []
+        for genesis in (self.local.genesis, *(rival.genesis for rival in sorted(self.rivals(), reverse=True))):
+            donors = self.donors(genesis)
+            if donors and self.joining.gives(genesis, now):
+                return self.joining.begin(genesis, donors, now)
         return []
 
     def company(self) -> list[Effect]:

@@ -276,9 +276,10 @@ class Boundary:
 
     def adopt(self, adoption: Adoption) -> None:
         """The weights, and the optimizer's state where this optimizer keeps that state: a donor may train with another
-        one, and then ours begins afresh."""
+        one, and then ours goes on, or begins afresh where it is not finite."""
         if adoption.optimizer_keys:
             with contextlib.suppress(LayoutError):
                 self.state.write(adoption.vector, adoption.optimizer_keys, dict(adoption.optimizer_scalars))
                 return
         self.state.write(adoption.vector[: self.state.layout.size])
+        self.state.forget_spoiled()

@@ -92,6 +92,7 @@ class Node:
         self.thread = NetworkThread()
         self.steps = self.samples = 0
         self.loss: Any = None
+        self.lost = self.lost_told = False  # the loss is no number, and that was said
         self.passes = 0
         self.overheads: deque[float] = deque(maxlen=512)
         self.visited_at = 0.0
@@ -260,7 +261,22 @@ class Node:
             self.optimizer_at = now
             optimizer = self.optimizer_state()
         self.reported_at = now
-        self.thread.call(runtime.at_boundary, self.steps, self.samples, self.read_loss(), done, optimizer)
+        loss = self.read_loss()
+        self.thread.call(runtime.at_boundary, self.steps, self.samples, loss, done, optimizer)
+        self.watch_soundness(runtime)
+
+    def watch_soundness(self, runtime: Runtime) -> None:
+        """Once a report: a loss that is no number is told once, and then the weights are looked at; and those that were
+        spoiled may have been mended by the loop. Weights without a loss are looked at when they are to be sent."""
+        lost, self.lost_told = self.lost and not self.lost_told, self.lost
+        if not runtime.peer.local.sound:
+            if not self.boundary.wanted and self.state.sound():
+                self.thread.call(lambda: runtime.perform(runtime.peer.mended(runtime.now)))
+        elif self.lost and not self.state.sound():
+            self.thread.call(lambda: runtime.perform(runtime.peer.spoiled(None, runtime.now)))
+        elif lost:
+            sentence = f"The loss is not finite (step {self.steps}); the weights still are, and are mixed."
+            self.thread.call(runtime.on_event, "loss", sentence)
 
     def optimizer_state(self) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
         """What newcomers are told of the optimizer; nothing of one that keeps more than is exchanged."""
@@ -322,8 +338,11 @@ class Node:
             return self.read_cuda_loss(loss)
         if loss is None:
             return None
-        value = float(loss)
-        return value if math.isfinite(value) else None
+        return self.number(float(loss))
+
+    def number(self, loss: float) -> float | None:
+        self.lost = not math.isfinite(loss)
+        return None if self.lost else loss
 
     def read_cuda_loss(self, loss: Tensor) -> float | None:
         """The loss of the last report whose copy has arrived: asking for this one would wait for the device."""
@@ -331,7 +350,7 @@ class Node:
         pending = getattr(self, "loss_copy", None)
         if pending is not None and pending[1].query():
             value = float(pending[0])
-            self.last_loss = value if math.isfinite(value) else None
+            self.last_loss = self.number(value)
             self.loss_copy = pending = None
         if pending is None:
             host = torch.empty((), pin_memory=True)

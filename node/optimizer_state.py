@@ -141,6 +141,14 @@ class OptimizerState:
                 else:
                     state[key] = type(example)(number)
 
+    def forget_spoiled(self) -> None:
+        """Of each parameter all of it or nothing: an optimizer makes what it lacks altogether."""
+        for parameter in self.trained():
+            state = self.of(parameter)
+            kept = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
+            if not all(bool(torch.isfinite(value).all()) for value in kept):
+                state.clear()
+
     def of(self, parameter: Tensor) -> dict[str, Any]:
         assert self._optimizer is not None
         state: dict[str, Any] = self._optimizer.state[parameter]  # a defaultdict: created where there is none yet

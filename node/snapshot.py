@@ -89,6 +89,14 @@ class ModelState:
         """Elements of the trained parameters, which is what each of :attr:`optimizer_keys` takes in the vector."""
         return sum(parameter.numel() for parameter in self._state.trained())
 
+    def sound(self) -> bool:
+        """Whether every weight is finite. Waits for the device."""
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self._tensors.current())
+
+    def forget_spoiled(self) -> None:
+        """Drop what the optimizer keeps that is not finite: with it the next step would spoil sound weights again."""
+        self._state.forget_spoiled()
+
     def size(self, parts: Parts = "weights") -> int:
         """Elements of the vector of those parts, now: "full" grows when the optimizer first keeps state."""
         if parts == "weights":

@@ -34,6 +34,13 @@ Positions = NDArray[np.int64]
 TIMED = 64  # durations kept: the median of so many is steady
 
 
+def finite(values: Floats) -> bool:
+    """Whether no element is NaN or infinite. A sum of squares sees it at the memory's rate; where that overflows, each
+    is looked at."""
+    with np.errstate(all="ignore"):
+        return math.isfinite(float(np.dot(values, values))) or bool(np.isfinite(values).all())
+
+
 @dataclass(frozen=True, slots=True)
 class Mixed:
     """An exchange that both sides committed, on its way to the step boundary."""
@@ -112,6 +119,9 @@ class Streams:
                 self.pool.give(vector)
             return
         self.sessions.snapshots[session] = vector
+        if not finite(vector.array):
+            self.perform(self.peer.spoiled(session, self.now))
+            return
         moved = math.nan if self.progress is None else self.progress.since(vector.array)
         self.perform(self.peer.snapshotted(session, self.now, mass, moved))
 

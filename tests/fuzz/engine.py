@@ -22,7 +22,7 @@ __all__ = ["LIMIT_BYTES", "LIMIT_S", "Figures", "Find", "Target", "play"]
 
 LIMIT_S = 0.1  # of the thread's own time, so that a busy machine makes no input slow
 LIMIT_BYTES = 16 << 20  # at once, for one input: four of the largest bodies, or msgpack's 64 KiB header 56 times over
-TRACE_EVERY = 61  # inputs from one that is traced to the next: tracing makes it several times as slow; a prime
+TRACE_EVERY = 509  # inputs from one that is traced to the next: starting to trace takes 5 ms; a prime
 MOST_FINDS = 20  # of one target, each with another cause: enough to mend
 
 

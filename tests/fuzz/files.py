@@ -17,10 +17,10 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gossip.errors import CheckpointError, IdentityError
-from gossip.records import signed
+from gossip.records import MAX_INT, signed
 from node import checkpoint
 from node.identity import Identity, parse_invite, parse_secret, read_secret
-from node.statedir import Memory, StateDir
+from node.statedir import Memory, StateDir, checksum
 from tests.fuzz.engine import Target
 from tests.fuzz.grammar import World, make_record
 from tests.fuzz.mutations import EDGE_TEXTS, mutated_bytes, mutated_text, mutated_value
@@ -56,16 +56,20 @@ class Books(OnDisk):
 
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
-        if rng.random() < 0.6:
+        body = self.sample[: packed_bytes(self.sample)]
+        value = msgpack.unpackb(body, raw=False)
+        body = mutated_bytes(rng, body) if rng.random() < 0.5 else repacked(mutated_value(rng, value))
+        data = body + checksum(body)  # as a node would have written it that holds such things
+        if rng.random() < 0.1:
             data = mutated_bytes(rng, self.sample)
-        else:
-            data = repacked(mutated_value(rng, msgpack.unpackb(self.sample[: packed_bytes(self.sample)], raw=False)))
 
         def act() -> None:
             (self.folder / "members.bin").write_bytes(data)
             memory = StateDir(self.folder).read()
             assert isinstance(memory, Memory)
-            assert isinstance(memory.incarnation + memory.samples, int)
+            assert type(memory.incarnation) is type(memory.samples) is int
+            assert 0 <= memory.incarnation < MAX_INT
+            assert 0 <= memory.samples < MAX_INT
 
         return data, act
 

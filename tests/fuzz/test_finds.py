@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import msgpack
 import pytest
 
 from gossip.config import Config
-from gossip.errors import ConfigError, IdentityError
+from gossip.errors import ConfigError, IdentityError, ProtocolError
+from gossip.frames import PREFIX_BYTES, decode, encode
 from gossip.graphs import Graph
 from gossip.ids import parse_address
 from node.identity import read_secret
@@ -44,6 +48,14 @@ def test_a_change_on_the_command_line_beyond_all_bounds_is_refused(tmp_path, tex
     (tmp_path / "a.toml").write_text("peers = 8\nrounds = 4\n")
     with pytest.raises(ConfigError):
         Scenario.from_toml(tmp_path / "a.toml", changes={"peers": text})
+
+
+def test_a_figure_of_a_status_is_no_larger_than_what_can_be_said_again():
+    for figure, right in ((2**63 - 1, True), (2**63, False), (-(2**63), False)):
+        header = msgpack.packb({"t": "status", "metrics": [figure], "members": [], "more": False})
+        with contextlib.nullcontext() if right else pytest.raises(ProtocolError):
+            message = decode(header)
+            assert decode(encode(message)[PREFIX_BYTES:]) == message
 
 
 def test_a_port_of_thousands_of_digits_is_no_port():

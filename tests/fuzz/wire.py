@@ -243,6 +243,12 @@ class Messages(Target):
                     self.now, peer.deadline if rng.random() < 0.7 and math.isfinite(peer.deadline) else self.now + later
                 )
                 return ("tick", self.now), self.tick
+            case 5 if rng.random() < 0.1:
+                own = sorted({*peer.exchanges.table, *peer.donating.table})
+                session = rng.choice([None, *own[-3:]])
+                if peer.local.sound:
+                    return ("spoiled", session), lambda: self.perform(peer.spoiled(session, self.now))
+                return "mended", lambda: self.perform(peer.mended(self.now))
             case 3 | 4 if self.todo:
                 effect = self.todo.pop(rng.randrange(len(self.todo)))
                 return ("report", effect), lambda: self.report(effect)
@@ -311,7 +317,12 @@ class Statuses(Target):
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
         row = [b"i" * 16, "10.0.0.1:7700", "alive", 8, 64, 0.5, True]
-        reply = {"t": "status", "metrics": [None] * len(METRICS), "members": [row, row], "more": False}
+        reply = {
+            "t": "status",
+            "metrics": ["0f" * 16, *[None] * (len(METRICS) - 1)],
+            "members": [row, row],
+            "more": False,
+        }
         packed = pack(mutated_value(rng, reply, [row])) if rng.random() < 0.7 else pack(reply)
         data = frames.PREFIX.pack(frames.MAGIC, len(packed), 0) + packed
         if rng.random() < 0.4:

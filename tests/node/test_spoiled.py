@@ -1,0 +1,113 @@
+"""Weights that stop being numbers: noticed, said once, given to nobody, and taken back from the swarm."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+import torch
+from torch import nn
+
+QUIET_S = 1.5
+
+
+def linear(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(4, 2)
+
+
+def work_of(model, optimizer, broken):
+    """A step that pulls every weight to 1, or, while ``broken`` holds something, one with a loss that is no number."""
+
+    def work():
+        scale = math.nan if broken else 1.0
+        loss = scale * sum(((p - 1.0) ** 2).sum() for p in model.parameters())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return work
+
+
+def finite(model):
+    return all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+def said(log, kind):
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    return [row["sentence"] for row in rows if row["event"] == kind]
+
+
+def pair(train, quick, monkeypatch, tmp_path, broken, **second):
+    """Two nodes; the second has a log and may be broken."""
+    first, model = linear(), linear(1)
+    one = train(first, None, work_of(first, torch.optim.SGD(first.parameters(), lr=0.05), []), config=quick)
+    log = tmp_path / "log"
+    monkeypatch.setenv("GOSSIP_LOG", str(log))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    two = train(model, optimizer, work_of(model, optimizer, broken), seeds=[one.node.address], config=quick, **second)
+    return one, two, first, model, log
+
+
+def test_spoiled_weights_are_said_once_given_to_nobody_and_replaced_by_the_swarms(
+    train, quick, until, monkeypatch, tmp_path
+):
+    broken = []
+    one, two, first, model, log = pair(train, quick, monkeypatch, tmp_path, broken)
+    until(lambda: two.node.metrics().exchanges_done >= 3, 20)
+    refused = dict(one.node.peer.exchanges.refusals.counts)
+    broken.append(True)
+    until(lambda: not two.node.peer.local.sound, 10)
+    until(lambda: not finite(model), 5)
+    time.sleep(QUIET_S)  # it goes on breaking what it takes
+    assert finite(first)
+    assert one.node.peer.exchanges.refusals.counts == refused, "nothing spoiled was ever offered"
+    broken.clear()
+    until(lambda: two.node.peer.local.sound and two.node.peer.ready and finite(model), 30)
+    done = two.node.metrics().exchanges_done
+    until(lambda: two.node.metrics().exchanges_done >= done + 3, 20)
+    assert finite(model), "with Adam's spoiled state its next step would spoil the weights again"
+    assert finite(first)
+    assert 1 <= len(said(log, "spoiled")) <= 4, "once each time, and ever more rarely"
+    assert "gives them to nobody" in said(log, "spoiled")[0]
+    assert not said(log, "loss")
+
+
+def test_a_loss_that_is_no_number_beside_sound_weights_is_said_once_and_stops_nothing(
+    train, quick, until, monkeypatch, tmp_path
+):
+    one, two, _, model, log = pair(train, quick, monkeypatch, tmp_path, [])
+    work = two.work
+    two.work = lambda: work() * math.inf
+    until(lambda: said(log, "loss"), 10)
+    done = two.node.metrics().exchanges_done
+    until(lambda: two.node.metrics().exchanges_done >= done + 5, 20)
+    assert len(said(log, "loss")) == 1
+    assert two.node.peer.local.sound
+    assert finite(model)
+    assert one.node.peer.local.sound
+
+
+def test_weights_that_the_loop_mends_by_itself_are_mixed_again(train, quick, until):
+    model = linear()
+    alone = train(model, None, lambda: None, config=quick)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def spoil():
+        with torch.no_grad():
+            model.weight.fill_(math.inf)
+        return torch.tensor(math.nan)
+
+    alone.work = spoil
+    until(lambda: not alone.node.peer.local.sound, 10)
+    assert not alone.node.peer.ready
+
+    def mend():
+        with torch.no_grad():
+            for live, kept in zip(model.parameters(), before, strict=True):
+                live.copy_(kept)
+
+    alone.work = mend
+    until(lambda: alone.node.peer.local.sound and alone.node.peer.ready, 10)
