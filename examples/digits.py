@@ -30,7 +30,7 @@ model = digits_mlp()
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-3)
 
 with Node(model, optimizer) as node:
-    while node.swarm_samples < args.samples:
+    while not node.finished and node.swarm_samples < args.samples:
         for x, y in node.shard((x_train, y_train), batch_size=args.batch_size):
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
@@ -40,9 +40,10 @@ with Node(model, optimizer) as node:
             # The swarm's own count drives the schedule: no node leads, and a newcomer is at once in step.
             optimizer.param_groups[0]["lr"] = args.lr * max(0.0, 1 - node.swarm_samples / args.samples)
             time.sleep(args.step_delay)
-            if node.swarm_samples >= args.samples:
+            if node.finished or node.swarm_samples >= args.samples:
                 break
     node.settle(args.settle)
+    node.finish()  # whoever comes now gets these weights, and trains nothing
     with torch.no_grad():
         accuracy = (model(x_test).argmax(1) == y_test).float().mean().item()
     done = node.metrics()

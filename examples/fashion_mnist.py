@@ -48,7 +48,7 @@ with Node(model, optimizer) as node:
         # Every node draws the same split, so the parts never overlap.
         mine = dirichlet_split(y_train, args.parts, args.alpha, args.seed)[args.part]
         torch.manual_seed(args.seed + 1 + args.part)  # equal weights at the start, but an order of its own
-    while node.swarm_samples < args.samples:
+    while not node.finished and node.swarm_samples < args.samples:
         batches = private_batches() if args.alpha is not None else node.shard((x_train, y_train), args.batch_size)
         for x, y in batches:
             x, y = x.to(args.device), y.to(args.device)
@@ -59,9 +59,10 @@ with Node(model, optimizer) as node:
             node.step(loss=loss, samples=len(x))
             # The swarm's own count drives the schedule: no node leads, and a newcomer is at once in step.
             optimizer.param_groups[0]["lr"] = args.lr * max(0.0, 1 - node.swarm_samples / args.samples)
-            if node.swarm_samples >= args.samples:
+            if node.finished or node.swarm_samples >= args.samples:
                 break
     node.settle(args.settle)
+    node.finish()  # whoever comes now gets these weights, and trains nothing
     with torch.no_grad():
         guesses = torch.cat([model(x.to(args.device)).argmax(1).cpu() for x in x_test.split(500)])  # (10000,)
     accuracy = (guesses == y_test).float().mean().item()

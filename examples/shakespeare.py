@@ -75,7 +75,7 @@ def private_batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 with Node(model, optimizer) as node:
     if args.by_speaker:
         torch.manual_seed(args.seed + 1 + args.part)  # equal weights at the start, but an order of its own
-    while node.swarm_samples < args.samples:
+    while not node.finished and node.swarm_samples < args.samples:
         for x, y in private_batches() if args.by_speaker else node.shard((x_train, y_train), args.batch_size):
             loss, _ = next_byte_loss(x, y)
             optimizer.zero_grad()
@@ -84,9 +84,10 @@ with Node(model, optimizer) as node:
             node.step(loss=loss, samples=len(x))
             # The swarm's own count drives the schedule: no node leads, and a newcomer is at once in step.
             optimizer.param_groups[0]["lr"] = args.lr * max(0.0, 1 - node.swarm_samples / args.samples)
-            if node.swarm_samples >= args.samples:
+            if node.finished or node.swarm_samples >= args.samples:
                 break
     node.settle(args.settle)
+    node.finish()  # whoever comes now gets these weights, and trains nothing
     with torch.no_grad():
         scores = torch.tensor([next_byte_loss(rows[:, :-1], rows[:, 1:]) for rows in test.split(32)])  # (batches, 2)
     loss, accuracy = scores.mean(0).tolist()

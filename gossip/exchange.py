@@ -98,6 +98,7 @@ class Local:
     settling: bool = False
     boundary_at: float = 0.0  # when the training loop was last seen at a step boundary
     steps: int = 0  # of the training loop
+    finished: bool = False  # the run has reached its end
 
     def size(self, optimizer_keys: int) -> int:
         """Elements of the vector that is exchanged with so many of the optimizer's keys."""

@@ -250,7 +250,8 @@ class Donating:
         if not local.ready:
             return [Send(sender, Refuse(fetch.session, "not-ready"))]
         if fetch.start == fetch.stop:
-            answer = Serving(fetch.session, local.version, local.genesis, local.optimizer_keys, scalars, swarm_samples)
+            keys, finished = local.optimizer_keys, local.finished
+            answer = Serving(fetch.session, local.version, local.genesis, keys, scalars, swarm_samples, finished)
             return [Send(sender, answer)]
         size = local.elements + len(fetch.optimizer_keys) * local.trained_elements
         if not 0 <= fetch.start < fetch.stop <= size or fetch.optimizer_keys not in ((), local.optimizer_keys):

@@ -10,6 +10,7 @@ from gossip.bootstrap import Listening, Reachability, Seeds
 from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.effects import Confirm, Dial, Effect, MemberState, Notice, Restore, Send
+from gossip.ending import Ending
 from gossip.exchange import Local, within
 from gossip.exchanges import Exchanges
 from gossip.filters import norm_accepts
@@ -38,7 +39,7 @@ class Peer:
 
     ``elements``: float32 elements of the weights; ``trained_elements``: of one optimizer key. ``sign`` and ``verify``
     are the identity's; ``expected`` holds the ids that seeds from an invite must prove; ``members`` is who knows the
-    others, by default the membership protocol.
+    others, by default the membership protocol; ``finished`` is a run that this node had finished in an earlier life.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Peer:
         expected: Mapping[Address, PeerId] | None = None,
         book: Iterable[MemberRecord] = (),
         members: Members | None = None,
+        finished: bytes = b"",
         now: float,
     ) -> None:
         self.id, self.config, self.rng = me.id, config, rng
@@ -83,6 +85,7 @@ class Peer:
         self.told_samples = 0  # as the members' count has them
         self.reborn = me.incarnation > 1
         self.moved_steps = 0  # the step count up to which progress was measured
+        self.ending = Ending(self.local, members, finished)
         self.judge = Judge()
         self.runs = Runs(
             self.local, self.membership, self.joining, self.linked_peers, self.begin_run, self.judge, config, rng, now
@@ -161,17 +164,24 @@ class Peer:
             self.membership.rebase(0, now, included=False, afresh=True)
             if self.reborn:
                 why += " Its weights are new, and the count of samples begins at 0: load a checkpoint to go on."
+            elif self.joining.genesis:
+                why += " Its weights are its own, with nothing behind them: it did not get those of the run it found."
         self.mixed(now)
-        return [Notice("started", why)]
+        return [Notice("started", why), *self.ending.began(now)]
 
-    def resume(self, genesis: bytes, base_samples: int, version: float, now: float) -> list[Effect]:
-        """The weights now come from a checkpoint of the run ``genesis`` with ``base_samples`` behind it."""
+    def resume(
+        self, genesis: bytes, base_samples: int, version: float, now: float, finished: bool = False
+    ) -> list[Effect]:
+        """The weights now come from a checkpoint of the run ``genesis`` with ``base_samples`` behind it, which may be
+        ``finished``."""
         self.tell(now)
         afresh = genesis == self.local.genesis
         self.local.genesis, self.local.version, self.local.sound = genesis, within(version), True
         self.membership.update_me(now, genesis=genesis, base_samples=base_samples, version=self.local.version)
         self.membership.rebase(base_samples, now, included=False, afresh=afresh)
         self.runs.changes_seen = -1
+        self.local.finished = finished or genesis == self.ending.before
+        self.membership.update_me(now, finished=self.local.finished)
         return self.replaced()
 
     def replaced(self) -> list[Effect]:
@@ -180,6 +190,12 @@ class Peer:
         self.judge.end()
         ended += self.exchanges.abandon()
         return [*ended, *self.joining.stop(), *self.donating.abandon(list(self.donating.table))]
+
+    def finish(self, now: float) -> list[Effect]:
+        """The run is complete: whoever comes later is told so with its weights, and those who train when most members
+        say it."""
+        self.ending.finish(now)
+        return []
 
     def leave(self, now: float) -> list[Effect]:
         """Say LEFT, with the last counts: nobody will say them later."""
@@ -449,7 +465,11 @@ class Peer:
         )
         text += ", in place of those of the run this node came from." if merged else "."
         self.mixed(now)
-        return [*self.replaced(), Notice("merged" if merged else "joined", text)]
+        local.finished = False
+        ended = self.ending.taken(joining.finished and not merged, now)
+        if not ended:
+            self.membership.update_me(now, finished=False)
+        return [*self.replaced(), Notice("merged" if merged else "joined", text), *ended]
 
     def settle(self, on: bool, now: float) -> list[Effect]:
         """Mix continuously with the plain mean (True), or as configured (False)."""

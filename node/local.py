@@ -42,6 +42,7 @@ class Child:
     err: Path
     address: str | None = None  # where it listens, once it says so
     figures: dict[str, Any] = field(default_factory=dict)  # its last progress row
+    said: str = "starting: it loads its libraries"  # what it last said of itself, until it trains
     _offset: int = 0
 
     @property
@@ -64,6 +65,9 @@ class Child:
         for row in rows:
             if row["event"] == "listening":
                 self.address = row["address"]
+                self.said = f"listens on {self.address}, and looks for weights"
+            elif row["event"] in ("started", "joined", "merging", "merged", "finished"):
+                self.said = row["sentence"]
             elif row["event"] in ("progress", "final"):
                 self.figures = row
         return rows
@@ -74,7 +78,7 @@ class Child:
         ended = "" if code is None else f"  ended with code {code}"
         if self.figures:
             return f"node {self.number}  {line_of(self.figures)}{ended}"
-        return f"node {self.number}{ended or '  starting'}"
+        return f"node {self.number}{ended or '  ' + self.said}"
 
 
 class LocalSwarm:

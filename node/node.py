@@ -42,6 +42,7 @@ from node.thread import NetworkThread
 __all__ = ["Member", "Metrics", "Node"]
 
 VISIT_S = 0.002  # between two visits of the network thread's wishes: a step of a tiny model is not slowed by each
+FAREWELL_S = 0.5  # for a newcomer to ask for the next piece of a finished run's weights
 SETTLED = 1e-4  # |theirs - ours| / |ours| of an exchange that found nothing left to agree on
 
 
@@ -206,6 +207,30 @@ class Node:
         included. Others' counts are a second or two old, so schedules and stopping rules agree about as closely."""
         view = self.view
         return view.swarm_samples + self.samples - view.own_samples
+
+    @property
+    def finished(self) -> bool:
+        """Whether this node's run has reached its end: somebody called :meth:`finish`, here or on most members, or the
+        members that gave this node its weights said so. A loop that asks ends with its swarm, and a late-comer's does
+        not begin: ``while not node.finished and node.swarm_samples < samples``."""
+        return self.peer.local.finished
+
+    def finish(self, seconds: float = 5.0) -> None:
+        """The run is complete: call it at the end, with the weights as they are to be. Newcomers get them and learn
+        that nothing is left to train; others end when most members say so. A state directory remembers it. Waits while
+        newcomers fetch the weights, for up to ``seconds``."""
+        runtime, peer = self.runtime, self.peer
+        self.thread.call(lambda: runtime.perform(peer.finish(runtime.now)))
+        self.heard()
+        self.service.state_dir.finish(peer.local.genesis)
+        now = time.monotonic()
+        until, quiet_at = now + seconds, now + FAREWELL_S
+        while now < until and (now < quiet_at or peer.donating.table):
+            self.boundary.wake.wait(0.02)
+            self.visit()
+            now = time.monotonic()
+            if peer.donating.table:
+                quiet_at = now + FAREWELL_S
 
     def step(self, loss: Any = None, samples: int = 1) -> None:
         """Call after ``optimizer.step()``: counts the step, and lets finished exchanges land between two steps.
@@ -422,7 +447,8 @@ class Node:
         meta = {
             "format": 1, "fingerprint": self.state.layout.fingerprint, "genesis": peer.local.genesis.hex(),
             "version": peer.local.version, "steps": self.steps, "samples": self.samples,
-            "swarm_samples": self.swarm_samples, "node": self.id, "members": len(self.view.owners),
+            "swarm_samples": self.swarm_samples, "finished": peer.local.finished, "node": self.id,
+            "members": len(self.view.owners),
         }  # fmt: skip
         checkpoint.save(path, tensors, self.optimizer.state_dict() if self.optimizer is not None else None, meta)
 
@@ -456,7 +482,8 @@ class Node:
         def resume() -> None:
             runtime.streams.replace_weights()
             peer.counted(self.steps, self.samples)
-            runtime.perform(peer.resume(genesis, run.swarm_samples, run.version, runtime.now))
+            over = meta.get("finished") is True
+            runtime.perform(peer.resume(genesis, run.swarm_samples, run.version, runtime.now, over))
             self.service.view = self.view.refreshed(runtime)
             resumed.set()
 

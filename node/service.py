@@ -108,7 +108,8 @@ class Service:
             record, sign=identity.sign, verify=verify, config=settings.config,
             fingerprint=self.state.layout.fingerprint, elements=self.state.layout.size,
             trained_elements=self.state.trained_elements, rng=random.Random(secrets.randbits(64)),
-            seeds=settings.seeds, expected=settings.expected, book=memory.book, now=now,
+            seeds=settings.seeds, expected=settings.expected, book=memory.book, finished=self.state_dir.finished(),
+            now=now,
         )  # fmt: skip
 
     def after_perform(self) -> None:
@@ -127,6 +128,7 @@ class Service:
 
     async def look(self, runtime: Runtime, progress: Progress) -> None:
         while True:
+            runtime.perform(runtime.peer.ending.tick(runtime.now))
             self.view = self.view.refreshed(runtime)
             progress.tick(time.time(), self.figures)
             await trio.sleep(REPORT_S)

@@ -72,6 +72,28 @@ class StateDir:
         self._extra = memory.extra
         return memory
 
+    @property
+    def ending(self) -> Path | None:
+        """The file that says which run was finished here."""
+        return None if self.path is None else self.path / "finished"
+
+    def finished(self) -> bytes:
+        """The genesis of the run that was finished here; empty where none was, or nobody can read which."""
+        if self.ending is None:
+            return b""
+        try:
+            with self.ending.open("rb") as file:
+                genesis = bytes.fromhex(file.read(64).decode("ascii").strip())
+        except (OSError, ValueError):
+            return b""
+        return genesis if len(genesis) == 16 else b""
+
+    def finish(self, genesis: bytes) -> None:
+        """Remember that this run is finished; a failure costs only the memory."""
+        if self.ending is not None:
+            with contextlib.suppress(OSError):
+                self.ending.write_text(genesis.hex() + "\n", encoding="ascii")
+
     def write(self, incarnation: int, samples: int, book: Sequence[MemberRecord]) -> None:
         """Atomically; a failure (a full disk) costs only the memory, never the training."""
         if self.path is None:

@@ -210,7 +210,34 @@ def test_the_demo_ends_in_time_and_says_so(tmp_path, capsys):
     pytest.importorskip("sklearn")
     job = pretended(tmp_path, "time.sleep(60)")
     assert demo.run_demo(nodes=3, as_json=True, limit_s=1, job=job) == 1
-    assert "time is up after 1 s" in json.loads(capsys.readouterr().out)["events"][-1]
+    assert "time is up after " in json.loads(capsys.readouterr().out)["events"][-1]
+
+
+def test_the_demo_gives_a_slow_machine_more_time_for_as_long_as_something_happens(monkeypatch):
+    class Many:
+        children = ()
+
+    clock = [0.0]
+    monkeypatch.setattr(demo.time, "monotonic", lambda: clock[0])
+    stage = demo.Stage(Many(), None)
+    for second in range(900):
+        clock[0] = float(second)
+        assert not stage.late(90.0, second)  # one sample a second
+    clock[0] += demo.STILL_S + 1
+    assert stage.late(90.0, 899)
+    clock[0] = 901.0
+    assert stage.late(90.0, 5_000)  # ten times the limit
+
+
+def test_a_newcomer_that_found_everything_trained_is_no_failure_and_a_survivor_is(tmp_path):
+    child = local.Child(3, None, tmp_path / "log", tmp_path / "out", tmp_path / "err")
+    (tmp_path / "out").write_text('{"accuracy": 0.97}\n')
+    type(child).code, code = property(lambda self: 0), type(child).code
+    try:
+        assert demo.describe(child, False, newcomer=True)["ok"]
+        assert not demo.describe(child, False, newcomer=False)["ok"]
+    finally:
+        type(child).code = code
 
 
 def test_the_demo_shows_why_a_node_broke_instead_of_waiting_for_the_rest(tmp_path, capsys):

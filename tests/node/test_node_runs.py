@@ -11,7 +11,8 @@ import torch
 from gossip.errors import LocalError
 from gossip.ids import parse_address
 from node import checkpoint
-from tests.node.test_node import linear
+from tests.node.conftest import Trainee
+from tests.node.test_node import linear, spread
 
 
 def trained(trainee):
@@ -152,3 +153,42 @@ def test_a_run_is_named_by_its_32_digits(train):
 
 def spread_from(model, target):
     return max(float((weights - target).abs().max()) for weights in model.state_dict().values())
+
+
+# -- finished --------------------------------------------------------------------------------------------------------
+def test_a_node_that_returns_after_its_run_was_finished_trains_nothing_again(train, tmp_path):
+    first = train(linear(1), state_dir=tmp_path)
+    first.do(lambda node: node.finish(0.1))
+    assert first.node.finished
+    first.stop()
+    again = train(linear(1), state_dir=tmp_path)
+    assert again.node.finished
+    again.stop()
+    (tmp_path / "finished").unlink()
+    assert not train(linear(1), state_dir=tmp_path).node.finished
+
+
+def test_a_late_comer_has_the_final_weights_before_those_who_finished_are_gone(train, until):
+    final, late = linear(1, 1_000_000), linear(2, 1_000_000)
+    first = train(final)
+    until(lambda: trained(first) > 100)
+    second = Trainee(late, seeds=[first.node.address])
+    second.start()
+    until(lambda: first.node.peer.donating.table)
+    first.do(lambda node: node.finish())
+    first.stop()
+    assert second.running.wait(30)
+    assert genesis(second) == genesis(first)
+    assert spread(late, final) == 0.0
+    second.stop()
+
+
+def test_a_checkpoint_says_that_its_run_is_finished(train, tmp_path):
+    first = train(linear(1))
+    first.do(lambda node: node.finish(0.1))
+    first.do(lambda node: node.save(tmp_path / "run"))
+    first.stop()
+    again = train(linear(2))
+    assert not again.node.finished
+    assert again.do(lambda node: node.load(tmp_path / "run"))["finished"] is True
+    assert again.node.finished

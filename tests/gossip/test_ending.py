@@ -1,0 +1,102 @@
+"""A run that is finished: who says so, who believes it, and what a late-comer gets."""
+
+from __future__ import annotations
+
+from tests.gossip.swarm_harness import Swarm
+
+
+def look(swarm, seconds):
+    """Time passes, in which every driver asks its peer once a second."""
+    for _ in range(int(seconds)):
+        swarm.run(1.0)
+        for node in swarm.nodes:
+            if node.running:
+                swarm.perform(node, node.peer.ending.tick(swarm.now))
+
+
+def finish(swarm, *nodes):
+    for node in nodes:
+        swarm.perform(node, node.peer.finish(swarm.now))
+
+
+def trained(count=4, seconds=20.0):
+    swarm = Swarm(1)
+    nodes = [swarm.start(*([0] if number else []), value=1000) for number in range(count)]
+    swarm.until(swarm.agreed, 30.0)
+    swarm.run(seconds)
+    return swarm, nodes
+
+
+def test_one_members_word_ends_nothing_for_those_who_train():
+    swarm, nodes = trained(3)
+    finish(swarm, nodes[2])
+    look(swarm, 10)
+    assert [node.peer.local.finished for node in nodes] == [False, False, True]
+    pair, both = trained(2)
+    finish(pair, both[1])
+    look(pair, 10)
+    assert not both[0].peer.local.finished
+
+
+def test_when_most_members_have_finished_so_have_the_others():
+    swarm, nodes = trained(4)
+    finish(swarm, *nodes[:3])
+    look(swarm, 5)
+    assert nodes[3].peer.local.finished
+    assert nodes[3].kinds[-1] == "finished"
+    assert nodes[3].peer.membership.me.finished
+
+
+def test_those_who_finished_and_left_have_said_so():
+    swarm, nodes = trained(4)
+    finish(swarm, nodes[0])
+    look(swarm, 3)
+    swarm.kill(nodes[0])
+    swarm.run(60.0)
+    finish(swarm, nodes[1], nodes[2])
+    look(swarm, 5)
+    assert nodes[3].peer.local.finished
+
+
+def test_a_late_comer_gets_the_weights_and_learns_that_nothing_is_left_to_train():
+    swarm, nodes = trained(3)
+    finish(swarm, *nodes)
+    late = swarm.start(0, value=5)
+    swarm.until(lambda: late.peer.ready, 20.0)
+    assert (late.genesis, late.value) == (nodes[0].genesis, nodes[0].value)
+    assert late.peer.local.finished
+    assert late.kinds[-1] == "finished"
+
+
+def test_one_donor_of_three_cannot_tell_a_newcomer_that_all_is_over():
+    swarm, nodes = trained(3)
+    finish(swarm, nodes[0])
+    late = swarm.start(0, 1, 2, value=5)
+    swarm.until(lambda: late.peer.ready, 20.0)
+    assert late.genesis == nodes[0].genesis
+    assert not late.peer.local.finished
+
+
+def test_a_newcomer_whose_donors_leave_begins_a_run_of_its_own_and_says_what_its_weights_are():
+    swarm = Swarm(3)
+    swarm.chunk_s = 2.0
+    first = swarm.start(elements=400_000)
+    swarm.run(30.0)
+    newcomer = swarm.start(0, elements=400_000)
+    swarm.run(3.0)
+    assert newcomer.peer.joining.genesis == first.genesis
+    swarm.kill(first)
+    swarm.until(lambda: newcomer.peer.ready, 60.0)
+    assert newcomer.genesis != first.genesis
+    assert newcomer.peer.membership.swarm_samples <= 1
+    assert "its own, with nothing behind them" in next(text for _, kind, text in newcomer.notices if kind == "started")
+
+
+def test_a_checkpoint_of_a_finished_run_is_finished_and_another_is_not():
+    swarm, [node] = trained(1)
+    swarm.perform(node, node.peer.resume(b"g" * 16, 100, 1.0, swarm.now, True))
+    assert node.peer.local.finished
+    assert node.peer.membership.me.finished
+    swarm.perform(node, node.peer.resume(b"h" * 16, 100, 1.0, swarm.now))
+    assert not node.peer.local.finished
+    assert not node.peer.membership.me.finished
