@@ -19,7 +19,8 @@ import pytest
 
 from gossip.config import Config
 from sim.sessions import Sessions
-from tests.agreement.scenario import Outcome, Scenario, Script, identity, run_nodes, simulate, start_vector
+from tests.agreement import scenario
+from tests.agreement.scenario import Floats, Outcome, Scenario, Script, identity, run_nodes, simulate, start_vector
 
 
 def trio_of_peers() -> Script:
@@ -184,3 +185,20 @@ def test_two_runs_that_meet_become_one() -> None:
     together = both(Scenario(script, 40.0, config))
     assert {end.genesis for end in together.values()} == {apart[0].genesis}
     assert all(end.ready for end in together.values())
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_two_fixed_vectors_end_at_their_mean(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody trains after one was moved away from the other: an exchange leaves both at the mean, and none goes beyond
+    it."""
+
+    def once(index: int, vector: Floats, steps: int) -> None:
+        if index == 1 and steps == 40:
+            vector += np.float32(1.0)
+
+    monkeypatch.setattr(scenario, "train", once)
+    config = Config(chunk_elements=1024, mix_every_steps=every, filter="none")
+    ends = both(Scenario(trio_of_peers()[:2], 20.0, config))
+    assert all(end.exchanges[0] > 20 for end in ends.values())
+    mean = start_vector(0) + np.float32(0.5)  # whose weights the newcomer took
+    assert np.abs(np.stack([end.values for end in ends.values()]) - mean).max() < 1e-6
