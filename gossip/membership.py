@@ -248,7 +248,7 @@ class Membership:
     ) -> None:  # fmt: skip
         # All signatures first: a message is taken whole, or refused with nothing changed.
         mine = self._mine
-        for update in self._view.fresh(updates, sender):
+        for update in self._view.fresh(updates, sender, entry, now):
             if isinstance(update, Hint):
                 if update.peer == mine:
                     self._on_own_hint(update, sender, entry, now, out)

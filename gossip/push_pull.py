@@ -15,7 +15,7 @@ from gossip.errors import ProtocolError
 from gossip.ids import PeerId
 from gossip.messages import MAX_BUCKETS, MAX_RECORDS, MAX_RECORDS_BYTES, Digest, Hint, Records, Update
 from gossip.records import MAX_EXTRA_BYTES
-from gossip.table import Entry, Table
+from gossip.table import VERIFIED_BURST, Entry, Table
 from gossip.view import TELL_EVERY_S
 
 __all__ = ["PushPull"]
@@ -38,6 +38,8 @@ class PushPull:
 
     def ask(self, entry: Entry, now: float, out: list[Effect], everything: bool = False) -> None:
         entry.asked_s, entry.asked_all, entry.answer_due = now, everything, True
+        # What we ask for is not a flood. Who asks for everything knows nobody yet, and may hear of a whole table.
+        entry.expect(2 * self._config.max_members if everything else VERIFIED_BURST + len(self._table.entries), now)
         digest = Digest(b"" if everything else self._table.digest())
         out.append(Send(entry.record.id, digest))
 
@@ -52,6 +54,7 @@ class PushPull:
             return  # each asked the other, and the answer to one runs both ways
         buckets = self._table.differing(digest.hashes)
         if buckets:
+            entry.expect(VERIFIED_BURST + len(self._table.entries), now)
             self._send(sender, buckets, buckets if digest.hashes else b"", out)
 
     def quiet(self, entry: Entry | None, now: float) -> bool:

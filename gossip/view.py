@@ -28,7 +28,7 @@ from gossip.messages import Gossip, Hint, Update
 from gossip.records import Sign, Verify, check, claims_more, mere_progress, newer
 from gossip.rumours import Rumours, told_of_progress
 from gossip.strangers import Introductions
-from gossip.table import Allowance, Entry, Table
+from gossip.table import VERIFIED_BURST, VERIFIED_PER_S, Allowance, Entry, Table
 
 __all__ = ["TELL_EVERY_S", "View"]
 
@@ -54,6 +54,7 @@ class View:
         self._sign, self._verify = sign, verify
         self._me = table.mine.record.id
         self._intake = Allowance(INTAKE_PER_S, float(config.max_members), now)
+        self._strangers = Allowance(VERIFIED_PER_S, VERIFIED_BURST, now)  # of all links to those not in the table
         self._accusers = Accusers()
         self._suspicions: list[tuple[float, PeerId]] = []  # (when, whom); stale when it expires at another time
         self.before: dict[PeerId, MemberState | None] = {}  # states before this call, of those that changed in it
@@ -71,6 +72,13 @@ class View:
     def is_news(self, record: MemberRecord, linked: bool = False) -> bool:
         """Whether this record changes anything; what does is checked first, and raises if it is not acceptable.
         ``linked``: it came from its owner itself, over its own link."""
+        if not self._may_change(record, linked):
+            return False
+        check(record, self._verify)
+        return True
+
+    def _may_change(self, record: MemberRecord, linked: bool) -> bool:
+        """Whether it is worth its check: of most records that come we hold a newer one, or this very one."""
         entry = self._table.entries.get(record.id)
         if entry is not None:
             known = entry.record
@@ -81,11 +89,12 @@ class View:
                 return False  # of one that we only remember, any word is news: it is really a member
             elif record.incarnation > known.incarnation + MAX_JUMP and not linked:
                 return False  # told by others; accusations can drive a member so far while we hear nothing of it
-        check(record, self._verify)
         return True
 
-    def fresh(self, updates: tuple[Update, ...], sender: PeerId) -> list[Update]:
-        """Those that may change something; raises as :meth:`is_news`."""
+    def fresh(self, updates: tuple[Update, ...], sender: PeerId, teller: Entry | None, now: float) -> list[Update]:
+        """Those that may change something; raises as :meth:`is_news`. To check a signature takes longer than to make a
+        record that needs it, so one link may ask for a bounded number of checks; what is beyond is dropped unread, and
+        gossip or push-pull bring it again if it was true."""
         known = self._table.entries.get
         # Most of what gossip brings is known; this line is where a large swarm spends its time.
         unknown = [
@@ -93,10 +102,21 @@ class View:
             if not isinstance(update, MemberRecord)
             or (entry := known(update.id)) is None or entry.record is not update or entry.restored
         ]  # fmt: skip
-        return [
-            update for update in unknown
-            if not isinstance(update, MemberRecord) or self.is_news(update, linked=update.id == sender)
-        ]  # fmt: skip
+        fresh: list[Update] = []
+        dropped = 0
+        for update in unknown:
+            if isinstance(update, MemberRecord):
+                if not self._may_change(update, update.id == sender):
+                    continue
+                allowance = self._strangers if teller is None else teller.verifying or teller.expect(0, now)
+                if not allowance.take(now):
+                    dropped += 1
+                    continue
+                check(update, self._verify)
+            fresh.append(update)
+        if dropped:
+            self._conduct.note(sender, "flood", now, dropped / VERIFIED_BURST)
+        return fresh
 
     def hear(self, record: MemberRecord, now: float, by: PeerId | None = None, quiet: bool = False) -> None:
         """Take a checked record of another that is news. ``by``: who told us of it; None: it came from its owner, in
