@@ -11,7 +11,7 @@ READY := $(VENV)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-netns lint types bench bench-codecs bench-bytes bench-sim bench-methods convergence reliability siege chaos soak data clean
+.PHONY: help demo test test-slow test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods convergence reliability siege chaos soak data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -27,6 +27,12 @@ test-slow: $(READY) ## run the tests that take longer
 
 test-netns: $(READY) ## run the tests with cut networks; needs root and Linux network namespaces
 	$(PY) -m pytest -q -m netns
+
+explore: $(READY) ## play random schedules on bare peers; SEEDS=100000 for how many, FROM=0 for the first
+	$(PY) -m tests.simulation --seeds $(or $(SEEDS),1000) --from $(or $(FROM),0)
+
+explore-mutants: $(READY) ## plant bugs, and say after how many random schedules each is found
+	$(PY) -m tests.simulation --mutants
 
 lint: $(READY) ## check style and who imports whom
 	$(PY) -m ruff check

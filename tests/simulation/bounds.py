@@ -1,0 +1,115 @@
+"""How large each table of a peer may grow, and how long what is in it may stay."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from gossip.config import Config
+from gossip.exchange import State
+from gossip.ids import MemberRecord
+from tests.simulation.host import ELEMENTS
+
+if TYPE_CHECKING:
+    from tests.simulation.host import Host
+    from tests.simulation.world import World
+
+__all__ = ["BOUNDS", "check_bounds", "longest_s", "tables"]
+
+# By where a table is found from its Peer on; what is not named here may hold two for each id ever heard of, and 64.
+BOUNDS = {
+    "exchanges.verdicts": 4_096,  # VERDICTS: doubt_s of asking after them
+    "exchanges.durations.past": 256,  # TIMED partners,
+    "exchanges.durations.past[]": 8,  # KEPT of each
+    "exchanges.refusals.counts": 256,  # REFUSALS
+    "exchanges.seen": 8,
+    "exchanges.filter.squares": 16,
+    "exchanges.outgoing": 16,  # the most partners of a mix
+    "donating.table": 2,  # SERVED_AT_ONCE, each a snapshot
+    "joining.pieces": 4,
+    "joining.surveys": 4,
+    "joining.left_alone": 64,
+    "reach.asked": 3,
+    "reach.homes": 3,
+    "membership._rumours._told": 1_024,
+    "membership._rumours._levels": 24,
+    "membership._table._hashes": 256,
+    "membership._table._buckets": 256,
+    "membership._detector._timers": 512,  # probes of ours and for others; stale ones go as they reach the front
+    "membership._view._suspicions": 4_096,
+    "membership._handlers": 32,
+}
+TABLES = frozenset({dict, list, set, deque, OrderedDict})
+PLAIN = frozenset({int, float, str, bytes, bool, tuple, type(None), Config})
+
+
+def tables(thing: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, int]]:
+    """Every table reachable from ``thing`` by attributes of the project's own objects: where, and how large."""
+    seen = set() if seen is None else seen
+    seen.add(id(thing))
+    for name in names_of(thing):
+        value = getattr(thing, name, None)
+        kind = type(value)
+        if kind in TABLES:
+            yield path + name, len(value)
+            inside = value.values() if isinstance(value, dict) else value
+            longest = max([len(one) for one in inside if type(one) in TABLES], default=0)
+            if longest:
+                yield f"{path}{name}[]", longest
+        elif kind not in PLAIN and is_ours(kind) and id(value) not in seen:
+            yield from tables(value, f"{path}{name}.", seen)
+
+
+def names_of(thing: Any) -> Iterable[str]:
+    fields = getattr(thing, "__dict__", None)
+    return slots_of(type(thing)) if fields is None else fields
+
+
+@lru_cache(None)
+def slots_of(kind: type) -> tuple[str, ...]:
+    return tuple(name for one in kind.__mro__ for name in getattr(one, "__slots__", ()))
+
+
+@lru_cache(None)
+def is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("gossip.") and not issubclass(kind, Config | MemberRecord | Enum)
+
+
+def longest_s(config: Config) -> float:
+    """From the moment at which an exchange is in the table to the last at which it may be: asking, streaming, waiting
+    for the other's commit, and doubt; a group waits for two answers. Its deadlines tune themselves by what it took
+    before (median and six deviations), which here is twice the longest stream at most."""
+    stream_s = 8 * ELEMENTS / (config.slowest_rate_mb_s * 1e6) + 1.0 + 30.0
+    asking_s = 4 * max(1, config.partners) * config.reply_timeout_s + config.boundary_patience_s
+    return asking_s + 2 * stream_s + config.stall_s + config.doubt_s + 2.0
+
+
+def check_bounds(world: World, host: Host) -> None:
+    """The tables of one peer, and the exchanges in it."""
+    peer = host.peer
+    known = len(world.hosts) + sum(getattr(one, "sybils", 0) + 8 for one in world.hosts if one.liar)
+    for path, size in tables(peer):
+        bound = BOUNDS.get(path, 64 + 2 * known)
+        if size > bound:
+            world.fail("every table is bounded", f"{host!r}: {path} holds {size}, and may {bound}")
+    check_exchanges(world, host)
+
+
+def check_exchanges(world: World, host: Host) -> None:
+    peer, now = host.peer, world.now
+    for number, one in peer.exchanges.table.items():
+        begun = host.since.setdefault(number, now)
+        waits = one.initiator and one.state is State.PREPARING  # for its own next boundary, however far that is
+        if one.deadline == math.inf and not waits:
+            world.fail("every exchange has a deadline", f"{host!r}: {number:x} in {one.state} has none")
+        asleep = waits and (host.paused or number not in host.wishes)
+        if host.stopped or asleep or now - host.awake_at < 1.0:
+            host.since[number] = now
+        elif now - begun > longest_s(world.config):
+            world.fail("no exchange is stuck", f"{host!r}: {number:x} is in {one.state} since {begun:.2f} s")
+    if len(host.since) > 4 * len(peer.exchanges.table) + 16:
+        host.since = {number: at for number, at in host.since.items() if number in peer.exchanges.table}

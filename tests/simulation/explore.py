@@ -1,0 +1,159 @@
+"""Many seeds over all cores, one seed in words, and how soon each planted bug is found.
+
+python -m tests.simulation SEED                one schedule, its trace, and how it ends
+python -m tests.simulation --seeds 100000      many; each failure with the command that replays it
+python -m tests.simulation --mutants           each planted bug, and the first seed that shows it
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gossip.config import Config
+from tests.simulation.judge import Failure
+from tests.simulation.mutants import MUTANTS, planted
+from tests.simulation.schedule import Schedule
+
+__all__ = ["Outcome", "find", "main", "outcome", "shrunk"]
+
+ENOUGH = 228  # seeds within which a throw-away explorer found every bug planted in it
+BATCH = 20  # seeds that one process plays before it reports
+SHOWN = 20  # failures printed in full
+SHORTER_S = (1.0, 2.0, 4.0, 8.0)  # tried on a schedule that fails
+
+
+class Outcome(NamedTuple):
+    """Of one seed; ``claim`` is empty where all held, and what was raised otherwise."""
+
+    seed: int
+    claim: str
+    detail: str
+    events: int
+    exchanges: int
+    one_sided: int
+
+
+def outcome(seed: int, **how: Any) -> Outcome:
+    schedule = Schedule(seed, **how)
+    claim = detail = ""
+    try:
+        schedule.play()
+    except Failure as failure:
+        claim, detail = failure.claim, str(failure)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        claim = f"no exception: {type(error).__name__} in {os.path.basename(where.filename)}, {where.name}"
+        detail = f"{claim}: {error}"
+    judge = schedule.world.judge
+    return Outcome(seed, claim, detail, schedule.world.events, judge.done, judge.one_sided)
+
+
+def shrunk(seed: int, claim: str) -> list[str]:
+    """Arguments of a smaller schedule of this seed that fails in the same way, if one is found at once."""
+    words: list[str] = []
+    how: dict[str, Any] = {}
+    for change in ({"liars": False}, *({"peers": count} for count in (2, 3, 4)), *({"seconds": s} for s in SHORTER_S)):
+        name, value = next(iter(change.items()))
+        if name not in how and outcome(seed, **how, **change).claim == claim:
+            how |= change
+            words += ["--honest"] if name == "liars" else [f"--{name}", str(value)]
+    return words
+
+
+def batch(seeds: range) -> list[Outcome]:
+    return [outcome(seed) for seed in seeds]
+
+
+def played(first: int, count: int, processes: int) -> Iterator[Outcome]:
+    batches = [range(at, min(at + BATCH, first + count)) for at in range(first, first + count, BATCH)]
+    if processes == 1:
+        for seeds in batches:
+            yield from batch(seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for outcomes in pool.imap(batch, batches):
+            yield from outcomes
+
+
+def explore(first: int, count: int, processes: int) -> int:
+    """Returns how many seeds failed."""
+    began, events, exchanges, one_sided = time.monotonic(), 0, 0, 0
+    claims: Counter[str] = Counter()
+    for done, one in enumerate(played(first, count, processes), 1):
+        events, exchanges, one_sided = events + one.events, exchanges + one.exchanges, one_sided + one.one_sided
+        if one.claim:
+            claims[one.claim] += 1
+            if claims.total() <= SHOWN:
+                smaller = " ".join(shrunk(one.seed, one.claim)) if claims[one.claim] == 1 else ""
+                print(f"\n{one.detail}\n    python -m tests.simulation {one.seed} {smaller}".rstrip(), flush=True)
+        if done % 1000 == 0 or done == count:
+            seconds = time.monotonic() - began
+            rate = f"{1000 * seconds / done:.1f} ms a seed"
+            print(f"{done:,} of {count:,} seeds in {seconds:.0f} s ({rate}): {claims.total()} failed", flush=True)
+    print(f"{events:,} events, {exchanges:,} exchanges, {one_sided} of them ended on one side, as a doubt may.")
+    for claim, times in claims.most_common():
+        print(f"{times:8,}  {claim}")
+    return claims.total()
+
+
+def find(name: str, seeds: int = ENOUGH) -> Outcome | None:
+    """The first seed that shows a planted bug."""
+    with planted(name):
+        return next((one for one in map(outcome, range(seeds)) if one.claim), None)
+
+
+def find_all() -> int:
+    missed = 0
+    for name in MUTANTS:
+        one = find(name)
+        missed += one is None
+        said = "not found" if one is None else f"{one.seed + 1:4} seeds: {one.claim}"
+        print(f"{name:20} {said}", flush=True)
+    return missed
+
+
+def replay(seed: int, how: dict[str, Any], mutant: str) -> int:
+    """In words, to its end."""
+    how["tell"] = print
+    schedule = Schedule(seed, **how)
+    usual = Config()
+    for field in dataclasses.fields(usual):
+        value = getattr(schedule.config, field.name)
+        if value != getattr(usual, field.name):
+            print(f"{field.name} = {value!r}")
+    if not mutant:
+        schedule.play()
+    else:
+        with planted(mutant):
+            schedule.play()
+    print(f"All held: {schedule.world.events} events, {schedule.world.judge.done} exchanges.")
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__.splitlines()[0])
+    parser.add_argument("seed", nargs="?", type=int, help="play this one, in words")
+    parser.add_argument("--seeds", type=int, default=0, help="how many to play")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--mutants", action="store_true", help="look for each planted bug")
+    parser.add_argument("--mutant", default="", choices=["", *MUTANTS], help="play the one seed with this bug planted")
+    parser.add_argument("--peers", type=int, help="of the one seed: no more than so many")
+    parser.add_argument("--seconds", type=float, help="of the one seed: faults for no longer")
+    parser.add_argument("--honest", action="store_true", help="of the one seed: without its liars")
+    asked = parser.parse_args()
+    if asked.mutants:
+        sys.exit(1 if find_all() else 0)
+    if asked.seed is None:
+        sys.exit(1 if explore(asked.first, asked.seeds or 1000, asked.processes) else 0)
+    how = {"peers": asked.peers, "seconds": asked.seconds, "liars": False if asked.honest else None}
+    sys.exit(replay(asked.seed, how, asked.mutant))

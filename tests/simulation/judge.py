@@ -1,0 +1,346 @@
+"""What must hold of honest members after every event, and what a schedule must come to in the end."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from gossip.effects import Gather, MemberChanged, MemberState, Merge, Mix, Rename, Transfer
+from gossip.groups import DOUBTS, Groups
+from gossip.ids import PeerId
+from gossip.joining import Phase
+from gossip.messages import Commit
+
+if TYPE_CHECKING:
+    from tests.simulation.host import Host, Session
+    from tests.simulation.world import World
+
+__all__ = ["Failure", "Judge"]
+
+ASKED_S = 3.0  # a partner reachable for so long has answered how an exchange ended: asked every second, and a slow link
+GONE = (MemberState.DEAD, MemberState.LEFT)
+
+
+class Failure(AssertionError):
+    """``claim`` is what does not hold; the text says of whom and when."""
+
+    def __init__(self, claim: str, detail: str) -> None:
+        super().__init__(f"{claim}: {detail}")
+        self.claim = claim
+
+
+class Side:
+    """One host's part in an exchange of vectors."""
+
+    __slots__ = ("begun_s", "committed_s", "ended", "excused", "mixed", "shift", "weight")
+
+    def __init__(self, now: float) -> None:
+        self.begun_s = now
+        self.committed_s: float | None = None
+        self.mixed = self.ended = False
+        self.excused = ""  # why this side alone may have ended otherwise
+        self.weight = 0.0
+        self.shift: Fraction | float = 0
+
+
+class Deal:
+    """One pair's or group's exchange, as all its sides have it."""
+
+    __slots__ = ("inviter", "members", "session", "settled", "sides")
+
+    def __init__(self, session: int, members: tuple[PeerId, ...], inviter: PeerId | None) -> None:
+        self.session, self.members, self.inviter = session, members, inviter
+        self.sides: dict[Host, Side] = {}
+        self.settled = False
+
+
+class Push:
+    """A mass on its way from its owner to a partner or back."""
+
+    __slots__ = ("back", "doubted", "mass", "merged", "owner", "session", "since_s", "stolen", "total", "void")
+
+    def __init__(self, owner: Host, session: int, mass: Fraction | float, total: Fraction | float, now: float) -> None:
+        self.owner, self.session, self.mass, self.total, self.since_s = owner, session, mass, total, now
+        self.merged = self.back = 0
+        self.doubted = False  # it was taken back because nobody could say
+        self.void = False  # its owner's weights are no longer those that gave it
+        self.stolen = False  # a liar has it
+
+
+class Judge:
+    """Of one world. The sums are of honest hosts that run, exact in fractions."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.deals: dict[tuple[int, tuple[PeerId, ...]], Deal] = {}
+        self.of: dict[tuple[Host, int], Deal] = {}  # those not ended, by side
+        self.pushes: dict[tuple[PeerId, int], Push] = {}
+        self.commits: set[tuple[PeerId, PeerId, int]] = set()
+        self.mass: Fraction | float = 0
+        self.total: Fraction | float = 0
+        self.clips = world.config.filtering == "clip"
+        self.done = self.one_sided = self.clipped = 0
+        self.signed: dict[PeerId, int] = {}  # the highest incarnation of lives that are over
+        self.lost: dict[tuple[Host, PeerId], int] = {}  # the incarnation in which one was last held to be gone
+
+    # -- sums ----------------------------------------------------------------------------------------------------
+    def entered(self, host: Host, sign: int = 1) -> None:
+        if not host.liar:
+            mass, total = host.model.sums()
+            self.mass, self.total = self.mass + sign * mass, self.total + sign * total
+
+    def learned(self, host: Host, grown: Fraction | float) -> None:
+        if not host.liar:
+            self.total += grown
+
+    def replaced(self, host: Host, value: Fraction | float) -> None:
+        """Its weights are others now, and what was on its way to the old ones is dropped."""
+        self.entered(host, -1)
+        host.model.replace(value)
+        self.entered(host)
+        self.voided(host)
+
+    def ended(self, host: Host) -> None:
+        """It crashes or leaves, and its weights with it."""
+        self.entered(host, -1)
+        self.voided(host, "gone")
+        own = host.peer.membership.me.incarnation
+        self.signed[host.id] = max(self.signed.get(host.id, 0), own)
+
+    def voided(self, host: Host, why: str = "replaced") -> None:
+        """What it had under way was of weights that are no longer there."""
+        for (owner, _), deal in list(self.of.items()):
+            if owner is host:
+                deal.sides[host].excused = why
+        for push in self.pushes.values():
+            if push.owner is host:
+                push.void = True
+        if why == "gone":
+            for number in [number for owner, number in self.of if owner is host]:
+                self.end(host, number)
+
+    # -- pairs and groups ----------------------------------------------------------------------------------------
+    def deal(self, host: Host, session: int, members: tuple[PeerId, ...], inviter: PeerId | None) -> Side:
+        deal = self.deals.setdefault((session, members), Deal(session, members, inviter))
+        side = deal.sides[host] = Side(self.world.now)
+        self.of[host, session] = deal
+        return side
+
+    def began(self, host: Host, effect: Transfer) -> None:
+        if effect.sends and effect.receives:
+            one, other = sorted((host.id, effect.partner))
+            self.deal(host, effect.session, (one, other), None)
+
+    def formed(self, host: Host, effect: Gather) -> None:
+        inviter = host.peer.exchanges.table[effect.session].inviter
+        self.deal(host, effect.session, effect.members, inviter)
+
+    def sent(self, host: Host, to: PeerId, message: Any) -> None:
+        if type(message) is Commit:
+            self.commits.add((host.id, to, message.session))
+            deal = self.of.get((host, message.session))
+            if deal is not None and deal.sides[host].committed_s is None:
+                deal.sides[host].committed_s = self.world.now
+
+    def mixed(self, host: Host, effect: Mix, shift: Fraction | float) -> None:
+        deal, world = self.of.get((host, effect.session)), self.world
+        if deal is None:
+            world.fail("nothing is mixed that was not agreed", f"{host} is told {effect}")
+            return
+        side = deal.sides[host]
+        side.mixed, side.weight, side.shift = True, effect.weight, shift
+        if host.liar:
+            return
+        for member in deal.members:
+            if member == host.id or world.by_id[member].liar:
+                continue
+            if deal.inviter is None or deal.inviter == host.id:
+                said = (member, host.id, effect.session) in self.commits
+            elif member == deal.inviter:
+                said = any(other.id == member and one.mixed for other, one in deal.sides.items())
+            else:
+                continue
+            if not said:
+                world.fail(
+                    "nothing is applied without the other's commit", f"{host} mixes {effect}, not {member.hex()[:8]}"
+                )
+
+    def released(self, host: Host, number: int, session: Session) -> None:
+        push = self.pushes.get((host.id, number))
+        if push is not None and push.owner is host:
+            self.settle_push(push, host, session)
+        if (host, number) in self.of:
+            side = self.of[host, number].sides[host]
+            if not side.mixed and not side.excused:
+                side.excused = self.excuse(host, side, self.of[host, number])
+            self.end(host, number)
+
+    def excuse(self, host: Host, side: Side, deal: Deal) -> str:
+        """Why a side that said COMMIT may have dropped what others apply: nobody who knows could be asked."""
+        world, doubt_s = self.world, self.world.config.doubt_s
+        if side.committed_s is None:
+            return ""
+        if host.peer.joining.phase is Phase.ADOPTING:
+            return "replaced"  # at its next boundary, and what is dropped is of weights that go
+        asked = [member for member in deal.members if member != host.id]
+        if deal.inviter is not None:
+            asked = [deal.inviter]
+        if all(host.peer.membership.state(member) in GONE for member in asked):
+            return "dead"
+        if self.crowded(host):
+            return "crowded"
+        if world.now - side.committed_s < doubt_s - 1e-6:
+            return ""
+        return "doubt" if not any(self.reached(host, member, ASKED_S) for member in asked) else ""
+
+    def crowded(self, host: Host) -> bool:
+        """Whether an older doubt may have made way for a newer one: only so many vectors are kept for them."""
+        exchanges = host.peer.exchanges
+        others = sum(one.transfer is not None or one.gather is not None for one in host.sessions.values())
+        if isinstance(exchanges, Groups):
+            return others >= DOUBTS
+        # With all neighbours at once it is as many as there are neighbours that fit, of whom one more may fit by now.
+        return others >= min(exchanges.most_doubts, 8 if host.config.partners else 2)
+
+    def reached(self, host: Host, member: PeerId, seconds: float) -> bool:
+        """Whether the two were linked for so long, both awake."""
+        world = self.world
+        other, since = world.by_id[member], world.now - seconds
+        if world.network.spike_until > since:
+            return False  # what was said then may be on its way still
+        if other.gone or other.stopped or other.awake_at > since or host.awake_at > since:
+            return False
+        return any(
+            link.other(host) is other and not link.broken and link.born < since and max(link.last) < world.now + 0.2
+            for link in host.links.get(member, ())
+        )  # fmt: skip
+
+    def end(self, host: Host, number: int) -> None:
+        deal = self.of.pop((host, number))
+        deal.sides[host].ended = True
+        if all(side.ended for side in deal.sides.values()):
+            self.settle(deal)
+
+    def settle(self, deal: Deal) -> None:
+        """All sides that began have ended. (A side may begin later, and then it is settled again.)"""
+        world = self.world
+        if deal.settled:
+            return
+        sides = deal.sides
+        mixed = [host for host, side in sides.items() if side.mixed]
+        if not mixed:
+            return
+        deal.settled = True
+        self.done += 1
+        honest = {host: side for host, side in sides.items() if not host.liar}
+        lied = any(world.by_id[member].liar for member in deal.members)
+        dropped = [host for host, side in honest.items() if not side.mixed and not side.excused]
+        shifts = sum(side.shift for side in honest.values())
+        if lied:
+            self.total += shifts
+            return
+        if dropped and not all(host.gone for host in mixed):
+            world.fail("both or neither", f"{mixed} mixed {deal.session:x}, {dropped} did not")
+        everybody = len(mixed) == len(deal.members)
+        if dropped or not everybody or any(side.excused for side in sides.values()):
+            self.one_sided += 1
+            self.total += shifts
+            return
+        weights = {side.weight for side in sides.values()}
+        if len(weights) > 1 and not self.clips:
+            world.fail("both sides take one weight", f"{mixed} mixed {deal.session:x} by {weights}")
+        if len(weights) > 1:
+            self.clipped += 1
+            self.total += shifts
+        elif shifts != 0:
+            world.fail("the mean is kept", f"{mixed} mixed {deal.session:x} and moved it by {float(shifts)}")
+
+    # -- pushes --------------------------------------------------------------------------------------------------
+    def given(self, host: Host, number: int, session: Session) -> None:
+        if self.world.config.conserves:
+            self.pushes[host.id, number] = Push(host, number, session.given, session.total, self.world.now)
+
+    def renamed(self, host: Host, effect: Rename) -> None:
+        push = self.pushes.pop((host.id, effect.session), None)
+        if push is not None:
+            push.session = effect.to
+            self.pushes[host.id, effect.to] = push
+
+    def merged(self, host: Host, effect: Merge, received: bool) -> None:
+        world = self.world
+        if not world.config.conserves:
+            return
+        session = host.sessions[effect.session]
+        owner = session.partner if received else host.id
+        assert owner is not None
+        if received and world.by_id[owner].liar:
+            if not host.liar:
+                assert session.theirs is not None
+                self.mass, self.total = self.mass + effect.mass, self.total + effect.mass * session.theirs
+            return
+        push = self.pushes.get((owner, effect.session))
+        if push is None or push.mass != effect.mass:
+            world.fail("a mass arrives as it was given", f"{host} is told {effect}")
+            return
+        if received and push.merged:
+            world.fail("a mass arrives once", f"{host} merges {effect.session:x} once more")
+        if received:
+            push.merged += 1
+            push.stolen = host.liar
+        else:
+            push.back += 1
+            push.doubted = self.doubted(push, session)
+        if push.merged and push.back and not (push.void or push.stolen or push.doubted):
+            world.fail("no mass is there twice", f"{push.owner}'s {push.session:x} was merged and taken back")
+
+    def returned(self, host: Host, number: int) -> bool:
+        """Whether the driver itself puts a mass back: one that was taken for a push that nobody began."""
+        push = self.pushes.get((host.id, number))
+        if push is None or push.void:
+            return False
+        push.back += 1
+        return True
+
+    def doubted(self, push: Push, session: Session) -> bool:
+        """Whether its owner may have given up asking where it is: for long, or of one that it holds to be gone."""
+        partner = session.partner
+        gone = partner is not None and push.owner.peer.membership.state(partner) in GONE
+        return gone or self.crowded(push.owner) or self.world.now - push.since_s >= self.world.config.doubt_s
+
+    def settle_push(self, push: Push, host: Host, session: Session) -> None:
+        """Its owner has released it: it is merged there, or back here."""
+        if push.back or push.merged or push.void or not session.reported:
+            return
+        if session.partner is None or not self.world.by_id[session.partner].liar:
+            self.world.fail("no mass is lost", f"{host} gave {push.session:x} away and nobody has it")
+
+    def sums(self) -> None:
+        """With nothing under way: every mass, and every mass times its value, is where it should be."""
+        if self.world.config.mixing == "row-stochastic":
+            return  # which keeps neither
+        mass, total = self.mass, self.total
+        for push in self.pushes.values():
+            if not push.owner.liar:
+                count = push.back + (push.merged and not push.stolen)
+                mass, total = mass + (count - 1) * push.mass, total + (count - 1) * push.total
+        have = [host.model.sums() for host in self.world.honest]
+        if sum(one for one, _ in have) != mass or sum(one for _, one in have) != total:
+            held = float(sum(one for _, one in have))
+            self.world.fail("the sum is kept", f"{held} is held of {float(total)}")
+
+    # -- members -------------------------------------------------------------------------------------------------
+    def changed(self, host: Host, effect: MemberChanged) -> None:
+        """Nobody is said to be alive again but by itself."""
+        if host.liar:
+            return
+        world = self.world
+        record, other = host.peer.membership.record(effect.peer), world.by_id.get(effect.peer)
+        if record is None or other is None or other.liar:
+            return
+        if effect.after is not MemberState.ALIVE:
+            self.lost[host, effect.peer] = record.incarnation
+            return
+        if record.incarnation > max(other.peer.membership.me.incarnation, self.signed.get(effect.peer, 0)):
+            world.fail("only its owner raises an incarnation", f"{host} holds {record.incarnation} of {other}")
+        if effect.before in GONE and record.incarnation <= self.lost.get((host, effect.peer), -1):
+            world.fail("who is gone is not brought back by others", f"{host} holds {other} to be alive")

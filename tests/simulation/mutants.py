@@ -1,0 +1,251 @@
+"""Planted bugs: what the search must find. Each is a small change of one rule of the core, for as long as its context
+lasts, and none of them shows in a schedule without faults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gossip.durations import Durations
+from gossip.effects import Effect, MemberState, Send
+from gossip.exchange import State
+from gossip.exchanges import Exchanges
+from gossip.groups import Groups
+from gossip.joining import Joining
+from gossip.ledger import Ledger
+from gossip.messages import Abort, Settled
+from gossip.myself import Myself
+from gossip.offering import Offering
+from gossip.view import View
+
+__all__ = ["MUTANTS", "planted"]
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+MUTANTS: dict[str, tuple[type, str, Wrapper]] = {}
+
+
+def mutant(owner: type, method: str) -> Callable[[Wrapper], Wrapper]:
+    """Names a mutant by its function: ``wrapper(original)`` takes the method's place."""
+
+    def register(wrapper: Wrapper) -> Wrapper:
+        MUTANTS[wrapper.__name__] = owner, method, wrapper
+        return wrapper
+
+    return register
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    owner, method, wrapper = MUTANTS[name]
+    inherited = method not in vars(owner)
+    original = getattr(owner, method)
+    setattr(owner, method, wrapper(original))
+    try:
+        yield
+    finally:
+        if inherited:
+            delattr(owner, method)
+        else:
+            setattr(owner, method, original)
+
+
+# -- exchanges -------------------------------------------------------------------------------------------------------
+@mutant(Exchanges, "streamed")
+def commit_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Applied as soon as the streams are whole, without the partner's COMMIT."""
+
+    def streamed(self: Any, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
+        effects = original(self, session, difference_sq, own_sq, now)
+        exchange = self.table.get(session)
+        if exchange is not None and exchange.state is State.VERIFIED:
+            effects += self.finish(exchange, now)
+        return effects
+
+    return streamed
+
+
+@mutant(Exchanges, "on_accept")
+def weight_on_retry(original: Callable[..., Any]) -> Callable[..., Any]:
+    """With a second partner it takes another weight than was agreed."""
+
+    def on_accept(self: Any, sender: Any, accept: Any, now: float) -> list[Effect]:
+        effects = original(self, sender, accept, now)
+        exchange = self.table.get(accept.session)
+        if exchange is not None and exchange.state is State.STREAMING and len(exchange.asked) > 1:
+            exchange.weight *= 0.5
+        return effects
+
+    return on_accept
+
+
+@mutant(Ledger, "remember")
+def forgotten_verdict(original: Callable[..., Any]) -> Callable[..., Any]:
+    """How an exchange ended is not remembered for those who ask."""
+    return lambda self, *key_and_end: None
+
+
+@mutant(Exchanges, "failed")
+def no_doubt(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A link that breaks behind our COMMIT ends the exchange, and nobody is asked."""
+
+    def failed(self: Any, session: int, code: str, now: float) -> list[Effect]:
+        exchange = self.table.get(session)
+        if exchange is not None and exchange.state is State.VERIFIED:
+            return self.fail(exchange, now, code)
+        return original(self, session, code, now)
+
+    return failed
+
+
+@mutant(Exchanges, "on_settled")
+def double_merge(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A mass that the partner says it has is taken back all the same."""
+
+    def on_settled(self: Any, sender: Any, settled: Any, now: float) -> list[Effect]:
+        exchange = self.table.get(settled.session)
+        if exchange is not None and exchange.push and exchange.state is State.DOUBT and exchange.partner == sender:
+            return self.drop(exchange)
+        return original(self, sender, settled, now)
+
+    return on_settled
+
+
+@mutant(Offering, "drop")
+def lost_mass(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The mass of a push that came to nothing does not come back."""
+    return lambda self, exchange: self.end(exchange)
+
+
+@mutant(Exchanges, "fail")
+def endless_doubt(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A doubt is asked after for ever."""
+
+    def fail(self: Any, exchange: Any, now: float, code: str) -> list[Effect]:
+        return self.doubt(exchange, now) if code == "doubt" else original(self, exchange, now, code)
+
+    return fail
+
+
+@mutant(Exchanges, "doubt")
+def stuck_deadline(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A doubt keeps the deadline that is over."""
+
+    def doubt(self: Any, exchange: Any, now: float) -> list[Effect]:
+        before = exchange.deadline
+        effects = original(self, exchange, now)
+        exchange.deadline = before
+        return effects
+
+    return doubt
+
+
+@mutant(Offering, "transfer")
+def no_deadline(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A stream may take for ever."""
+
+    def transfer(self: Any, exchange: Any, now: float) -> Any:
+        effect = original(self, exchange, now)
+        exchange.deadline = math.inf
+        return effect
+
+    return transfer
+
+
+@mutant(Exchanges, "on_abort")
+def abort_ignored(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A partner's refusal of our vector, said behind our COMMIT, is taken for its COMMIT."""
+
+    def on_abort(self: Any, sender: Any, session: int, code: str, now: float) -> list[Effect]:
+        exchange = self.table.get(session)
+        if exchange is not None and exchange.partner == sender and exchange.state is State.VERIFIED:
+            return self.finish(exchange, now)
+        return original(self, sender, session, code, now)
+
+    return on_abort
+
+
+@mutant(Exchanges, "on_commit")
+def commit_carried(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A COMMIT said before BUSY counts for the next partner who is asked."""
+
+    def on_commit(self: Any, sender: Any, session: int, now: float) -> list[Effect]:
+        exchange = self.table.get(session)
+        if exchange is not None and exchange.partner == sender and exchange.state is State.OFFERED:
+            exchange.committed = True
+        return original(self, sender, session, now)
+
+    return on_commit
+
+
+@mutant(Durations, "add")
+def unbounded_table(original: Callable[..., Any]) -> Callable[..., Any]:
+    """How long exchanges took is kept for ever."""
+
+    def add(self: Any, partner: Any, seconds: float, moved_bytes: int = 0) -> None:
+        past = self.past.get(partner, [])
+        original(self, partner, seconds, moved_bytes)
+        self.past[partner] = [*past, seconds]
+
+    return add
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------
+@mutant(Groups, "finish_all")
+def half_a_group(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The inviter does not wait for the last member's COMMIT, which is told to drop it."""
+
+    def finish_all(self: Any, one: Any, now: float) -> list[Effect]:
+        if one.state is not State.VERIFIED or len(one.committed) < len(one.members) - 2:
+            return []
+        told: list[Effect] = [
+            Send(peer, Settled(one.session, True) if peer in one.committed else Abort(one.session, "late"))
+            for peer in one.members if peer != self.me
+        ]  # fmt: skip
+        return [*told, *self.finish(one, now)]
+
+    return finish_all
+
+
+@mutant(Groups, "doubt")
+def group_gives_up(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A member that has committed and loses its inviter drops the group."""
+
+    def doubt(self: Any, one: Any, now: float) -> list[Effect]:
+        return self.fail(one, "broken")
+
+    return doubt
+
+
+# -- members and joins -----------------------------------------------------------------------------------------------
+@mutant(Myself, "accused")
+def lost_refutation(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Who is accused says nothing."""
+    return lambda self, now: False
+
+
+@mutant(View, "hear")
+def resurrected_member(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Progress that was told late brings a DEAD member back."""
+
+    def hear(self: Any, record: Any, now: float, *arguments: Any, **options: Any) -> None:
+        original(self, record, now, *arguments, **options)
+        entry = self._table.entries.get(record.id)
+        if entry is not None and entry.state is MemberState.DEAD and not record.left and not entry.restored:
+            self.place(entry, entry.record, MemberState.ALIVE, now)
+
+    return hear
+
+
+@mutant(Joining, "give_back")
+def lost_piece(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What a donor that failed did not send is asked of nobody else."""
+
+    def give_back(self: Any, session: int, now: float, tell: bool = True) -> list[Effect]:
+        piece = self.pieces.get(session)
+        if piece is not None:
+            piece.start = piece.stop
+        return original(self, session, now, tell)
+
+    return give_back

@@ -1,0 +1,395 @@
+"""A random schedule: how a swarm is configured, who is in it, what breaks when; then quiet, and what must be true then.
+
+Everything is drawn from the seed. ``peers`` and ``seconds`` shorten a schedule that fails, so that its trace is read
+sooner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+from gossip.config import Config
+from gossip.effects import MemberState
+from gossip.ids import MemberRecord
+from gossip.joining import Phase
+from tests.simulation.bounds import check_bounds, check_exchanges, longest_s
+from tests.simulation.host import Host, Manners
+from tests.simulation.liars import Liar
+from tests.simulation.world import World, address_of, peer_id
+
+__all__ = ["Schedule", "play", "random_config"]
+
+LOOK_S = 0.5  # between two looks at what is under way
+WHOLE_S = 400.0  # after the last fault: suspicion, the longest bench, and the third dial to one known by hearsay alone
+TALK = ("Commit", "Settled", "Outcome", "Accept", "Offer", "Joined", "Begin", "Abort", "Busy")
+
+
+def random_config(rng: random.Random) -> Config:
+    """What changes decisions; all times are short, so that a few virtual seconds hold many of them."""
+    mixing = rng.choices(["pair", "group", "push-sum", "row-stochastic"], [12, 4, 4, 1])[0]
+    settings: dict[str, Any] = {
+        "mixing": mixing,
+        "mix_every_steps": rng.choice([1, 2, 4]),
+        "filter": "none" if mixing != "row-stochastic" else "auto",
+        "reply_timeout_s": rng.choice([0.5, 1.0, 2.0]),
+        "boundary_patience_s": rng.choice([0.5, 1.0]),
+        "stall_s": rng.choice([0.5, 1.0]),
+        "bench_s": rng.choice([0.3, 1.0, 3.0]),
+        "doubt_s": rng.choice([1.5, 3.0, 6.0]),
+        "probe_period_s": rng.choice([0.5, 1.0]),
+        "probe_timeout_min_s": 0.3,
+        "probe_timeout_max_s": 0.6,
+        "gossip_period_s": 0.5,
+        "push_pull_period_s": rng.choice([4.0, 8.0]),
+        "heal_period_s": rng.choice([2.0, 4.0]),
+        "join_timeout_s": rng.choice([3.0, 6.0]),
+        "seed_backoff_s": 0.5,
+        "seed_backoff_max_s": 4.0,
+        "incoming_exchanges": rng.choice([1, 2, 3]),
+        "chunk_elements": 1024,
+        "staleness_exponent": rng.choice([0.0, 0.0, 0.5]),
+        "donors": rng.choice([1, 2, 4]),
+    }
+    if rng.random() < 0.15:
+        settings["mix_every_s"] = rng.choice([0.3, 1.0])
+    if rng.random() < 0.15:
+        settings["max_version_gap"] = rng.choice([0.0, 1.0, 3.0])
+    if mixing == "pair":
+        kind = rng.random()
+        if kind < 0.3:
+            settings |= {"outer_momentum": 0.5, "outer_rate": 0.7}
+        elif kind < 0.4:
+            settings |= {"partners": 0, "selection": rng.choice(["ring", "torus"])}
+        if kind >= 0.3 and rng.random() < 0.3:
+            settings["part"] = rng.choice(["mask 0.1", "top 0.1", "fragments 4"])
+        elif kind >= 0.3 and rng.random() < 0.2:
+            settings["codec"] = rng.choice(["moniqua8", "auto", "int8"])
+        if rng.random() < 0.15:
+            settings["filter"] = "clip"
+    if mixing == "group":
+        settings["group_size"] = rng.choice([2, 3, 4, 0])
+        if settings["group_size"] and rng.random() < 0.5:
+            settings["selection"] = "grid"
+    elif mixing in ("push-sum", "row-stochastic"):
+        settings["partners"] = rng.choice([1, 1, 2, 3])
+    if "selection" not in settings and mixing != "group" and rng.random() < 0.3:
+        settings["selection"] = rng.choice(["ring", "torus", "exponential", "grid", "nearest"])
+    return Config(**settings)
+
+
+class Schedule:
+    """One seed's world, played by :meth:`play`."""
+
+    def __init__(
+        self, seed: int, *, tell: Callable[[str], None] | None = None, peers: int | None = None,
+        seconds: float | None = None, liars: bool | None = None,
+    ) -> None:  # fmt: skip
+        self.seed = seed
+        rng = self.rng = random.Random(f"schedule {seed}")
+        self.config = random_config(rng)
+        self.world = World(seed, self.config, tell)
+        count = rng.choice([2, 2, 3, 3, 3, 4, 4, 5, 6])
+        count = rng.choice([12, 20, 50]) if rng.random() < 0.006 else count
+        self.count = min(count, peers) if peers else count
+        lasts_s = (2.0 + 8.0 * rng.random()) * min(1.0, 6 / count)
+        self.lasts_s = min(lasts_s, seconds) if seconds else lasts_s
+        lying = rng.random() < 0.25
+        self.liars = (lying if liars is None else liars) and (1 + (rng.random() < 0.2))
+        self.divided = rng.random() < 0.08  # two runs begin by themselves, and must merge
+        self.every_s = rng.choice([0.1, 0.3, 1.0, 3.0])  # between two faults
+        self.fails = rng.choice([0.0, 0.0, 0.02, 0.1])  # share of streams
+        network = self.world.network
+        network.latency_s = rng.choice([0.001, 0.01, 0.05, 0.15])
+        network.slow_streams = rng.choice([0.3, 1.0, 1.0, 4.0])
+        for kind in TALK:
+            if rng.random() < 0.35:
+                network.breaks[kind] = rng.choice([0.01, 0.05, 0.2])
+        if rng.random() < 0.2:
+            network.breaks.clear()
+        self.faults = [fault for fault in FAULTS if rng.random() < 0.6]
+        self.numbers = 0
+        self.lives: dict[int, int] = {}
+        self.fallen: list[Host] = []  # crashed, and perhaps to be started again
+        self.ends_s = 0.0
+        self.looks = 0
+        self.found: dict[Host, Host] = {}  # as known() has it when the faults end
+
+    # -- who is there --------------------------------------------------------------------------------------------
+    def enter(
+        self, *, liar: bool = False, seedless: bool = False, again: Host | None = None, memory: bool = True
+    ) -> Host:
+        """Another process: a new member, or one that fell, with its key and, if so, what it remembered."""
+        world, rng = self.world, self.rng
+        number = self.numbers if again is None else again.number
+        self.numbers += again is None
+        life = self.lives[number] = self.lives.get(number, 0) + 1
+        genesis = hashlib.sha256(b"genesis %d %d %d" % (self.seed, number, life)).digest()[:16]
+        book: tuple[MemberRecord, ...] = ()
+        incarnation = 1
+        if again is not None and memory:
+            book = tuple(again.peer.membership.book())
+            incarnation = again.peer.membership.me.incarnation + 1
+        dialable = again.dialable if again is not None else liar or number == 0 or rng.random() < 0.9
+        record = MemberRecord(peer_id(number), b"", incarnation, address=address_of(number), genesis=genesis)
+        others = [host for host in world.running if not host.left and not host.liar and host.dialable]
+        seeds = () if seedless or not others else tuple(
+            address_of(host.number) for host in rng.sample(others, min(len(others), rng.choice([1, 1, 2])))
+        )  # fmt: skip
+        if not seeds and not seedless and number:
+            seeds = (address_of(0),)
+        manners = Manners(rng)
+        manners.fails = self.fails
+        kind = Liar if liar else Host
+        value = rng.randint(-40, 40)
+        host = kind(
+            world, number, record, self.config, manners, random.Random(f"{self.seed} {number} {life}"),
+            seeds=seeds, book=book, value=value, dialable=dialable,
+        )  # fmt: skip
+        world.add(host)
+        world.judge.entered(host)
+        world.note(f"{host!r} starts with {value}, seeds {[str(seed) for seed in seeds]}")
+        host.start()
+        return host
+
+    # -- playing -------------------------------------------------------------------------------------------------
+    def play(self) -> World:
+        """Raises :class:`tests.simulation.judge.Failure` where something does not hold."""
+        world, rng = self.world, self.rng
+        if self.divided:
+            world.network.sides = {number: number % 2 for number in range(self.count)}
+            world.later(self.config.join_timeout_s + 2.0, self.rejoin)
+        for place in range(self.count):
+            self.enter(seedless=not place)
+            world.run(rng.random() * 0.3)
+        for _ in range(self.liars):
+            self.enter(liar=True)
+        world.run(rng.choice([0.0, 1.0, 2.5]))
+        self.look()
+        self.ends_s = world.now + self.lasts_s
+        self.later_fault()
+        while world.now < self.ends_s:
+            world.run(min(LOOK_S, self.ends_s - world.now))
+            self.look()
+        self.heal()
+        self.settle()
+        return world
+
+    def look(self) -> None:
+        """The tables every fourth time: what leaks is still there."""
+        self.looks += 1
+        for host in self.world.honest:
+            (check_exchanges if self.looks % 4 else check_bounds)(self.world, host)
+
+    def later_fault(self) -> None:
+        if self.faults:
+            self.world.later(self.rng.expovariate(1 / self.every_s), self.fault)
+
+    def fault(self) -> None:
+        if self.world.now >= self.ends_s:
+            return
+        self.rng.choice(self.faults)(self)
+        self.later_fault()
+
+    def some(self) -> Host | None:
+        awake = [host for host in self.world.running if not host.stopped]
+        return self.rng.choice(awake) if awake else None
+
+    # -- faults --------------------------------------------------------------------------------------------------
+    def break_link(self) -> None:
+        links = list(self.world.network.links)
+        if links:
+            self.world.network.cut_link(self.rng.choice(links))
+
+    def retire_link(self) -> None:
+        host = self.some()
+        if host is None:
+            return
+        used = set(map(id, host.bound.values()))
+        idle = [link for links in host.links.values() for link in links if id(link) not in used and not link.broken]
+        if idle:
+            self.world.network.retire(self.rng.choice(idle), host)
+
+    def spike(self) -> None:
+        network = self.world.network
+        network.spike, network.spike_until = self.rng.choice([5.0, 30.0]), self.world.now + self.rng.random()
+
+    def congest(self) -> None:
+        """Streams take longer than any deadline allows, for a while."""
+        network, usual = self.world.network, self.world.network.slow_streams
+        if usual < 20.0:
+            network.slow_streams = 50.0
+            self.world.later(self.rng.random(), self.clear, usual)
+
+    def clear(self, usual: float) -> None:
+        self.world.network.slow_streams = usual
+
+    def part(self) -> None:
+        network = self.world.network
+        if network.sides is None:
+            network.partition({number: self.rng.randint(0, 1) for number in range(self.numbers)})
+            self.world.note(f"the network parts: {network.sides}")
+            self.world.later(self.rng.choice([0.3, 2.0, 6.0]), self.rejoin)
+
+    def rejoin(self) -> None:
+        self.world.network.sides = None
+        self.world.note("the network is whole")
+
+    def crash(self) -> None:
+        host = self.some()
+        if host is not None and not host.liar and len(self.world.honest) > 1:
+            self.fallen.append(host)
+            host.crash()
+
+    def restart(self) -> None:
+        if self.fallen:
+            host = self.fallen.pop(self.rng.randrange(len(self.fallen)))
+            if self.world.by_id[host.id] is host:
+                self.enter(again=host, memory=self.rng.random() < 0.6)
+
+    def leave(self) -> None:
+        host = self.some()
+        if host is not None and not host.liar and len(self.world.honest) > 2:
+            host.leave()
+
+    def newcomer(self) -> None:
+        if self.numbers < 2 * self.count + 2:
+            self.enter()
+
+    def stop(self) -> None:
+        host = self.some()
+        if host is not None:
+            self.world.note(f"{host!r} is stopped")
+            host.freeze(self.rng.choice([0.05, 0.4, 1.5, 5.0]))
+
+    def pause(self) -> None:
+        """The training loop reaches no boundary for a while."""
+        host = self.some()
+        if host is not None and not host.paused:
+            host.paused = True
+            self.world.later(self.rng.choice([0.2, 1.0, 3.0]), self.unpause, host)
+
+    @staticmethod
+    def unpause(host: Host) -> None:
+        host.paused = False
+
+    def hesitate(self) -> None:
+        """Copies of snapshots take long for a while."""
+        host = self.some()
+        if host is not None:
+            host.manners.copy_s = self.rng.choice([0.0, 0.1, 1.0])
+
+    def settle_one(self) -> None:
+        host = self.some()
+        if host is not None and host.peer.ready and not host.liar:
+            host.call("settle", self.rng.random() < 0.5)
+
+    def resume_one(self) -> None:
+        """A checkpoint is loaded: what began from the old weights is dropped, and what was on its way to them."""
+        host = self.some()
+        if host is None or host.liar or not host.peer.ready:
+            return
+        value = host.model.value
+        self.world.judge.replaced(host, value)
+        host.adoption = host.kept = None
+        host.restoring = False
+        host.pieces.clear()
+        host.call("resume", host.peer.local.genesis, host.peer.membership.me.base_samples, host.peer.local.version)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+    def heal(self) -> None:
+        """No more faults; the liars are gone, everybody runs, and nobody begins anything after a while."""
+        world = self.world
+        network = world.network
+        network.sides, network.spike_until, network.slow_streams = None, 0.0, 1.0
+        network.breaks.clear()
+        self.faults = []
+        for host in list(world.running):
+            host.paused, host.manners.fails = False, 0.0
+            host.manners.copy_s = min(host.manners.copy_s, 0.1)
+            if host.liar:
+                host.crash()
+            elif host.peer.local.settling:
+                host.call("settle", False)
+        world.note("no more faults")
+
+    def settle(self) -> None:
+        world = self.world
+        since = world.now
+        self.found = self.known()
+        world.run(1.0 + 2.0 * self.rng.random())  # mixing goes on
+        while True:
+            self.look()
+            for host in world.honest:
+                host.peer.schedule.retry_at = float("inf")
+            wrong = self.wrong()
+            if not wrong:
+                break
+            if world.now - since > WHOLE_S + longest_s(self.config):
+                world.fail("all is well after quiet", "; ".join(wrong))
+            world.run(LOOK_S if world.now - since < 20.0 else 4 * LOOK_S)
+        for host in world.honest:
+            host.model.apply()
+        world.judge.sums()
+
+    def known(self) -> dict[Host, Host]:
+        """Who can find whom: by what each knows, one that stands for all of them together."""
+        honest = self.world.honest
+        group = {host: host for host in honest}
+        for host in honest:
+            for other in honest:
+                record = host.peer.membership.record(other.id)
+                named = (record is not None and record.address is not None) or address_of(other.number) in host.seeds
+                if other is not host and named and other.dialable and group[host] is not group[other]:
+                    one, with_it = group[other], group[host]
+                    for third in honest:
+                        if group[third] is one:
+                            group[third] = with_it
+        return group
+
+    def wrong(self) -> list[str]:
+        """What is not well yet."""
+        world = self.world
+        found: list[str] = []
+        honest = world.honest
+        for host in honest:
+            peer = host.peer
+            if not peer.ready:
+                found.append(f"{host!r} has no weights")
+            if (
+                peer.joining.phase is not Phase.IDLE
+                or host.adoption is not None
+                or host.restoring
+                or host.kept is not None
+            ):
+                found.append(f"{host!r} is joining")
+            if peer.exchanges.table or peer.donating.table or host.sessions:
+                found.append(f"{host!r} has something under way")
+            for other in world.by_id.values():
+                if (
+                    other is host
+                    or other.liar
+                    or (not other.gone and self.found.get(other) is not self.found.get(host))
+                ):
+                    continue
+                state, met = peer.membership.state(other.id), peer.membership.knows(other.id)
+                apart = not (host.dialable or other.dialable)  # two whom nobody can dial never meet
+                if not other.gone and (state is not MemberState.ALIVE or not (met or apart)):
+                    found.append(f"{host!r} holds {other!r} to be {state}{'' if met else ', by hearsay'}")
+                if other.gone and met and state in (MemberState.ALIVE, MemberState.SUSPECT):
+                    found.append(f"{host!r} holds {other!r}, which is gone, to be {state}")
+        return found[:6]
+
+
+FAULTS: tuple[Callable[[Schedule], None], ...] = (
+    Schedule.break_link, Schedule.break_link, Schedule.retire_link, Schedule.spike, Schedule.part, Schedule.crash,
+    Schedule.restart, Schedule.restart, Schedule.leave, Schedule.newcomer, Schedule.stop, Schedule.pause,
+    Schedule.hesitate, Schedule.congest, Schedule.settle_one, Schedule.resume_one,
+)  # fmt: skip
+
+
+def play(seed: int, **how: Any) -> World:
+    """Play one seed; raises :class:`tests.simulation.judge.Failure`."""
+    return Schedule(seed, **how).play()

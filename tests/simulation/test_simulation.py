@@ -1,0 +1,50 @@
+"""Random schedules: what a thousand of them must come to, and that they find what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.bounds import BOUNDS, tables
+from tests.simulation.explore import ENOUGH, find, outcome
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.schedule import Schedule
+
+SEEDS = 1000
+BLOCKS = 20
+WORDS = "from tests.simulation.schedule import play\nprint([play(seed).digest for seed in (3, 4, 9, 16, 23)])"
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_what_is_promised_holds_in_random_schedules(block):
+    share = SEEDS // BLOCKS
+    outcomes = [outcome(seed) for seed in range(block * share, (block + 1) * share)]
+    failed = [f"{one.detail}\n    python -m tests.simulation {one.seed}" for one in outcomes if one.claim]
+    assert not failed, "\n".join(failed)
+    assert sum(one.exchanges for one in outcomes) > 4 * share, "or they show nothing"
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_found(name):
+    assert find(name) is not None, f"not within {ENOUGH} seeds"
+
+
+def test_a_schedule_is_the_same_in_every_process():
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", WORDS], env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."}, check=True, timeout=120,
+            capture_output=True, text=True,
+        ).stdout
+        for seed in ("0", "7")
+    ]  # fmt: skip
+    assert said[0] == said[1] != ""
+
+
+def test_every_bound_is_of_a_table_that_is_there():
+    found: set[str] = set()
+    for seed in range(30):
+        for host in Schedule(seed).play().honest:
+            found.update(path for path, _ in tables(host.peer))
+    assert set(BOUNDS) <= found
