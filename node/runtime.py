@@ -53,6 +53,7 @@ __all__ = ["Runtime"]
 
 Floats = NDArray[np.float32]
 
+STANDS_S = 5.0  # without a step boundary before it is said: longer than most steps, shorter than a person's patience
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
 MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
 SAID = {
@@ -102,6 +103,7 @@ class Runtime:
         self.rearm = trio.Event()
         self.armed = -math.inf  # when keep_time wakes by itself
         self.stopping = False
+        self.stood_s, self.patience_s = 0.0, STANDS_S  # without a boundary, once that was said; and when it is said
         self.nursery: trio.Nursery | None = None
         self.after_perform: Callable[[], None] = lambda: None
         self.counts: Callable[[], tuple[int, int]] | None = None  # steps and samples of the training loop, now
@@ -408,10 +410,11 @@ class Runtime:
                     await trio.sleep(0.01)
 
     async def watch(self) -> None:
-        """Streams that stopped moving, links that are idle."""
+        """Streams that stopped moving, links that are idle, a training loop that stands."""
         while True:
-            await trio.sleep(self.config.stall_s / 4)
+            await trio.sleep(min(self.config.stall_s / 4, STANDS_S / 4))
             now = self.now
+            self.watch_loop(now)
             for session in self.sessions.stalled(now, self.config.stall_s):
                 self.on_event(
                     "stalled", f"A transfer with {short(session.partner)} stopped moving; its link is closed."
@@ -425,6 +428,23 @@ class Runtime:
             for link in self.links.all():
                 if now - link.used_at > self.config.idle_s and link not in busy:
                     link.retire()
+
+    def watch_loop(self, now: float) -> None:
+        """Say once that no boundary is reached, for whatever reason: nobody can mix with this node meanwhile. A loop
+        whose steps are that long is named at the first of them, and again only for what is twice as long."""
+        stood_s = now - self.peer.local.boundary_at
+        if stood_s < STANDS_S:
+            if self.stood_s:
+                self.on_event("boundary", f"The training loop is at a step boundary again, after {self.stood_s:.0f} s.")
+                self.patience_s, self.stood_s = max(self.patience_s, 2 * self.stood_s), 0.0
+        elif self.peer.ready and self.counts is not None:
+            if not self.stood_s and stood_s >= self.patience_s:
+                text = f"The training loop has reached no step boundary for {stood_s:.0f} s"
+                text += " (an evaluation, a loader that gives nothing?): until it does, nobody can mix with this node."
+                self.on_event("boundary", text)
+                self.stood_s = stood_s
+            elif self.stood_s:
+                self.stood_s = stood_s
 
     async def leave(self, within_s: float) -> None:
         """Say LEFT, let it be sent, close every link."""

@@ -142,4 +142,6 @@ class Service:
 
     def remember(self, runtime: Runtime) -> None:
         membership = runtime.peer.membership
-        self.state_dir.write(self.incarnation, membership.my_samples, membership.book())
+        said = self.state_dir.write(self.incarnation, membership.my_samples, membership.book())
+        if said:
+            runtime.on_event("state", said)

@@ -46,6 +46,7 @@ class StateDir:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.damaged = ""
+        self._failing = False  # the last write, and that was said
         self._extra: tuple[Any, ...] = ()  # of a newer version that ran here before: written again as it was
 
     def read(self) -> Memory:
@@ -94,10 +95,11 @@ class StateDir:
             with contextlib.suppress(OSError):
                 self.ending.write_text(genesis.hex() + "\n", encoding="ascii")
 
-    def write(self, incarnation: int, samples: int, book: Sequence[MemberRecord]) -> None:
-        """Atomically; a failure (a full disk) costs only the memory, never the training."""
+    def write(self, incarnation: int, samples: int, book: Sequence[MemberRecord]) -> str:
+        """Atomically; a failure (a full disk) costs only the memory, never the training. Returns what to say of it: a
+        sentence at the first that fails and at the first that works again, else nothing."""
         if self.path is None:
-            return
+            return ""
         rows = [pack_record(record) for record in book[:BOOK_RECORDS]]
         incarnation, samples = min(incarnation, MAX_INT - 1), min(samples, MAX_INT - 1)
         data = msgpack.packb([VERSION, incarnation, samples, rows, *self._extra], use_bin_type=True)
@@ -105,9 +107,16 @@ class StateDir:
         try:
             temporary.write_bytes(data + checksum(data))
             temporary.replace(self.path / "members.bin")
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+            told, self._failing = self._failing, True
+            text = (
+                f"The address book in {self.path} cannot be written ({error.strerror}): training goes on, and what was "
+            )
+            return "" if told else text + "written last stays."
+        told, self._failing = self._failing, False
+        return f"The address book in {self.path} can be written again." if told else ""
 
 
 def checksum(data: bytes) -> bytes:

@@ -27,6 +27,8 @@ SLICE_BYTES = 262_144  # encrypted at a time: 16 records, and plain and cipher t
 LAST_WORDS_S = 1.0  # for an alert or a farewell to leave: a round trip around the world, several times over
 
 # Members' clocks need not agree, and whoever holds the secret could issue another certificate: nothing expires.
+# Nor does a clock decide who is let in, for one without a battery begins in 1970: OpenSSL is told not to look.
+NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME, which the ssl module has no name for
 VALID_FROM = datetime(2000, 1, 1, tzinfo=UTC)
 VALID_UNTIL = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # RFC 5280 4.1.2.5: no well-defined expiration
 CA_NAME = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gossip swarm")])
@@ -55,6 +57,7 @@ def swarm_contexts(identity: Identity, secret: bytes) -> Contexts:
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.num_tickets = 0  # links are kept for long: resuming saves nothing, and would skip the certificates
     for context in (client, server):
+        context.verify_flags |= NO_CHECK_TIME
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=ca.public_bytes(serialization.Encoding.DER))

@@ -41,6 +41,7 @@ def main() -> int:
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
         for name, figures in pool.imap_unordered(work, tasks):
             totals[name].add(figures)
+            print(row(name, totals[name]), flush=True)  # for who interrupts it; the table comes at the end
             for find in figures.finds.values():
                 print(f"\n{find.target}: an input {find.what}\n{find.detail}\nreplay: {find.replay}\n", flush=True)
     print(table(totals, time.monotonic() - began, args.seed))
@@ -81,11 +82,14 @@ def table(totals: dict[str, Figures], seconds: float, seed: int) -> str:
     whole = Figures()
     for figures in totals.values():
         whole.add(figures)
-    for name, one in [*totals.items(), ("all", whole)]:
-        lines.append(
-            f"| {name} | {one.inputs:,} | {one.refused:,} | {one.seconds:.0f} | {1e3 * one.slowest_s:.1f} "
-            f"| {one.peak_bytes / 1024:.0f} | {one.grown_bytes / (1 << 20):.0f} | {len(one.finds)} |"
-        )
+    lines += [row(name, figures) for name, figures in [*totals.items(), ("all", whole)]]
     slow = f"over {1e3 * LIMIT_S:.0f} ms is one"
     said = f"{whole.inputs:,} inputs, seed {seed}, {seconds:.0f} s, {len(whole.finds)} finds ({slow})."
     return "\n".join([*lines, "", said])
+
+
+def row(name: str, one: Figures) -> str:
+    return (
+        f"| {name} | {one.inputs:,} | {one.refused:,} | {one.seconds:.0f} | {1e3 * one.slowest_s:.1f} "
+        f"| {one.peak_bytes / 1024:.0f} | {one.grown_bytes / (1 << 20):.0f} | {len(one.finds)} |"
+    )

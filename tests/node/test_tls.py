@@ -7,6 +7,7 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,21 @@ def test_every_holder_of_a_secret_trusts_the_same_authority() -> None:
     assert len(authorities) == 1
     assert BOB_CONTEXTS.server_context.get_ca_certs(binary_form=True) == authorities
     assert swarm_contexts(ALICE, b"x" * 32).client_context.get_ca_certs(binary_form=True) != authorities
+
+
+@pytest.mark.parametrize("years", [(2090, 2099), (1951, 1960)])
+@in_trio
+async def test_a_clock_that_is_years_off_keeps_nobody_out(years, monkeypatch) -> None:
+    """Seen from the certificates: one is valid from 2090 on, the other was until 1960, whatever a clock says."""
+    monkeypatch.setattr(tls, "VALID_FROM", datetime(years[0], 1, 1, tzinfo=UTC))
+    monkeypatch.setattr(tls, "VALID_UNTIL", datetime(years[1], 1, 1, tzinfo=UTC))
+    theirs = swarm_contexts(BOB, SECRET)
+    one, other = memory_stream_pair()
+    client, server = TlsStream(one, ALICE_CONTEXTS, server_side=False), TlsStream(other, theirs, server_side=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.handshake)
+        nursery.start_soon(server.handshake)
+    assert (client.peer_id, server.peer_id) == (BOB.id, ALICE.id)
 
 
 def test_no_key_file_stays_behind(tmp_path, monkeypatch) -> None:
