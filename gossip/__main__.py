@@ -93,6 +93,9 @@ def run(
     state_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keeps the node's identity and its swarm.")
     ] = None,
+    must_join: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.001, help="Fail unless the swarm is joined by then.")
+    ] = None,
     config: ConfigFile = None,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON lines: one a second, one an event.")] = None,
     threads: Threads = None,
@@ -110,6 +113,7 @@ def run(
         secret_file=secret_file,
         insecure=insecure,
         state_dir=state_dir,
+        must_join=must_join,
         config=config,
         log=log,
         quiet=quiet,

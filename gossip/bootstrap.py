@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Collection, Container, Iterable
 
 from gossip.config import Config
 from gossip.effects import Dial, Effect, MemberState, Notice, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.members import Members
-from gossip.messages import Ping, Reach, Reached
+from gossip.messages import Gossip, Ping, Reach, Reached
 
 __all__ = ["Listening", "Reachability", "Seeds", "answer_reach"]
 
 ASKED = 3  # members asked whether they can dial us: one may be barred from dialling out, three rarely are
 PATIENCE_S = 10.0  # after the first answer: in a swarm of two there are no three to ask
+AGAIN_S, MOST_AGAIN_S = 240.0, 3_600.0  # between a verdict and the next question, doubling while it is the same
 HOMES = 3
+ANSWERING = 1  # dials since it last opened: one may be on its way
+BUSY_S = 5.0  # between two dials to a seed that opens and lets us in no further
 HOME_PING_S = 20.0  # a third of the idle time, so that a home's link never goes idle
 
 
@@ -28,6 +32,21 @@ class Seeds:
         self.seeds, self.expected, self.config = seeds, expected, config
         self.deadline = now if seeds else math.inf
         self.delay_s = config.seed_backoff_s
+        self.unanswered = dict.fromkeys(seeds, ANSWERING + 1)  # dials in a row to which nobody opened
+
+    def answered(self, seed: Address) -> None:
+        """It accepted a connection, whatever came of it."""
+        if seed in self.unanswered:
+            self.unanswered[seed] = 0
+
+    @property
+    def answering(self) -> bool:
+        """Whether there is a seed that accepts connections: then there is a swarm to join, were it only less busy."""
+        return any(dials <= ANSWERING for dials in self.unanswered.values())
+
+    def dial(self, seed: Address) -> Dial:
+        self.unanswered[seed] += 1
+        return Dial(seed, self.expected.get(seed))
 
     def unlinked(self, now: float) -> None:
         """The last link is gone: ask the seeds soon, and not only when the pace of healing would."""
@@ -41,10 +60,11 @@ class Seeds:
         if linked:  # a partition may have us on the seeds' other side: try them at the pace of healing
             self.deadline, self.delay_s = now + self.config.heal_period_s, self.config.seed_backoff_s
             seed = rng.choice(self.seeds)
-            return [] if seed in alive else [Dial(seed, self.expected.get(seed))]
+            return [] if seed in alive else [self.dial(seed)]
         self.deadline = now + self.delay_s * (0.75 + 0.5 * rng.random())
-        self.delay_s = min(2 * self.delay_s, self.config.seed_backoff_max_s)
-        return [Dial(seed, self.expected.get(seed)) for seed in self.seeds]
+        longest = min(BUSY_S, self.config.seed_backoff_max_s) if self.answering else self.config.seed_backoff_max_s
+        self.delay_s = min(2 * self.delay_s, longest)
+        return [self.dial(seed) for seed in self.seeds]
 
 
 class Listening:
@@ -64,42 +84,69 @@ class Listening:
 
 
 class Reachability:
-    """Finds out that nobody can dial us (NAT), says so, and keeps links to members who probe for us."""
+    """Finds out whether anybody can dial us (NAT), says so, and keeps links to members who probe for us.
+
+    What three members answer holds for some minutes, and then three others are asked, so that no one member decides it
+    for good: neither who lies nor who is itself barred from dialling out. A round that finds what the one before found
+    is followed by the next after twice as long, since an address that is withdrawn must be announced for it again: what
+    is tried is the address of the asker's own record, and no other.
+    """
 
     def __init__(self) -> None:
-        self.asked: set[PeerId] = set()
+        self.asked: set[PeerId] = set()  # in this round
         self.answers: dict[PeerId, bool] = {}
+        self.before: set[PeerId] = set()  # asked in the round before: others come first
         self.homes: list[PeerId] = []
+        self.wanted: Address | None = None  # what we would have others dial, withdrawn or not
+        self.found: bool | None = None  # by the last round
+        self.pause_s = AGAIN_S
         self.next_ping_at = float("inf")
         self.decide_at = float("inf")
+        self.again_at = float("inf")  # when the next round begins
         self.settled = False
 
     @property
     def deadline(self) -> float:
-        return self.next_ping_at if self.next_ping_at < self.decide_at else self.decide_at
+        return min(self.next_ping_at, self.decide_at, self.again_at)
 
     def linked(self, peer: PeerId, me: MemberRecord) -> list[Effect]:
+        self.wanted = me.address or self.wanted
         if self.settled or me.address is None or len(self.asked) >= ASKED or peer in self.asked:
             return []
         self.asked.add(peer)
         return [Send(peer, Reach())]
 
     def on_reached(self, sender: PeerId, ok: bool, now: float) -> None:
-        """Note an answer. One that could settles it."""
-        if sender not in self.asked or self.settled:
+        """Note an answer. Most of three decide, or of those who answered within some seconds."""
+        if sender not in self.asked or self.settled or sender in self.answers:
             return
         self.answers[sender] = ok
-        if ok:
-            self.settled, self.decide_at = True, float("inf")
-        else:
-            self.decide_at = now if len(self.answers) == ASKED else min(self.decide_at, now + PATIENCE_S)
+        enough = max(Counter(self.answers.values()).values()) > ASKED // 2
+        self.decide_at = now if enough else min(self.decide_at, now + PATIENCE_S)
 
-    def out_of_reach(self, now: float) -> bool:
-        """True once: when it has become certain enough that nobody can dial us."""
+    def decided(self, now: float) -> bool | None:
+        """Whether others can dial us, once in each round, when most of those asked have said it; of as many for as
+        against the one who could is right, for whoever cannot may be barred itself."""
         if now < self.decide_at:
-            return False
-        self.settled, self.decide_at = True, float("inf")
-        return True
+            return None
+        found = 2 * sum(self.answers.values()) >= len(self.answers)
+        self.pause_s = min(2 * self.pause_s, MOST_AGAIN_S) if found is self.found else AGAIN_S
+        self.settled, self.decide_at, self.again_at, self.found = True, float("inf"), now + self.pause_s, found
+        return found
+
+    def again(self, linked: Collection[PeerId], me: MemberRecord, now: float) -> list[Effect]:
+        """Begin another round, with those linked that were not asked in the last one, if there are any. ``me`` has the
+        address in question."""
+        if now < self.again_at:
+            return []
+        self.again_at = now + self.pause_s  # should nobody answer
+        self.before, self.asked, self.answers, self.settled = self.asked, set(), {}, False
+        others = [peer for peer in linked if peer not in self.before]
+        effects: list[Effect] = []
+        for peer in others or linked:
+            if asked := self.linked(peer, me):  # the record first, which may have been without the address until now
+                effects += [Send(peer, Gossip((me,))), *asked]
+        return effects
 
     def notice(self, address: Address) -> Notice:
         return Notice(

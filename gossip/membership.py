@@ -377,6 +377,11 @@ class Membership:
         """Those of the ALIVE with whom we had a link, likewise: who may be a partner, a donor, an owner."""
         return self._table.met
 
+    def remembers(self, peer: PeerId) -> bool:
+        """Whether we had a link with it in this life or an earlier one."""
+        entry = self._table.entries.get(peer)
+        return entry is not None and entry.introducer in (None, self._mine)
+
     def knows(self, peer: PeerId) -> bool:
         """Whether we had a link with it in this life."""
         entry = self._table.entries.get(peer)

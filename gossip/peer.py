@@ -90,6 +90,7 @@ class Peer:
         self.runs = Runs(
             self.local, self.membership, self.joining, self.linked_peers, self.begin_run, self.judge, config, rng, now
         )
+        self.runs.wait_for = lambda: self.seeds.answering
         self.left = False
         book = list(book)
         self.membership.restore(book, now)
@@ -120,7 +121,7 @@ class Peer:
         if self.seeds.deadline < soonest:
             soonest = self.seeds.deadline
         reach = self.reach
-        if reach.next_ping_at < soonest or reach.decide_at < soonest:
+        if reach.next_ping_at < soonest or reach.decide_at < soonest or reach.again_at < soonest:
             soonest = reach.deadline
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
@@ -249,6 +250,10 @@ class Peer:
         effects += self.joining.unlinked(peer, now)
         return effects + self.after(now)
 
+    def seed_answered(self, seed: Address) -> None:
+        """A connection to this seed was opened, whatever comes of it."""
+        self.seeds.answered(seed)
+
     def dial_tried(self, asker: PeerId, ok: bool, now: float) -> list[Effect]:
         return [Send(asker, Reached(ok))]
 
@@ -277,12 +282,17 @@ class Peer:
         return busy or bool(self.conduct.news)
 
     def check_reach(self, now: float) -> list[Effect]:
-        address = self.membership.me.address
-        if not self.reach.out_of_reach(now) or address is None:
+        reach, address = self.reach, self.membership.me.address
+        if now >= reach.again_at:
+            if address is None and reach.wanted is not None:  # only what our record says is ever tried
+                self.membership.update_me(now, address=reach.wanted)
+            return reach.again(self.linked_peers, self.membership.me, now)
+        before = reach.found
+        if reach.decided(now) is not False or address is None:
             return []
         self.membership.update_me(now, address=None)
         self.refresh_homes(now)
-        return [self.reach.notice(address)]
+        return [] if before is False else [reach.notice(address)]
 
     # -- reports of the driver -----------------------------------------------------------------------------------
     def stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]:

@@ -68,6 +68,7 @@ class Runs:
         self.local, self.membership, self.joining, self.linked = local, membership, joining, linked
         self.begin_run, self.judge, self.config, self.rng = begin_run, judge, config, rng
         self.join_by = now + config.join_timeout_s
+        self.wait_for: Callable[[], bool] = lambda: False  # whether a seed opens: then nobody begins alone
         self.ripe_at = math.inf
         self.next_at = now
         self.changes_seen = -1  # of the members, when we last found nothing to do
@@ -172,7 +173,7 @@ class Runs:
             smallest = mine < min(others) and (mine < min(self.membership.alive()) or now >= self.ripe_at + HEARSAY_S)
             if now >= self.ripe_at and smallest:
                 return self.begin_run(now, "Everybody here waits for weights: this node, whose id is smallest, begins.")
-        if now >= self.join_by:
+        if now >= self.join_by and (others or not self.wait_for()):
             text = "No member gave its weights" if others else "No member could be reached"
             text += ": this node starts alone, and merges when it meets others."
             return self.begin_run(now, text)

@@ -39,6 +39,7 @@ class RunSettings:
     secret_file: Path | None = None
     insecure: bool = False
     state_dir: Path | None = None
+    must_join: float | None = None  # seconds
     config: Path | None = None
     log: Path | None = None
     quiet: bool = False
@@ -118,6 +119,8 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         changes["GOSSIP_ADVERTISE"] = settings.advertise
     if settings.state_dir is not None:
         changes["GOSSIP_STATE_DIR"] = str(settings.state_dir.resolve())
+    if settings.must_join is not None:
+        changes["GOSSIP_MUST_JOIN"] = f"{settings.must_join:g}"
     if settings.config is not None:
         Config.from_toml(settings.config)
         changes["GOSSIP_CONFIG"] = str(settings.config.resolve())

@@ -43,6 +43,7 @@ __all__ = ["Member", "Metrics", "Node"]
 
 VISIT_S = 0.002  # between two visits of the network thread's wishes: a step of a tiny model is not slowed by each
 FAREWELL_S = 0.5  # for a newcomer to ask for the next piece of a finished run's weights
+CLOSED_PATIENCE = 3.0  # times join_timeout_s, with seeds that accept connections and close them at once
 SETTLED = 1e-4  # |theirs - ours| / |ours| of an exchange that found nothing left to agree on
 
 
@@ -55,6 +56,8 @@ class Node:
     ``advertise``: the address others should dial, when it differs. ``secret``: the file that holds the swarm's secret.
     ``state_dir``: where the node's key and address book are kept; None: a new identity at every start. What is not
     given comes from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG.
+    ``join_or_fail_s``: raise LocalError, naming what became of each seed, unless the weights of a swarm are here within
+    so many seconds; without it (and without GOSSIP_MUST_JOIN) a node that reaches nobody starts alone in the end.
 
     Raises LocalError and its kinds (ConfigError, IdentityError, LayoutError) with one sentence saying what to do.
     """
@@ -70,9 +73,12 @@ class Node:
         secret: str | os.PathLike[str] | None = None,
         state_dir: str | os.PathLike[str] | None = None,
         config: Config | None = None,
+        join_or_fail_s: float | None = None,
     ) -> None:
         self_test()
-        self.settings = Settings.gather(seeds, listen, advertise, secret, state_dir, config)
+        self.settings = Settings.gather(
+            seeds, listen, advertise, secret, state_dir, config, join_or_fail_s=join_or_fail_s
+        )  # fmt: skip
         self.quasi_global = optimizer if isinstance(optimizer, QuasiGlobal) else None
         if optimizer is not None:
             decided = self.settings.config.for_training(self.quasi_global is not None)
@@ -141,17 +147,21 @@ class Node:
 
     def join(self) -> None:
         """Until this node holds weights to train: taken from the swarm, or its own."""
-        runtime = self.runtime
+        runtime, limit_s, began = self.runtime, self.settings.join_or_fail_s, time.monotonic()
         runtime.counts = lambda: (self.steps, self.samples)
         while True:
             self.boundary.wake.wait(0.02)
             self.thread.check()
             self.visit()
             ready, refusal = runtime.peer.ready and not self.boundary.wanted, runtime.doors.refusal
-            # A seed that only closes may be a forwarder whose node is down: it is tried until the time is up.
-            final = refusal is not None and (refusal.code == "closed") == ready
+            waited_s = time.monotonic() - began
+            # A seed that only closes may be too busy, or a forwarder whose node is down: it is tried for a while.
+            patient = waited_s < CLOSED_PATIENCE * self.config.join_timeout_s and not ready
+            final = refusal is not None and not (patient if refusal.code == "closed" else ready)
             if final and not runtime.doors.dialling and not len(runtime.links):
                 raise LocalError(f"Could not join: {refusal}") from refusal
+            if limit_s is not None and waited_s > limit_s and not ready:
+                raise LocalError(f"Could not join within {limit_s:g} s: {runtime.doors.why_alone()}.")
             if ready:
                 self.heard()  # and with the weights the count of what is behind them
                 return

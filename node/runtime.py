@@ -44,6 +44,7 @@ from node.doors import Doors
 from node.faults import Faults, leaves
 from node.handshake import Greeter
 from node.links import Link, Links, Network
+from node.lobby import neighbourhood
 from node.status import status_page
 from node.stream import BrokenLinkError
 from node.streams import Streams
@@ -94,7 +95,12 @@ class Runtime:
             self.dial_failed,
             on_event,
             frozenset(peer.seeds.seeds),
+            peer.membership.remembers,
+            peer.seed_answered,
+            self.member_hosts,
+            lambda host: self.note(host, "strangers"),
         )
+        self.hosts_seen, self.hosts = -1, frozenset[str]()  # of members, and the turnover at which they were so
         self.links = Links()
         self.faults = Faults(on_event)
         self.streams = Streams(peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults)
@@ -175,6 +181,16 @@ class Runtime:
         if peer is not None:
             self.pending.pop(peer, None)
         self.perform(self.peer.dial_failed(peer, self.now))
+
+    def member_hosts(self) -> frozenset[str]:
+        """Where the members live whom we met, as far as their addresses are numbers."""
+        membership = self.peer.membership
+        if membership.turnover != self.hosts_seen:
+            self.hosts_seen = membership.turnover
+            records = (membership.record(peer) for peer in membership.met())
+            addresses = (record.address for record in records if record is not None)
+            self.hosts = frozenset(neighbourhood(address.host) for address in addresses if address is not None)
+        return self.hosts
 
     async def try_dial(self, asker: PeerId, address: Address) -> None:
         ok = await self.doors.try_dial(address)

@@ -104,13 +104,16 @@ class Service:
         record = MemberRecord(
             identity.id, identity.public_key, self.incarnation, address=address, genesis=secrets.token_bytes(16),
         )  # fmt: skip
-        return Peer(
+        peer = Peer(
             record, sign=identity.sign, verify=verify, config=settings.config,
             fingerprint=self.state.layout.fingerprint, elements=self.state.layout.size,
             trained_elements=self.state.trained_elements, rng=random.Random(secrets.randbits(64)),
             seeds=settings.seeds, expected=settings.expected, book=memory.book, finished=self.state_dir.finished(),
             now=now,
         )  # fmt: skip
+        if settings.join_or_fail_s is not None:
+            peer.runs.join_by = math.inf  # it does not begin alone meanwhile
+        return peer
 
     def after_perform(self) -> None:
         """After every decision: the step at which the next mix is due, for the training thread to read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,7 @@ class Settings:
     secret: bytes | None
     state_dir: Path | None
     config: Config
+    join_or_fail_s: float | None = None  # fail unless the weights of a swarm are here by then
 
     @classmethod
     def gather(
@@ -39,6 +41,7 @@ class Settings:
         state_dir: str | os.PathLike[str] | None,
         config: Config | None,
         environment: Mapping[str, str] = os.environ,
+        join_or_fail_s: float | None = None,
     ) -> Settings:
         """Raises ConfigError or IdentityError, one sentence, for what cannot work."""
         given = [seeds] if isinstance(seeds, str) else list(seeds or ())
@@ -77,7 +80,21 @@ class Settings:
         return cls(
             tuple(dict.fromkeys(addresses)), expected, bound, parse_address(shown) if shown else None, key,
             Path(folder) if folder else None, config,
+            seconds(environment.get("GOSSIP_MUST_JOIN", "")) if join_or_fail_s is None else join_or_fail_s,
         )  # fmt: skip
+
+
+def seconds(text: str) -> float | None:
+    """Of GOSSIP_MUST_JOIN; None where nothing is said."""
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ConfigError(f"GOSSIP_MUST_JOIN is {text!r}: give a number of seconds, as 30.")
+    return value
 
 
 def peer_id(text: str, seed: str) -> PeerId:

@@ -54,6 +54,7 @@ class PlainStream:
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._socket = sock
+        self.heard = False  # a byte came
         try:
             self._peer_host = str(sock.getpeername()[0])
         except OSError as error:  # accepted, and reset before we looked
@@ -67,6 +68,7 @@ class PlainStream:
     async def receive_into(self, buffer: memoryview) -> int:
         try:
             count = await self._socket.recv_into(buffer)
+            self.heard = True
             if not count:
                 # The kernel reports a reset once, perhaps to a send, and shows the next reader an end. But a socket
                 # that was reset has no peer any more, while one whose peer closed properly still has.

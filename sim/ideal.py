@@ -114,6 +114,9 @@ class IdealMembers:
     def met(self) -> Sequence[PeerId]:
         return self.alive()
 
+    def remembers(self, peer: PeerId) -> bool:
+        return self.knows(peer)
+
     def knows(self, peer: PeerId) -> bool:
         return peer in self._registry
 

@@ -142,6 +142,8 @@ class Links:
         """The dialler says Hello."""
         if host.gone:
             return
+        if expect is None:
+            host.peer.seed_answered(to.address)
         if self.group_of is not None and self.cut(host, to):
             self.events.push(overdue, self.on_failed, host, to, expect)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 
@@ -12,6 +13,8 @@ from gossip.config import Config
 from gossip.effects import Dial, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.messages import Ping, Reach, Reached
+from gossip.peer import Peer
+from gossip.records import trusting, unsigned
 from gossip.selection import Bench, uniform
 
 CONFIG = Config()
@@ -87,31 +90,48 @@ def test_who_has_no_address_asks_nobody():
     assert Reachability().linked(A, MemberRecord(ME.id, b"", 1)) == []
 
 
-def test_one_who_could_dial_us_settles_it():
+def test_two_of_three_decide_at_once_and_the_third_changes_nothing():
+    for first, second, verdict in ((True, False, True), (False, True, False)):
+        reach = asking()
+        reach.on_reached(A, first, 0.0)
+        assert reach.decided(0.0) is None
+        reach.on_reached(B, second, 1.0)
+        assert reach.decided(1.0) is None
+        reach.on_reached(C, verdict, 2.0)
+        assert reach.decided(2.0) is verdict
+        assert reach.decided(3.0) is None  # said once
+        assert reach.linked(D, ME) == []
     reach = asking()
     reach.on_reached(A, False, 0.0)
-    reach.on_reached(B, True, 1.0)
-    reach.on_reached(C, False, 2.0)
-    assert reach.deadline == float("inf")
-    assert not reach.out_of_reach(1e9)
+    reach.on_reached(A, False, 0.1)  # nobody has two votes
+    assert reach.decided(0.2) is None
 
 
-def test_three_who_could_not_settle_it_at_once():
-    reach = asking()
-    for number, peer in enumerate((A, B, C)):
-        assert not reach.out_of_reach(number)
-        reach.on_reached(peer, False, float(number))
-    assert reach.out_of_reach(2.0)
-    assert not reach.out_of_reach(3.0)  # said once
-    assert reach.linked(D, ME) == []
+def test_who_answers_decides_when_nobody_else_does_for_a_while_and_of_two_who_differ_the_one_who_could():
+    for answers, verdict in (((False,), False), ((True,), True), ((False, True), True)):
+        reach = asking()
+        for peer, answer in zip((A, B), answers, strict=False):
+            reach.on_reached(peer, answer, 5.0)
+        assert reach.deadline == 5.0 + PATIENCE_S
+        assert reach.decided(5.0 + PATIENCE_S - 0.01) is None
+        assert reach.decided(5.0 + PATIENCE_S) is verdict
 
 
-def test_one_who_could_not_settles_it_when_nobody_else_answers_for_a_while():
-    reach = asking()
-    reach.on_reached(A, False, 5.0)
-    assert reach.deadline == 5.0 + PATIENCE_S
-    assert not reach.out_of_reach(5.0 + PATIENCE_S - 0.01)
-    assert reach.out_of_reach(5.0 + PATIENCE_S)
+def test_it_is_asked_again_of_others_after_minutes_and_more_rarely_while_the_answer_is_the_same():
+    reach, pauses, now = asking(1), [], 0.0
+    for verdict in (False, False, False, True, True, *(True,) * 5):
+        for peer in sorted(reach.asked):
+            reach.on_reached(peer, verdict, now)
+        now += PATIENCE_S
+        assert reach.decided(now) is verdict
+        pauses.append(reach.again_at - now)
+        now = reach.again_at
+        before = set(reach.asked)
+        asked = {effect.to for effect in reach.again([A, B, C, D], ME, now)}
+        assert len(asked) == min(ASKED, 4 - len(before))
+        assert not asked & before
+    assert pauses[:5] == [240, 480, 960, 240, 480]
+    assert max(pauses) == 3600
 
 
 def test_the_word_of_one_who_was_not_asked_counts_for_nothing():
@@ -179,3 +199,44 @@ def test_one_who_fits_is_found_among_many_who_do_not_and_nobody_where_nobody_doe
     assert uniform(members, random.Random(1), lambda peer: peer == members[777]) == members[777]
     assert uniform(members, random.Random(1), lambda peer: True, set(members)) is None
     assert uniform([], random.Random(1), lambda peer: True) is None
+
+
+# -- seeds that answer -------------------------------------------------------------------------------------------------
+def test_a_seed_that_opens_is_tried_every_few_seconds_however_often_it_lets_us_in_no_further():
+    seeds, rng = Seeds((HERE, THERE), {}, CONFIG, 0.0), random.Random(1)
+    assert not seeds.answering
+    for _ in range(20):
+        now = seeds.deadline
+        seeds.tick(now, False, (), rng)
+        seeds.answered(HERE)
+        assert seeds.answering
+        assert seeds.deadline - now <= 1.25 * 5.0
+    for _ in range(2):  # one dial may be on its way; with two it does not open any more
+        assert seeds.answering
+        seeds.tick(seeds.deadline, False, (), rng)
+    assert not seeds.answering
+    seeds.answered(Address("10.9.9.9", 9))  # which is none of ours
+    assert not seeds.answering
+
+
+def newcomer(answers_until: float):
+    """When a node begins alone whose seed opens every connection up to this time, and greets nobody."""
+    me = dataclasses.replace(ME, genesis=b"g" * 16)
+    peer = Peer(
+        me, sign=unsigned, verify=trusting, config=CONFIG, fingerprint="f", elements=1000, rng=random.Random(1),
+        seeds=(THERE,), now=0.0,
+    )  # fmt: skip
+    effects, now = peer.start(0.0), 0.0
+    while not peer.ready and now < 400.0:
+        for effect in effects:
+            if isinstance(effect, Dial) and now < answers_until:
+                peer.seed_answered(effect.address)
+        now = max(now + 1e-3, peer.deadline)
+        effects = peer.tick(now)
+    return now
+
+
+def test_a_newcomer_whose_seed_opens_never_begins_alone():
+    assert newcomer(answers_until=0.0) == pytest.approx(CONFIG.join_timeout_s, abs=1.1)
+    assert newcomer(answers_until=1e9) >= 400.0
+    assert 100.0 < newcomer(answers_until=100.0) < 120.0

@@ -67,6 +67,23 @@ def test_with_an_unreachable_seed_a_node_waits_says_so_and_starts_alone(quick, t
     assert len(told) == 1
     assert "No member could be reached" in told[0]
     assert "starts alone" in told[0]
+    named = [row["sentence"] for row in rows(tmp_path / "log") if row["event"] == "seed"]
+    assert named == [f"Seed {seed} refused the connection: no node listens there; it is tried again and again."]
+
+
+def test_a_node_that_must_join_fails_in_time_and_names_what_became_of_each_seed(quick):
+    dead = f"127.0.0.1:{free_port()}"
+    with pytest.raises(LocalError) as error:
+        Node(model(), seeds=[dead, "no-such-host.invalid:7"], config=quick, join_or_fail_s=1.0).__enter__()
+    text = one_sentence(error)
+    assert f"seed {dead} refused the connection" in text
+    assert "within 1 s" in text
+
+
+def test_a_node_that_must_join_and_does_joins(train, until, quick):
+    first = train(model(), config=quick)
+    late = train(model(), seeds=[first.node.address], config=quick, join_or_fail_s=20.0)
+    until(lambda: first.node.metrics().members_alive == late.node.metrics().members_alive == 2)
 
 
 def test_a_seed_that_comes_up_later_is_found(train, until, quick):

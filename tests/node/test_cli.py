@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from gossip.errors import ConfigError, IdentityError
 from gossip.ids import Address, PeerId
 from node import cli
 from node.identity import Invite, new_secret, parse_secret, read_secret
+from node.settings import Settings
 
 SEED_ID = PeerId(bytes(range(16)))
 
@@ -48,6 +50,17 @@ def refused(monkeypatch, capsys, *args: str | Path) -> tuple[int, str]:
 
 
 # -- the command itself ------------------------------------------------------------------------------------------------
+def test_a_time_to_join_reaches_the_node(tmp_path):
+    settings = cli.RunSettings(must_join=2.5)
+    assert cli.environment_of(settings, {})["GOSSIP_MUST_JOIN"] == "2.5"
+    gather = partial(Settings.gather, (), None, None, None, None, None)
+    assert gather({"GOSSIP_MUST_JOIN": "2.5"}).join_or_fail_s == 2.5
+    assert gather({}).join_or_fail_s is None
+    for text in ("soon", "nan", "-1", "0", "inf"):
+        with pytest.raises(ConfigError, match="GOSSIP_MUST_JOIN"):
+            gather({"GOSSIP_MUST_JOIN": text})
+
+
 def test_help_imports_nothing_heavy():
     probe = (
         "import sys\nfrom gossip.__main__ import main\nsys.argv[1:] = ['--help']\ntry:\n    main()\nfinally:\n"
