@@ -185,12 +185,16 @@ class Chaos:
             self.healing = None
 
     def strike(self) -> None:
-        free = [place for place in self.places if not place.busy and place.now.event("joined")]
+        free = self.free()
         kinds: list[Callable[[Place], None]] = [self.kill, self.replace, self.stop]
         if self.cable is not None and self.healing is None and self.rng.random() < 0.15:
             self.cut()
         elif len(free) > LIVING:
             self.rng.choice(kinds)(self.rng.choice(free))
+
+    def free(self) -> list[Place]:
+        """Whose nodes train at the moment."""
+        return [place for place in self.places if not place.busy and place.now.event("joined")]
 
     def kill(self, place: Place, fresh: bool = False) -> None:
         at = place.now.signal(signal.SIGKILL)
@@ -221,11 +225,11 @@ class Chaos:
         self.faults.append((at, "cut in two"))
 
     def kill_first(self) -> None:
-        if not self.places[0].busy:
-            self.kill(self.places[0])
+        free = self.free()
+        self.kill(self.places[0] if self.places[0] in free else free[0])
 
     def kill_half(self) -> None:
-        free = [place for place in self.places if not place.busy and place.now.event("joined")]
+        free = self.free()
         victims = free[: min(NODES // 2, len(free) - 1)]
         ids = frozenset(place.now.id for place in victims)
         for place in victims:
@@ -303,7 +307,7 @@ def figures(chaos: Chaos, before: tuple[float, float], during: tuple[float, floa
         kinds[kind] = kinds.get(kind, 0) + 1
     found = waits(places, chaos.kills, 600.0)
     joins = [life.event("joined")["seconds"] for p in places for life in p.lives[1:] if life.event("joined")]  # type: ignore[index]
-    geneses = {place.now.now["genesis"] for place in places}
+    geneses = {place.now.now.get("genesis") for place in places}
     return {
         "faults": len(chaos.faults),
         "kinds": kinds,
@@ -318,7 +322,7 @@ def figures(chaos: Chaos, before: tuple[float, float], during: tuple[float, floa
         "kill to next exchange, 95 % (s)": sorted(found)[int(0.95 * len(found))] if found else None,
         "kill to next exchange, of": len(found),
         "waits for weights, median and most (s)": [statistics.median(joins), max(joins)] if joins else None,
-        "all see all at the end": all(place.now.now["alive"] >= NODES for place in places),
+        "all see all at the end": all(place.now.now.get("alive", 0) >= NODES for place in places),
         "one run at the end": len(geneses) == 1,
     }
 

@@ -37,17 +37,19 @@ class Conduct:
     """``who`` is a member, or the address of somebody who never said who it is."""
 
     def __init__(self) -> None:
-        self.levels: dict[tuple[PeerId | str, str], tuple[float, float]] = {}  # above those forgiven, at what time
+        self.levels: dict[tuple[PeerId | str, str], tuple[float, float]] = {}  # above those forgiven, since when
         self.counts: dict[tuple[PeerId | str, str], int] = {}  # of those that were told: all of them, since the first
         self.news: list[Notice] = []  # for whoever tells people
 
     def note(self, who: PeerId | str, kind: str, now: float, times: float = 1.0) -> None:
         """It did this."""
         key = (who, kind)
-        level, at = self.levels.pop(key, (0.0, now))  # the one of longest ago goes first
         threshold, forgiven_s, _ = KINDS[kind]
-        level = max(0.0, level - (now - at) / forgiven_s) + times
-        self.levels[key] = (level, now)
+        level, since = self.levels.pop(key, (0.0, now))  # the one of longest ago goes first
+        forgiven = (now - since) // forgiven_s  # whole ones: three in three seconds are three
+        level, since = (level - forgiven, since + forgiven * forgiven_s) if forgiven < level else (0.0, now)
+        level += times
+        self.levels[key] = (level, since)
         if len(self.levels) > KEPT:
             del self.levels[next(iter(self.levels))]
         if key in self.counts:

@@ -228,9 +228,8 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
     console = Console(highlight=False)
     console.print(f"node {answer['id']} at {answer['address'] or address}, swarm {answer['swarm']!r}", soft_wrap=True)
     metrics = Table(show_header=False)
-    refused = answer["metrics"]["refused"]
     for name, value in answer["metrics"].items():
-        if name != "refused":
+        if name not in ("refused", "suspicious"):
             metrics.add_row(name, shown(value))
     members = Table("member", "address", "state", "steps", "samples", "loss", "ready")
     for member in answer["members"]:
@@ -239,11 +238,13 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
     console.print(metrics)
     if answer["members"]:
         console.print(members)
-    if refused:
-        refusals = Table("refused or cut off, from", "reason", "times")
-        for member, code, count in refused:
-            refusals.add_row(str(member)[:8], str(code), str(count))
-        console.print(refusals)
+    for name, heading in (("refused", "refused or cut off, from"), ("suspicious", "misbehaves")):
+        rows = answer["metrics"][name]
+        if rows:
+            shown_rows = Table(heading, "reason", "times")
+            for who, code, count in rows:
+                shown_rows.add_row(str(who)[:15], str(code), str(count))  # an id's first digits, or an address
+            console.print(shown_rows)
 
 
 def secret() -> None:

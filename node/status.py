@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ MAX_TEXT = 300  # characters: an address
 METRICS = (
     "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
     "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone", "refused",
-    "messages_ignored",
+    "messages_ignored", "suspicious",
 )  # fmt: skip
 """In this order; later versions add theirs behind these."""
 
@@ -47,7 +48,7 @@ def status_page(runtime: Runtime, after: bytes) -> StatusReply:
         me.id.hex(), address, runtime.config.swarm, me.steps, me.samples, peer.membership.swarm_samples, me.loss,
         len(peer.membership.met()) + 1, peer.exchanges.done, peer.exchanges.failures, runtime.links.bytes_sent,
         runtime.links.bytes_received, None if math.isnan(distance) else distance, peer.ready, peer.alone,
-        refusals(peer), runtime.links.ignored,
+        refusals(peer), runtime.links.ignored, tuple(itertools.islice(peer.conduct.rows(), SHOWN_REFUSALS)),
     )  # fmt: skip
     rows = sorted((record.id, record, state) for record, state in peer.members() if record.id > after)
     page = tuple(
@@ -111,7 +112,8 @@ async def read_pages(stream: ByteStream, reader: FrameReader) -> dict[str, Any]:
             raise ProtocolError("The node names more members than a swarm can have.")
     values = (*reply.metrics, *[None] * len(METRICS))
     metrics = {name: plain(value) for name, value in zip(METRICS, values, strict=False)}
-    metrics["refused"] = refused_of(values[METRICS.index("refused")])
+    for name in ("refused", "suspicious"):
+        metrics[name] = refused_of(values[METRICS.index(name)])
     identity = metrics.pop("id")
     if not isinstance(identity, str) or len(identity) != 32 or set(identity) - set("0123456789abcdef"):
         raise ProtocolError("The node's answer is not a status.")
@@ -147,7 +149,7 @@ def member_of(row: Any, after: bytes) -> dict[str, Any]:
 
 
 def refused_of(value: Any) -> tuple[tuple[Any, ...], ...]:
-    """(member, code, count) of what a node refused; what has another shape is left out."""
+    """(member, code, count) of what a node refused, or of who misbehaves; what has another shape is left out."""
     rows = value if isinstance(value, tuple) else ()
     return tuple(
         tuple(plain(item) for item in row[:3]) for row in rows[:SHOWN_REFUSALS]

@@ -1,0 +1,64 @@
+"""Who misbehaves on a real link is named, in the log and to whoever asks for the status."""
+
+from __future__ import annotations
+
+import contextlib
+
+import trio
+from torch import nn
+
+from gossip.frames import encode
+from gossip.ids import MemberRecord, parse_address
+from gossip.messages import Gossip, Ping
+from gossip.records import signed
+from node.handshake import Greeter
+from node.identity import Identity
+from node.links import FrameReader
+from node.status import query
+from node.stream import BrokenLinkError
+from node.tcp import TcpNetwork
+
+
+async def speak(node, identity, words):
+    """Greet as a member, say these bytes, and read until the link ends or a second is over."""
+    layout = node.state.layout
+    record = signed(MemberRecord(identity.id, identity.public_key, 1, genesis=node.peer.local.genesis), identity.sign)
+    stream = await TcpNetwork(None).connect(parse_address(node.address))
+    try:
+        reader = FrameReader(stream)
+        await Greeter("default", layout).greet(stream, reader, record, None, None)
+        with trio.move_on_after(1.0), contextlib.suppress(BrokenLinkError):
+            await stream.send_all(words)
+            while await stream.receive_into(memoryview(bytearray(4096))):
+                pass
+    finally:
+        stream.close_now()
+
+
+def named(node):
+    return query(parse_address(node.address))["metrics"]["suspicious"]
+
+
+def test_whoever_says_what_no_honest_node_says_is_named_at_the_third_time_and_nobody_else(train, monkeypatch, tmp_path):
+    monkeypatch.setenv("GOSSIP_LOG", str(tmp_path / "log.jsonl"))
+    ours = train(nn.Linear(4, 2))
+    liar, honest = Identity.fresh(), Identity.fresh()
+    for _ in range(2):
+        trio.run(speak, ours.node, liar, b"no frame at all")
+    assert named(ours.node) == ()
+    trio.run(speak, ours.node, liar, b"no frame at all")
+    for _ in range(5):
+        trio.run(speak, ours.node, honest, encode(Ping(1, ())))  # and then it is gone without a word
+    assert named(ours.node) == ((liar.id.hex(), "fault", 3),)
+    log = (tmp_path / "log.jsonl").read_text()
+    assert log.count(f"Member {liar.id.hex()[:8]} misbehaves") == 1
+    assert honest.id.hex()[:8] + " misbehaves" not in log
+
+
+def test_whoever_floods_a_link_is_named_for_that(train):
+    ours = train(nn.Linear(4, 2))
+    flooder = Identity.fresh()
+    flood = encode(Gossip(())) * 5_000  # which nobody answers
+    for _ in range(3):
+        trio.run(speak, ours.node, flooder, flood)
+    assert named(ours.node) == ((flooder.id.hex(), "flood", 3),)
