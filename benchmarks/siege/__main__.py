@@ -1,6 +1,6 @@
 """Sieges: a real member that holds the secret, or somebody who does not, against live nodes that train digits.
 
-    python benchmarks/siege [NAME...] [--siege-s 10] [--json]
+    python benchmarks/siege [NAME...] [--siege-s 8] [--json]
 
 For each attack a fresh swarm of four nodes, with TLS: some seconds of calm, then the attack, then the time until all
 is well again. Held against the calm of the same run: exchanges with honest partners per step (90 % of the calm's; where
@@ -42,7 +42,7 @@ from verdict import steps as steps_of
 __all__ = ["claims", "floods", "stalls", "strangers"]
 
 NODES = 4
-CALM_S, SIEGE_S = 4.0, 10.0
+CALM_S, SIEGE_S = 4.0, 8.0
 GRACE_S = 0.5  # for the attacker to make its links
 WINDOW_S = 2.0  # over which mixing is looked at when it is asked whether all is well
 WELL_S = 10.0

@@ -14,7 +14,7 @@ from line import Line, chunk_of, open_line
 
 from gossip.accusations import accusation
 from gossip.ids import Address, MemberRecord
-from gossip.messages import Fetch, Gossip, Hint, Reach, Records, Serving, StatusQuery
+from gossip.messages import Fetch, Gossip, Reach, Records, Serving, StatusQuery
 from gossip.records import signed
 from node.identity import Identity
 from node.tls import swarm_contexts
@@ -59,7 +59,7 @@ async def overflow(foe: Foe) -> None:
 
 @attack("mixes with everybody, stating the largest version there is", named="member", partners=1)
 async def version(foe: Foe) -> None:
-    member = await foe.member()
+    member = await foe.member(mixes=True)
     member.version = float(MAX)
     while True:
         for line in member.open_lines():
@@ -176,22 +176,19 @@ async def sybils_swallowing(foe: Foe) -> None:
         await trio.sleep(5.0)
 
 
-@attack("four full messages a second of records that each cost a signature's check, over each of eight links", named="")
+@attack("full messages of new records, each of which costs a signature's check, a hundred a second to each", named="")
 async def sign_flood(foe: Foe) -> None:
     member = await foe.member()
-    others = [await foe.member(listen=False) for _ in range(1)]
-    pool = sybils(foe, 200)
+    identity = Identity.fresh()
     sequence = 1
     while True:
-        for one in (member, *others):
-            batch = []
-            for record in pool[:32]:
-                sequence += 1
-                batch.append(dataclasses.replace(record, sequence=sequence, signature=bytes(64)))
-            # each is wrong but for the last check, and so ends the link: true ones are sent by turns
-            await one.tell(Gossip(tuple(pool[:32])))
-            pool = pool[32:] or sybils(foe, 320)
-        await trio.sleep(0.01)
+        batch = []
+        for number in range(32):
+            record = MemberRecord(identity.id, identity.public_key, 1, sequence + number, genesis=foe.target.genesis)
+            batch.append(signed(record, identity.sign))
+        await member.tell(Gossip(tuple(batch)))  # the newest last, so that each is news
+        sequence += 32
+        await trio.sleep(0.005)
 
 
 @attack("members that join, are trusted, and leave, five a second", named="")
@@ -246,7 +243,7 @@ async def stolen_identity(foe: Foe) -> None:
 
 @attack("answers everything with what it made up, and is a newcomer's first seed", named="", newcomer=True, partners=1)
 async def eclipse(foe: Foe) -> None:
-    member = await foe.member()
+    member = await foe.member(mixes=True)
     made = sybils(foe, 100, address=member.record.address, samples=50_000)
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
     member.on[Fetch] = donor(member, noise, foe.target.genesis, member.version + 10, ())
@@ -256,6 +253,3 @@ async def eclipse(foe: Foe) -> None:
         for line in member.open_lines():
             await member.offer(line)
         await trio.sleep(0.1)
-
-
-__all__ = ["Hint"]

@@ -1,8 +1,8 @@
 """A real member of the swarm that holds the secret: polite by itself, and as bad as an attack makes it.
 
-It keeps links, answers probes, refutes what is said of it and mixes (sending back what it was sent, which moves
-nobody), so that honest nodes hold it for one of theirs. An attack replaces what it does with a message, or sends its
-own.
+It keeps links, answers probes and refutes what is said of it, so that honest nodes hold it for one of theirs. To offers
+it is busy, or with ``mixes`` it sends back what it was sent, which moves nobody. An attack replaces what it does with a
+message, or sends its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import trio
-from line import Line, chunk_of, open_line
+from line import Line, chunk_of, hello_of, open_line
 
 from gossip.codecs import get_codec
 from gossip.ids import Address, MemberRecord, PeerId
@@ -84,8 +84,8 @@ class Session:
 class Member:
     """One identity with links to the honest nodes."""
 
-    def __init__(self, target: Target, identity: Identity | None = None, **record: Any) -> None:
-        self.target = target
+    def __init__(self, target: Target, identity: Identity | None = None, mixes: bool = False, **record: Any) -> None:
+        self.target, self.mixes = target, mixes
         self.identity = identity or Identity.fresh()
         self.contexts: Contexts = swarm_contexts(self.identity, target.secret)
         fields: dict[str, Any] = {
@@ -134,8 +134,6 @@ class Member:
 
     async def serve(self, nursery: trio.Nursery) -> None:
         """Listen too, so that honest nodes dial us; before :meth:`live`."""
-        from gossip.messages import Hello
-        from node.handshake import PROTOCOL_VERSION
         from node.tcp import TcpNetwork
         from node.tls import TlsStream
 
@@ -151,8 +149,7 @@ class Member:
                 stream.close_now()
                 return
             line = Line(tls)
-            swarm = Hello(PROTOCOL_VERSION, PROTOCOL_VERSION, "default", self.target.fingerprint, (), self.record)
-            if await line.hello(swarm) is not None:
+            if await line.hello(hello_of(self.target.fingerprint, self.record)) is not None:
                 self.lines.append(line)
                 await line.hear(self.heard)
                 self.lines.remove(line)
@@ -205,8 +202,10 @@ class Member:
                 await line.send(Records((self.record,), b""))
             case Reach():
                 await line.send(Reached(True))
-            case Offer():
+            case Offer() if self.mixes:
                 await self.accept(line, message)
+            case Offer():
+                await line.send(Busy(message.session))
             case Accept():
                 session = self.sessions.get(message.session)
                 if session is not None:
@@ -272,9 +271,9 @@ class Foe:
     def __init__(self, target: Target, nursery: trio.Nursery) -> None:
         self.target, self.nursery = target, nursery
 
-    async def member(self, listen: bool = True, **record: Any) -> Member:
+    async def member(self, listen: bool = True, mixes: bool = False, **record: Any) -> Member:
         """A fresh identity, linked with every honest node."""
-        member = Member(self.target, **record)
+        member = Member(self.target, mixes=mixes, **record)
         if listen:
             await member.serve(self.nursery)
         return await member.live(self.nursery)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -10,13 +11,13 @@ import trio
 from gossip.frames import encode
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.messages import Chunk, Close, Hello, Message
-from node.handshake import PROTOCOL_VERSION, Greeter
+from node.handshake import Greeter
 from node.links import FrameReader
 from node.stream import ByteStream
 from node.tcp import TcpNetwork
 from node.tls import Contexts, TlsStream
 
-__all__ = ["Heard", "Line", "open_line", "plain", "tls"]
+__all__ = ["Heard", "Line", "chunk_of", "hello_of", "open_line", "plain", "tls"]
 
 CONNECT_S = 5.0
 Heard = Callable[["Line", Message, bytes], Awaitable[None]]
@@ -100,9 +101,7 @@ async def tls(address: Address, contexts: Contexts) -> ByteStream:
     return stream
 
 
-async def open_line(
-    address: Address, contexts: Contexts, fingerprint: str, record: MemberRecord | None, swarm: str = "default"
-) -> Line | None:
+async def open_line(address: Address, contexts: Contexts, fingerprint: str, record: MemberRecord | None) -> Line | None:
     """A link to the node there, with this record (None: as an observer); None when it did not come to be."""
     try:
         line = Line(await tls(address, contexts))
@@ -111,12 +110,15 @@ async def open_line(
     if record is None:
         await line.write(encode(Greeter("", None).hello(None)))
         return line
-    hello = Hello(PROTOCOL_VERSION, PROTOCOL_VERSION, swarm, fingerprint, (), record)
     with trio.move_on_after(CONNECT_S):
-        if await line.hello(hello) is not None:
+        if await line.hello(hello_of(fingerprint, record)) is not None:
             return line
     line.close()
     return None
+
+
+def hello_of(fingerprint: str, record: MemberRecord) -> Hello:
+    return dataclasses.replace(Greeter("default", None).hello(record), fingerprint=fingerprint)
 
 
 def chunk_of(session: int, start: int, elements: int, body: bytes) -> Chunk:

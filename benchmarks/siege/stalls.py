@@ -30,14 +30,14 @@ async def nothing(_line: Line, _message: Any, _body: bytes) -> None:
 
 @attack("offers to everybody, all the time, and streams nothing")
 async def offer_stall(foe: Foe) -> None:
-    member = await foe.member()
+    member = await foe.member(mixes=True)
     member.on[Chunk] = nothing
     await each(member, 0.05)
 
 
 @attack("takes every offer, and streams nothing")
 async def accept_stall(foe: Foe) -> None:
-    member = await foe.member()
+    member = await foe.member(mixes=True)
     member.on[Chunk] = nothing
     await trio.sleep_forever()
 
@@ -51,7 +51,7 @@ async def answer_stall(foe: Foe) -> None:
 
 @attack("streams everything, and never says commit; nor does it answer how it ended")
 async def commit_stall(foe: Foe) -> None:
-    member = await foe.member()
+    member = await foe.member(mixes=True)
 
     async def chunk(line: Line, chunk: Chunk, body: bytes) -> None:
         session = member.sessions.get(chunk.session)
@@ -69,7 +69,7 @@ async def commit_stall(foe: Foe) -> None:
 
 @attack("stalls at one step after another: half a body, no second half, an accept and silence, a fetch never read")
 async def stalls(foe: Foe) -> None:
-    member = await foe.member()
+    member = await foe.member(mixes=True)
     steps = itertools.cycle(["half-frame", "half-stream", "fetch", "abort-late"])
 
     async def chunk(line: Line, chunk: Chunk, body: bytes) -> None:
@@ -99,7 +99,7 @@ async def stalls(foe: Foe) -> None:
 
 @attack("offers and accepts, and aborts when everything has been streamed, giving an innocent reason")
 async def aborts(foe: Foe) -> None:
-    member = await foe.member()
+    member = await foe.member(mixes=True)
 
     async def chunk(line: Line, chunk: Chunk, _body: bytes) -> None:
         if member.sessions.pop(chunk.session, None) is not None:
@@ -111,20 +111,20 @@ async def aborts(foe: Foe) -> None:
 
 @attack("mixes with everybody as often as it can", partners=1, named="")
 async def monopoly(foe: Foe) -> None:
-    await each(await foe.member(), 0.02)
+    await each(await foe.member(mixes=True), 0.02)
 
 
 @attack("a patient liar: theirs and half a unit more in one direction, below what is cut off", partners=1, named="")
 async def frog(foe: Foe) -> None:
-    member = await foe.member()
+    member = await foe.member(mixes=True)
     push = np.full(foe.target.elements, 0.5 / foe.target.elements**0.5, np.float32)
     member.transform = lambda vector: vector + push
     await each(member, 0.02)
 
 
-@attack("sends NaN, 1e38, the vector's opposite and noise by turns")
+@attack("sends NaN, 1e38, the vector's opposite and noise by turns", partners=1)
 async def poison(foe: Foe) -> None:
-    member = await foe.member()
+    member = await foe.member(mixes=True)
     rng = np.random.default_rng(0)
     lies = itertools.cycle([
         lambda v: np.full_like(v, np.nan), lambda v: np.full_like(v, 1e38), lambda v: -v,
@@ -160,7 +160,7 @@ async def refuser(foe: Foe) -> None:
 
 @attack("an exchange of a part first, then all under Moniqua", partners=1, named="", codec="moniqua8")
 async def moniqua(foe: Foe) -> None:
-    member = await foe.member()
+    member = await foe.member(mixes=True)
     while True:
         for line in member.open_lines():
             await member.offer(line, part="mask 1", codec="int8")
