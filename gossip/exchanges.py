@@ -112,9 +112,9 @@ class Exchanges(Offering):
             case State.VERIFIED:
                 return self.doubt(exchange, now)
             case State.OFFERED:
-                if code != "idle":  # the offer crossed the word that the link was not needed
-                    self.partners.failed(exchange.partner, now)
-                return self.offer(exchange, now)
+                if code == "idle":  # the offer crossed the word that the link was not needed
+                    return self.offer(exchange, now)
+                return self.unanswered(exchange, now, "unreached")
             case State.STREAMING if exchange.push and exchange.initiator and self.conserves:
                 return self.doubt(exchange, now)  # all of it may have arrived
             case State.STREAMING:
@@ -166,13 +166,16 @@ class Exchanges(Offering):
                 continue  # it made way for a doubt
             if exchange.state is State.OFFERED:
                 self.conduct.note(exchange.partner, "wasted", now)
-                self.partners.failed(exchange.partner, now)
-                effects += [Send(exchange.partner, Abort(exchange.session, "late")), *self.offer(exchange, now)]
+                told = Send(exchange.partner, Abort(exchange.session, "late"))
+                effects += [told, *self.unanswered(exchange, now, "unanswered")]
             elif exchange.state is State.PREPARING:
                 effects += [Send(exchange.partner, Busy(exchange.session)), *self.drop(exchange)]
             elif exchange.state is State.STREAMING:
                 effects += self.failed(exchange.session, "deadline", now)
-            elif exchange.state is State.VERIFIED or now - exchange.since < self.config.doubt_s:
+            elif exchange.state is State.VERIFIED:
+                self.partners.failed(exchange.partner, now)  # whose link is whole, and who does not say COMMIT
+                effects += self.doubt(exchange, now)
+            elif now - exchange.since < self.config.doubt_s:
                 effects += self.doubt(exchange, now)
             else:
                 self.conduct.note(exchange.partner, "wasted", now)
@@ -191,6 +194,12 @@ class Exchanges(Offering):
             effects += self.drop(exchange)
         return effects
 
+    def unanswered(self, exchange: Exchange, now: float, code: str) -> list[Effect]:
+        """Nothing came of an offer, and another partner is asked."""
+        self.count(code)
+        self.partners.failed(exchange.partner, now, silent=True)
+        return self.offer(exchange, now)
+
     # -- endings -------------------------------------------------------------------------------------------------
     def finish(self, exchange: Exchange, now: float) -> list[Effect]:
         session, partner = exchange.session, exchange.partner
@@ -203,14 +212,17 @@ class Exchanges(Offering):
         self.done += 1
         self.last_partner = partner
         self.conduct.excuse(partner, "wasted")
-        if exchange.push:
-            if not exchange.initiator:
-                return [Merge(session, exchange.mass), *self.end(exchange)]
+        self.partners.mixed(partner, now)
+        if exchange.push and not exchange.initiator:
+            return [Merge(session, exchange.mass), *self.end(exchange)]
+        if not late:  # else its own mix was given up for this one, and it has earned no trust by it
             self.mixed_at.append(partner)
+            self.own_mixed = self.own_mixed or exchange.initiator
+            self.gave_way = self.gave_way and not exchange.initiator
+        if exchange.push:
             return self.end(exchange)
         if self.learns and bounds(exchange.part, exchange.optimizer_keys):
             self.bounded = True
-        self.mixed_at.append(partner)
         if self.fragments is not None:
             self.fragments.mixed(exchange.part)
         # The weights' age is averaged as the weights are: by the difference of what was exchanged.
@@ -219,11 +231,11 @@ class Exchanges(Offering):
         return [Mix(session, exchange.weight, late and not self.config.plain), *self.end(exchange)]
 
     def fail(self, exchange: Exchange, now: float, code: str) -> list[Effect]:
-        self.failures += 1
+        self.count(code)
         if code == "overflow":
             self.bounded = False  # once more with a codec that needs no bound, which shows how wide it must be
-        elif code not in ("replaced", "late", "leaving"):
-            self.partners.failed(exchange.partner, now)
+        elif code not in ("replaced", "late"):
+            self.partners.failed(exchange.partner, now, silent=exchange.state is State.PREPARING)
         if exchange.initiator:
             self.gave_up = True
         return self.drop(exchange)

@@ -30,7 +30,9 @@ class Mates(Protocol):
 
     def group(self, now: float) -> list[PeerId]: ...
     def choose(self, asked: set[PeerId], now: float) -> PeerId | None: ...
-    def failed(self, partner: PeerId, now: float) -> None: ...
+    def declines(self, sender: PeerId, now: float) -> bool: ...
+    def mixed(self, partner: PeerId, now: float) -> None: ...
+    def failed(self, partner: PeerId, now: float, silent: bool = False) -> None: ...
     def address(self, peer: PeerId) -> Address | None: ...
     def linked(self, peer: PeerId) -> bool: ...
 
@@ -119,7 +121,7 @@ class Forming(Ledger[Gathering]):
             return [Send(sender, Refuse(session, refused))]
         asleep = now - local.boundary_at > self.config.boundary_patience_s
         left = None if asleep or session in self.table else self.gives_way(sender, invite)
-        if left is None:
+        if left is None or self.mates.declines(sender, now):
             return [Send(sender, Busy(session))]
         dropped = [effect for one in left for effect in self.withdraw(one)]
         keys = agreed_keys(local, self.config, invite.optimizer_keys)
@@ -184,5 +186,5 @@ class Forming(Ledger[Gathering]):
     def on_refuse(self, sender: PeerId, session: int, now: float) -> list[Effect]:
         one = self.table.get(session)
         if one is not None and one.initiator and sender in one.invited:
-            self.mates.failed(sender, now)
+            self.mates.failed(sender, now, silent=True)
         return self.on_busy(sender, session, now)

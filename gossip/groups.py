@@ -156,7 +156,8 @@ class Groups(Forming):
                 continue
             match one.state:
                 case State.OFFERED if one.initiator:
-                    self.mates.failed(peer, now)
+                    self.count("unreached")
+                    self.mates.failed(peer, now, silent=True)
                     effects += self.without(one, peer, now)
                 case State.PREPARING | State.OFFERED if not one.initiator:
                     effects += self.end(one)
@@ -202,7 +203,8 @@ class Groups(Forming):
                 continue  # it made way for a doubt
             if one.state is State.OFFERED and one.initiator:
                 for peer in one.invited:
-                    self.mates.failed(peer, now)
+                    self.count("unanswered")
+                    self.mates.failed(peer, now, silent=True)
                 effects += self.settle_members(one, now)
             elif one.state in (State.PREPARING, State.OFFERED):
                 effects += self.withdraw(one)
@@ -240,6 +242,10 @@ class Groups(Forming):
         others = [peer for peer in one.members if peer != self.me]
         self.last_partner = others[0]
         self.mixed_at += others
+        if one.initiator:
+            self.own_mixed = True
+        else:
+            self.mates.mixed(one.inviter, now)
         self.local.version = within(self.local.version + version_gap(one.mean, one.ours))
         return [Mix(one.session, 1.0), *self.end(one)]
 
@@ -251,5 +257,5 @@ class Groups(Forming):
             told = [Send(peer, Abort(one.session, code)) for peer in one.others if peer != self.me]
             self.gave_up = True
         if one.state not in (State.PREPARING, State.OFFERED):
-            self.failures += 1
+            self.count(code)
         return [*told, *self.end(one)]

@@ -15,9 +15,15 @@ from gossip.exchange import Local, State
 from gossip.filters import Refusals
 from gossip.ids import PeerId
 
-__all__ = ["DOUBT_RETRY_S", "VERDICTS", "Ledger"]
+__all__ = ["DOUBT_RETRY_S", "REASONS", "VERDICTS", "Ledger"]
 
 VERDICTS = 4_096  # ends remembered, 100 B each: doubt_s of asking after them at 100 exchanges a second
+REASONS = frozenset({
+    "unanswered", "unreached",  # an offer: nobody said a word in time; the link broke, or could not be made
+    "broken", "stalled", "deadline", "checksum", "positions", "overflow", "layout", "terms",  # a stream
+    "not-finite", "norm", "balance",  # a vector
+    "doubt", "aborted", "late", "replaced",  # never known; known to have failed; the partner had given up, or joined
+})  # fmt: skip
 DOUBT_RETRY_S = 1.0  # between two questions how an exchange in doubt ended
 
 
@@ -49,9 +55,11 @@ class Ledger(Generic[One]):
         self.conduct = Conduct()  # Peer's own, once there is one
         # |theirs - ours|^2, for a group what a pair's would be, and |ours|^2 of the last exchanges
         self.seen: deque[tuple[float, float]] = deque(maxlen=8)
-        self.done = self.failures = 0
+        self.done = 0
+        self.failed_by: dict[str, int] = {}  # how many came to nothing, by the reason: one of REASONS
         self.last_partner: PeerId | None = None
         self.mixed_at: list[PeerId] = []  # partners of exchanges finished since Peer last looked
+        self.own_mixed = False  # and one of them was ours
         self.gave_up = False  # our own mix ended without a partner since Peer last looked
 
     @property
@@ -90,6 +98,16 @@ class Ledger(Generic[One]):
             steps - one.steps >= gap * every and one.state is not State.DOUBT
             for one in self.table.values() if one.initiator or one.state is not State.PREPARING
         )  # fmt: skip
+
+    @property
+    def failures(self) -> int:
+        """How many exchanges came to nothing, offers that nobody answered among them."""
+        return sum(self.failed_by.values())
+
+    def count(self, code: str) -> None:
+        """One came to nothing. What a partner gives for a reason is a text of its own choice."""
+        reason = code if code in REASONS else "other"
+        self.failed_by[reason] = self.failed_by.get(reason, 0) + 1
 
     def remember(self, key: Key, committed: bool) -> None:
         self.verdicts[key] = committed

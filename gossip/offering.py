@@ -28,7 +28,9 @@ class Partners(Protocol):
     """Whom to mix with: :class:`gossip.partners.Partners`."""
 
     def choose(self, asked: set[PeerId], now: float) -> PeerId | None: ...
-    def failed(self, partner: PeerId, now: float) -> None: ...
+    def declines(self, sender: PeerId, now: float) -> bool: ...
+    def mixed(self, partner: PeerId, now: float) -> None: ...
+    def failed(self, partner: PeerId, now: float, silent: bool = False) -> None: ...
     def wanted(self) -> int: ...
     def incoming(self) -> int: ...
     def cap(self, partner: PeerId, others: int) -> float: ...
@@ -49,6 +51,7 @@ class Offering(Ledger[Exchange]):
         self.filter = Filter(config)
         self.fragments = fragments_of(config, local.elements)
         self.part = Part.parse(config.part) or ALL
+        self.gave_way = False  # our own mix has made way for another's since the last of ours was finished
         self.learns = needs_spread(config.codec)  # exchanges show how far apart the nodes are, as some codecs must know
         self.bounded = False  # one has shown it
 
@@ -114,6 +117,11 @@ class Offering(Ledger[Exchange]):
         self.table[new] = self.outgoing[new] = exchange
         return [Rename(old, new)]
 
+    def incoming(self, sender: PeerId) -> int:
+        """How many of others may be under way with one of this member's: a slot is kept for others than the last."""
+        limit = self.partners.incoming()
+        return limit - 1 if self.single and sender == self.last_partner and limit > 1 else limit
+
     def room(self, limit: int, leaving: int = 0) -> bool:
         """Whether one more may begin beside the others (but for ``leaving``, which end for it). With outer momentum one
         at a time in all: two concurrent outer steps would count the same local progress twice."""
@@ -152,13 +160,16 @@ class Offering(Ledger[Exchange]):
             for own in self.outgoing.values():
                 across = own.state is State.OFFERED and own.partner == sender
                 crossed = crossed or across
-                if across or (self.single and own.state is State.PREPARING):
-                    leaving.append(own)  # a mix is a mix, whoever asked first
+                if across or (self.single and own.state is State.PREPARING and not self.gave_way):
+                    leaving.append(own)  # a mix is a mix, whoever asked first; but our next one waits for nobody
         beside = len(self.outgoing) - len(leaving)
-        full = not self.room(self.partners.incoming() + beside, len(leaving))
+        full = not self.room(self.incoming(sender) + beside, len(leaving))
         asleep = now - local.boundary_at > self.config.boundary_patience_s
         if full or asleep or session in self.table or (crossed and self.me < sender):
             return [Send(sender, Busy(session))]  # of two offers that cross, the smaller id's is the exchange
+        if self.partners.declines(sender, now):
+            return [Send(sender, Busy(session))]
+        self.gave_way = self.gave_way or bool(leaving)
         dropped = [effect for own in leaving for effect in self.drop(own)]
         keys = agreed_keys(local, self.config, offer.optimizer_keys)
         exchange = self.table[session] = Exchange(
@@ -196,7 +207,7 @@ class Offering(Ledger[Exchange]):
         exchange = self.table.get(session)
         if exchange is None or exchange.partner != sender or exchange.state is not State.OFFERED:
             return []
-        self.partners.failed(sender, now)
+        self.partners.failed(sender, now, silent=True)  # not with it; it may still come to us
         return self.offer(exchange, now)
 
     def withdraw(self, exchange: Exchange) -> list[Effect]:

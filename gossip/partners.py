@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 
+from gossip.bench import Bench
 from gossip.config import Config
 from gossip.exchange import Local
 from gossip.graphs import Graph
@@ -12,9 +13,13 @@ from gossip.ids import Address, PeerId
 from gossip.members import Members
 from gossip.messages import MAX_GROUP
 from gossip.ranks import Grid
-from gossip.selection import Bench, Selector, selector
+from gossip.selection import Selector, selector
 
 __all__ = ["Partners"]
+
+APART = 0.5  # of an interval between two mixes with one partner that it asks for: its share is then two in three
+TRIED = 4  # of those that sit out, where nobody else is left
+MET = 64  # partners of the last mixes remembered: more than anybody mixes with in half an interval
 
 
 class Partners:
@@ -35,6 +40,9 @@ class Partners:
         )  # fmt: skip
         self.now = 0.0
         self.mixes = 0  # of our own, begun
+        self.pace = 1.0  # of the schedule: what of the configured interval lies between two mixes
+        self.met: dict[PeerId, tuple[int, float]] = {}  # steps and time of the last mix with each, the oldest first
+        self.pardoned: PeerId | None = None  # may be chosen although it sits out: there is nobody else
 
     # -- for the selector ----------------------------------------------------------------------------------------
     @property
@@ -63,7 +71,7 @@ class Partners:
         record = self.members.record(peer)
         return (
             record is not None and record.ready and record.genesis == self.local.genesis
-            and not self.bench.sits_out(peer, self.now)
+            and (peer == self.pardoned or not self.bench.sits_out(peer, self.now))
             and (record.address is not None or self.linked(peer))
         )  # fmt: skip
 
@@ -74,11 +82,46 @@ class Partners:
         return self.config.partners == 0
 
     def choose(self, asked: set[PeerId], now: float) -> PeerId | None:
+        """One that is not in ``asked``; where all who could be asked sit out, the one that failed longest ago."""
         self.now = now
+        chosen = self.find(asked)
+        if chosen is None and not asked and self.bench.benched:
+            for peer in self.bench.pardonable(now)[:TRIED]:
+                self.pardoned = peer
+                chosen = chosen or self.find(asked)
+            self.pardoned = None
+        return chosen
+
+    def find(self, asked: set[PeerId]) -> PeerId | None:
         if not self.everybody:
             return self.selector.choose(self, asked, self.rng)
         left = [peer for peer in self.ours() if peer not in asked and self.fits(peer)]
         return self.rng.choice(left) if left else None
+
+    def declines(self, sender: PeerId, now: float) -> bool:
+        """Whether an offer of this member is answered BUSY, whatever room there is. Back-off binds both ways; and
+        nobody is everybody's only partner: who mixed with us less than half an interval ago waits. Unless there is
+        nobody else to mix with."""
+        self.now = now
+        if not (self.bench.shuns(sender, now) or self.just_mixed(sender, now)):
+            self.bench.answers(sender)
+            return False
+        return self.find({sender}) is not None
+
+    def just_mixed(self, sender: PeerId, now: float) -> bool:
+        met = self.met.get(sender)
+        if met is None or self.local.settling or self.everybody:  # of all neighbours each has its own turn
+            return False
+        config, share = self.config, APART * self.pace
+        by_steps = config.mix_every_steps is not None and self.local.steps - met[0] >= share * config.mix_every_steps
+        return not (by_steps or (config.mix_every_s is not None and now - met[1] >= share * config.mix_every_s))
+
+    def mixed(self, partner: PeerId, now: float) -> None:
+        """An exchange with it is finished, whoever asked."""
+        self.met.pop(partner, None)
+        self.met[partner] = self.local.steps, now
+        if len(self.met) > MET:
+            del self.met[next(iter(self.met))]
 
     def ours(self) -> list[PeerId]:
         """Of the neighbours those with whom we begin: of an edge the smaller id's end does, so that a round of
@@ -128,8 +171,9 @@ class Partners:
         if seconds > 0 and self.vector_mb > 0:
             self.selector.heard(partner, None, self.vector_mb / seconds)
 
-    def failed(self, partner: PeerId, now: float) -> None:
-        self.bench.failed(partner, now)
+    def failed(self, partner: PeerId, now: float, silent: bool = False) -> None:
+        """An exchange with it came to nothing; ``silent``: before it had answered."""
+        self.bench.failed(partner, now, silent)
 
     def succeeded(self, partner: PeerId) -> None:
         self.bench.succeeded(partner)

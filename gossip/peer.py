@@ -75,6 +75,7 @@ class Peer:
         )
         self.exchanges.conduct = self.conduct
         self.schedule = Schedule(config, rng)
+        self.waiting = False  # our mix is due, and waits for the end of one that another asked for
         self.mixing = False  # exchanges of a mix are finished, and it may not be over
         self.joining = Joining(self.local, config, self.new_session)
         self.donating = Donating(self.local, config)
@@ -215,7 +216,7 @@ class Peer:
         effects = self.membership.linked(peer, record, now)
         if peer not in self.linked_peers:
             self.linked_peers[peer] = NEVER
-        self.partners.bench.forget(peer)
+        self.partners.bench.answers(peer)
         if isinstance(self.exchanges, Groups):
             effects += self.exchanges.linked(peer, now)
         me = self.membership.me
@@ -324,6 +325,7 @@ class Peer:
         effects = self.exchanges.begin(now)
         if not effects:
             self.schedule.wait(now, WAIT_S)
+            self.waiting = self.exchanges.moving > 0
         return effects
 
     def snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
@@ -334,6 +336,7 @@ class Peer:
             if isinstance(self.exchanges, Exchanges):
                 self.exchanges.filter.moved(moved)
             self.schedule.watch(self.consensus_distance, moved / (self.steps - self.moved_steps))
+            self.partners.pace = self.schedule.pace
             self.moved_steps = self.steps
         if session in self.donating.table:
             return self.donating.snapshotted(session)
@@ -528,7 +531,11 @@ class Peer:
             exchanges.mixed_at.clear()
         if self.mixing and not (self.partners.several and exchanges.outgoing):
             self.mixing = False
-            self.mixed(now)
+            self.schedule.mixed(self.steps, now, exchanges.own_mixed)
+            exchanges.own_mixed = False
+        if self.waiting and not exchanges.moving:  # who asks often enough would have us wait most of the time
+            self.waiting = False
+            self.schedule.wait(now, 0.0)
         if exchanges.gave_up:
             exchanges.gave_up = False
             self.schedule.wait(now, 0.02 + 0.08 * self.rng.random())  # apart, or those who collided collide again
@@ -538,7 +545,8 @@ class Peer:
         return effects
 
     def mixed(self, now: float) -> None:
-        self.schedule.mixed(self.steps, now)
+        """The weights are a run's from now on: the next mix is due an interval later."""
+        self.schedule.begin(self.steps, now)
 
     # -- choices -------------------------------------------------------------------------------------------------
     def new_session(self) -> int:

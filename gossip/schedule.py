@@ -11,6 +11,7 @@ __all__ = ["Schedule"]
 
 FASTEST, SLOWEST = 0.25, 4.0  # times the interval that is configured
 QUICKER, LAZIER = 0.8, 1.25  # one step of the control: four mixes in a row for a factor of about two and a half
+EARNED = 12  # intervals, of mixes that others asked for, set off against our own: with 3 a tenth too many are mixed
 INDIFFERENT = 0.1  # around the target nothing is changed, or noise would
 
 
@@ -22,21 +23,47 @@ class Schedule:
         self.config, self.rng = config, rng
         self.due_steps = 0  # the step count at which the driver should call stepped()
         self.due_at = math.inf  # and the time, for mixing by the clock
+        self.earned_steps, self.earned_at = 0.0, math.inf  # the same, had every mix postponed ours by an interval
+        self.latest_steps, self.latest_at = math.inf, math.inf  # and no later than this, whatever others ask for
         self.retry_at = 0.0
         self.pace = 1.0
 
     def due(self, steps: int, now: float) -> bool:
         return (self.config.mix_every_steps is not None and steps >= self.due_steps) or now >= self.due_at
 
-    def mixed(self, steps: int, now: float) -> None:
+    def begin(self, steps: int, now: float) -> None:
+        """The loop trains from now on, as one of those who have long done so: with as much set off against its own
+        mixes as others have on average, or all of a young swarm would mix a tenth too often."""
+        self.mixed(steps, now)
+        self.earned_steps += EARNED / 3 * (self.config.mix_every_steps or 0)
+        self.earned_at += EARNED / 3 * (self.config.mix_every_s or 0.0)
+        if self.config.mix_every_steps is not None:
+            self.due_steps = round(min(self.earned_steps, self.latest_steps))
+        self.due_at = min(self.earned_at, self.latest_at)
+
+    def mixed(self, steps: int, now: float, own: bool = True) -> None:
         """A mix is a mix, whoever asked: the next is due an interval later, jittered by a quarter so that two partners
-        who mixed together do not stay in step."""
+        who mixed together do not stay in step.
+
+        But those that others ask for (not ``own``) postpone our next one by one interval at most in all: it is due no
+        later than two intervals, the second one jittered, after our last. Half of all mixes are one's own where nobody
+        lies, one in two intervals: so often we choose for ourselves, however often others ask. What was asked for
+        beyond that is not forgotten (``earned``), so that all mixes together stay one in an interval.
+        """
         jitter, pace = 0.75 + 0.5 * self.rng.random(), self.pace
         every, every_s = self.config.mix_every_steps, self.config.mix_every_s
         if every is not None:
-            self.due_steps = max(steps + 1, round(next_due(self.due_steps, pace * every, jitter, steps)))
+            interval = pace * every
+            self.earned_steps = next_due(self.earned_steps, interval, jitter, steps)
+            if own:  # from when ours was due: however long it took
+                self.latest_steps = max(min(self.due_steps, steps) + (1 + jitter) * interval, steps + interval / 4)
+            self.due_steps = max(steps + 1, round(min(self.earned_steps, self.latest_steps)))
         if every_s is not None:
-            self.due_at = next_due(self.due_at if self.due_at < math.inf else now, pace * every_s, jitter, now)
+            interval = pace * every_s
+            self.earned_at = next_due(self.earned_at if self.earned_at < math.inf else now, interval, jitter, now)
+            if own:
+                self.latest_at = max(min(self.due_at, now) + (1 + jitter) * interval, now + interval / 4)
+            self.due_at = min(self.earned_at, self.latest_at)
 
     def wait(self, now: float, seconds: float) -> None:
         self.retry_at = now + seconds
@@ -59,5 +86,5 @@ class Schedule:
 def next_due(due: float, every: float, jitter: float, now: float) -> float:
     """An interval after the last was due, and not after it took place: then a node finishes one exchange per interval,
     however long they take and whoever asks. Counted from each exchange it would be 2 ln 2 = 1.39 of them, since half
-    are asked for by others. What was missed is not made up for, and what came early buys three intervals at most."""
-    return min(max(due + every * jitter, now + every / 4), now + 3 * every)
+    are asked for by others. What was missed is not made up for, and what came early buys EARNED intervals at most."""
+    return min(max(due + every * jitter, now + every / 4), now + EARNED * every)

@@ -1,4 +1,4 @@
-"""Whom to average with next: the rule that chooses, the uniform one, and partners benched for failing.
+"""Whom to average with next: the rule that chooses, and the uniform one.
 
 By place among the members: ranks.py. By measured nearness: nearest.py.
 """
@@ -14,33 +14,9 @@ from gossip.errors import ConfigError
 from gossip.graphs import Graph
 from gossip.ids import Address, PeerId
 
-__all__ = ["SELECTIONS", "Bench", "Candidates", "Selector", "Uniform", "selector", "uniform"]
+__all__ = ["SELECTIONS", "Candidates", "Selector", "Uniform", "selector", "uniform"]
 
 SELECTIONS = ("uniform", "ring", "torus", "graph", "exponential", "grid", "nearest")
-BENCH_DOUBLINGS = 4  # 30 s, 60 s ... 8 min: long enough to cost nothing, short enough to notice a repaired link
-
-
-class Bench:
-    """Partners that failed an exchange sit out, for twice as long each time in a row. A local matter: a bench says
-    nothing to others about whether the partner is alive."""
-
-    def __init__(self, first_s: float) -> None:
-        self.first_s = first_s
-        self.benched: dict[PeerId, tuple[float, int]] = {}  # until when, failures in a row
-
-    def failed(self, peer: PeerId, now: float) -> None:
-        _, failures = self.benched.get(peer, (0.0, 0))
-        self.benched[peer] = (now + self.first_s * 2 ** min(failures, BENCH_DOUBLINGS), failures + 1)
-
-    def succeeded(self, peer: PeerId) -> None:
-        self.benched.pop(peer, None)
-
-    def sits_out(self, peer: PeerId, now: float) -> bool:
-        entry = self.benched.get(peer)
-        return entry is not None and now < entry[0]
-
-    def forget(self, peer: PeerId) -> None:
-        self.benched.pop(peer, None)
 
 
 def uniform(

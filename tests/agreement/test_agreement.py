@@ -90,7 +90,8 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", METHODS.values(), ids=METHODS.keys())
 def test_every_method_ends_the_same_in_both(changes: dict[str, Any]) -> None:
     ends = both(Scenario(trio_of_peers(), 9.0, Config(chunk_elements=1024, **changes)))
-    assert all(end.ready and end.exchanges[0] > 3 for end in ends.values())
+    few = 1 if changes.get("filter") == "balance" else 3  # who was refused is not heard for a while
+    assert all(end.ready and end.exchanges[0] > few for end in ends.values())
     if "filter" in changes:
         assert any(end.refusals for end in ends.values())
     if changes.get("mixing") == "push-sum":

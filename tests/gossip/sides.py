@@ -24,7 +24,7 @@ class Side:
         self.local = Local("f", ELEMENTS, 10, **fields)
         self.config = config or Config()
         self.sessions = itertools.count(first_session)
-        self.benched = []
+        self.benched, self.declined, self.mixes = [], [], []
         self.exchanges = Exchanges(
             me,
             self.local,
@@ -36,8 +36,14 @@ class Side:
     def choose(self, asked, now):
         return next((peer for peer in self.partners if peer not in asked), None)
 
-    def failed(self, partner, now):
+    def failed(self, partner, now, silent=False):
         self.benched.append(partner)
+
+    def declines(self, sender, now):
+        return sender in self.declined
+
+    def mixed(self, partner, now):
+        self.mixes.append((partner, now))
 
     def wanted(self):
         return self.config.partners

@@ -15,7 +15,7 @@ from gossip.ids import Address, MemberRecord, PeerId
 from gossip.messages import Ping, Reach, Reached
 from gossip.peer import Peer
 from gossip.records import trusting, unsigned
-from gossip.selection import Bench, uniform
+from gossip.selection import uniform
 
 CONFIG = Config()
 HERE, THERE = Address("10.0.0.1", 1), Address("10.0.0.2", 2)
@@ -167,23 +167,6 @@ def test_only_the_address_of_the_askers_own_record_is_dialled():
 
 
 # -- whom to mix with ------------------------------------------------------------------------------------------------
-def test_a_bench_doubles_to_sixteen_times_and_one_success_ends_it():
-    bench, now, waits = Bench(30.0), 0.0, []
-    for _ in range(7):
-        bench.failed(A, now)
-        until = bench.benched[A][0]
-        assert bench.sits_out(A, until - 0.01)
-        assert not bench.sits_out(A, until)
-        waits.append(until - now)
-        now = until
-    assert waits == [30, 60, 120, 240, 480, 480, 480]
-    bench.succeeded(A)
-    bench.failed(A, now)
-    assert bench.benched[A][0] == now + 30
-    bench.forget(A)
-    assert not bench.sits_out(A, now)
-
-
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_a_partner_is_uniform_among_those_who_fit(count):
     members = [PeerId(bytes([i]) * 16) for i in range(count)]

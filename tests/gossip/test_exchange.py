@@ -209,6 +209,24 @@ def test_two_incoming_exchanges_at_once_and_the_third_is_busy():
     assert side.table[8].partner == C
 
 
+def test_a_slot_is_kept_for_others_than_the_last_partner():
+    side = answering()
+    x = side.exchanges
+    x.on_commit(B, 7, 0.1)
+    x.streamed(7, 1.0, 1.0, 0.1)
+    assert x.last_partner == B
+    assert x.on_offer(B, offer(8), 0.2) == [Snapshot(8, False)]
+    assert x.on_offer(B, offer(9), 0.2) == [Send(B, Busy(9))]
+    assert x.on_offer(C, offer(10), 0.2) == [Snapshot(10, False)]
+
+
+def test_an_offer_of_one_that_sits_out_is_answered_busy_and_costs_nothing():
+    side = Side(partners=(B, C))
+    side.declined = [B]
+    assert side.exchanges.on_offer(B, offer(), 0.0) == [Send(B, Busy(7))]
+    assert side.table == {}
+
+
 def test_one_incoming_beside_an_own_offer_counts_as_one():
     side = Side(config=Config(incoming_exchanges=1))
     side.exchanges.begin(0.0)
@@ -233,6 +251,26 @@ def test_an_offer_that_comes_while_ours_is_prepared_takes_its_place():
     side.exchanges.begin(0.0)
     assert side.exchanges.on_offer(C, offer(8), 0.0) == [Release(1), Snapshot(8, False)]
     assert not side.exchanges.outgoing
+
+
+def test_our_own_mix_makes_way_once_and_then_waits_for_nobody():
+    side = Side(partners=(B, C))
+    x = side.exchanges
+    x.begin(0.0)
+    assert x.on_offer(C, offer(8), 0.0) == [Release(1), Snapshot(8, False)]
+    x.snapshotted(8, 0.0)
+    x.on_commit(C, 8, 0.1)
+    x.streamed(8, 1.0, 1.0, 0.1)
+    assert x.begin(0.2) == [Snapshot(2, False)]
+    assert x.on_offer(D, offer(9), 0.2) == [Snapshot(9, False)], "beside it, where there is room"
+    assert 2 in x.outgoing
+    x.failed(9, "broken", 0.2)
+    x.snapshotted(2, 0.2)
+    x.on_accept(B, Accept(2, 0.0, 0.5, (), "fp32"), 0.3)
+    x.streamed(2, 1.0, 1.0, 0.3)
+    x.on_commit(B, 2, 0.3)
+    x.begin(0.4)
+    assert x.on_offer(C, offer(10), 0.4) == [Release(3), Snapshot(10, False)], "and again after one of ours"
 
 
 def test_a_busy_answer_leaves_our_own_offer_alone():

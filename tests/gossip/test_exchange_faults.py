@@ -34,6 +34,24 @@ def test_a_vector_that_is_refused_leaves_both_sides_as_they_were(difference_sq, 
     assert (a.exchanges.done, b.exchanges.done, a.exchanges.refusals.total, a.benched, b.benched) == (0, 0, 1, [B], [A])
 
 
+def test_what_came_to_nothing_is_counted_by_its_reason_offers_without_an_answer_too():
+    side = Side(partners=(B, C))
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    x.tick(x.deadline)
+    x.unlinked(C, 6.0)
+    assert x.failed_by == {"unanswered": 1, "unreached": 1}
+    assert side.benched == [B, C]
+    for session, code in ((50, "norm"), (51, "norm"), (52, "no such reason"), (53, "another")):
+        side.local.boundary_at = 6.0
+        x.on_offer(B, offer(session), 6.0)
+        x.snapshotted(session, 6.0)
+        x.on_abort(B, session, code, 6.1)
+    assert x.failed_by == {"unanswered": 1, "unreached": 1, "norm": 2, "other": 2}
+    assert x.failures == 6
+
+
 def test_a_transfer_that_stalls_or_brings_wrong_bytes_is_told_to_the_partner():
     side = streaming()
     assert side.exchanges.failed(1, "checksum", 1.0) == [Send(B, Abort(1, "checksum")), Release(1)]

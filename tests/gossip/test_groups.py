@@ -31,8 +31,14 @@ class Mates:
     def choose(self, asked: set[PeerId], now: float) -> PeerId | None:
         return next((peer for peer in self.spare if peer not in asked), None)
 
-    def failed(self, partner: PeerId, now: float) -> None:
+    def failed(self, partner: PeerId, now: float, silent: bool = False) -> None:
         self.benched.append(partner)
+
+    def declines(self, sender: PeerId, now: float) -> bool:
+        return False
+
+    def mixed(self, partner: PeerId, now: float) -> None:
+        """Who had invited."""
 
     def address(self, peer: PeerId) -> Address | None:
         return None if peer in self.hidden else Address("10.0.0.1", 7700 + peer[0])

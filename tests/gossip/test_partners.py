@@ -10,7 +10,7 @@ from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.exchange import Local
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.partners import Partners
+from gossip.partners import MET, Partners
 
 GENESIS = b"g" * 16
 
@@ -74,17 +74,83 @@ def test_nobody_fits_oneself_or_one_who_is_unknown():
 
 
 def test_one_that_failed_sits_out_twice_as_long_each_time_until_it_succeeds():
-    a, b = ids(2)
-    made = partners(a, [a, b], bench_s=30.0)
+    a, b, c = ids(3)
+    made = partners(a, [a, b, c], bench_s=30.0)
+
+    def both_chosen(now):
+        return {made.choose(set(), now) for _ in range(40)} == {b, c}
+
     made.failed(b, 0.0)
-    assert made.choose(set(), 29.9) is None
-    assert made.choose(set(), 30.0) == b
+    assert not both_chosen(29.9)
+    assert both_chosen(30.0)
     made.failed(b, 30.0)
-    assert made.choose(set(), 89.9) is None
-    assert made.choose(set(), 90.0) == b
+    assert not both_chosen(89.9)
+    assert both_chosen(90.0)
     made.succeeded(b)
     made.failed(b, 100.0)
-    assert made.choose(set(), 130.0) == b
+    assert both_chosen(130.0)
+
+
+def test_where_all_sit_out_the_one_that_failed_longest_ago_is_tried_again_and_heard():
+    a, b, c = ids(3)
+    made = partners(a, [a, b, c], bench_s=30.0)
+    made.failed(b, 0.0)
+    made.failed(c, 0.5)
+    assert made.choose(set(), 0.9) is None, "not at once"
+    assert {made.choose(set(), 2.0) for _ in range(20)} == {b}
+    assert not made.declines(c, 2.0), "nobody else is there to mix with"
+    assert made.choose({b}, 2.0) is None, "b is there, and busy"
+    made.failed(b, 2.0)
+    assert {made.choose(set(), 4.0) for _ in range(20)} == {c}
+
+
+# -- whose offers are heard --------------------------------------------------------------------------------------------
+def test_back_off_binds_whoever_wasted_a_stream_when_it_offers_too():
+    a, b, c = ids(3)
+    made = partners(a, [a, b, c], bench_s=30.0)
+    made.failed(b, 0.0)
+    assert made.declines(b, 29.9)
+    assert not made.declines(b, 30.0)
+    made.failed(c, 40.0, silent=True)
+    assert not made.declines(c, 40.1), "one that was silent shows that it is there"
+    assert not made.bench.sits_out(c, 40.1)
+
+
+@pytest.mark.parametrize("clock", [False, True])
+def test_one_that_mixed_with_us_less_than_half_an_interval_ago_waits(clock):
+    a, b, c = ids(3)
+    schedule = {"mix_every_steps": None, "mix_every_s": 8.0} if clock else {"mix_every_steps": 8}
+    made = partners(a, [a, b, c], **schedule)
+    made.mixed(b, 100.0)
+    assert made.declines(b, 100.0)
+    assert not made.declines(c, 100.0)
+    made.local.steps = 3
+    assert made.declines(b, 103.0)
+    made.local.steps = 4
+    assert not made.declines(b, 104.0)
+    made.pace = 2.0  # consensus control has us mix half as often
+    assert made.declines(b, 104.0)
+
+
+def test_one_with_whom_alone_there_is_anything_to_mix_never_waits():
+    a, b, c = ids(3)
+    made = partners(a, [a, b, c])
+    made.mixed(b, 0.0)
+    made.members.records[c] = record(c, ready=False)
+    assert not made.declines(b, 0.0)
+    settling = partners(a, [a, b, c])
+    settling.mixed(b, 0.0)
+    settling.local.settling = True
+    assert not settling.declines(b, 0.0), "to agree on everything takes all the mixes there can be"
+
+
+def test_the_memory_of_who_mixed_with_us_is_bounded():
+    peers = ids(200)
+    made = partners(peers[0], peers)
+    for peer in peers[1:]:
+        made.mixed(peer, 0.0)
+    assert len(made.met) == MET
+    assert made.declines(peers[-1], 0.0)
 
 
 def test_who_was_asked_is_not_asked_again():

@@ -96,6 +96,36 @@ def test_waiting_ends_at_a_time():
     assert made.retry_at == 10.25
 
 
+# -- mixes that others ask for -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("by_steps", [True, False])
+def test_however_often_others_ask_our_own_mix_is_due_within_two_intervals_of_our_last(by_steps):
+    """The second one jittered by a quarter. Before, all mixes could be with the one that asked most often."""
+    made = schedule(mix_every_steps=8) if by_steps else schedule(mix_every_steps=None, mix_every_s=8.0)
+    made.begin(0, 0.0)
+    own = []
+    for steps in range(1, 2000):
+        due = made.due(steps, float(steps))
+        made.mixed(steps, float(steps), own=due)
+        own += [steps] if due else []
+    gaps = [later - before for before, later in itertools.pairwise(own)]
+    assert max(gaps) <= 2.25 * 8 + 1
+    assert sum(gaps) / len(gaps) == pytest.approx(16, rel=0.05)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5])
+def test_what_others_ask_for_counts_and_all_together_stay_one_in_an_interval(share):
+    """A mix of others in each interval with this probability, 1/2 as where all mix alike."""
+    made, dice = schedule(mix_every_steps=64), random.Random(1)
+    made.begin(0, 0.0)
+    mixes = 0
+    for steps in range(1, 64 * 4000):
+        own = made.due(steps, 0.0)
+        if own or dice.random() < share / 64:
+            made.mixed(steps, 0.0, own)
+            mixes += 1
+    assert mixes / 4000 == pytest.approx(1.0, abs=0.05)
+
+
 # -- consensus control -------------------------------------------------------------------------------------------------
 def test_nodes_too_far_apart_mix_more_often_and_nodes_close_together_more_rarely():
     apart, close, near_enough = (schedule(consensus_target=10.0) for _ in range(3))

@@ -1,0 +1,93 @@
+"""One member against four honest ones, each attack on the slots and the schedule of exchanges: how much honest nodes go
+on mixing with each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from gossip.config import Config
+from gossip.messages import Accept, Chunk, Offer
+from tests.gossip.swarm_harness import Swarm
+
+OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
+PLAIN = Config()
+SESSIONS = itertools.count(10**15)
+
+
+class Siege(Swarm):
+    """Four honest nodes and one whose Peer is there for the membership alone, or asks for more than its share."""
+
+    def __init__(self, config: Config, seed: int = 7) -> None:
+        super().__init__(seed, config=config)
+        self.honest = self.swarm(4)
+        self.until(self.agreed, 30.0)
+
+    def mixes(self, seconds: float) -> float:
+        """Of honest nodes with each other, for each node and interval."""
+        friends = {node.id for node in self.honest}
+        before = sum(partner in friends for node in self.honest for _, _, partner in node.mixes)
+        begun = [node.steps for node in self.honest]
+        self.run(seconds)
+        after = sum(partner in friends for node in self.honest for _, _, partner in node.mixes)
+        steps = sum(node.steps - start for node, start in zip(self.honest, begun, strict=True))
+        return (after - before) * self.config.mix_every_steps / steps
+
+    def attacker(self, **how):
+        one = self.start(0, **how)
+        self.until(lambda: all(one.id in node.links for node in self.honest), 30.0)
+        return one
+
+
+class Stalling(Siege):
+    """It offers to everybody all the time and takes every offer, and streams nothing."""
+
+    def attack(self):
+        self.liar = self.attacker(step_s=1e9)
+        self.liar.stepping = False
+        self.again()
+
+    def again(self):
+        liar = self.liar
+        for node in self.honest:
+            if node.id not in liar.links:
+                self.dial(liar, node.peer.membership.me.address, node.id)
+                continue
+            local = node.peer.local
+            offer = Offer(next(SESSIONS), local.fingerprint, local.genesis, local.version, 0.5, "fp32", ())
+            self.send(liar, node.id, offer)
+        self.later(0.1, self.again)
+
+    def deliver(self, sender, to, life, message):
+        if to is getattr(self, "liar", None) and isinstance(message, Offer):
+            self.send(to, sender.id, Accept(message.session, message.version, message.weight, (), message.codec))
+        elif to is not getattr(self, "liar", None) or not isinstance(message, Accept | Chunk):
+            super().deliver(sender, to, life, message)
+
+
+@pytest.mark.parametrize("config", [OUTER, PLAIN], ids=["outer momentum", "plain"])
+def test_offers_that_are_never_completed_leave_nine_tenths_of_honest_mixing(config):
+    calm, siege = Siege(config).mixes(120.0), Stalling(config)
+    siege.attack()
+    assert siege.mixes(120.0) > 0.9 * calm
+
+
+@pytest.mark.parametrize(("config", "share"), [(OUTER, 0.95), (PLAIN, 0.85)], ids=["outer momentum", "plain"])
+def test_one_that_mixes_all_the_time_is_nobodys_only_partner(config, share):
+    """It completes every exchange and always wants another: with whom honest nodes mix is still theirs to choose. With
+    plain means it takes their offers beside its own, and so more of them than one who is busy as often as others."""
+    calm, siege = Siege(config), Siege(config)
+    calm.attacker()  # a fifth like all others, whom a quarter of the honest choose as well
+    siege.config = dataclasses.replace(config, mix_every_steps=1)
+    greedy = siege.attacker(step_s=0.02)
+    siege.config = config
+    before = {node.id: len(node.mixes) for node in siege.honest}
+    steps = sum(node.steps for node in siege.honest)
+    assert siege.mixes(120.0) > share * calm.mixes(120.0)
+    intervals = (sum(node.steps for node in siege.honest) - steps) / config.mix_every_steps
+    with_it = sum(
+        partner == greedy.id for node in siege.honest for _, _, partner in node.mixes[before[node.id] :]
+    )  # fmt: skip
+    assert with_it <= 2.2 * intervals, "twice an interval and no more"
