@@ -17,7 +17,7 @@ from gossip.codecs import ALIGN, Codec, get_codec
 from gossip.config import Config
 from gossip.effects import Effect, Gather
 from gossip.errors import ProtocolError
-from gossip.exchange import State
+from gossip.exchange import Exchange, State
 from gossip.filters import norm_accepts
 from gossip.gathering import group_mean, slices
 from gossip.ids import PeerId
@@ -79,6 +79,50 @@ class Early:
     filled: bool = False
 
 
+class Ahead:
+    """All chunks of one group that has not begun here, by the link they came over; of each link in their order."""
+
+    def __init__(self) -> None:
+        self.by_link: dict[Link, dict[int, Early]] = {}  # by where they begin
+        self.bytes = self.chunks = 0
+
+    def add(self, link: Link, chunk: Chunk, body_bytes: int) -> Early:
+        early = Early(link, chunk, bytearray(body_bytes))
+        kept = self.by_link.setdefault(link, {})
+        if chunk.start in kept:
+            raise ProtocolError("A chunk of a group came twice.")
+        kept[chunk.start] = early
+        self.bytes += body_bytes
+        self.chunks += 1
+        return early
+
+    def last(self, link: Link) -> Early | None:
+        """The one that is being filled: a link reads one after the other."""
+        kept = self.by_link.get(link)
+        return next(reversed(kept.values())) if kept else None
+
+    def filled(self) -> list[Early]:
+        return [early for kept in self.by_link.values() for early in kept.values() if early.filled]
+
+    def most(self) -> Link:
+        """The link over which most came: by bytes, or by chunks where those are what is too many."""
+        return max(self.by_link, key=lambda link: self.weight(self.by_link[link]))
+
+    @staticmethod
+    def weight(kept: dict[int, Early]) -> int:
+        return sum(len(early.body) + MIN_CHUNK_ELEMENTS for early in kept.values())
+
+    def take(self, early: Early) -> None:
+        del self.by_link[early.link][early.chunk.start]
+        self.bytes -= len(early.body)
+        self.chunks -= 1
+
+    def drop(self, link: Link) -> None:
+        for early in list(self.by_link.get(link, {}).values()):
+            self.take(early)
+        self.by_link.pop(link, None)
+
+
 @dataclass(slots=True, eq=False)
 class Gathered:
     """One group as this node performs it; members are called by their places."""
@@ -113,7 +157,7 @@ class Gathers:
         self.peer, self.config, self.pool, self.links, self.sessions = peer, config, pool, links, sessions
         self.perform, self.beside = perform, beside
         self.table: dict[int, Gathered] = {}
-        self.early: dict[int, list[Early]] = {}  # what came, or began to, before its group began
+        self.early: dict[int, Ahead] = {}  # what came, or began to, before its group began
 
     # -- a group -------------------------------------------------------------------------------------------------
     def gather(self, effect: Gather, size: int) -> bool:
@@ -135,8 +179,8 @@ class Gathers:
                 self.send(one, place, one.ours[where], where.start)
                 if one.mean is not None:
                     self.send(one, place, one.mean, one.slices[effect.place].start)
-        for early in [early for early in self.early.get(number, []) if early.filled]:
-            self.replay(early)
+        for early in self.early[number].filled() if number in self.early else ():
+            self.replay(number, early)
         self.average_when_here(one)
         return True
 
@@ -183,13 +227,21 @@ class Gathers:
         one = self.table.get(chunk.session)
         if one is not None:
             return self.receiver(one, link, chunk)[1].place(chunk, body_bytes)
-        kept = self.early.setdefault(chunk.session, [])
-        exchange = self.peer.exchanges.table[chunk.session]
-        bound = 4 * self.peer.local.size(len(exchange.optimizer_keys))
-        if sum(len(early.body) for early in kept) + body_bytes > bound or len(kept) > bound // MIN_CHUNK_ELEMENTS + 16:
-            raise ProtocolError("More of a group's values came early than a vector has.")
-        kept.append(Early(link, chunk, bytearray(body_bytes)))
-        return memoryview(kept[-1].body)
+        group = self.peer.exchanges.table[chunk.session]
+        assert not isinstance(group, Exchange)
+        if link.peer not in (group.inviter, *group.candidates):
+            raise ProtocolError("A chunk came of a group to which its sender was not invited.")
+        ahead = self.early.setdefault(chunk.session, Ahead())
+        early = ahead.add(link, chunk, body_bytes)
+        # All members' values of our slice are less than a vector, in chunks that are at least so long but for the last.
+        bound = 4 * self.peer.local.size(len(group.optimizer_keys))
+        if ahead.bytes > bound or ahead.chunks > bound // MIN_CHUNK_ELEMENTS + 2 * MAX_GROUP:
+            most = ahead.most()
+            ahead.drop(most)
+            if most is link:
+                raise ProtocolError("More of a group's values came early than a vector has.")
+            most.close_now()  # it takes the others' room: each has the same share
+        return memoryview(early.body)
 
     @staticmethod
     def receiver(one: Gathered, link: Link, chunk: Chunk) -> tuple[int, Receiver]:
@@ -206,12 +258,13 @@ class Gathers:
     def arrived(self, link: Link, chunk: Chunk) -> None:
         """The body of a chunk is filled."""
         one = self.table.get(chunk.session)
-        for early in self.early.get(chunk.session, ()):
-            if early.chunk is chunk:
-                early.filled = True
-                if one is not None:
-                    self.replay(early)
-                return
+        ahead = self.early.get(chunk.session)
+        early = None if ahead is None else ahead.last(link)
+        if early is not None and early.chunk is chunk:
+            early.filled = True
+            if one is not None:
+                self.replay(chunk.session, early)
+            return
         if one is None:
             return  # it is over
         place, receiver = self.receiver(one, link, chunk)
@@ -229,12 +282,14 @@ class Gathers:
             self.average_when_here(one)
         self.finish_when_here(one)
 
-    def replay(self, early: Early) -> None:
+    def replay(self, session: int, early: Early) -> None:
         """What came early, as if it came now."""
-        kept = self.early[early.chunk.session]
-        kept.remove(early)
-        if not kept:
-            del self.early[early.chunk.session]
+        ahead = self.early.get(session)
+        if ahead is None:
+            return  # one that came before it ended the group
+        ahead.take(early)
+        if not ahead.chunks:
+            del self.early[session]
         try:
             self.place(early.link, early.chunk, len(early.body))[:] = early.body
             self.arrived(early.link, early.chunk)
@@ -330,8 +385,8 @@ class Gathers:
             used = [out for out, _ in one.out.values()] + [heard for heard, _ in one.heard.values()]
             if link in used:
                 self.perform(self.peer.failed(number, "broken", trio.current_time()))
-        for number, kept in list(self.early.items()):
-            self.early[number] = [early for early in kept if early.link is not link]
+        for ahead in self.early.values():
+            ahead.drop(link)
 
     def stalled(self, now: float, stall_s: float) -> list[Link]:
         """Links over which a slice, or a mean that has begun, is awaited, and nothing came for so long."""

@@ -36,7 +36,7 @@ from gossip.effects import (
 from gossip.errors import ProtocolError, RemoteError
 from gossip.handlers import is_with, meant
 from gossip.ids import Address, MemberRecord, PeerId, short
-from gossip.messages import Abort, Close, Fetch, Hello, Invite, Message, Offer, Outcome, StatusQuery, Unknown
+from gossip.messages import Abort, Chunk, Close, Fetch, Hello, Invite, Message, Offer, Outcome, StatusQuery, Unknown
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from node.boundary import Boundary, Done, Vector, VectorPool
@@ -57,6 +57,7 @@ Floats = NDArray[np.float32]
 STANDS_S = 5.0  # without a step boundary before it is said: longer than most steps, shorter than a person's patience
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
 MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
+STATUS_MESSAGES = 20  # for how many a page of the status counts: it is up to 64 KiB to write, a millisecond or so
 SAID = {
     MemberState.ALIVE: "is alive", MemberState.SUSPECT: "does not answer", MemberState.DEAD: "is dead",
     MemberState.LEFT: "has left",
@@ -361,13 +362,16 @@ class Runtime:
     async def read(self, link: Link, observer: bool) -> None:
         window, count = self.now, 0
 
-        def on_message(message: Message) -> None:
+        def cost(messages: int) -> None:
             nonlocal window, count
             if self.now - window >= 1.0:
                 window, count = self.now, 0
-            count += 1
+            count += messages
             if count > MESSAGES_PER_S:
                 raise FloodError("A member sends too many messages.")
+
+        def on_message(message: Message) -> None:
+            cost(STATUS_MESSAGES if isinstance(message, StatusQuery) else 1)
             if isinstance(message, Unknown):
                 return
             if isinstance(message, StatusQuery):
@@ -376,16 +380,22 @@ class Runtime:
                 self.on_close(link, message)
             elif isinstance(message, Hello) or observer:
                 raise ProtocolError("A message came that does not belong here.")
-            else:
+            elif not (link.ending and isinstance(message, Offer | Invite | Fetch)):  # no answer would go out
                 if isinstance(message, Offer | Invite | Fetch | Outcome) and self.counts is not None:
                     self.peer.counted(*self.counts())
                 self.perform(self.peer.receive(link.peer, message, self.now))
                 if isinstance(message, Offer | Fetch | Outcome) and is_with(self.peer, message.session, link.peer):
                     self.sessions.links.setdefault(message.session, link)  # what was refused is not remembered
 
+        def on_chunk(chunk: Chunk, size: int) -> memoryview | None:
+            place = self.streams.place(link, chunk, size)
+            if place is None:
+                cost(1)  # one that moves nothing is a message as others are
+            return place
+
         await link.read_loop(
             on_message,
-            lambda chunk, size: self.streams.place(link, chunk, size),
+            on_chunk,
             lambda chunk: self.streams.arrived(link, chunk),
         )
 

@@ -57,12 +57,14 @@ class End:
 class One:
     """A node without its network: what it was told is in ``said``."""
 
-    def __init__(self, me, vector, config):
+    def __init__(self, me, vector, config, members):
         self.me, self.vector, self.config, self.said = me, vector, config, []
         state = ModelState({"x": vector.copy()})
         self.pool, self.links = Pool(state), {}
         self.sessions = Sessions(self.pool)
-        exchange = SimpleNamespace(state=State.OFFERED, initiator=False, optimizer_keys=())
+        exchange = SimpleNamespace(
+            state=State.OFFERED, initiator=False, optimizer_keys=(), inviter=members[0], candidates=members
+        )
         self.peer = SimpleNamespace(
             exchanges=SimpleNamespace(table={SESSION: exchange}),
             local=Local("", vector.size, 0),
@@ -96,7 +98,7 @@ class Group:
         self.ids = tuple(PeerId(bytes([k + 1]) * 16) for k in range(members))
         self.codec, self.rng = codec, random.Random(seed)
         vectors = np.random.default_rng(seed).normal(size=(members, elements)).astype(np.float32)
-        self.nodes = [One(me, vector, config) for me, vector in zip(self.ids, vectors, strict=True)]
+        self.nodes = [One(me, vector, config, self.ids) for me, vector in zip(self.ids, vectors, strict=True)]
         for a in self.nodes:
             for b in self.nodes:
                 if a is not b:

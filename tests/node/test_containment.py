@@ -12,9 +12,24 @@ import trio
 from gossip.errors import LocalError, ProtocolError
 from gossip.frames import PREFIX_BYTES, decode, encode
 from gossip.handlers import meant
-from gossip.messages import Abort, Chunk, Close, Fetch, Gossip, Hello, Invite, Offer, Outcome, Ping, Settled
+from gossip.messages import (
+    Abort,
+    Chunk,
+    Close,
+    Fetch,
+    Gossip,
+    Hello,
+    Invite,
+    Offer,
+    Outcome,
+    Ping,
+    Settled,
+    StatusQuery,
+)
+from node import runtime as runtimes
 from node import streams
 from node.faults import TOLD, Faults
+from node.runtime import FloodError
 from tests.agreement.scenario import Scenario, make_peer
 from tests.node.offline import ELEMENTS, OTHER, in_trio, link, runtime
 
@@ -195,6 +210,21 @@ async def test_what_began_and_waits_for_its_link_is_sent():
     assert not meant(peer, OTHER, sent.message)
 
 
+async def hears(node, ours, *messages):
+    """All of these come over the link, and then its end."""
+    left = list(messages)
+
+    class Reader:
+        async def message(self):
+            return (left[0], int(isinstance(left.pop(0), Chunk))) if left else None
+
+        async def discard(self, count):
+            """It is thrown away."""
+
+    ours.reader = Reader()
+    await node.read(ours, False)
+
+
 @in_trio
 async def test_an_offer_that_is_refused_binds_no_link():
     node = runtime()
@@ -202,27 +232,12 @@ async def test_an_offer_that_is_refused_binds_no_link():
     node.links.add(ours)
     node.perform(node.peer.linked(OTHER, OTHER_RECORD, node.now))
 
-    async def said(message):
-        reading = trio.Event()
-
-        class Reader:
-            async def message(self):
-                if reading.is_set():
-                    return None
-                reading.set()
-                return message, 0
-
-        ours.reader = Reader()
-        await node.read(ours, False)
-
-    await said(offer(5))  # of another layout
-    await said(Outcome(6))
-    await said(Fetch(7, (), 3, 1))
+    await hears(node, ours, offer(5), Outcome(6), Fetch(7, (), 3, 1))  # the first of another layout
     assert not node.sessions.links
     ready = node.peer.local
-    await said(Offer(8, ready.fingerprint, ready.genesis, 0.0, 0.5, "fp32", ()))
+    await hears(node, ours, Offer(8, ready.fingerprint, ready.genesis, 0.0, 0.5, "fp32", ()))
     assert node.sessions.links == {8: ours}
-    await said(Abort(8, "late"))
+    await hears(node, ours, Abort(8, "late"))
     assert not node.sessions.links
 
 
@@ -252,3 +267,37 @@ async def test_a_chunk_of_a_session_that_failed_here_before_it_began_is_late_and
     assert node.streams.place(ours, Chunk(7, 0, 1024, 0), 4096) is None
     with pytest.raises(ProtocolError):
         node.streams.place(ours, Chunk(8, 0, 1024, 0), 4096)
+
+
+@in_trio
+async def test_an_offer_over_a_link_that_this_node_is_closing_begins_nothing():
+    """The answer would not go out, and the exchange fail on this side alone."""
+    node = runtime()
+    ours, _ = link()
+    node.links.add(ours)
+    node.perform(node.peer.linked(OTHER, OTHER_RECORD, node.now))
+    ours.retire()
+    local = node.peer.local
+    await hears(node, ours, Offer(8, local.fingerprint, local.genesis, 0.0, 0.5, "fp32", ()))
+    assert not node.peer.exchanges.table
+    assert not node.sessions.links
+
+
+@pytest.mark.parametrize(
+    ("message", "allowed"),
+    [
+        (Chunk(7, 0, 1, 0), runtimes.MESSAGES_PER_S),
+        (StatusQuery(b""), runtimes.MESSAGES_PER_S // 20),
+        (Outcome(3), 2_000),
+    ],
+)
+@in_trio
+async def test_whatever_one_link_brings_is_bounded_in_number(message, allowed):
+    """Late chunks of a byte, which move nothing, and questions after the status, whose answers are long, too."""
+    node = runtime()
+    ours, _ = link()
+    ours.send = lambda message: None
+    node.sessions.recent.append(7)
+    await hears(node, ours, *[message] * allowed)
+    with pytest.raises(FloodError):
+        await hears(node, ours, *[message] * (allowed + 1))

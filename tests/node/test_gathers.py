@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_what_comes_before_a_group_began_here_waits_for_it(seed):
         group.begin(k)
         for _ in range(group.rng.randrange(1, 12)):
             group.pump()
-            early += sum(len(kept) for one in group.nodes for kept in one.gathers.early.values())
+            early += sum(ahead.chunks for one in group.nodes for ahead in one.gathers.early.values())
     assert early
     group.run()
     assert np.array_equal(group.differences(), group.expected())
@@ -188,6 +189,48 @@ def test_what_is_kept_of_what_comes_early_is_no_more_than_a_vector():
     with pytest.raises(ProtocolError, match="early"):
         one.gathers.place(link, Chunk(SESSION, 3072, 1024, 0), 4096)
     one.gathers.release(SESSION)
+    assert not one.gathers.early
+
+
+@in_trio
+def test_one_member_that_sends_too_much_early_costs_the_others_nothing():
+    """It filled the room of all, and the next honest chunk ended an honest link."""
+    group = Group(4, 8_000)
+    one = group.nodes[0]
+    liar, honest, _ = (one.links[peer] for peer in group.ids[1:])
+    for number in range(6):
+        one.gathers.place(liar, Chunk(SESSION, 1024 * number, 1024, 0), 4096)
+    one.gathers.place(honest, Chunk(SESSION, 0, 1024, 0), 4096)
+    body = one.gathers.place(honest, Chunk(SESSION, 1024, 1024, 0), 4096)
+    assert liar.closed
+    assert not honest.closed
+    assert body.nbytes == 4096
+    assert one.gathers.early[SESSION].chunks == 2
+    assert one.gathers.early[SESSION].bytes == 8192
+
+
+@in_trio
+def test_small_chunks_that_come_early_are_looked_at_one_by_one():
+    """As many as there may be: looking through all of them for each takes minutes of the network thread."""
+    group = Group(2, 1 << 22)
+    one, peer = group.nodes[0], group.ids[1]
+    begun = time.process_time()
+    for number in range(4_000):
+        chunk = Chunk(SESSION, 1024 * number, 1024, 0)
+        one.gathers.place(one.links[peer], chunk, 4096)
+        one.gathers.arrived(one.links[peer], chunk)
+    assert one.gathers.early[SESSION].chunks == 4_000
+    assert len(one.gathers.early[SESSION].filled()) == 4_000
+    assert time.process_time() - begun < 5.0  # 0.02 s; before, 2 s, and four times as much for twice as many
+
+
+@in_trio
+def test_early_chunks_of_who_was_not_invited_end_its_link_alone():
+    group = Group(3)
+    one = group.nodes[0]
+    one.peer.exchanges.table[SESSION].candidates = (group.ids[0], group.ids[1])
+    with pytest.raises(ProtocolError, match="invited"):
+        one.gathers.place(one.links[group.ids[2]], Chunk(SESSION, 0, 1024, 0), 4096)
     assert not one.gathers.early
 
 
