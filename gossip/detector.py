@@ -71,7 +71,8 @@ class Detector:
         self._probes: dict[int, Probe] = {}
         self._relays = 0
         self._timers: list[tuple[float, int]] = []  # (when, seq); stale when the probe is over or due at another time
-        self._ring: list[PeerId] = []  # still to be probed in this round, the last first
+        self._ring: list[PeerId] = []  # still to be probed in this round, the last first,
+        self._waiting: set[PeerId] = set()  # and each of them once, however often it announces itself anew
         self._next_s = now + rng.random() * config.probe_period_s
         self._seq = rng.getrandbits(48)  # an Ack to an earlier life matches nothing
         self.deadline = self._next_s  # when tick wants to be called; kept, since drivers ask after every message
@@ -93,7 +94,10 @@ class Detector:
 
     def joined(self, peer: PeerId) -> None:
         """A member that we met became ALIVE: it takes a random place in this round (SWIM, section 4.3)."""
+        if peer in self._waiting:
+            return
         ring = self._ring
+        self._waiting.add(peer)
         ring.append(peer)
         place = int(self._rng.random() * len(ring))
         ring[place], ring[-1] = ring[-1], ring[place]
@@ -197,11 +201,14 @@ class Detector:
         entries = self._table.entries
         for _ in range(2):
             while self._ring:
-                entry = entries.get(self._ring.pop())
+                peer = self._ring.pop()
+                self._waiting.discard(peer)
+                entry = entries.get(peer)
                 if entry is not None and self._is_ours(entry) and self._own(entry.record.id) is None:
                     return self._probe(entry, now, out, failed)
             self._ring = [*self._table.met, *self._table.suspects]  # once in N periods
             self._rng.shuffle(self._ring)
+            self._waiting = set(self._ring)
         return None
 
     def _is_ours(self, entry: Entry) -> bool:

@@ -185,8 +185,8 @@ class Membership:
         out: list[Effect] = []
         entry = self._table.entries.get(peer)
         if entry is not None and not self._left:
-            if not entry.met:
-                self._introductions.failed(entry, now)
+            if not entry.met and self._introductions.failed(entry, now) and entry.state is ALIVE:
+                self._view.suspect_ourselves(entry, now)  # whoever knows better says so, first of all itself
             self._suspect(self._detector.unreachable(entry, now, out), now)
         return self._done(out)
 

@@ -23,6 +23,7 @@ FEW = 8  # who has met fewer waits for nobody's turn
 SPREAD_S = 0.05  # for each member: of a newcomer all hear at once, and must not all dial it at once
 GIVE_WAY_S = 0.5  # the larger id waits so long: of two that hear of each other one dial is enough
 RETRY_S, DOUBLINGS = 60.0, 6  # after a dial that failed, up to an hour
+DOUBTED = 2  # dials that failed, a minute apart: one that died before anybody met it would else be ALIVE for ever
 
 
 class Introductions:
@@ -43,10 +44,15 @@ class Introductions:
         if entry.try_s < self.due_s:
             self.due_s = entry.try_s
 
-    def failed(self, entry: Entry, now: float) -> None:
-        """Nobody answered where it should be, which says nothing of a stranger but that others come first."""
+    def failed(self, entry: Entry, now: float) -> bool:
+        """Nobody answered where it should be. Once says nothing of a stranger but that others come first; returns
+        whether it is often enough to doubt that there is such a member."""
         entry.tries += 1
-        wait_s = RETRY_S * 2 ** min(entry.tries - 1, DOUBLINGS)
+        self._later(entry, now)
+        return entry.tries >= DOUBTED
+
+    def _later(self, entry: Entry, now: float) -> None:
+        wait_s = RETRY_S * 2 ** min(max(entry.tries - 1, 0), DOUBLINGS)
         entry.try_s = now + wait_s * (0.75 + 0.5 * self._rng.random())
 
     def tick(self, now: float, out: list[Effect]) -> None:
@@ -58,7 +64,7 @@ class Introductions:
             if entry is None or not self._allowance.take(now):
                 return
             assert entry.record.address is not None
-            self.failed(entry, now)  # until it answers: one dial at a time
+            self._later(entry, now)  # unless it answers: one dial at a time
             out.append(Dial(entry.record.address, entry.record.id))
 
     def _draw(self, now: float) -> Entry | None:

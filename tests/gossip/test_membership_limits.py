@@ -45,6 +45,20 @@ def test_accusing_us_again_and_again_costs_five_incarnations_a_second():
     assert 5 <= me.me.incarnation <= 7
 
 
+def test_a_member_that_announces_itself_again_and_again_keeps_nobody_from_being_probed():
+    me = acquainted(4)
+    me.tick(0.0)
+    for incarnation in range(2, 502):
+        me.receive(peer_id(1), Gossip((record_of(1, incarnation=incarnation),)), 0.1)
+    probed, now = set(), 0.1
+    while now < 2 * 4 * Config().probe_period_s:  # two rounds
+        now = max(now, me.deadline)
+        for send in sent(me.tick(now), Ping):
+            probed.add(send.to)
+            me.receive(send.to, Ack(send.message.seq, ()), now)
+    assert probed == {peer_id(n) for n in range(1, 5)}
+
+
 def test_a_table_of_the_largest_records_is_sent_in_frames_that_fit():
     """Newer versions may sign 256 bytes more, and host names have up to 255."""
     me = acquainted(1)

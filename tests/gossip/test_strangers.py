@@ -120,7 +120,18 @@ def test_who_does_not_answer_is_tried_more_and_more_rarely():
     me = hearing(2)
     for number in range(3, 12):
         me.linked(peer_id(number), record_of(number), 0.0)
-    times = [at for at, dial in dials_of(me, 20_000.0) if dial.expect == peer_id(2)]
+    times, incarnation = [], 1
+    while me.deadline <= 20_000.0:
+        now = me.deadline
+        for effect in me.tick(now):
+            if isinstance(effect, Dial) and effect.expect == peer_id(2):
+                times.append(now)
+                me.dial_failed(peer_id(2), now)
+            elif isinstance(effect, Send):
+                me.acknowledged(effect.to, now)
+        if me.state(peer_id(2)) is SUSPECT:  # it lives, where we cannot reach it, and says so
+            incarnation += 1
+            me.receive(peer_id(3), Gossip((record_of(2, incarnation=incarnation),)), now)
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert len(pauses) >= 7
     assert all(0.7 * 60 * 2 ** min(n, 6) <= pause <= 1.3 * 60 * 2 ** min(n, 6) for n, pause in enumerate(pauses))
@@ -206,3 +217,19 @@ def test_a_stranger_accused_is_no_reason_to_ask_anybody():
         effects += me.tick(me.deadline)
     assert {send.to for send in sent(effects, Ping)} <= {peer_id(1)}
     assert me.state(peer_id(3)) is DEAD
+
+
+def test_a_stranger_that_never_answers_is_doubted_and_in_the_end_dead_unless_it_says_otherwise():
+    me = hearing(3)
+    while me.deadline < 400.0:
+        now = me.deadline
+        for effect in me.tick(now):
+            if isinstance(effect, Dial):
+                me.dial_failed(effect.expect, now)
+            elif isinstance(effect, Send):
+                me.acknowledged(effect.to, now)
+        if me.state(peer_id(3)) is SUSPECT:
+            incarnation = me.record(peer_id(3)).incarnation + 1  # it has heard of it, and refutes
+            me.receive(peer_id(1), Gossip((record_of(3, incarnation=incarnation),)), now)
+    assert me.state(peer_id(2)) is DEAD
+    assert me.state(peer_id(3)) is ALIVE
