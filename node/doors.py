@@ -14,10 +14,11 @@ from gossip.config import Config
 from gossip.errors import RefusedError, RemoteError
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.messages import Hello
+from node.faults import Faults
 from node.handshake import Greeter
 from node.links import FrameReader, Link, Network
 from node.lobby import Lobby, neighbourhood
-from node.stream import ByteStream
+from node.stream import BrokenLinkError, ByteStream
 from node.tcp import is_loopback, is_private
 from node.tls import Contexts, TlsStream
 
@@ -48,6 +49,7 @@ class Doors:
     ) -> None:  # fmt: skip
         self.network, self.greeter, self.contexts, self.config = network, greeter, contexts, config
         self.me, self.run_link, self.dial_failed, self.on_event = me, run_link, dial_failed, on_event
+        self.faults = Faults(on_event)
         self.seeds = seeds  # what they say against us is final; a stale address book is not
         self.dialling: dict[Address, set[PeerId | None]] = {}  # whom we hope to find there
         self.familiar, self.seed_answered, self.hosts = familiar, seed_answered, hosts
@@ -125,7 +127,7 @@ class Doors:
             async with self.turn(address), self.dial_limit:
                 began = trio.current_time()
                 with trio.move_on_after(self.config.hello_timeout_s):
-                    stream = await self.network.connect(address)
+                    stream = await self.connect(address)
                     if address in self.seeds:
                         self.seed_answered(address)
                     failure = "accepted the connection, and then nothing came"
@@ -218,6 +220,13 @@ class Doors:
                 stream, proven = tls, tls.peer_id
             reader = FrameReader(stream)
             theirs = await self.greeter.greet(stream, reader, self.me(), proven, expect)
+        except (OSError, RemoteError):
+            stream.close_now()
+            raise
+        except Exception as error:
+            stream.close_now()
+            self.faults.contain(error, "What a stranger said first", "its link is closed")
+            raise BrokenLinkError("This program met a fault in its handshake.") from None
         except BaseException:
             stream.close_now()
             raise
@@ -228,10 +237,20 @@ class Doors:
         """Whether a connection to ``address`` can be opened at all."""
         if self.may_dial(address):
             with trio.move_on_after(self.config.hello_timeout_s), contextlib.suppress(OSError, RemoteError):
-                stream = await self.network.connect(address)
+                stream = await self.connect(address)
                 await stream.aclose()
                 return True
         return False
+
+    async def connect(self, address: Address) -> ByteStream:
+        """An address is others' word, and whatever it brings out is no more than a dial that failed."""
+        try:
+            return await self.network.connect(address)
+        except (OSError, RemoteError):
+            raise
+        except Exception as error:
+            self.faults.contain(error, "An address that others gave", "it is not dialled")
+            raise BrokenLinkError(f"{address} cannot be dialled.") from None
 
     def tell(self, sentence: str, kind: str = "refused") -> None:
         if sentence not in self.told and len(self.told) < TOLD:

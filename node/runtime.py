@@ -41,7 +41,7 @@ from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from node.boundary import Boundary, Done, Vector, VectorPool
 from node.doors import Doors
-from node.faults import Faults, leaves
+from node.faults import leaves
 from node.handshake import Greeter
 from node.links import Link, Links, Network
 from node.lobby import neighbourhood
@@ -103,7 +103,7 @@ class Runtime:
         )
         self.hosts_seen, self.hosts = -1, frozenset[str]()  # of members, and the turnover at which they were so
         self.links = Links()
-        self.faults = Faults(on_event)
+        self.faults = self.doors.faults
         self.streams = Streams(peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults)
         self.sessions = self.streams.sessions
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled

@@ -91,3 +91,43 @@ def test_a_connection_that_cannot_be_tuned_is_closed(monkeypatch):
         network.close()
 
     trio.run(main)
+
+
+class Faulty:
+    """A handshake, or a way to the network, that meets a fault of the program."""
+
+    async def greet(self, stream, reader, own, proven, expect):
+        raise ZeroDivisionError
+
+    async def connect(self, address):
+        raise UnicodeError("label empty or too long")
+
+
+@pytest.mark.parametrize("where", ["connect", "greet", "accept", "try"])
+def test_a_fault_before_the_hello_ends_that_connection_and_nothing_else(where):
+    near, far = memory_stream_pair()
+    missed, told = [], []
+
+    async def main():
+        async with trio.open_nursery() as nursery:
+            network = OneStream(near) if where == "greet" else Faulty()
+            doors = Doors(
+                network, Faulty(), None, Config(), lambda: ME, None, missed.append,
+                lambda kind, sentence: told.append((kind, sentence)), frozenset(),
+            )  # fmt: skip
+            doors.nursery = nursery
+            if where == "accept":
+                await doors.accept(near)
+            elif where == "try":
+                assert not await doors.try_dial(THERE)
+            else:
+                doors.dial(THERE, ASKED.id)
+        if where in ("greet", "accept"):
+            with trio.fail_after(10), pytest.raises(BrokenLinkError):
+                await far.receive_into(memoryview(bytearray(1)))
+
+    trio.run(main)
+    assert missed == ([ASKED.id] if where in ("connect", "greet") else [])
+    [(kind, sentence)] = told
+    assert kind == "fault"
+    assert ("ZeroDivisionError" if where in ("greet", "accept") else "UnicodeError") in sentence
