@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from gossip.codecs import CODECS
 from gossip.effects import Effect, MemberState, Merge, Mix, Send
 from gossip.exchange import Exchange, State, version_gap, within
-from gossip.filters import clip_factor
+from gossip.filters import FEW, clip_factor
 from gossip.ids import PeerId
 from gossip.ledger import DOUBT_RETRY_S
 from gossip.messages import Abort, Accept, Busy, Commit, Outcome, Settled
@@ -81,18 +82,17 @@ class Exchanges(Offering):
             return []
         partner, elements = exchange.partner, self.elements(exchange)
         radius = self.filter.radius(elements)  # by what was known before
-        refused = self.filter.judge(difference_sq, own_sq, elements, self.local.version)
+        refused = self.filter.judge(partner, difference_sq, own_sq, elements, self.local.version)
         if refused is not None:
             self.refusals.add(partner, refused)
             self.conduct.note(partner, "refused", now)
             return [Send(partner, Abort(session, refused)), *self.fail(exchange, now, refused)]
         whole = self.local.elements / elements if exchange.part.kind != "all" else 1.0
         self.seen.append((difference_sq * whole, own_sq * whole))
-        taken = clip_factor(difference_sq, radius)
+        taken = self.cut_off(exchange, clip_factor(difference_sq, radius), difference_sq, elements)
         if taken == 1.0:
             self.conduct.excuse(partner, "clipped")
         else:
-            self.refusals.add(partner, "clipped")
             self.conduct.note(partner, "clipped", now)
             exchange.weight *= taken
             exchange.mass *= taken  # of a push: what counts for less moves its receiver less
@@ -102,6 +102,21 @@ class Exchanges(Offering):
         exchange.state = State.VERIFIED
         exchange.deadline = now + max(self.config.stall_s, exchange.deadline - now)
         return [commit]
+
+    def cut_off(self, exchange: Exchange, taken: float, difference_sq: float, elements: int) -> float:
+        """What share of the difference is taken, where its length would have so much ``taken``."""
+        if taken < 1.0:
+            self.refusals.add(exchange.partner, "clipped")
+        if elements < FEW:
+            return taken
+        distance = exchange.weight * taken * math.sqrt(difference_sq)
+        left = self.filter.left(exchange.partner, self.partners.here)
+        if distance > left:
+            self.refusals.add(exchange.partner, "budget")
+            share = math.floor(4096 * left / distance) / 4096
+            taken, distance = taken * share, distance * share
+        self.filter.took(exchange.partner, distance)
+        return taken
 
     def failed(self, session: int, code: str, now: float) -> list[Effect]:
         """The streams of this session stalled or brought wrong bytes, or the link it ran over broke ("broken")."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -21,7 +22,12 @@ __all__ = ["Filter", "Refusal", "Refusals", "balance_accepts", "clip_factor", "n
 
 Refusal = Literal["not-finite", "norm", "balance"]
 
-REMEMBERED = 16  # distances whose lower quartile a radius follows: with up to three quarters too long it is honest
+REMEMBERED = 16  # partners whose distances' lower quartile a radius follows: with three quarters too long it is honest
+WINDOW = 64  # exchanges in which movement is budgeted: nine with each of seven partners, give or take three
+BUDGET = (
+    3.0  # times what the median other partner moved us: 1.5 for one far away, twice for one met more often by chance
+)
+OTHERS = 2  # partners beside it, without whom there is no budget: one alone would set it, and a liar to nothing
 FEW = 256  # elements: below that a distance is one draw and not the mean of many, and no distance is usual
 ENOUGH = 4  # of them before they alone say what is usual
 OWN = 0.5  # of the square of its own steps, what is added to the usual: twice as much lets more lies in
@@ -78,7 +84,9 @@ class Filter:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.squares: deque[float] = deque(maxlen=REMEMBERED)  # mean square of a difference's elements
+        self.squares: dict[PeerId, float] = {}  # mean square of a difference's elements, the last of each partner
+        self.window: deque[tuple[PeerId, float]] = deque()  # of the last exchanges, who moved us how far
+        self.moved_by: dict[PeerId, float] = {}  # and the sums
         self.recent = 0.0  # how far local steps alone went between the last two snapshots
         self.movement = 0.0  # and the furthest that they ever went
 
@@ -92,7 +100,8 @@ class Filter:
         """The longest difference of so many elements that is taken whole, 0 for any: fixed, or a multiple of the usual
         distance.
 
-        Usual is the lower quartile of those seen. Lies are further away than the truth, and a node that fell for a few
+        Usual is the lower quartile of those seen, one for each partner: who is met more often, or sees to it, says no
+        more of it than any other. Lies are further away than the truth, and a node that fell for a few
         is far from everybody: by the median half of its distances are lies or their echo, and it falls for the next.
         Before enough are seen the node's own steps stand for them, of which nobody can lie: nodes that hold the same
         and then move by ``m`` each are at most ``2 m`` apart, and so are those that mix at random and move by ``m``
@@ -107,19 +116,51 @@ class Filter:
             return config.clip_radius
         if elements < FEW:
             return 0.0
-        known = sorted(self.squares)
+        known = sorted(self.squares.values())
         if len(known) < ENOUGH:
             if not self.movement > 0:
                 return 0.0
             known = sorted(known + [4 * self.movement**2 / elements] * (ENOUGH + 1 - len(known)))
         return config.clip_factor * math.sqrt(elements * known[len(known) // 4] + OWN * self.recent**2)
 
-    def judge(self, difference_sq: float, own_sq: float, size: int, version: float) -> Refusal | None:
+    def left(self, partner: PeerId, here: Callable[[PeerId], bool]) -> float:
+        """How far this partner may still move us, infinity without a budget.
+
+        A lie that is shorter than the radius is taken whole, every time. So what one partner moves us within a window
+        of exchanges is at most ``BUDGET`` times what the median of the others did; of those alone that are ``here``,
+        or whoever is left after others died would be held to what the dead did lately.
+        """
+        moved = self.moved_by.get(partner)
+        if moved is None or self.config.filtering != "clip":
+            return math.inf  # the first in a window is held to the radius
+        others = sorted(sum_ for peer, sum_ in self.moved_by.items() if peer != partner and here(peer))
+        if len(others) < OTHERS:
+            return math.inf
+        return max(0.0, BUDGET * others[len(others) // 2] - moved)
+
+    def took(self, partner: PeerId, distance: float) -> None:
+        """An exchange with this partner moves us so far."""
+        self.window.append((partner, distance))
+        self.moved_by[partner] = self.moved_by.get(partner, 0.0) + distance
+        if len(self.window) > WINDOW:
+            gone, _ = self.window.popleft()
+            rest = [moved for peer, moved in self.window if peer == gone]  # anew: a difference would gather errors
+            if rest:
+                self.moved_by[gone] = math.fsum(rest)
+            else:
+                del self.moved_by[gone]
+
+    def judge(
+        self, partner: PeerId, difference_sq: float, own_sq: float, size: int, version: float
+    ) -> Refusal | None:  # fmt: skip
         """Whether the partner's vector is accepted; ``version`` in mixing rounds."""
         config = self.config
         refused = norm_accepts(difference_sq, own_sq, size, config.norm_bound)
         if refused is None:
-            self.squares.append(difference_sq / size)
+            self.squares.pop(partner, None)
+            self.squares[partner] = difference_sq / size
+            if len(self.squares) > REMEMBERED:
+                del self.squares[next(iter(self.squares))]
             if config.filter == "balance":
                 progress = min(version / config.balance_rounds, 1.0)
                 if not balance_accepts(difference_sq, own_sq, config.balance_gamma, config.balance_kappa, progress):

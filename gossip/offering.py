@@ -30,6 +30,7 @@ class Partners(Protocol):
     def choose(self, asked: set[PeerId], now: float) -> PeerId | None: ...
     def declines(self, sender: PeerId, now: float) -> bool: ...
     def mixed(self, partner: PeerId, now: float) -> None: ...
+    def here(self, partner: PeerId) -> bool: ...
     def failed(self, partner: PeerId, now: float, silent: bool = False) -> None: ...
     def wanted(self) -> int: ...
     def incoming(self) -> int: ...
@@ -101,7 +102,7 @@ class Offering(Ledger[Exchange]):
         renamed = self.rename(exchange) if exchange.state is State.OFFERED else []
         exchange.partner, exchange.state = partner, State.OFFERED
         exchange.weight = self.partners.cap(partner, self.moving)
-        exchange.deadline = now + self.config.reply_timeout_s
+        exchange.since, exchange.deadline = now, now + self.config.reply_timeout_s
         local = self.local
         message = Offer(
             exchange.session, local.fingerprint, local.genesis, exchange.ours, exchange.weight, self.codec(partner),
@@ -135,8 +136,10 @@ class Offering(Ledger[Exchange]):
 
     def transfer(self, exchange: Exchange, now: float) -> Transfer:
         elements = self.elements(exchange)
-        seconds = 4 * elements / (self.config.slowest_rate_mb_s * 1e6) + 1.0
+        seconds = 4 * elements / (self.config.slowest_rate_mb_s * 1e6) + self.config.stall_s
         seconds += self.durations.allowance(exchange.partner)
+        if exchange.initiator:
+            seconds += now - exchange.since  # what the answer took: the way there and back is part of it
         exchange.since, exchange.deadline = now, now + seconds
         one_way, own = exchange.push, exchange.initiator
         return Transfer(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from gossip.bench import Bench
 from gossip.config import Config
+from gossip.effects import MemberState
 from gossip.exchange import Local
 from gossip.graphs import Graph
 from gossip.ids import Address, PeerId
@@ -18,6 +19,9 @@ from gossip.selection import Selector, selector
 __all__ = ["Partners"]
 
 APART = 0.5  # of an interval between two mixes with one partner that it asks for: its share is then two in three
+AT_ONCE = (
+    32  # neighbours, at most, of those with whom a mix with all of them begins: a vector each. Others the next time
+)
 TRIED = 4  # of those that sit out, where nobody else is left
 MET = 64  # partners of the last mixes remembered: more than anybody mixes with in half an interval
 
@@ -116,6 +120,10 @@ class Partners:
         by_steps = config.mix_every_steps is not None and self.local.steps - met[0] >= share * config.mix_every_steps
         return not (by_steps or (config.mix_every_s is not None and now - met[1] >= share * config.mix_every_s))
 
+    def here(self, partner: PeerId) -> bool:
+        """Whether it might be met again: held ALIVE, and of our run."""
+        return self.members.state(partner) is MemberState.ALIVE and self.shares(partner)
+
     def mixed(self, partner: PeerId, now: float) -> None:
         """An exchange with it is finished, whoever asked."""
         self.met.pop(partner, None)
@@ -131,7 +139,7 @@ class Partners:
     def wanted(self) -> int:
         """How many partners a mix of our own has."""
         self.mixes += 1
-        return len(self.ours()) if self.everybody else self.config.partners
+        return min(len(self.ours()), AT_ONCE) if self.everybody else self.config.partners
 
     @property
     def several(self) -> bool:
@@ -155,7 +163,7 @@ class Partners:
     def incoming(self) -> int:
         """How many exchanges of others may be under way beside our own."""
         if self.everybody:
-            return max(1, len(self.selector.neighbours(self)))
+            return min(max(1, len(self.selector.neighbours(self))), AT_ONCE)
         return self.config.incoming_limit
 
     def cap(self, partner: PeerId, others: int) -> float:

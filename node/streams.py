@@ -78,6 +78,11 @@ class Streams:
         self.residual: Residual | None = None  # what moved since it was last mixed, once that decides what is sent
         self.spread = Spread(size) if needs_spread(config.codec) else None
         self.progress = Progress(size) if config.watches_movement else None
+        if self.progress is not None:  # from the weights as they are now, before the first step
+            start = pool.take("weights")
+            boundary.state.read(start.array)
+            self.progress.since(start.array[:size])
+            pool.give(start)
 
     @property
     def now(self) -> float:

@@ -24,7 +24,7 @@ class Side:
         self.local = Local("f", ELEMENTS, 10, **fields)
         self.config = config or Config()
         self.sessions = itertools.count(first_session)
-        self.benched, self.declined, self.mixes = [], [], []
+        self.benched, self.declined, self.mixes, self.gone = [], [], [], []
         self.exchanges = Exchanges(
             me,
             self.local,
@@ -41,6 +41,9 @@ class Side:
 
     def declines(self, sender, now):
         return sender in self.declined
+
+    def here(self, partner):
+        return partner not in self.gone
 
     def mixed(self, partner, now):
         self.mixes.append((partner, now))

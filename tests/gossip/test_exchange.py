@@ -11,6 +11,7 @@ from gossip.exchange import MAX_GAP, MAX_VERSION, State
 from gossip.messages import Abort, Accept, Busy, Commit, Offer, Refuse, Settled
 from gossip.offering import TRIES
 from tests.gossip.sides import ELEMENTS, A, B, C, D, E, F, Side, answering, offer, streaming, verified
+from tests.gossip.swarm_harness import Swarm
 
 
 # -- the happy path --------------------------------------------------------------------------------------------------
@@ -356,14 +357,33 @@ def test_a_transfer_may_take_what_it_took_before_and_the_bytes_at_the_slowest_ra
     config = Config(slowest_rate_mb_s=1e-4)
     side = streaming(Side(config=config))
     bytes_s = 4 * ELEMENTS / 100
-    assert side.exchanges.deadline == pytest.approx(1.0 + bytes_s)
+    least_s = side.config.stall_s  # there and back, and what moves nothing for so long is found out by it
+    assert side.exchanges.deadline == pytest.approx(least_s + bytes_s)
     for took in (2.0, 3.0, 10.0):
         answering(side, 50)
         side.table[50].since = -took
         side.exchanges.on_commit(B, 50, 0.0)
         side.exchanges.streamed(50, 1.0, 1.0, 0.0)
     answering(side, 51)
-    assert side.table[51].deadline == pytest.approx(1.0 + bytes_s + 3.0 + 6 * 1.0)  # median 3, median deviation 1
+    assert side.table[51].deadline == pytest.approx(least_s + bytes_s + 3.0 + 6 * 1.0)  # median 3, median deviation 1
+
+
+def test_what_an_answer_took_a_transfer_may_take_longer():
+    side = Side()
+    side.exchanges.begin(0.0)
+    side.exchanges.snapshotted(1, 7.0)
+    side.exchanges.on_accept(B, Accept(1, 0.0, 0.5, (), "fp32"), 9.5)
+    assert side.exchanges.deadline == pytest.approx(9.5 + 2.5 + side.config.stall_s, abs=0.01)
+
+
+@pytest.mark.parametrize("latency_s", [0.6, 1.2])
+def test_two_that_are_more_than_half_a_second_apart_one_way_can_mix(latency_s):
+    """What the one who is asked waits for comes a whole way there and back after its answer. Before: 1 s."""
+    swarm = Swarm(3, latency_s=latency_s)
+    a, b = swarm.swarm(2)
+    swarm.run(120.0)
+    assert min(len(a.mixes), len(b.mixes)) > 10
+    assert a.peer.exchanges.failures + b.peer.exchanges.failures <= 2
 
 
 # -- the codec ---------------------------------------------------------------------------------------------------------

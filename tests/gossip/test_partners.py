@@ -10,7 +10,7 @@ from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.exchange import Local
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.partners import MET, Partners
+from gossip.partners import AT_ONCE, MET, Partners
 
 GENESIS = b"g" * 16
 
@@ -225,6 +225,16 @@ def test_with_everybody_at_once_a_node_takes_as_many_offers_as_it_has_neighbours
     assert partners(peers[4], peers, selection="torus", partners=0).incoming() == 4
     assert partners(peers[4], peers, selection="ring", partners=0).incoming() == 2
     assert partners(peers[0], peers[:1], selection="ring", partners=0).incoming() == 1
+
+
+def test_of_very_many_neighbours_a_mix_has_some_and_the_next_one_others(tmp_path):
+    """A hub of a hundred would hold as many vectors at once."""
+    path = tmp_path / "star.txt"
+    path.write_text("\n".join(f"0 {leaf}" for leaf in range(1, 101)), encoding="utf-8")
+    peers = ids(101)
+    hub = partners(peers[0], peers, selection="graph", graph=str(path), partners=0)
+    assert hub.wanted() == hub.incoming() == AT_ONCE
+    assert len({hub.choose(set(), 0.0) for _ in range(2000)}) == 100
 
 
 @pytest.mark.parametrize(("selection", "weight"), [("ring", 1 / 3), ("torus", 1 / 5)])
