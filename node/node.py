@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gossip.codecs import self_test
 from gossip.config import Config
@@ -76,6 +77,8 @@ class Node:
         join_or_fail_s: float | None = None,
     ) -> None:
         self_test()
+        model = unwrapped(model)
+        check_optimizer(optimizer)
         self.settings = Settings.gather(
             seeds, listen, advertise, secret, state_dir, config, join_or_fail_s=join_or_fail_s
         )  # fmt: skip
@@ -511,6 +514,24 @@ class Node:
         for name, value in self.model.items():
             target = value if isinstance(value, Tensor) else torch.as_tensor(value)
             target.copy_(tensors[name])
+
+
+def unwrapped(model: nn.Module | Mapping[str, Any]) -> nn.Module | Mapping[str, Any]:
+    """The module inside DistributedDataParallel, whose tensors are the same under their own names: with "module."
+    before each it would be another model to nodes that run without it."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise :class:`~gossip.errors.ConfigError` for what is no single optimizer."""
+    if isinstance(optimizer, list | tuple | dict):
+        raise ConfigError(
+            "Node takes one optimizer: give the one whose state newcomers should take over, and step the others "
+            "yourself; the weights of all of them are exchanged."
+        )
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise ConfigError(f"optimizer is a {kind}: give a torch.optim.Optimizer, or leave it out.")
 
 
 def median(values: Iterable[float]) -> float:

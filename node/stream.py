@@ -10,6 +10,7 @@ from typing import Protocol
 import trio
 
 from gossip.errors import RemoteError
+from node.forks import keep_from_children
 
 __all__ = ["BrokenLinkError", "ByteStream", "MemoryStream", "PlainStream", "memory_stream_pair"]
 
@@ -54,6 +55,7 @@ class PlainStream:
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._socket = sock
+        keep_from_children(sock)
         self.heard = False  # a byte came
         try:
             self._peer_host = str(sock.getpeername()[0])

@@ -12,6 +12,7 @@ import trio
 
 from gossip.errors import LocalError
 from gossip.ids import Address
+from node.forks import keep_from_children
 from node.stream import BrokenLinkError, ByteStream, PlainStream
 
 __all__ = ["TcpNetwork", "is_loopback", "is_private"]
@@ -57,6 +58,7 @@ class TcpNetwork:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 await sock.bind(where)
                 sock.listen(BACKLOG)
+                keep_from_children(sock)
             except OSError:
                 sock.close()
                 raise

@@ -38,6 +38,7 @@ class LiveTensors:
 
     def __init__(self, model: nn.Module | Mapping[str, Any]) -> None:
         self._modules: tuple[tuple[nn.Module, str, nn.Module], ...] = ()  # (parent, name, child)
+        self._counts: tuple[tuple[nn.Module, int, int], ...] = ()  # of each module its parameters and children
         self._shared: dict[str, Tensor] = {}  # tensors over memory that is not torch's, by name
         segments: list[Segment] = []
         slots: list[Slot] = []
@@ -71,6 +72,9 @@ class LiveTensors:
         for parent, name, child in self._modules:
             if parent._modules.get(name) is not child:
                 raise LayoutError(f"Submodule {name!r} was replaced while the node was running: make a new Node.")
+        for module, parameters, children in self._counts:
+            if len(module._parameters) > parameters or len(module._modules) > children:
+                self._refuse_newcomers(module)
         tensors: list[Tensor] = []
         for slot in self._slots:
             found: Any = slot.owner.get(slot.key)
@@ -88,12 +92,24 @@ class LiveTensors:
             tensors.append(tensor)
         return tensors
 
+    def _refuse_newcomers(self, module: nn.Module) -> None:
+        """Something was added to a module: without parameters it is nobody's business, with some it is another model,
+        of which a part would be trained and never exchanged."""
+        known = {id(slot.source) for slot in self._slots}
+        for name, parameter in module.named_parameters():
+            if parameter.is_floating_point() and id(parameter) not in known:
+                raise LayoutError(
+                    f"Parameter {name!r} was added to a {type(module).__name__} while the node was running and would "
+                    "never be exchanged: make a new Node after changing a model."
+                )
+
     def _walk(self, model: nn.Module | Mapping[str, Any]) -> Iterator[tuple[str, Owner, str, Kind]]:
         """Every tensor with its name, the dictionary that holds it, and its key there."""
         if isinstance(model, nn.Module):
             self._modules = tuple(
                 (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
             )
+            self._counts = tuple((m, len(m._parameters), len(m._modules)) for m in model.modules())
             saved = model.state_dict(keep_vars=True).keys()  # tells persistent buffers from others
             for name, _ in model.named_parameters():
                 path, _, key = name.rpartition(".")

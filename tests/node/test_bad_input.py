@@ -421,3 +421,44 @@ def test_an_error_in_the_loop_ends_the_node_and_reaches_the_caller(quick):
     with pytest.raises(ZeroDivisionError):
         run()
     assert node.thread.ended.is_set()
+
+
+# Models and optimizers that are not what they seem -------------------------------------------------------------------
+@pytest.mark.parametrize("several", [list, tuple, lambda one: {"a": one}, lambda one: one.step])
+def test_what_is_no_single_optimizer_is_refused_in_one_sentence(several):
+    given = model()
+    with pytest.raises(ConfigError, match="optimizer") as error:
+        Node(
+            given,
+            several([torch.optim.SGD(given.parameters(), lr=0.1)])
+            if several in (list, tuple)
+            else several(torch.optim.SGD(given.parameters(), lr=0.1)),
+        )
+    one_sentence(error)
+
+
+def test_a_layer_that_is_added_later_is_refused_and_not_left_out_in_silence(quick):
+    given = nn.Sequential(nn.Linear(4, 4))
+    with Node(given, config=quick) as node:
+        node.step()
+        given.add_module("activation", nn.ReLU())  # nothing of it could be exchanged
+        node.visit(due=True)
+        node.state.buffer(1)
+        given.add_module("head", nn.Linear(4, 2))
+        with pytest.raises(LayoutError, match=r"head\.weight.*new Node") as error:
+            node.state.buffer(1)
+        one_sentence(error)
+
+
+def test_a_model_inside_ddp_is_the_model_that_it_is(tmp_path, quick):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        given = model()
+        wrapped = nn.parallel.DistributedDataParallel(given)
+        with Node(wrapped, config=quick) as node:
+            assert node.state.layout.fingerprint == Node(model(), config=quick).state.layout.fingerprint
+            node.step()
+            node.save(tmp_path / "run")
+        assert set(checkpoint.load(tmp_path / "run").tensors) == {"weight", "bias"}
+    finally:
+        torch.distributed.destroy_process_group()

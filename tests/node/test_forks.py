@@ -1,0 +1,80 @@
+"""What children of a training process must not keep alive."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from torch import nn
+
+PARENT = """
+import multiprocessing, os, sys, time, torch
+from torch import nn
+from gossip.config import Config
+from node import Node
+torch.set_num_threads(1)
+with Node(nn.Linear(4, 2), seeds=[s for s in sys.argv[1:] if s], config=Config(mix_every_steps=2)) as node:
+    while sys.argv[1:] and node.metrics().exchanges_done < 2:
+        node.step()
+        time.sleep(0.005)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(120,), daemon=True)
+    child.start()
+    time.sleep(0.2)
+    print(node.address, child.pid, flush=True)
+    while True:
+        node.step()
+        time.sleep(0.005)
+"""
+
+
+@pytest.fixture
+def parent():
+    started, children = [], []
+
+    def start(*seeds):
+        process = subprocess.Popen([sys.executable, "-c", PARENT, *seeds], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        address, child = process.stdout.readline().split()
+        children.append(int(child))
+        return process, address, int(child)
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(10)
+        process.stdout.close()
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_worker_that_outlives_its_killed_parent_keeps_neither_its_port_nor_its_links(parent, train, until):
+    here = train(nn.Linear(4, 2))
+    process, address, child = parent(here.node.address)
+    until(lambda: here.node.metrics().exchanges_done >= 2, 30)
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 5):
+        pass
+    process.kill()
+    process.wait(10)
+    assert alive(child)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), 5)
+    died = time.monotonic()
+    until(lambda: not len(here.node.runtime.links), 10)
+    assert time.monotonic() - died < 5, "the end of a link comes with the process, and is not waited for"
+    assert alive(child)
