@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import base64
 import contextlib
 import ipaddress
 import json
@@ -21,9 +20,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from gossip.config import Config
-from gossip.errors import ConfigError, GossipError, LocalError
+from gossip.errors import ConfigError, GossipError
 from gossip.ids import Address, PeerId, parse_address
-from node.identity import SECRET_PREFIX, Invite, is_invite, parse_invite, read_secret
+from node.identity import Invite, is_invite, keep_secret, kept_secret, parse_invite, read_secret
 from node.identity import new_secret as make_secret
 
 __all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status"]
@@ -94,7 +93,7 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         if invited is not None:
             if settings.insecure or secret_file is not None:
                 raise ConfigError("An invite carries the swarm's secret: leave out --secret-file and --insecure.")
-            secret_file = keep_secret(invited, settings.state_dir)
+            secret_file = keep_invited(invited, settings.state_dir)
     if settings.insecure:
         changes["GOSSIP_INSECURE"] = "1"
         changes["GOSSIP_SECRET_FILE"] = None  # the option wins over an inherited secret
@@ -104,6 +103,11 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         read_secret(secret_file)
         changes["GOSSIP_SECRET_FILE"] = str(secret_file.resolve())
         changes["GOSSIP_INSECURE"] = None
+    elif not settings.insecure and settings.state_dir is not None:
+        kept = kept_secret(settings.state_dir)  # of an invite, at an earlier start
+        if kept is not None and not environment.get("GOSSIP_INSECURE"):
+            secret_file = kept
+            changes["GOSSIP_SECRET_FILE"] = str(kept.resolve())
     listen = settings.listen or environment.get("GOSSIP_LISTEN")
     if listen:
         insecure = settings.insecure or bool(environment.get("GOSSIP_INSECURE"))
@@ -151,25 +155,13 @@ def resolve_seeds(texts: Sequence[str]) -> tuple[list[str], bytes | None]:
     return seeds, next(iter(secrets), None)
 
 
-def keep_secret(secret: bytes, state_dir: Path | None) -> Path:
+def keep_invited(secret: bytes, state_dir: Path | None) -> Path:
     """Write an invite's secret where its owner alone can read it: the state directory, or one that goes with us."""
-    if state_dir is None:
-        folder = Path(tempfile.mkdtemp(prefix="gossip-"))  # mode 0700
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    else:
-        folder = state_dir
-    path = folder / "swarm.secret"
-    text = SECRET_PREFIX + base64.urlsafe_b64encode(secret).rstrip(b"=").decode("ascii")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # an old file would keep its old mode
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(text + "\n")
-    except OSError as error:
-        raise LocalError(
-            f"The invite's secret cannot be kept in {folder} ({error.strerror}): name another state directory."
-        ) from None
-    return path
+    if state_dir is not None:
+        return keep_secret(secret, state_dir)
+    folder = Path(tempfile.mkdtemp(prefix="gossip-"))  # mode 0700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return keep_secret(secret, folder)
 
 
 def is_loopback(address: Address) -> bool:

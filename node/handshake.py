@@ -96,7 +96,13 @@ class Greeter:
                 "identity", f"{host} is member {short(theirs.record.id)}, not {short(expected)} who was expected there."
             )
         if record is not None and theirs.record.id == record.id:
-            raise RefusedError("self", f"{host} is this node itself.")
+            if theirs.record.address == record.address:
+                raise RefusedError("self", f"{host} is this node itself.")
+            raise RefusedError(
+                "twin",
+                f"the node at {theirs.record.address or host} has this node's key: give each a state directory of its "
+                "own, and not a copy of one.",
+            )
         if self.layout is not None and theirs.fingerprint != self.layout.fingerprint:
             raise RefusedError("layout", "")
 
@@ -110,6 +116,7 @@ class Greeter:
             "layout": "this node trains another model.",
             "identity": "another member was expected at this address.",
             "self": "this is the same node.",
+            "twin": "this node has the same key: its state directory is shared, or a copy.",
         }.get(error.code, "the Hello was not acceptable.")
         summary = layout.summary() if layout is not None and error.code == "layout" else ()
         difference = ""

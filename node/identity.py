@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import secrets
+import stat
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ __all__ = [
     "Identity",
     "Invite",
     "is_invite",
+    "keep_secret",
+    "kept_secret",
     "new_secret",
     "parse_invite",
     "parse_secret",
@@ -32,6 +35,7 @@ __all__ = [
 ]
 
 IDENTITY_FILE = "identity.pem"
+SECRET_FILE = "swarm.secret"  # in a state directory: what an invite brought
 SECRET_BYTES = 32  # as many as the Ed25519 key that is derived from it
 SECRET_PREFIX = "gossip-secret-1:"
 INVITE_PREFIX = "gossip-invite-1:"
@@ -86,6 +90,7 @@ class Identity:
             raise IdentityError(
                 f"{path} does not hold a node's key: restore it from a copy, or delete it to start as a new member."
             )
+        check_private(path, "the node's key")
         return cls(key)
 
     def sign(self, payload: bytes) -> bytes:
@@ -137,11 +142,41 @@ def read_secret(path: Path) -> bytes:
     except ValueError as error:
         raise IdentityError("The path of the swarm secret holds a null byte: name a file.") from error
     try:
-        return parse_secret(text)
+        secret = parse_secret(text)
     except IdentityError:
         raise IdentityError(
             f"{path} does not hold a swarm secret: make one with `gossip secret`, or copy the swarm's whole."
         ) from None
+    check_private(path, "the swarm secret")
+    return secret
+
+
+def check_private(path: Path, what: str) -> None:
+    """Raise :class:`IdentityError` where everybody on this machine may read the file and its owner, who starts this
+    node, could forbid it. What an orchestrator mounts belongs to somebody else or cannot be written, and is its affair.
+    """
+    found = path.stat()
+    ours = found.st_uid == os.geteuid() and os.access(path, os.W_OK)
+    if ours and stat.S_ISREG(found.st_mode) and found.st_mode & 0o007:
+        raise IdentityError(f"Everybody on this machine may read {what} in {path}: say chmod 600 {path} first.")
+
+
+def keep_secret(secret: bytes, folder: Path) -> Path:
+    """Write an invite's secret into a folder, where its owner alone can read it; raises IdentityError."""
+    path = folder / SECRET_FILE
+    try:
+        if read_secret(path) == secret:
+            return path
+    except IdentityError:
+        pass
+    _write_private(path, f"{SECRET_PREFIX}{_text_of(secret)}\n".encode())
+    return path
+
+
+def kept_secret(folder: Path) -> Path | None:
+    """The file of the secret that an invite brought at an earlier start, if one did."""
+    path = folder / SECRET_FILE
+    return path if path.is_file() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +263,6 @@ def _write_private(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(partial)
         raise IdentityError(
-            f"The identity could not be written to {path} ({error.strerror}): make the directory writable or name"
-            " another state directory."
+            f"{path.name} could not be written into {path.parent} ({error.strerror}): make the directory writable or"
+            " name another state directory."
         ) from error

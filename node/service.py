@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import trio
 
+from gossip.errors import IdentityError
 from gossip.ids import Address, MemberRecord
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
@@ -31,6 +32,7 @@ __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 REPORT_S = 0.25  # between two looks: what members and figures are at most too old
 REMEMBER_S = 30.0  # how often the address book is written
 LEAVE_S = 1.0  # for LEFT to be sent
+HANDOVER_S = 3.0  # for a node that just ended in this state directory to let go of it
 
 
 class Service:
@@ -57,8 +59,27 @@ class Service:
         self.leaving: trio.Event | None = None
 
     async def main(self, started: Callable[[], None]) -> None:
-        """Until ``leaving`` is set. Raises LocalError before ``started``: the port in use, the log not writable."""
+        """Until ``leaving`` is set. Raises LocalError before ``started``: the port or the state directory in use, the
+        log not writable."""
         self.leaving = trio.Event()
+        await self.take_state_dir()
+        try:
+            await self.run(started)
+        finally:
+            self.state_dir.release()
+
+    async def take_state_dir(self) -> None:
+        with trio.move_on_after(HANDOVER_S):
+            while not self.state_dir.take():  # noqa: ASYNC110 - another process lets go of it
+                await trio.sleep(0.1)
+            self.identity = Identity.load(self.settings.state_dir)  # of two that made one at once the other's stayed
+            return
+        raise IdentityError(
+            f"The state directory {self.settings.state_dir} is in use by {self.state_dir.holder}: it holds the "
+            "identity of one node, so give each node a directory of its own."
+        )
+
+    async def run(self, started: Callable[[], None]) -> None:
         settings = self.settings
         network = TcpNetwork(settings.listen, settings.config.hello_timeout_s)
         bound = await network.bind()

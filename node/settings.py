@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
 import os
 import socket
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.ids import Address, PeerId, parse_address
-from node.identity import is_invite, parse_invite, read_secret
+from node.identity import is_invite, keep_secret, kept_secret, parse_invite, read_secret
 from node.tcp import is_loopback
 
 __all__ = ["Settings", "advertised"]
+
+SIOCGIFADDR = 0x8915  # of Linux; elsewhere it fails as on an interface without an address
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,11 @@ class Settings:
             if mark:
                 expected[address] = peer_id(wanted, text)
         file = secret if secret is not None else environment.get("GOSSIP_SECRET_FILE")
+        folder = state_dir if state_dir is not None else environment.get("GOSSIP_STATE_DIR")
+        if key is not None and folder:
+            keep_secret(key, Path(folder))  # an invite is used once: the next start has no seed, and the secret still
+        elif not file and folder and not environment.get("GOSSIP_INSECURE"):
+            file = kept_secret(Path(folder))
         if file:
             key = read_secret(Path(file))
         where = listen or environment.get("GOSSIP_LISTEN") or "127.0.0.1:0"
@@ -73,7 +83,6 @@ class Settings:
                 "'gossip secret' and give it with --secret-file, or say --insecure on a network you trust."
             )
         shown = advertise or environment.get("GOSSIP_ADVERTISE")
-        folder = state_dir if state_dir is not None else environment.get("GOSSIP_STATE_DIR")
         if config is None:
             path = environment.get("GOSSIP_CONFIG")
             config = Config.from_toml(path) if path else Config()
@@ -114,10 +123,25 @@ def advertised(settings: Settings, bound: Address | None) -> Address | None:
     if bound.host not in ("0.0.0.0", "::"):
         return bound
     target = settings.seeds[0] if settings.seeds else Address("192.0.2.1", 9)  # reserved for documentation
-    family = socket.AF_INET6 if bound.host == "::" and ":" in target.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    host = routed(target, bound.host == "::" and ":" in target.host)
+    # Without a default route, as in a closed network. The machine's name would not do: it often means loopback.
+    return Address(host or next((own for own in own_addresses() if not is_loopback(own)), "127.0.0.1"), bound.port)
+
+
+def routed(target: Address, v6: bool = False) -> str | None:
+    """Our address on the way to ``target``; None where there is no way."""
+    with socket.socket(socket.AF_INET6 if v6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(tuple(target))  # chooses a route; a datagram socket sends nothing by it
-            return Address(str(probe.getsockname()[0]), bound.port)
+            return str(probe.getsockname()[0])
         except OSError:
-            return Address(socket.gethostname(), bound.port)
+            return None
+
+
+def own_addresses() -> Iterator[str]:
+    """The first IPv4 address of each interface, as the kernel lists them; nothing where it cannot be asked."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without one
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                yield socket.inet_ntoa(answer[20:24])

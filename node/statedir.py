@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +26,7 @@ MAX_BOOK_BYTES = 8 << 20  # ten times BOOK_RECORDS of the largest
 BOOK_RECORDS = 1_024  # what membership gives; enough to find any swarm again
 MAX_EXTRA = 64  # values of newer versions
 CHECKSUM_BYTES = 8
+HELD: set[Path] = set()  # by nodes of this process, between which the lock does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,46 @@ class StateDir:
         self.path = path
         self.damaged = ""
         self._failing = False  # the last write, and that was said
+        self.holder = ""  # who holds the directory, where it is not us
+        self._lock: int | None = None
         self._extra: tuple[Any, ...] = ()  # of a newer version that ran here before: written again as it was
+
+    def take(self) -> bool:
+        """Whether the directory is this node's alone from now on, until :meth:`release` or the end of the process.
+        Two nodes with one key would each be told what the other did, and train alone beside each other."""
+        if self.path is None or self._lock is not None:
+            return True
+        place = self.path.resolve()
+        if place in HELD:
+            self.holder = "another node of this process"
+            return False
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return True  # whoever writes the key there says what is wrong
+        try:
+            # Not flock: forked loader workers would hold it, some seconds longer than their node was alive.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            taken = error.errno in (errno.EACCES, errno.EAGAIN)
+            if taken:
+                said = os.read(file, 200).decode(errors="replace").strip()
+                self.holder = said if said.isprintable() and said else "another process"
+            os.close(file)
+            return not taken  # a filesystem without locks: then nobody can tell
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, 0)
+            os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        self._lock = file
+        HELD.add(place)
+        return True
+
+    def release(self) -> None:
+        if self._lock is not None and self.path is not None:
+            HELD.discard(self.path.resolve())
+            os.close(self._lock)
+            self._lock = None
 
     def read(self) -> Memory:
         """An absent book is an empty one. A damaged one is set aside (``damaged`` says so): the key is what counts, and

@@ -25,6 +25,12 @@ from node.settings import Settings
 SEED_ID = PeerId(bytes(range(16)))
 
 
+def secret_of(folder: Path) -> Path:
+    path = script_of(folder, new_secret(), "secret")
+    path.chmod(0o600)
+    return path
+
+
 def script_of(folder: Path, text: str, name: str = "train.py") -> Path:
     path = folder / name
     path.write_text(textwrap.dedent(text))
@@ -134,7 +140,7 @@ def test_every_other_host_needs_a_secret_or_a_clear_word(host, tmp_path):
         cli.environment_of(cli.RunSettings(listen=listen), {})
     with pytest.raises(ConfigError, match="without a secret"):
         cli.environment_of(cli.RunSettings(), {"GOSSIP_LISTEN": listen})
-    secret_file = script_of(tmp_path, new_secret(), "secret")
+    secret_file = secret_of(tmp_path)
     for settings, environment in (
         (cli.RunSettings(listen=listen, secret_file=secret_file), {}),
         (cli.RunSettings(listen=listen), {"GOSSIP_SECRET_FILE": str(secret_file)}),
@@ -146,7 +152,7 @@ def test_every_other_host_needs_a_secret_or_a_clear_word(host, tmp_path):
 
 # -- gossip run: what is passed on -------------------------------------------------------------------------------------
 def test_settings_become_the_variables_that_node_reads(tmp_path):
-    secret_file = script_of(tmp_path, new_secret(), "secret")
+    secret_file = secret_of(tmp_path)
     config = script_of(tmp_path, 'preset = "wan"', "config.toml")
     settings = cli.RunSettings(
         seeds=("10.0.0.5:7700", "[::1]:7701"), listen="0.0.0.0:7700", advertise="1.2.3.4:80", secret_file=secret_file,
@@ -323,7 +329,21 @@ def test_status_is_a_table_for_people_and_json_for_programs(asked, capsys):
 
 
 def test_an_invite_names_the_id_that_the_node_proved(asked, capsys, tmp_path):
-    secret_file = script_of(tmp_path, new_secret(), "secret")
+    secret_file = secret_of(tmp_path)
     cli.invite("127.0.0.1:7700", secret_file=secret_file, timeout_s=5.0)
     invite = capsys.readouterr().out.strip()
     assert cli.resolve_seeds([invite]) == ([f"127.0.0.1:7700#{SEED_ID.hex()}"], read_secret(secret_file))
+
+
+def test_what_an_invite_brought_is_found_at_the_next_start_without_one(tmp_path):
+    secret = parse_secret(new_secret())
+    invite = Invite(secret, (Address("10.0.0.5", 7700),), SEED_ID).text
+    state = tmp_path / "state"
+    first = cli.environment_of(cli.RunSettings(seeds=(invite,), state_dir=state), {})
+    again = cli.environment_of(cli.RunSettings(state_dir=state, listen="0.0.0.0:7700"), {})
+    assert again["GOSSIP_SECRET_FILE"] == first["GOSSIP_SECRET_FILE"] == str(state / "swarm.secret")
+    other = secret_of(tmp_path)
+    assert cli.environment_of(cli.RunSettings(state_dir=state, secret_file=other), {})["GOSSIP_SECRET_FILE"] == str(
+        other
+    )
+    assert cli.environment_of(cli.RunSettings(state_dir=state, insecure=True), {})["GOSSIP_SECRET_FILE"] is None

@@ -125,6 +125,7 @@ def test_a_secret_round_trips_through_its_file(tmp_path: Path) -> None:
     text = new_secret()
     path = tmp_path / "secret"
     path.write_text(text + "\n")
+    path.chmod(0o600)
     assert read_secret(path) == parse_secret(text)
     assert len(parse_secret(text)) == 32
     assert new_secret() != text
@@ -148,11 +149,27 @@ def test_what_is_not_a_secret_is_refused_without_repeating_it(tmp_path: Path, sp
         parse_secret(text)
     path = tmp_path / "secret"
     path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
     with pytest.raises(IdentityError, match="does not hold a swarm secret") as caught_in_file:
         read_secret(path)
     assert str(path) in str(caught_in_file.value)
     body = text.partition(":")[2] or text
     assert not body or (body not in str(caught.value) and body not in str(caught_in_file.value))
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o666])
+def test_a_secret_or_a_key_that_everybody_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "secret"
+    path.write_text(new_secret())
+    path.chmod(mode)
+    with pytest.raises(IdentityError, match="chmod 600"):
+        read_secret(path)
+    path.chmod(0o640)  # a group that was given it on purpose
+    assert len(read_secret(path)) == 32
+    Identity.load(tmp_path)
+    (tmp_path / "identity.pem").chmod(mode)
+    with pytest.raises(IdentityError, match="chmod 600"):
+        Identity.load(tmp_path)
 
 
 def test_a_missing_or_unreadable_secret_file_is_named(tmp_path: Path) -> None:

@@ -1,11 +1,22 @@
 """What was written is read again as it was, or not at all."""
 
 import random
+import shutil
+import stat
+import subprocess
+import sys
 
 import msgpack
+import pytest
+from torch import nn
 
+from gossip.config import Config
+from gossip.errors import IdentityError, LocalError
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.records import MAX_INT
+from node import Node
+from node.identity import Invite
+from node.settings import Settings, advertised, own_addresses
 from node.statedir import VERSION, Memory, StateDir, checksum
 
 BOOK = [
@@ -67,3 +78,91 @@ def test_counts_that_cannot_be_are_damage_whatever_the_checksum_says(tmp_path):
         state = StateDir(tmp_path)
         assert state.read() == Memory()
         assert state.damaged
+
+
+# -- one node each -----------------------------------------------------------------------------------------------------
+HOLDS = """
+import sys
+from pathlib import Path
+from node.statedir import StateDir
+print(StateDir(Path(sys.argv[1])).take(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_directory_belongs_to_one_node_until_it_ends(tmp_path):
+    state = StateDir(tmp_path / "new")
+    assert state.take()
+    assert state.take()
+    other = StateDir(tmp_path / "new")
+    assert not other.take()
+    assert other.holder == "another node of this process"
+    state.release()
+    assert other.take()
+    other.release()
+
+
+def test_a_directory_that_another_process_holds_is_free_when_it_was_killed(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout.readline() == "True\n"
+        state = StateDir(tmp_path)
+        assert not state.take()
+        assert f"process {holder.pid} on " in state.holder
+        holder.kill()
+        holder.wait()
+        assert state.take()
+        state.release()
+
+
+def test_a_second_node_in_a_directory_is_refused_in_a_sentence_and_the_first_goes_on(
+    train, quick, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("node.service.HANDOVER_S", 0.2)
+    first = train(nn.Linear(4, 2), state_dir=tmp_path)
+    with pytest.raises(IdentityError, match="in use by another node of this process"):
+        Node(nn.Linear(4, 2), state_dir=tmp_path, config=quick).__enter__()
+    first.stop()
+    with Node(nn.Linear(4, 2), state_dir=tmp_path, config=quick) as again:
+        assert again.id == first.node.id
+
+
+def test_a_copy_of_a_directory_is_noticed_at_the_seed(train, quick, tmp_path):
+    """As on a home that two machines share without locks."""
+    first = train(nn.Linear(4, 2), state_dir=tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    with pytest.raises(LocalError, match="has this node's key"):
+        Node(nn.Linear(4, 2), state_dir=tmp_path / "two", seeds=[first.node.address], config=quick).__enter__()
+
+
+# -- what a start finds ------------------------------------------------------------------------------------------------
+def gathered(state_dir, *seeds, environment=None):
+    return Settings.gather(seeds, None, None, None, state_dir, Config(), environment=environment or {})
+
+
+def test_the_secret_that_an_invite_brought_is_there_at_the_next_start(tmp_path):
+    invite = Invite(b"s" * 32, (Address("10.0.0.5", 7700),), PeerId(b"i" * 16)).text
+    assert gathered(tmp_path / "state", invite).secret == b"s" * 32
+    assert gathered(tmp_path / "state").secret == b"s" * 32
+    assert stat.S_IMODE((tmp_path / "state" / "swarm.secret").stat().st_mode) == 0o600
+    assert gathered(tmp_path / "other").secret is None
+    assert gathered(tmp_path / "state", environment={"GOSSIP_INSECURE": "1"}).secret is None
+
+
+@pytest.mark.parametrize(
+    ("own", "shown"),
+    [
+        (["127.0.0.1", "192.168.7.5"], "192.168.7.5"), (["127.0.0.1", "127.0.1.1"], "127.0.0.1"), ([], "127.0.0.1"),
+    ],
+)  # fmt: skip
+def test_without_a_default_route_an_address_that_others_reach_is_shown(own, shown, monkeypatch):
+    """The machine's name, which was shown before, often means loopback, and nobody met."""
+    monkeypatch.setattr("node.settings.routed", lambda _target, _v6: None)
+    monkeypatch.setattr("node.settings.own_addresses", lambda: iter(own))
+    settings = gathered(None)
+    assert advertised(settings, Address("0.0.0.0", 7700)) == Address(shown, 7700)
+
+
+def test_the_kernel_names_the_addresses_of_its_interfaces():
+    assert "127.0.0.1" in list(own_addresses())
