@@ -231,7 +231,7 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
     if answer["members"]:
         console.print(members)
     for name, heading in (("refused", "refused or cut off, from"), ("suspicious", "misbehaves")):
-        rows = answer["metrics"][name]
+        rows = answer["metrics"].get(name)  # of another version perhaps none
         if rows:
             shown_rows = Table(heading, "reason", "times")
             for who, code, count in rows:
