@@ -36,7 +36,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import digits_node
-import torch
 from forked import Forked
 from swarm_lab import Cut, Patient, namespaces_missing
 
@@ -372,8 +371,7 @@ def main() -> None:
     parser.add_argument("--after-s", type=float, default=AFTER_S)
     parser.add_argument("--json", action="store_true", help="one object instead of text")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    digits_node.digits()  # once, and not in each node
+    digits_node.warm_up()
     found = play(arguments.minutes, arguments.seed, arguments.before_s, arguments.after_s)
     said = broken(found)
     if arguments.json:

@@ -27,6 +27,7 @@ from census import process_figures, tables, tasks
 from torch import nn
 from torch.nn import functional as F
 
+from gossip.codecs import self_test
 from gossip.config import Config
 from node import Node
 
@@ -114,6 +115,15 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     x, y = torch.from_numpy(images / 16).float(), torch.from_numpy(labels).long()
     train, test = map(torch.tensor, train_test_split(range(len(y)), test_size=0.2, random_state=0, stratify=labels))
     return x[train], y[train], x[test], y[test]
+
+
+def warm_up() -> None:
+    """What every node needs once, before nodes are forked from this process: data, an optimizer's imports (seconds of
+    processor time), codecs. No backward pass: its threads do not outlive a fork."""
+    torch.set_num_threads(1)
+    digits()
+    torch.optim.SGD(new_model().parameters(), lr=RATE)
+    self_test()
 
 
 def new_model() -> nn.Sequential:

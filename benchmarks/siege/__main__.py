@@ -30,7 +30,6 @@ import digits_node
 import floods
 import stalls
 import strangers
-import torch
 import trio
 from attack import ATTACKS, Attack
 from foe import Foe, Target
@@ -156,8 +155,7 @@ def main() -> None:
     unknown = [name for name in chosen if name not in ATTACKS]
     if unknown:
         parser.error(f"unknown attack {unknown[0]}: take some of {', '.join(ATTACKS)}")
-    torch.set_num_threads(1)
-    digits_node.digits()  # once, and not in each node
+    digits_node.warm_up()
     began, verdicts = time.monotonic(), []
     if not arguments.json:
         print(Verdict.HEAD, flush=True)
