@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from gossip.effects import Notice
 from gossip.ids import PeerId, short
 
-__all__ = ["KINDS", "Conduct"]
+__all__ = ["KINDS", "NEVER", "Conduct"]
+
+NEVER = 2.0**50  # samples, steps or rounds: 36 years of one each microsecond
 
 KEPT = 1_024  # members and kinds counted at once: 200 KiB. A flood of identities pushes out the oldest, never the told
 TOLD = 256  # sentences in a node's life: who has more to say about others has a swarm of strangers, and says so too

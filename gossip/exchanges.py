@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from gossip.codecs import CODECS
+from gossip.conduct import NEVER
 from gossip.effects import Effect, MemberState, Merge, Mix, Send
 from gossip.exchange import Exchange, State, version_gap, within
 from gossip.filters import FEW, clip_factor
@@ -241,6 +242,8 @@ class Exchanges(Offering):
         if self.fragments is not None:
             self.fragments.mixed(exchange.part)
         # The weights' age is averaged as the weights are: by the difference of what was exchanged.
+        if exchange.theirs > NEVER > exchange.ours:
+            self.conduct.note(partner, "claims", now)
         moved = exchange.weight if exchange.part is ALL else exchange.weight * exchange.part.share
         self.local.version = within(self.local.version + moved * version_gap(exchange.theirs, exchange.ours))
         return [Mix(session, exchange.weight, late and not self.config.plain), *self.end(exchange)]

@@ -19,7 +19,7 @@ import heapq
 import math
 
 from gossip.accusations import Accusers, accusation, is_signed
-from gossip.conduct import Conduct
+from gossip.conduct import NEVER, Conduct
 from gossip.config import Config
 from gossip.detector import Detector, suspicion_s
 from gossip.effects import Effect, MemberChanged, MemberState, Send
@@ -121,6 +121,8 @@ class View:
     def hear(self, record: MemberRecord, now: float, by: PeerId | None = None, quiet: bool = False) -> None:
         """Take a checked record of another that is news. ``by``: who told us of it; None: it came from its owner, in
         the Hello of a link. ``quiet``: everyone else knows it already."""
+        if max(record.samples, record.base_samples, record.version) > NEVER:
+            self._conduct.note(record.id, "claims", now)  # its own signature is under it, whoever brings it
         entry = self._table.entries.get(record.id)
         state, told = LEFT if record.left else ALIVE, 0
         if entry is None:

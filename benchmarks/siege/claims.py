@@ -67,7 +67,7 @@ async def version(foe: Foe) -> None:
         await trio.sleep(0.05)
 
 
-@attack("a run of its own with 2^53 samples behind it, and noise for whoever joins it", named="")
+@attack("a run of its own with 2^53 samples behind it, and noise for whoever joins it")
 async def richer(foe: Foe) -> None:
     member = await foe.member(genesis=b"\xff" * 16, samples=MAX, base_samples=MAX, version=1000.0)
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
@@ -75,7 +75,7 @@ async def richer(foe: Foe) -> None:
     await trio.sleep_forever()
 
 
-@attack("a donor of noise that states the highest version and an optimizer of its own", named="", newcomer=True)
+@attack("a donor of noise that states the highest version and an optimizer of its own", newcomer=True)
 async def donors(foe: Foe) -> None:
     member = await foe.member(version=float(MAX), samples=10**9)
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
@@ -176,7 +176,7 @@ async def sybils_swallowing(foe: Foe) -> None:
         await trio.sleep(5.0)
 
 
-@attack("full messages of new records, each of which costs a signature's check, a hundred a second to each", named="")
+@attack("full messages of new records, each of which costs a signature's check, a hundred a second to each")
 async def sign_flood(foe: Foe) -> None:
     member = await foe.member()
     identity = Identity.fresh()

@@ -8,7 +8,7 @@ from gossip.conduct import KEPT, KINDS, TOLD, Conduct
 from gossip.effects import Notice
 from gossip.ids import PeerId
 from gossip.messages import Accept, Gossip, Hint
-from tests.gossip.harness import acquainted, peer_id
+from tests.gossip.harness import acquainted, peer_id, record_of
 from tests.gossip.sides import A, B, Side
 
 
@@ -89,12 +89,12 @@ def test_a_partner_whose_exchanges_come_to_nothing_is_named_and_one_whose_are_mo
     assert notice.sentence == f"Member {B.hex()[:8]} misbehaves: {KINDS['wasted'][2]}."
 
 
-def exchange(side, now, fails):
+def exchange(side, now, fails, version=0.0):
     """One with B from beginning to end."""
     (snapshot,) = side.exchanges.begin(now)
     session = snapshot.session
     side.exchanges.snapshotted(session, now)
-    side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, (), "fp32"), now)
+    side.exchanges.on_accept(B, Accept(session, version, 0.5, (), "fp32"), now)
     if fails:
         side.exchanges.failed(session, "deadline", now)
         return
@@ -120,3 +120,23 @@ def test_everybody_who_accuses_us_once_while_we_slept_is_innocent():
         hint = Hint(me.me.id, me.me.incarnation, False, peer_id(number))
         told += me.receive(peer_id(1), Gossip((hint,)), float(number))
     assert not [effect for effect in told if isinstance(effect, Notice)]
+
+
+def test_whoever_signs_numbers_that_cannot_be_is_named_and_whoever_passes_them_on_is_not():
+    me = acquainted(3)
+    told = []
+    for number in range(5):
+        lie = record_of(2, incarnation=2 + number, samples=2**53 - 1)
+        told += me.receive(peer_id(1), Gossip((lie,)), 1.0 + number)
+        true = record_of(3, incarnation=2 + number, samples=10**12)
+        told += me.receive(peer_id(1), Gossip((true,)), 1.0 + number)
+    (notice,) = [effect for effect in told if isinstance(effect, Notice)]
+    assert notice.sentence.startswith(f"Member {peer_id(2).hex()[:8]} misbehaves: numbers that cannot be")
+
+
+def test_whoever_mixes_by_a_version_that_cannot_be_is_named():
+    side = Side(A)
+    for number in range(3):
+        exchange(side, number, fails=False, version=2.0**52)
+    (notice,) = side.exchanges.conduct.take()
+    assert notice.sentence.startswith(f"Member {B.hex()[:8]} misbehaves: numbers that cannot be")
