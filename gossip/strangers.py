@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 
 from gossip.effects import Dial, Effect, MemberState
+from gossip.ids import PeerId
 from gossip.table import Allowance, Entry, Table
 
 __all__ = ["Introductions"]
@@ -23,6 +24,7 @@ FEW = 8  # who has met fewer waits for nobody's turn
 SPREAD_S = 0.05  # for each member: of a newcomer all hear at once, and must not all dial it at once
 GIVE_WAY_S = 0.5  # the larger id waits so long: of two that hear of each other one dial is enough
 RETRY_S, DOUBLINGS = 60.0, 6  # after a dial that failed, up to an hour
+ANSWERED_S = 30.0  # the longest that a dial takes, its turn among those to strangers included
 DOUBTED = 2  # dials that failed, a minute apart: one that died before anybody met it would else be ALIVE for ever
 
 
@@ -32,6 +34,7 @@ class Introductions:
     def __init__(self, table: Table, rng: random.Random, now: float) -> None:
         self._table, self._rng = table, rng
         self._allowance = Allowance(A_SECOND, AT_ONCE, now)
+        self._under_way: dict[PeerId, float] = {}  # dials without an answer, and since when
         self.due_s = float("inf")
 
     def heard(self, entry: Entry, now: float) -> None:
@@ -48,8 +51,13 @@ class Introductions:
         """Nobody answered where it should be. Once says nothing of a stranger but that others come first; returns
         whether it is often enough to doubt that there is such a member."""
         entry.tries += 1
+        self.over(entry.record.id)
         self._later(entry, now)
         return entry.tries >= DOUBTED
+
+    def over(self, peer: PeerId) -> None:
+        """What came of its dial is known."""
+        self._under_way.pop(peer, None)
 
     def _later(self, entry: Entry, now: float) -> None:
         wait_s = RETRY_S * 2 ** min(max(entry.tries - 1, 0), DOUBLINGS)
@@ -60,11 +68,16 @@ class Introductions:
         table = self._table
         self.due_s = now + LOOK_S if table.strangers else float("inf")
         for _ in range(int(AT_ONCE)):
+            if len(self._under_way) >= AT_ONCE:
+                self._under_way = {peer: at for peer, at in self._under_way.items() if at > now - ANSWERED_S}
+            if len(self._under_way) >= AT_ONCE:  # addresses that swallow packets: the rest would only stand behind them
+                return
             entry = self._draw(now)
             if entry is None or not self._allowance.take(now):
                 return
             assert entry.record.address is not None
             self._later(entry, now)  # unless it answers: one dial at a time
+            self._under_way[entry.record.id] = now
             out.append(Dial(entry.record.address, entry.record.id))
 
     def _draw(self, now: float) -> Entry | None:

@@ -275,6 +275,7 @@ class View:
         """We have a link with it."""
         if not entry.met:
             self._table.meet(entry)
+            self._introductions.over(entry.record.id)
             self._rumours.somebody(now)
             if entry.state is ALIVE:
                 self._detector.joined(entry.record.id)

@@ -27,11 +27,15 @@ def hearing(count: int, config: Config | None = None):
     return me
 
 
-def dials_of(me, until: float) -> list[tuple[float, Dial]]:
+def dials_of(me, until: float, refused: bool = True) -> list[tuple[float, Dial]]:
+    """Its dials up to then, each of which is refused, or swallowed."""
     dials = []
     while me.deadline <= until:
         now = me.deadline
-        dials += [(now, effect) for effect in me.tick(now) if isinstance(effect, Dial)]
+        made = [effect for effect in me.tick(now) if isinstance(effect, Dial)]
+        dials += [(now, dial) for dial in made]
+        for dial in made if refused else ():
+            me.dial_failed(dial.expect, now)
     return dials
 
 
@@ -135,6 +139,15 @@ def test_who_does_not_answer_is_tried_more_and_more_rarely():
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert len(pauses) >= 7
     assert all(0.7 * 60 * 2 ** min(n, 6) <= pause <= 1.3 * 60 * 2 ** min(n, 6) for n, pause in enumerate(pauses))
+
+
+def test_strangers_whose_addresses_swallow_packets_are_dialled_few_at_a_time():
+    me = hearing(1_000)
+    dials = dials_of(me, 120.0, refused=False)
+    assert len(dials) <= 5 * 8  # eight until something comes of one of them, or 30 s are over
+    for _, dial in dials[-2:]:
+        me.linked(dial.expect, me.record(dial.expect), 120.0)
+    assert 1 <= len(dials_of(me, 125.0, refused=False)) <= 8
 
 
 def test_one_who_tells_of_hundreds_hardly_delays_those_of_another():
