@@ -96,7 +96,7 @@ class Schedule:
         self.count = min(count, peers) if peers else count
         lasts_s = (2.0 + 8.0 * rng.random()) * min(1.0, 6 / count)
         self.lasts_s = min(lasts_s, seconds) if seconds else lasts_s
-        lying = rng.random() < 0.25
+        lying = rng.random() < 0.35
         self.liars = (lying if liars is None else liars) and (1 + (rng.random() < 0.2))
         self.divided = rng.random() < 0.08  # two runs begin by themselves, and must merge
         self.every_s = rng.choice([0.1, 0.3, 1.0, 3.0])  # between two faults
@@ -298,6 +298,17 @@ class Schedule:
         host.pieces.clear()
         host.call("resume", host.peer.local.genesis, host.peer.membership.me.base_samples, host.peer.local.version)
 
+    def spoil_one(self) -> None:
+        """Its weights are no numbers any more; its loop mends them by itself later, if the swarm has not."""
+        host = self.some()
+        if host is not None and not host.liar and host.peer.ready:
+            session = next((number for number, one in host.sessions.items() if one.value is not None), None)
+            if session is not None and host.sessions[session].transfer is None and not host.sessions[session].gather:
+                host.call("spoiled", session)
+            else:
+                host.call("spoiled", None)
+            host.later(self.rng.choice([0.3, 2.0]), host.call, "mended")
+
     # -- the end -------------------------------------------------------------------------------------------------
     def heal(self) -> None:
         """No more faults; the liars are gone, everybody runs, and nobody begins anything after a while."""
@@ -386,7 +397,7 @@ class Schedule:
 FAULTS: tuple[Callable[[Schedule], None], ...] = (
     Schedule.break_link, Schedule.break_link, Schedule.retire_link, Schedule.spike, Schedule.part, Schedule.crash,
     Schedule.restart, Schedule.restart, Schedule.leave, Schedule.newcomer, Schedule.stop, Schedule.pause,
-    Schedule.hesitate, Schedule.congest, Schedule.settle_one, Schedule.resume_one,
+    Schedule.hesitate, Schedule.congest, Schedule.settle_one, Schedule.resume_one, Schedule.spoil_one,
 )  # fmt: skip
 
 
