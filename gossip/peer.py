@@ -30,6 +30,7 @@ __all__ = ["Peer"]
 
 BOOK_DIALS = 4  # members of the address book tried at once after a restart
 WAIT_S = 0.25  # with nobody to mix with
+MEET_S = 0.5  # from the first link until a newcomer asks for weights: a table is there within a round trip or two
 NEVER = -math.inf
 MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
 
@@ -224,8 +225,10 @@ class Peer:
             effects += self.reach.linked(peer, me)
         if me.address is None:
             self.refresh_homes(now)
-        if not self.local.ready or self.runs.alone:
-            self.runs.next_at = now  # who waits for weights or company looks at once
+        if self.runs.alone:
+            self.runs.next_at = now  # who waits for company looks at once
+        elif not self.local.ready and len(self.linked_peers) == 1:
+            self.runs.next_at = now + MEET_S  # it tells us of the others, or its word alone would be the majority's
         return effects
 
     def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:

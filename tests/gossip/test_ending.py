@@ -71,7 +71,7 @@ def test_a_late_comer_gets_the_weights_and_learns_that_nothing_is_left_to_train(
 def test_one_donor_of_three_cannot_tell_a_newcomer_that_all_is_over():
     swarm, nodes = trained(3)
     finish(swarm, nodes[0])
-    late = swarm.start(0, 1, 2, value=5)
+    late = swarm.start(0, value=5)  # which is the only one it knows
     swarm.until(lambda: late.peer.ready, 20.0)
     assert late.genesis == nodes[0].genesis
     assert not late.peer.local.finished
