@@ -144,7 +144,8 @@ class Serve:
 @dataclass(frozen=True, slots=True)
 class Collect:
     """Receive elements [start, stop) into the joining vector of ``size`` elements; report ``collected`` as chunks
-    arrive, and ``failed`` when they stop."""
+    arrive, and ``failed`` when they stop. ``compare``: leave the vector as it is, and report with ``compared`` how far
+    what came is from what it holds there."""
 
     session: int
     partner: PeerId
@@ -152,6 +153,7 @@ class Collect:
     stop: int
     size: int
     deadline_s: float
+    compare: bool = False
 
 
 @dataclass(frozen=True, slots=True)

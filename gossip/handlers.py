@@ -128,7 +128,7 @@ def holds(peer: Peer, session: int) -> bool:
     joining = peer.joining
     return (
         session in peer.exchanges.table or session in peer.donating.table
-        or session in joining.pieces or session in joining.surveys
+        or session in joining.pieces or session in joining.surveys or session in joining.comparisons
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from gossip.comparing import FEWEST, Comparison, odd_ones
 from gossip.config import Config
 from gossip.effects import Adopt, Collect, Effect, Release, Send, Serve, Snapshot
 from gossip.exchange import MAX_VERSION, Local
@@ -40,12 +41,13 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Piece:
-    """Elements [start, stop) of the joining vector; ``start`` advances with what has arrived."""
+    """Elements [start, stop) of the joining vector; ``start`` advances with what has arrived, from ``began`` on."""
 
     start: int
     stop: int
     donor: PeerId
     deadline: float
+    began: int
 
 
 class Joining:
@@ -62,6 +64,10 @@ class Joining:
         self.answers: dict[PeerId, Serving] = {}
         self.pieces: dict[int, Piece] = {}  # by session
         self.missing: list[tuple[int, int]] = []  # ranges nobody is sending
+        self.given: list[tuple[int, int, PeerId]] = []  # ranges that are here, and who gave them
+        self.comparisons: dict[int, Comparison] = {}  # by session
+        self.compared_all: list[Comparison] = []
+        self.checked = False
         self.candidates: list[PeerId] = []  # donors that may be asked, the best first
         self.keys: tuple[str, ...] = ()
         self.scalars: tuple[tuple[str, float], ...] = ()
@@ -80,6 +86,7 @@ class Joining:
         """Ask up to ``config.donors`` members what they have; candidates: ready members of that genesis, shuffled."""
         self.phase, self.genesis, self.began = Phase.SURVEY, genesis, now
         self.answers, self.pieces, self.missing, self.donors = {}, {}, [], set()
+        self.given, self.comparisons, self.compared_all, self.checked = [], {}, [], False
         self.candidates = candidates[: 4 * self.config.donors]
         self.deadline = now + self.config.reply_timeout_s
         self.surveys = {self.new_session(): peer for peer in self.candidates[: self.config.donors]}
@@ -90,6 +97,10 @@ class Joining:
         if piece is not None and piece.donor == sender:
             same = serving.genesis == self.genesis and serving.optimizer_keys == self.keys
             return [] if same else self.give_back(serving.session, now)
+        comparison = self.comparisons.get(serving.session)
+        if comparison is not None and comparison.other == sender:
+            same = serving.genesis == self.genesis and serving.optimizer_keys == self.keys
+            return [] if same else self.end_comparison(serving.session, now)
         if self.phase is not Phase.SURVEY or self.surveys.get(serving.session) != sender:
             return []
         del self.surveys[serving.session]
@@ -103,6 +114,9 @@ class Joining:
         if self.surveys.get(session) == sender:
             del self.surveys[session]
             return self.collect(now) if self.phase is Phase.SURVEY and not self.surveys else []
+        comparison = self.comparisons.get(session)
+        if comparison is not None and comparison.other == sender:
+            return self.end_comparison(session, now, False)
         piece = self.pieces.get(session)
         return self.give_back(session, now, False) if piece is not None and piece.donor == sender else []
 
@@ -132,7 +146,7 @@ class Joining:
         while self.missing and free and len(self.pieces) < self.config.donors:
             (start, stop), donor, session = self.missing.pop(), free.pop(0), self.new_session()
             seconds = self.config.reply_timeout_s + 4 * (stop - start) / (self.config.slowest_rate_mb_s * 1e6)
-            self.pieces[session] = Piece(start, stop, donor, now + seconds)
+            self.pieces[session] = Piece(start, stop, donor, now + seconds, start)
             effects.append(Collect(session, donor, start, stop, self.size, seconds))
             effects.append(Send(donor, Fetch(session, self.keys, start, stop)))
         if self.missing and not self.pieces:
@@ -152,20 +166,73 @@ class Joining:
             return []
         del self.pieces[session]
         self.donors.add(piece.donor)
+        self.given.append((piece.began, piece.stop, piece.donor))
         if self.missing:
             return [Release(session), *self.assign(now)]
-        if self.pieces:
-            return [Release(session)]
+        return [Release(session)] if self.pieces else [Release(session), *self.whole(now)]
+
+    def whole(self, now: float) -> list[Effect]:
+        """Everything is here: compare what some gave with what others have, once, and then take it."""
+        self.starving_since = self.deadline = float("inf")
+        if not self.checked:
+            self.checked = True
+            effects = self.compare(now)
+            if effects:
+                return effects
         self.phase = Phase.ADOPTING
-        return [Release(session), Adopt(self.keys, self.scalars, trial=self.local.ready)]
+        return [Adopt(self.keys, self.scalars, trial=self.local.ready)]
+
+    def compare(self, now: float) -> list[Effect]:
+        """Ask of each donor a chunk that the one before it gave: which, nobody can know who gave it."""
+        first = {donor: (start, stop) for start, stop, donor in reversed(self.given) if start < stop}
+        donors = [donor for donor in first if donor in self.candidates]
+        if len(donors) < FEWEST:
+            return []
+        effects: list[Effect] = []
+        for owner, other in zip(donors, [*donors[1:], donors[0]], strict=True):
+            (start, stop), step, session = first[owner], self.config.chunk_elements, self.new_session()
+            start += self.new_session() % -(-(stop - start) // step) * step
+            stop = min(stop, start + step)
+            seconds = self.config.reply_timeout_s + 4 * (stop - start) / (self.config.slowest_rate_mb_s * 1e6)
+            self.comparisons[session] = Comparison(owner, other, start, stop, now + seconds)
+            effects.append(Collect(session, other, start, stop, self.size, seconds, compare=True))
+            effects.append(Send(other, Fetch(session, self.keys, start, stop)))
+        return effects
+
+    def compared(self, session: int, apart_sq: float, own_sq: float, now: float) -> list[Effect]:
+        """What the other donor has of this chunk, beside what its owner gave."""
+        comparison = self.comparisons.get(session)
+        if comparison is None:
+            return []
+        comparison.apart_sq, comparison.own_sq = apart_sq, own_sq
+        self.compared_all.append(comparison)
+        return self.end_comparison(session, now, False)
+
+    def end_comparison(self, session: int, now: float, tell: bool = True) -> list[Effect]:
+        """Compared, or not to be. After the last, what the odd ones gave is fetched of others."""
+        comparison = self.comparisons.pop(session)
+        effects: list[Effect] = [Release(session)]
+        if tell:
+            effects.append(Send(comparison.other, Abort(session, "moved")))
+        if self.comparisons:
+            return effects
+        odd = odd_ones(self.compared_all)
+        self.missing = [(start, stop) for start, stop, donor in self.given if donor in odd and start < stop]
+        self.given = [one for one in self.given if one[2] not in odd]
+        self.candidates = [peer for peer in self.candidates if peer not in odd]
+        self.donors -= odd
+        return effects + (self.assign(now) if self.missing else self.whole(now))
 
     def give_back(self, session: int, now: float, tell: bool = True) -> list[Effect]:
         """This piece's donor failed; what has not arrived goes to another. ``tell``: it may still be sending."""
+        if session in self.comparisons:
+            return self.end_comparison(session, now, tell)
         piece = self.pieces.pop(session, None)
         if piece is None:
             return []
         if piece.start < piece.stop:
             self.missing.append((piece.start, piece.stop))
+        self.given.append((piece.began, piece.start, piece.donor))
         if piece.donor in self.candidates:
             self.candidates.remove(piece.donor)
         told = [Send(piece.donor, Abort(session, "moved"))] if tell else []
@@ -177,6 +244,8 @@ class Joining:
             effects += self.on_refused(peer, session, now)
         for session in [one for one, piece in self.pieces.items() if piece.donor == peer]:
             effects += self.give_back(session, now, False)
+        for session in [one for one, comparison in self.comparisons.items() if comparison.other == peer]:
+            effects += self.end_comparison(session, now, False)
         return effects
 
     def more_candidates(self, candidates: list[PeerId], now: float) -> list[Effect]:
@@ -219,18 +288,23 @@ class Joining:
         effects: list[Effect] = []
         for session in [one for one, piece in self.pieces.items() if piece.deadline <= now]:
             effects += self.give_back(session, now)
+        for session in [one for one, comparison in self.comparisons.items() if comparison.deadline <= now]:
+            effects += self.end_comparison(session, now)
         return effects
 
     def next_deadline(self) -> float:
-        if not self.pieces:
-            return self.deadline
-        return min([piece.deadline for piece in self.pieces.values()])
+        deadlines = [piece.deadline for piece in self.pieces.values()]
+        deadlines += [comparison.deadline for comparison in self.comparisons.values()]
+        return min(deadlines) if deadlines else self.deadline
 
     def stop(self) -> list[Effect]:
         """Give up, or done: back to IDLE."""
         effects: list[Effect] = []
         for session, piece in self.pieces.items():
             effects += [Send(piece.donor, Abort(session, "moved")), Release(session)]
+        for session, comparison in self.comparisons.items():
+            effects += [Send(comparison.other, Abort(session, "moved")), Release(session)]
+        self.comparisons = {}
         self.phase, self.deadline, self.starving_since = Phase.IDLE, float("inf"), float("inf")
         self.pieces, self.surveys, self.answers, self.missing = {}, {}, {}, []
         return effects

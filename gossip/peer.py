@@ -413,6 +413,13 @@ class Peer:
             effects = [*self.exchanges.abandon(), *effects]
         return effects + self.after(now)
 
+    def compared(self, session: int, apart_sq: float, own_sq: float, now: float) -> list[Effect]:
+        """What was received to be compared is whole: |theirs - ours|^2 and |ours|^2 over its elements."""
+        effects = self.joining.compared(session, apart_sq, own_sq, now)
+        if self.joining.phase is Phase.ADOPTING:
+            effects = [*self.exchanges.abandon(), *effects]
+        return effects + self.after(now)
+
     def served(self, session: int, now: float) -> list[Effect]:
         return self.donating.end(session)
 

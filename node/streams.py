@@ -24,7 +24,15 @@ from node.faults import Faults
 from node.gathers import Gathers
 from node.links import Link, Links
 from node.sessions import Session, Sessions
-from node.transfer import INLINE_ELEMENTS, ByteReceiver, DifferenceReceiver, Sender, Senders, SliceReceiver
+from node.transfer import (
+    INLINE_ELEMENTS,
+    ByteReceiver,
+    ComparingReceiver,
+    DifferenceReceiver,
+    Sender,
+    Senders,
+    SliceReceiver,
+)
 
 __all__ = ["Streams"]
 
@@ -342,10 +350,18 @@ class Streams:
         if link is None:
             self.failed(effect.session, "broken")
             return
-        receiver = SliceReceiver(
-            effect.session, self.joining_vector, effect.start, effect.stop,
-            lambda position: self.perform(self.peer.collected(effect.session, position, self.now)),
-        )  # fmt: skip
+        number, vector, peer = effect.session, self.joining_vector, self.peer
+        receiver: SliceReceiver | ComparingReceiver
+        if effect.compare:
+            receiver = ComparingReceiver(
+                number, vector, effect.start, effect.stop,
+                lambda apart_sq, own_sq: self.perform(peer.compared(number, apart_sq, own_sq, self.now)),
+            )  # fmt: skip
+        else:
+            receiver = SliceReceiver(
+                number, vector, effect.start, effect.stop,
+                lambda position: self.perform(peer.collected(number, position, self.now)),
+            )  # fmt: skip
         self.sessions.links[effect.session] = link
         self.sessions.add(Session(effect.session, effect.partner, link, receiver=receiver))
 

@@ -215,6 +215,30 @@ class SliceReceiver(Receiver):
         self.report(self.start + where.stop)
 
 
+class ComparingReceiver(Receiver):
+    """A raw slice [start, stop) of another's vector, beside the same place of ours, which stays as it is; reports
+    ``|theirs - ours|^2`` and ``|ours|^2`` when it is whole."""
+
+    def __init__(
+        self, session: int, ours: Floats, start: int, stop: int, report: Callable[[float, float], None]
+    ) -> None:
+        super().__init__(session, stop - start, get_codec("fp32"))
+        self.ours, self.left, self.start, self.report = ours, stop - start, start, report
+        self.apart_sq = self.own_sq = 0.0
+
+    def buffer(self, where: slice, expected: int) -> memoryview:
+        return self.scratch(expected)
+
+    def use(self, where: slice) -> None:
+        theirs = np.frombuffer(self.body, np.dtype("<f4"))
+        ours = self.ours[self.start + where.start : self.start + where.stop]
+        self.apart_sq += difference(theirs, ours, np.empty_like(ours))
+        self.own_sq += float(np.dot(ours, ours))
+        self.left -= len(ours)
+        if not self.left:
+            self.report(self.apart_sq, self.own_sq)
+
+
 class ByteReceiver(Receiver):
     """Four bytes an element that are no float: ``array`` is all of them once it is done."""
 

@@ -396,7 +396,13 @@ class Sessions:
         if host.gone or effect is None or effect.partner != sender.id:
             return
         assert host.joining_vector is not None
-        host.joining_vector[effect.start : effect.stop] = piece
+        held = host.joining_vector[effect.start : effect.stop]
+        if effect.compare:
+            apart_sq = difference(piece, held, np.empty_like(held))
+            self.events.note(host.index, sender.index, COLLECTED)
+            self.perform(host, host.peer.compared(session, apart_sq, float(held.dot(held)), self.events.now))
+            return
+        held[:] = piece
         self.events.note(host.index, sender.index, COLLECTED)
         self.perform(host, host.peer.collected(session, effect.stop, self.events.now))
 

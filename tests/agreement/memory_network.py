@@ -229,6 +229,7 @@ class Trainer:
         """The Runtime keeps nothing of sessions that are over."""
         peer, sessions = self.peer, self.runtime.sessions
         under_way = peer.exchanges.table.keys() | peer.donating.table.keys() | peer.joining.pieces.keys()
+        under_way |= peer.joining.comparisons.keys()
         assert sessions.links.keys() | sessions.table.keys() | sessions.snapshots.keys() <= under_way
 
     async def train(self, when: float) -> None:

@@ -30,7 +30,8 @@ def test_a_killed_member_is_left_out_by_both() -> None:
     config = Config(chunk_elements=1024, mixing="group")
     ends = both(Scenario([*trio_of_peers(), (10.0, lambda swarm: swarm.kill(1))], 40.0, config))
     assert states(ends[0]) == {1: "dead", 2: "alive"}
-    assert ends[0].exchanges[0] == ends[2].exchanges[0] > 20
+    apart, both_mixed = ends[2].exchanges[0] - ends[0].exchanges[0], min(end.exchanges[0] for end in ends.values())
+    assert abs(apart) <= 1 < 20 < both_mixed  # either may have had one with the first alone
 
 
 def test_groups_go_on_in_both_parts_of_a_cut_swarm_and_heal() -> None:

@@ -358,9 +358,20 @@ class Swarm:
         collect = taker.collecting.get(session)
         if collect is not None and collect.partner == donor.id:
             position = min(start + self.config.chunk_elements, stop)
-            taker.collected.append((start, position, donor.snapshots[session], donor.id))
-            start = position
-            self.call(taker, "collected", session, position)
+            if collect.compare:
+                held = next(value for a, b, value, _ in reversed(taker.collected) if a <= start < b)
+                elements = position - start
+                apart = float(donor.snapshots[session] - held) ** 2 * elements
+                start = position
+                if taker.running:
+                    effects = taker.peer.compared(session, apart, float(held) ** 2 * elements, self.now)
+                    self.perform(taker, effects)
+            else:
+                given = (start, position, donor.snapshots[session], donor.id)
+                taker.collected = [one for one in taker.collected if one[:2] != given[:2]]  # again, of another
+                taker.collected.append(given)
+                start = position
+                self.call(taker, "collected", session, position)
         if start < stop:
             self.later(self.chunk_s, self.piece, donor, session, taker, start, stop)
         else:

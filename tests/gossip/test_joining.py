@@ -30,6 +30,8 @@ class Taker:
         self.fetches = {}  # session -> (donor, Fetch), as last asked
         self.positions = {}
         self.fetched = []  # (start, stop, donor)
+        self.comparing = set()  # sessions
+        self.apart_sq = lambda owner, other: 0.0
         self.adopt = None
         self.now = 0.0
 
@@ -39,6 +41,8 @@ class Taker:
                 case Send(to, Fetch() as fetch):
                     self.fetches[fetch.session] = (to, fetch)
                     self.positions[fetch.session] = fetch.start
+                case Collect(session, compare=True):
+                    self.comparing.add(session)
                 case Release(session):
                     self.fetches.pop(session, None)
                 case Adopt():
@@ -55,6 +59,11 @@ class Taker:
     def receive(self, session, chunks=1):
         """Some whole chunks of a piece arrive."""
         donor, fetch = self.fetches[session]
+        if session in self.comparing:
+            one = self.joining.comparisons[session]
+            assert (one.other, one.start, one.stop) == (donor, fetch.start, fetch.stop)
+            self.do(self.joining.compared(session, self.apart_sq(one.owner, one.other), 1e6, self.now))
+            return
         for _ in range(chunks):
             position = self.positions[session]
             if position == fetch.stop or session not in self.fetches:
@@ -75,6 +84,11 @@ class Taker:
         ranges = sorted((start, stop) for start, stop, _ in self.fetched)
         ends = [0, *(stop for _, stop in ranges)]
         return [start for start, _ in ranges] == ends[:-1] and ends[-1] == self.joining.size
+
+
+def far(odd):
+    """Two donors are far apart when one of them is odd."""
+    return lambda owner, other: 1e4 if odd in (owner, other) else 1.0
 
 
 def pieces(effects):
@@ -202,6 +216,58 @@ def test_a_donor_that_serves_something_else_than_it_said_loses_its_piece():
     assert taker.joining.on_serving(A, Serving(session, 1.0, GENESIS, ("m",), ()), 0.1) == []
     effects = taker.joining.on_serving(A, Serving(session, 1.0, b"x" * 16, ("m",), ()), 0.1)
     assert effects[:2] == [Release(session), Send(A, Abort(session, "moved"))]
+
+
+# -- donors that differ ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("odd", [A, B, C, D])
+def test_what_the_odd_one_of_four_donors_gave_is_fetched_of_others(odd):
+    taker = Taker()
+    taker.survey()
+    taker.apart_sq = far(odd)
+    theirs = next((p.start, p.stop) for p in taker.joining.pieces.values() if p.donor == odd)
+    taker.receive_all()
+    again = [(start, stop, donor) for start, stop, donor in taker.fetched if theirs[0] <= start < theirs[1]]
+    assert {donor for *_, donor in again} > {odd}
+    assert [donor for *_, donor in again][-1] != odd
+    assert taker.joining.donors == {A, B, C, D} - {odd}
+    assert taker.adopt is not None
+
+
+def test_donors_that_agree_are_asked_a_chunk_each_more_and_two_that_differ_are_taken():
+    taker = Taker()
+    taker.survey()
+    taker.receive_all()
+    assert taker.covered_once()
+    assert len(taker.comparing) == 4
+    pair = Taker()
+    pair.survey([A, B])
+    pair.receive_all()
+    assert not pair.comparing
+    assert pair.adopt is not None
+
+
+def test_when_no_two_donors_are_near_each_other_nobody_is_odd():
+    taker = Taker()
+    taker.survey([A, B, C])
+    taker.apart_sq = lambda owner, other: 1e4
+    taker.receive_all()
+    assert taker.covered_once()
+    assert taker.joining.donors == {A, B, C}
+
+
+def test_a_comparison_that_fails_holds_nobody_up():
+    taker = Taker()
+    taker.survey()
+    while not taker.comparing:
+        taker.receive(next(iter(taker.fetches)), 1_000)
+    joining = taker.joining
+    first, second, third, fourth = list(joining.comparisons)
+    taker.do(joining.on_refused(joining.comparisons[first].other, first, 1.0))
+    taker.do(joining.give_back(second, 1.0))
+    taker.do(joining.unlinked(joining.comparisons[third].other, 1.0))
+    assert joining.next_deadline() == joining.comparisons[fourth].deadline
+    taker.do(joining.tick(joining.next_deadline()))
+    assert taker.adopt is not None
 
 
 # -- donors that fail ------------------------------------------------------------------------------------------------
