@@ -213,3 +213,15 @@ def test_what_is_on_trial_is_announced_to_the_driver_and_a_newcomer_has_no_trial
     first = {who: effect for who, effect in reversed(trials)}
     assert not any(effect.trial for who, effect in first.items() if who != nodes[0].id)  # they joined
     assert any(isinstance(effect, Restore) for _, effect in trials)
+
+
+@pytest.mark.parametrize("odd", range(4))
+def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(odd):
+    swarm = Swarm(4, config=Config(mix_every_steps=10**6, chunk_elements=1024))
+    nodes = [swarm.start(*([0] if number else []), value=1000) for number in range(4)]
+    swarm.until(swarm.agreed, 30.0)
+    nodes[odd].value = Fraction(5_000)
+    newcomer = swarm.start(0, value=5)
+    swarm.until(lambda: newcomer.peer.ready, 30.0)
+    assert newcomer.value == 1000
+    assert newcomer.genesis == nodes[0].genesis

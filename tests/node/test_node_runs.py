@@ -192,3 +192,18 @@ def test_a_checkpoint_says_that_its_run_is_finished(train, tmp_path):
     assert not again.node.finished
     assert again.do(lambda node: node.load(tmp_path / "run"))["finished"] is True
     assert again.node.finished
+
+
+def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(train, until, quick):
+    config = dataclasses.replace(quick, mix_every_steps=10**6, chunk_elements=1024)
+    models = [linear(1, 20_000) for _ in range(4)]
+    donors = [train(models[0], config=config)]
+    donors += [train(model, config=config, seeds=[donors[0].node.address]) for model in models[1:]]
+    until(lambda: all(len(one.node.view.owners) == 4 for one in donors))
+    with torch.no_grad():
+        for weights in models[2].parameters():
+            weights.fill_(50.0)
+    late = linear(2, 20_000)
+    newcomer = train(late, config=config, seeds=[donors[0].node.address])
+    assert genesis(newcomer) == genesis(donors[0])
+    assert spread(late, models[0]) == 0.0
