@@ -78,7 +78,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "row-stochastic": {"mixing": "row-stochastic", "partners": 2},
     "ring at once": {"selection": "ring", "partners": 0},
     "clip": {"filter": "clip", "clip_radius": 10.0},
-    "balance": {"filter": "balance", "balance_gamma": 0.735, "bench_s": 1.0},
+    "balance": {"filter": "balance", "balance_gamma": 0.9, "balance_rounds": 20.0, "bench_s": 1.0},
     "lockstep": {"max_version_gap": 0.0},
     "half an interval": {"max_version_gap": 0.5, "mix_every_steps": 2},
     "ring in lockstep": {"selection": "ring", "partners": 0, "max_version_gap": 0.0},

@@ -592,6 +592,13 @@ class Host:
             return
         if not self.world.network.carries(link, self):
             return
+        if session.collect.compare:
+            held = next((mine for a, b, mine in reversed(self.pieces) if a <= start < b), value)
+            elements = stop - start
+            apart_sq, own_sq = float(value - held) ** 2 * elements, float(held) ** 2 * elements
+            self.call("compared", number, apart_sq, own_sq)
+            return
+        self.pieces = [one for one in self.pieces if one[:2] != (start, stop)]  # it may come again, of another
         self.pieces.append((start, stop, value))
         self.call("collected", number, stop)
 
