@@ -268,7 +268,7 @@ def write_any(value: Any, _: int = 0) -> Any:
     if isinstance(value, tuple | list):
         return [write_any(item) for item in value]
     if type(value) is int:
-        return max(-(2**63), min(value, MAX_INT))
+        return max(-MAX_INT, min(value, MAX_INT))
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if type(value) is str:
