@@ -34,6 +34,15 @@ class Progress:
         hit = positions[among] == self.places
         self.expected[hit] += np.float32(sign) * shift[among[hit]]
 
+    def sample(self, vector: Floats) -> Floats:
+        """The elements of a vector that :meth:`merged` asks for."""
+        return vector[self.places]
+
+    def merged(self, sample: Floats, ratio: float) -> None:
+        """``x += ratio (vector - x)`` was done, with another's vector: what local steps did before shrinks with it."""
+        if self.expected is not None:
+            self.expected += np.float32(ratio) * (sample - self.expected)
+
     def since(self, snapshot: Floats) -> float:
         """The norm of what local steps did since the last call; nan at the first."""
         now = snapshot[self.places]

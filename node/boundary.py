@@ -97,6 +97,7 @@ class Shift:
 
     vector: Vector
     mass: float | None = None
+    sample: Floats | None = None  # of a vector to merge, as gossip.progress asks for: to merge it overwrites it
 
 
 @dataclass(slots=True)
@@ -106,6 +107,7 @@ class Done:
     snapshots: list[tuple[int, Vector, float]] = field(default_factory=list)  # session, and the mass that it carries
     copies: list[Pending] = field(default_factory=list)
     shifted: list[Shift] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)  # of each of them: how much of a vector was merged, 0 if added
     adopted: bool = False
     apart: tuple[float, float] = (0.0, 0.0)  # on trial: |theirs - ours|^2 and |ours|^2
     not_kept: str = ""  # why weights were not adopted: those that are here could not be kept
@@ -246,6 +248,7 @@ class Boundary:
             done.adopted = True
             self.mass = 1.0
         for shift in shifts:
+            done.ratios.append(0.0 if shift.mass is None else shift.mass / (self.mass + shift.mass))
             done.copies.append(self.apply(shift))
         taken: dict[Parts, Vector] = {}
         for session, (full, pushes) in requests.items():

@@ -254,7 +254,10 @@ class Runtime:
         self.copied(done)
 
     def copied(self, done: Done) -> None:
-        for shift in done.shifted:
+        progress = self.streams.progress
+        for shift, ratio in zip(done.shifted, done.ratios, strict=True):
+            if shift.sample is not None and progress is not None:
+                progress.merged(shift.sample, ratio)
             self.pool.give(shift.vector)
         current = done.decided == self.boundary.decided
         for session, vector, mass in done.snapshots:

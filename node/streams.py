@@ -290,9 +290,12 @@ class Streams:
         finally:
             self.pool.give(job.snapshot)
         if job.generation == self.generation:
+            sample = None
             if self.progress is not None and job.mass is None:
                 self.progress.added(vector.array)
-            self.boundary.want_shift(Shift(vector, job.mass))
+            elif self.progress is not None:
+                sample = self.progress.sample(vector.array)
+            self.boundary.want_shift(Shift(vector, job.mass, sample))
         else:
             self.pool.give(vector)
             self.boundary.excuse()

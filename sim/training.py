@@ -24,6 +24,7 @@ from gossip.effects import Effect
 from gossip.mixing import difference, push_mass
 from sim.events import Events
 from sim.host import Floats, Host
+from sim.shifts import Merged
 
 __all__ = ["REPORT_S", "OneByOne", "Trainer", "Training"]
 
@@ -271,6 +272,8 @@ class Training:
             host.shifts = []
             vector = host.vector
             for shift in shifts:
+                if host.progress is not None and isinstance(shift, Merged):
+                    host.progress.merged(host.progress.sample(shift.values), shift.mass / (host.mass + shift.mass))
                 host.mass = shift.add_to(vector, host.mass)
             if self.trainer is not None:
                 self.trainer.mixed(host.row)

@@ -53,3 +53,21 @@ def test_each_look_begins_anew():
     progress.since(np.zeros(4, np.float32))
     assert progress.since(np.ones(4, np.float32)) == 2.0
     assert progress.since(np.ones(4, np.float32)) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_merged_of_another_counts_nothing_and_takes_from_what_was_done_before(seed):
+    """As row-stochastic pushes merge: x += ratio (p - x), with local steps before and after."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=50).astype(np.float32)
+    progress = Progress(50)
+    progress.since(x)
+    first, second, theirs = (rng.normal(size=50).astype(np.float32) for _ in range(3))
+    x = x + first
+    progress.merged(progress.sample(theirs), 0.25)
+    x = x + np.float32(0.25) * (theirs - x)
+    x = x + second
+    own = np.float32(0.75) * first + second
+    assert progress.since(x) == pytest.approx(float(np.linalg.norm(own)), rel=1e-5)
+    progress.merged(progress.sample(theirs), 0.5)
+    assert progress.since(x + np.float32(0.5) * (theirs - x)) == pytest.approx(0.0, abs=1e-5)

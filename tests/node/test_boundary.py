@@ -9,6 +9,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Mix, Release, Snapshot, Transfer
+from gossip.filters import Filter
 from node import streams
 from node.boundary import Boundary, Done, Shift, VectorPool
 from node.sessions import Session
@@ -242,3 +243,40 @@ def test_two_fixed_vectors_end_at_their_mean_in_the_simulator():
     swarm.run_until(60.0)
     assert all(host.peer.exchanges.done > 20 for host in swarm.alive())
     assert np.abs(np.stack(vectors) - 0.5).max() < 1e-6
+
+
+PUSHED = Config(mixing="row-stochastic", mix_every_steps=1, progress_period_s=0.1)
+
+
+def test_others_vectors_are_no_movement_of_ones_own_in_the_simulator(monkeypatch):
+    """Two that do not train are pushed each other's vectors; the filter learns that they do not move."""
+    moved = []
+    monkeypatch.setattr(Filter, "moved", lambda self, distance: moved.append(distance))
+
+    def move(index, vector, steps):
+        if index == 1 and steps == 50:
+            vector.fill(1.0)
+
+    swarm = Swarm(0, Network(), PUSHED, move)
+    for index in range(2):
+        swarm.add_peer(np.zeros(ELEMENTS, np.float32), seeds=[0] if index else [])
+    swarm.run_until(30.0)
+    own = [distance for distance in moved if distance > 1e-3]
+    assert len(moved) > 100
+    assert own == [pytest.approx(ELEMENTS**0.5, rel=1e-3)]  # the one step that was somebody's own
+
+
+@in_trio
+def test_nor_are_they_in_a_node():
+    node = runtime(PUSHED)
+    progress = node.streams.progress
+    progress.since(np.zeros(ELEMENTS, np.float32))
+    node.boundary.owe()
+    vector = node.pool.take("weights")
+    vector.array.fill(1.0)
+    node.boundary.want_shift(Shift(vector, 1.0, progress.sample(vector.array)))
+    node.shifted(node.boundary.visit(ignore))
+    live = node.pool.take("weights")
+    node.boundary.state.read(live.array)
+    assert (live.array == 0.5).all()
+    assert progress.since(live.array) == 0.0
