@@ -212,9 +212,9 @@ def line_of(row: Mapping[str, Any]) -> str:
     partner = f", last with {row['partner']}" if row["partner"] else ""
     rates = f"{row['mb_s_sent']:.1f}/{row['mb_s_received']:.1f} MB/s"  # out, in
     return (
-        f"step {row['steps']:,}  loss {'-' if loss is None else format(loss, '.4f')}  {company}"
-        f"  {rates}  {row['exchanges_done']:,} exchanges{failed}{partner}"
-        f"  samples {row['samples']:,} of {row['swarm_samples']:,}"
+        f"step {row['steps']:,}  samples {row['samples']:,} of {row['swarm_samples']:,}"
+        f"  loss {'-' if loss is None else format(loss, '.4f')}  {company}"
+        f"  {row['exchanges_done']:,} exchanges{failed}  {rates}{partner}"
     )
 
 

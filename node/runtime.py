@@ -110,6 +110,7 @@ class Runtime:
         self.rearm = trio.Event()
         self.armed = -math.inf  # when keep_time wakes by itself
         self.stopping = False
+        self.left, self.left_since = 0, 0.0  # elements of the weights that a newcomer has still to get, and since when
         self.stood_s, self.patience_s = 0.0, STANDS_S  # without a boundary, once that was said; and when it is said
         self.nursery: trio.Nursery | None = None
         self.after_perform: Callable[[], None] = lambda: None
@@ -444,6 +445,7 @@ class Runtime:
             await trio.sleep(min(self.config.stall_s / 4, STANDS_S / 4))
             now = self.now
             self.watch_loop(now)
+            self.watch_donors(now)
             for session in self.sessions.stalled(now, self.config.stall_s):
                 self.on_event(
                     "stalled", f"A transfer with {short(session.partner)} stopped moving; its link is closed."
@@ -474,6 +476,18 @@ class Runtime:
                 self.stood_s = stood_s
             elif self.stood_s:
                 self.stood_s = stood_s
+
+    def watch_donors(self, now: float) -> None:
+        """Say once that those who have the weights give none: a newcomer would wait without a word."""
+        joining = self.peer.joining
+        ranges = [*joining.missing, *((piece.start, piece.stop) for piece in joining.pieces.values())]
+        left = sum(stop - start for start, stop in ranges)
+        if left != self.left or not left:
+            self.left, self.left_since = left, now
+        elif joining.starved and now - self.left_since >= STANDS_S:
+            self.left_since = math.inf  # said
+            text = f"The members that hold the weights have given none for {STANDS_S:.0f} s: their training loops stand"
+            self.on_event("waiting", text + " (an evaluation?), or they serve others. This node waits for them.")
 
     async def leave(self, within_s: float) -> None:
         """Say LEFT, let it be sent, close every link."""

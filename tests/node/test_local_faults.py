@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from node import Node
 from node.statedir import StateDir
+from tests.node.conftest import Trainee
 
 
 def linear(seed=0):
@@ -51,6 +53,31 @@ def test_a_loop_that_stands_is_named_once_and_holds_up_nobody_else(train, quick,
     assert "again" in said(log, "boundary")[1]
     done = second.node.metrics().exchanges_done
     until(lambda: second.node.metrics().exchanges_done >= done + 2, 20)
+
+
+def test_a_newcomer_is_told_that_its_only_donor_stands_and_joins_when_it_goes_on(
+    train, quick, until, monkeypatch, tmp_path
+):
+    hang, hangs = threading.Event(), threading.Event()
+
+    def work():
+        hangs.set()
+        hang.wait(60)
+
+    patient = replace(quick, join_timeout_s=60.0)
+    donor = train(linear(), None, work, config=patient)
+    assert hangs.wait(10)
+    address, log = donor.node.address, tmp_path / "log"
+    monkeypatch.setenv("GOSSIP_LOG", str(log))
+    newcomer = Trainee(linear(1), seeds=[address], config=patient)
+    newcomer.start()
+    until(lambda: log.exists() and said(log, "waiting"), 20)
+    assert not newcomer.running.is_set()
+    hang.set()
+    assert newcomer.running.wait(20)
+    newcomer.stop()
+    assert newcomer.error is None
+    assert len(said(log, "waiting")) == 1
 
 
 def test_an_address_book_that_cannot_be_written_is_said_once_and_so_that_it_can_again(tmp_path):

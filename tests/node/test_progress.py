@@ -60,14 +60,23 @@ def test_a_plain_stream_gets_a_line_every_ten_seconds():
     for tenth in range(1, 202):
         progress.tick(START_S + tenth / 10, figures)
     start_of, end_of = (
-        "3f2a91bc  step 1,204  loss 0.3123  4 members  ",
-        " MB/s  150 exchanges (1 failed), last with 9d01aa20  samples 19,264 of 77,056",
+        "3f2a91bc  step 1,204  samples 19,264 of 77,056  loss 0.3123  4 members  150 exchanges (1 failed)  ",
+        " MB/s, last with 9d01aa20",
     )
     assert stream.getvalue().splitlines() == [
         "Node 3f2a91bc listens on 127.0.0.1:7700.",
         start_of + "3.0/2.0" + end_of,  # 30 MB over the first 10 s
         start_of + "0.0/0.0" + end_of,  # and nothing since
     ]
+
+
+def test_eighty_columns_hold_the_way_to_the_goal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    progress, stream = start(stream=Terminal())
+    progress.tick(START_S + 1, lambda: figures(steps=1_204_000, samples=19_264_000, swarm_samples=77_056_000))
+    line = stream.getvalue().replace("\x1b[K", "").split("\r")[-1]
+    assert len(line) <= 79
+    assert "samples 19,264,000 of 77,056,000  loss 0.3123" in line
 
 
 def test_a_terminal_has_one_line_rewritten_four_times_a_second(monkeypatch):
@@ -86,7 +95,7 @@ def test_a_terminal_has_one_line_rewritten_four_times_a_second(monkeypatch):
 def test_a_node_alone_says_so_instead_of_counting_members():
     progress, stream = start()
     progress.tick(START_S + 10, lambda: figures(alone=True, members_alive=1, partner=None, loss=None))
-    assert "loss -  alone  3.0/2.0 MB/s  150 exchanges (1 failed)  samples 19,264 of 77,056\n" in stream.getvalue()
+    assert "loss -  alone  150 exchanges (1 failed)  3.0/2.0 MB/s\n" in stream.getvalue()
 
 
 def test_the_log_holds_one_row_a_second_and_each_event_and_the_end(tmp_path):
