@@ -311,6 +311,9 @@ class Judge:
         """Its owner has released it: it is merged there, or back here."""
         if push.back or push.merged or push.void or not session.reported:
             return
+        if host.peer.joining.phase is Phase.ADOPTING:
+            push.void = True  # given by weights that go at the next boundary
+            return
         if session.partner is None or not self.world.by_id[session.partner].liar:
             self.world.fail("no mass is lost", f"{host} gave {push.session:x} away and nobody has it")
 
