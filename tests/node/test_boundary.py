@@ -263,7 +263,8 @@ def test_others_vectors_are_no_movement_of_ones_own_in_the_simulator(monkeypatch
     swarm.run_until(30.0)
     own = [distance for distance in moved if distance > 1e-3]
     assert len(moved) > 100
-    assert own == [pytest.approx(ELEMENTS**0.5, rel=1e-3)]  # the one step that was somebody's own
+    assert len(own) == 1  # the one step that was somebody's own, or what a merge before the next look left of it
+    assert own[0] < 1.001 * ELEMENTS**0.5
 
 
 @in_trio
