@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[float, float, str]] = {
     "wasted": (4.0, 900.0, "exchanges that it let come to nothing"),  # each finished one takes one back
     "refused": (3.0, 60.0, "vectors that did not pass the checks"),
     "clipped": (16.0, 60.0, "vectors far from everybody's"),  # each that passes whole takes one back
-    "pestering": (16.0, 60.0, "offers while it was to wait"),
+    "pestering": (200.0, 0.05, "offers all the time while it was to wait"),  # with nobody else an honest one makes 16/s
     "claims": (3.0, 60.0, "numbers that cannot be"),
     "accusations": (8.0, 60.0, "accusations that were refuted"),
     "strangers": (16.0, 60.0, "connections that never said who they are"),

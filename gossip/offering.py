@@ -171,6 +171,7 @@ class Offering(Ledger[Exchange]):
         if full or asleep or session in self.table or (crossed and self.me < sender):
             return [Send(sender, Busy(session))]  # of two offers that cross, the smaller id's is the exchange
         if self.partners.declines(sender, now):
+            self.conduct.note(sender, "pestering", now)
             return [Send(sender, Busy(session))]
         self.gave_way = self.gave_way or bool(leaving)
         dropped = [effect for own in leaving for effect in self.drop(own)]

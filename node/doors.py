@@ -61,6 +61,7 @@ class Doors:
         self.failures: dict[Address, str] = {}  # what became of the last dial to each seed that did not answer
         self.refusal: RefusedError | None = None  # the first that says more than "closed"
         self.told: set[str] = set()
+        self.turned_out = turned_out  # hears where each came from that never said who it is
         self.nursery: trio.Nursery | None = None
         self.closed = False
 
@@ -189,6 +190,8 @@ class Doors:
             greeted = await self.greet_stranger(stream)
             if greeted is None:
                 stream.close_now()
+                if visitor in self.lobby.visitors:  # else the lobby has said so
+                    self.turned_out(stream.peer_host)
                 return
             if greeted[1].record is None:
                 with trio.move_on_after(OBSERVED_S):  # an observer stays a stranger, and does not stay for long

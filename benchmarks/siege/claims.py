@@ -115,7 +115,7 @@ async def forged_accusations(foe: Foe) -> None:
             dataclasses.replace(
                 accusation(peer, record.incarnation, True, member.record.id, member.identity.sign), by=other
             )
-            for peer, record in member.known.items() for other in member.known if other != peer
+            for peer, record in member.known.items() for other in member.known if other not in (peer, member.record.id)
         )  # fmt: skip
         await member.tell(Gossip(hints[:32]))
         await trio.sleep(0.1)

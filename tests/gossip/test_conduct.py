@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from gossip.conduct import KEPT, KINDS, TOLD, Conduct
-from gossip.effects import Notice
+from gossip.effects import Notice, Send
 from gossip.ids import PeerId
-from gossip.messages import Accept, Gossip, Hint
+from gossip.messages import Accept, Busy, Gossip, Hint
 from tests.gossip.harness import acquainted, peer_id, record_of
-from tests.gossip.sides import A, B, Side
+from tests.gossip.sides import A, B, Side, offer
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whoever_passes_the_threshold_is_named_once(kind):
     conduct, threshold = Conduct(), int(KINDS[kind][0])
     for number in range(threshold - 1):
-        conduct.note(A, kind, number * 1e-3)
+        conduct.note(A, kind, number * 1e-6)
     assert conduct.take() == []
     for number in range(2 * threshold):
-        conduct.note(A, kind, 1 + number * 1e-3)
+        conduct.note(A, kind, 1e-3 + number * 1e-6)
     (notice,) = conduct.take()
     assert notice.kind == "suspicious"
     assert notice.sentence == f"Member {A.hex()[:8]} misbehaves: {KINDS[kind][2]}."
@@ -40,6 +40,25 @@ def test_a_partner_that_wastes_an_exchange_whenever_it_may_is_named_however_long
     for now in (0.0, 33.0, 96.0, 219.0, 462.0):  # the bench's own pace: 30 s, 60 s, 120 s ...
         conduct.note(A, "wasted", now)
     assert len(conduct.take()) == 1
+
+
+def test_whoever_offers_all_the_time_is_named_and_one_with_nobody_else_to_ask_is_not():
+    conduct = Conduct()
+    for number in range(600 * 16):
+        conduct.note(A, "pestering", number / 16)
+    assert conduct.take() == []
+    for number in range(400):
+        conduct.note(B, "pestering", number / 50)
+    assert len(conduct.take()) == 1
+
+
+def test_an_offer_of_one_that_is_to_wait_counts_as_pestering():
+    side = Side(A)
+    side.declines = lambda _partner, _now: True
+    for number in range(300):
+        assert side.exchanges.on_offer(B, offer(number + 1), 1.0) == [Send(B, Busy(number + 1))]
+    (notice,) = side.exchanges.conduct.take()
+    assert "offers all the time" in notice.sentence
 
 
 def test_one_kind_of_one_member_says_nothing_of_others():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 
 import trio
 from torch import nn
@@ -62,3 +63,14 @@ def test_whoever_floods_a_link_is_named_for_that(train):
     for _ in range(3):
         trio.run(speak, ours.node, flooder, flood)
     assert named(ours.node) == ((flooder.id.hex(), "flood", 3),)
+
+
+def test_where_connections_come_from_that_never_say_who_they_are_is_named(train, until):
+    ours = train(nn.Linear(4, 2))
+    where = parse_address(ours.node.address)
+    for _ in range(15):
+        socket.create_connection(where).close()
+    assert named(ours.node) == ()
+    for _ in range(5):
+        socket.create_connection(where).close()
+    until(lambda: [row[:2] for row in named(ours.node)] == [("127.0.0.1", "strangers")])
