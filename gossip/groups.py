@@ -242,10 +242,7 @@ class Groups(Forming):
         others = [peer for peer in one.members if peer != self.me]
         self.last_partner = others[0]
         self.mixed_at += others
-        if one.initiator:
-            self.own_mixed = True
-        else:
-            self.mates.mixed(one.inviter, now)
+        self.own_mixed = self.own_mixed or one.initiator
         self.local.version = within(self.local.version + version_gap(one.mean, one.ours))
         return [Mix(one.session, 1.0), *self.end(one)]
 

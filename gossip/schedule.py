@@ -35,6 +35,8 @@ class Schedule:
         """The loop trains from now on, as one of those who have long done so: with as much set off against its own
         mixes as others have on average, or all of a young swarm would mix a tenth too often."""
         self.mixed(steps, now)
+        if self.config.pushes or self.config.partners == 0:
+            return  # what others ask for postpones nothing
         self.earned_steps += EARNED / 3 * (self.config.mix_every_steps or 0)
         self.earned_at += EARNED / 3 * (self.config.mix_every_s or 0.0)
         if self.config.mix_every_steps is not None:
