@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from gossip.config import Config
 from gossip.errors import ConfigError, GossipError
 from gossip.ids import Address, PeerId, parse_address
+from node import leaving
 from node.identity import Invite, is_invite, keep_secret, kept_secret, parse_invite, read_secret
 from node.identity import new_secret as make_secret
 
@@ -73,7 +74,9 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
 
 
 def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
-    """SIGTERM: unwind the script, so that `with Node` says LEFT. A second one ends the process at once."""
+    """SIGTERM: unwind the script, so that `with Node` says LEFT. A second one ends the process at once. Where an import
+    catches what is raised here, the script ends as it begins to train."""
+    leaving.ask()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise SystemExit(143)
 

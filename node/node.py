@@ -27,7 +27,7 @@ from gossip.errors import CheckpointError, ConfigError, LayoutError, LocalError
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from gossip.quasi_global import QuasiGlobal
-from node import checkpoint
+from node import checkpoint, leaving
 from node.boundary import Boundary, VectorPool
 from node.kept import Kept
 from node.progress import Figures
@@ -114,6 +114,8 @@ class Node:
     def __enter__(self) -> Self:
         if self.service.runtime is not None:
             raise LocalError("This Node was used already: make a new one for each run.")
+        if leaving.asked():
+            raise SystemExit(128 + signal.SIGTERM)
         if not self.outer.plain:
             self.reset_outer()
         self.install_handler()

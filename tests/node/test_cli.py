@@ -260,6 +260,28 @@ def test_the_exit_code_says_who_has_to_act(tmp_path, text, code, told):
     assert (done.returncode, done.stderr) == (code, told)
 
 
+def test_a_sigterm_that_an_import_swallows_ends_the_script_where_it_would_train(tmp_path):
+    text = """
+import os, signal, time
+import torch
+from torch import nn
+from node import Node
+try:  # as libraries do around what they can do without
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
+except BaseException:
+    print("swallowed", flush=True)
+with Node(nn.Linear(4, 2)) as node:
+    print("trains", flush=True)
+    for _ in range(500):
+        node.step()
+        time.sleep(0.01)
+"""
+    done = gossip("run", script_of(tmp_path, text))
+    assert done.stdout.split() == ["swallowed"]
+    assert done.returncode == 143
+
+
 def test_sigterm_unwinds_the_script_and_ends_with_143(tmp_path):
     script = script_of(
         tmp_path,
