@@ -8,6 +8,7 @@ CLOCK_MONOTONIC, which all processes of one machine share. Ends on SIGTERM, or a
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import functools
 import json
 import signal
@@ -152,6 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         stopped = True
 
     signal.signal(signal.SIGTERM, stop)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # for whoever wonders why a node does not end
     images, labels, *test = digits()
     model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=1e-3)

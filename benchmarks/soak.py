@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from node.identity import new_secret
 
 FAULT_S = 90.0
 STOPPED_S, GONE_S = 15.0, 10.0
+LEAVES_S = 60.0  # to leave takes a second, and to unload torch one of processor time
 WHOLE_S = 240.0  # for all to start, one after the other: importing torch is most of what this run computes
 
 MB = 1e6
@@ -79,6 +81,7 @@ class Soak:
         self.lab, self.arguments = lab, arguments
         self.members: list[Member] = []
         self.faults: list[str] = []
+        self.stuck: list[str] = []  # what those said that were still there long after they were asked to leave
 
     def start(self) -> None:
         first = self.launch("n0", [])
@@ -119,7 +122,15 @@ class Soak:
         member.patient = self.launch(member.name, self.seeds())
 
     def replace(self, member: Member) -> None:
-        self.lab.end([member.patient])
+        try:
+            self.lab.end([member.patient], LEAVES_S)
+        except subprocess.TimeoutExpired:
+            member.patient.signal(signal.SIGUSR1)  # where it stands goes to its log
+            time.sleep(2.0)
+            said = member.patient.errors.read_text(encoding="utf-8", errors="replace")
+            self.stuck.append(said[-4000:])
+            member.patient.signal(signal.SIGKILL)
+            member.patient.process.wait()
         time.sleep(GONE_S)
         member.patient = self.launch(f"{member.name}-{len(self.faults)}", self.seeds())
 
@@ -166,7 +177,9 @@ class Soak:
             + ", ".join(f"{100 * member.patient.now['accuracy']:.1f} %" for member in self.members)
             + ".",
         ]
-        return "\n".join(lines), good and flat
+        if self.stuck:
+            lines += ["", f"{len(self.stuck)} had not ended {LEAVES_S:.0f} s after they were asked to:", *self.stuck]
+        return "\n".join(lines), good and flat and not self.stuck
 
     def tables(self, members: list[Member]) -> tuple[list[str], bool]:
         """A line for each table that grows at any of these nodes, and whether all of them are bounded."""
