@@ -34,6 +34,8 @@ class OnDisk(Target):
     def __init__(self, rng: Random) -> None:
         super().__init__(rng)
         self.folder = Path(tempfile.mkdtemp(prefix="gossip-fuzz-", dir=MEMORY if MEMORY.is_dir() else None))
+        for name in ("identity.pem", "secret"):  # what others on the machine may read is refused unread
+            (self.folder / name).touch(0o600)
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
