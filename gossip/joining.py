@@ -152,8 +152,6 @@ class Joining:
         if self.missing and not self.pieces:
             self.deadline = now + RETRY_S  # everybody refused: Peer finds other candidates
             self.starving_since = min(self.starving_since, now)
-        elif self.pieces:
-            self.starving_since = float("inf")
         return effects
 
     def collected(self, session: int, position: int, now: float) -> list[Effect]:
@@ -162,6 +160,7 @@ class Joining:
         if piece is None:
             return []
         piece.start = position
+        self.starving_since = float("inf")  # and not before: one that agrees and gives nothing feeds nobody
         if position < piece.stop:
             return []
         del self.pieces[session]

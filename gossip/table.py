@@ -25,6 +25,7 @@ MOST_OF_ONE = 3 / 4  # of the table for what one introducer tells of: all of the
 HEARSAY = 4  # members by hearsay count for N up to so many times those we met: names cost nothing
 MAX_FINISHED_RUNS = 64  # runs without members whose sums are kept
 INCLUDED_S = 60.0  # after we took a run's count over: two push-pulls, which bring those whose samples it contains
+STRANGERS_SAVE_S = 10.0  # of what they may be credited together: what was not used in longer is gone
 SETTLED_AT_ONCE = 256  # members whose claims were not credited in full, looked at each second
 VERIFIED_PER_S = 100.0  # of one link, 1.3 % of a core at 131 us each; a swarm tells of 10 a second, and of what changes
 VERIFIED_BURST = 800.0  # half of a swarm of 1,600 that comes back at once
@@ -141,7 +142,7 @@ class Table:
         self.changes = 0  # of the set of ALIVE and ready members that we met
         self.credit = Credit(fastest, now)
         self._behind: OrderedDict[PeerId, None] = OrderedDict()  # those whose claims are not credited in full
-        self._settled_s = now
+        self._settled_s = self._strangers_paid_s = now
         self._base, self._from = me.base_samples, 0  # our run's count when we came to it; the sum of its members then
         self._included_until_s = -math.inf
         self._limit, self._mine = limit, me.id
@@ -395,12 +396,18 @@ class Table:
         if peer == self._mine:
             credit.made(None, more, now)
         else:
-            can = (now - entry.paid_s) * credit.per_s
+            paid_s = entry.paid_s
+            if not entry.met:  # names cost nothing: all whom we know by hearsay together are believed what one is
+                self._strangers_paid_s = max(self._strangers_paid_s, now - STRANGERS_SAVE_S)
+                paid_s = max(paid_s, self._strangers_paid_s)
+            can = (now - paid_s) * credit.per_s
             if can < more:
                 self._behind[peer] = None
                 more = int(can)
                 if more <= 0:
                     return
+            if not entry.met:
+                self._strangers_paid_s += more / credit.per_s
             entry.paid_s += more / credit.per_s
             credit.made(peer, more, now)
         entry.counted += more

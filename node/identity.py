@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -84,8 +84,8 @@ class Identity:
             ) from error
         try:
             key = serialization.load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it wants a password
-            key = None
+        except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):  # TypeError: it wants a password;
+            key = None  # InternalError: a key of another kind that OpenSSL reads and cannot use
         if not isinstance(key, Ed25519PrivateKey):
             raise IdentityError(
                 f"{path} does not hold a node's key: restore it from a copy, or delete it to start as a new member."

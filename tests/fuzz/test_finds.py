@@ -12,7 +12,7 @@ from gossip.errors import ConfigError, IdentityError, ProtocolError
 from gossip.frames import PREFIX_BYTES, decode, encode
 from gossip.graphs import Graph
 from gossip.ids import parse_address
-from node.identity import read_secret
+from node.identity import Identity, read_secret
 from sim.scenario import Scenario
 
 DEEP = "part = " + "[" * 3_000
@@ -68,3 +68,13 @@ def test_a_path_with_a_null_byte_names_no_file(tmp_path):
         read_secret(tmp_path / "a\0b")
     with pytest.raises(ConfigError):
         Graph.from_file(tmp_path / "a\0b")
+
+
+def test_a_key_of_another_kind_that_openssl_reads_and_cannot_use_is_no_key_of_a_node(tmp_path):
+    """It raised the library's InternalError, of which its authors ask to be told."""
+    path = tmp_path / "identity.pem"
+    body = "MC4CAQAwBQYDK2VvBCIEIGFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFh"
+    path.write_text(f"-----BEGIN PRIVATE KEY-----\n{body}\n-----END PRIVATE KEY-----\n")
+    path.chmod(0o600)
+    with pytest.raises(IdentityError):
+        Identity.load(tmp_path)

@@ -6,7 +6,7 @@ import pytest
 
 from gossip.credit import MOST_SAMPLES
 from gossip.messages import Gossip, Records
-from gossip.table import INCLUDED_S
+from gossip.table import INCLUDED_S, STRANGERS_SAVE_S
 from tests.gossip.harness import acquainted, member, peer_id, record_of
 from tests.gossip.swarm_harness import Swarm
 
@@ -74,6 +74,37 @@ def test_of_a_member_that_is_seen_for_the_first_time_nothing_counts_yet():
     before = me.swarm_samples
     me.receive(peer_id(1), Gossip((record_of(9, genesis=A, samples=2**53 - 1),)), 5.0)
     assert me.swarm_samples == before
+
+
+def test_a_thousand_names_that_nobody_met_add_no_more_than_one_liar_does():
+    """Each was credited a rate of its own: 1,400 of them made 19.7 million of 12 thousand samples."""
+    swarm = Pacing(100.0, 100.0, 100.0)
+    swarm.train(5.0)
+    before = swarm.me.swarm_samples - swarm.trained
+    for first in range(100, 1_100, 25):
+        liars = tuple(record_of(n, genesis=A, ready=True, samples=2**53 - 1) for n in range(first, first + 25))
+        swarm.me.receive(peer_id(1), Gossip(liars), swarm.now)
+    swarm.train(60.0)
+    added = swarm.me.swarm_samples - swarm.trained - before
+    assert 16 * 100 * 55 < added <= 16 * 100 * (60 + STRANGERS_SAVE_S) * 1.05
+
+
+def test_what_a_stranger_made_counts_when_it_is_met():
+    swarm = Pacing(100.0, 100.0, 100.0)
+    swarm.train(1.0)
+    made = {}
+    for n in range(100, 160):
+        made[n] = record_of(n, genesis=A, ready=True)
+        swarm.me.receive(peer_id(1), Gossip((made[n],)), swarm.now)
+    swarm.train(60.0)
+    for n in made:
+        made[n] = record_of(n, genesis=A, ready=True, samples=6_000, sequence=1)
+        swarm.me.receive(peer_id(1), Gossip((made[n],)), swarm.now)
+    assert swarm.me.swarm_samples < swarm.trained + 60 * 6_000
+    for n in made:
+        swarm.me.linked(peer_id(n), made[n], swarm.now)
+    swarm.train(2.0)
+    assert swarm.me.swarm_samples == swarm.trained + 60 * 6_000
 
 
 def test_sums_saturate():

@@ -347,6 +347,22 @@ def test_a_run_that_died_out_is_given_up():
     assert taker.joining.phase is Phase.IDLE
 
 
+def test_a_donor_that_is_asked_again_and_again_and_gives_nothing_holds_nobody_up():
+    """Each new piece that it was asked for once counted as a beginning, and the newcomer waited for ever."""
+    taker = Taker()
+    taker.survey([A])
+    began = taker.now
+    while taker.joining.phase is not Phase.IDLE and taker.now < began + 4 * CONFIG.join_timeout_s:
+        taker.now += 0.5
+        for session, (donor, _) in list(taker.fetches.items()):
+            taker.do(taker.joining.on_refused(donor, session, taker.now))
+        if taker.joining.starved:
+            taker.do(taker.joining.more_candidates([A], taker.now))
+    assert taker.joining.phase is Phase.IDLE
+    assert CONFIG.join_timeout_s <= taker.now - began <= CONFIG.join_timeout_s + 2 * RETRY_S
+    assert not taker.joining.gives(GENESIS, taker.now)
+
+
 def test_stopping_tells_those_who_send():
     taker = Taker()
     taker.survey([A, B])
