@@ -179,7 +179,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class MemberChanged:
-    """A member's state as we hold it changed; ``before`` is None for one we hear of for the first time."""
+    """The state in which we hold a member that we met changed; ``before`` is None for one that we have just met."""
 
     peer: PeerId
     before: MemberState | None

@@ -61,10 +61,11 @@ class View:
         self.deadline = math.inf  # when tick wants to be called
 
     def changed(self, out: list[Effect]) -> None:
-        """Adds a MemberChanged for each whose state is another after this call than before it."""
+        """Adds a MemberChanged for each that we met and whose state is another after this call than before it. Of
+        hearsay nothing is said: one member can tell of thousands that are nobody, and each would be a line of a log."""
         for peer, before in self.before.items():
             entry = self._table.entries.get(peer)
-            if entry is not None and entry.state is not before:
+            if entry is not None and entry.met and entry.state is not before:
                 out.append(MemberChanged(peer, before, entry.state))
         self.before = {}
 
@@ -278,6 +279,7 @@ class View:
             self._introductions.over(entry.record.id)
             self._rumours.somebody(now)
             if entry.state is ALIVE:
+                self.before[entry.record.id] = None  # what was said of it is news only now
                 self._detector.joined(entry.record.id)
 
     def _judge(self, entry: Entry, state: MemberState, now: float) -> None:

@@ -57,6 +57,7 @@ def acquainted(count: int, now: float = 0.0, **changes: Any) -> Membership:
 def meet(me: Membership, number: int, now: float) -> None:
     """As if there had been a link with one that ``me`` knows of."""
     me._view.meet(me._table.entries[peer_id(number)], now)
+    me._view.changed([])
     me._arm()
 
 

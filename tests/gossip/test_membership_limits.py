@@ -282,9 +282,9 @@ def test_two_processes_of_one_key_do_not_add_each_others_counts_for_ever():
 
 def test_one_change_is_reported_once_and_by_its_last_state():
     me = acquainted(2)
-    dead = Hint(peer_id(9), 1, True, peer_id(8))
-    effects = me.receive(peer_id(1), Records((record_of(9), dead), b""), 1.0)
-    assert [e for e in effects if isinstance(e, MemberChanged)] == [MemberChanged(peer_id(9), None, DEAD)]
+    again = record_of(2, incarnation=2)
+    effects = me.receive(peer_id(1), Records((again, dataclasses.replace(again, left=True)), b""), 1.0)
+    assert [e for e in effects if isinstance(e, MemberChanged)] == [MemberChanged(peer_id(2), ALIVE, LEFT)]
 
 
 # -- the table

@@ -8,13 +8,13 @@ import random
 import pytest
 
 from gossip.config import Config
-from gossip.effects import Dial, MemberState, Send
+from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.ids import Address
 from gossip.messages import Gossip, Hint, Ping, Records
 from tests.gossip.harness import World, meet, member, peer_id, record_of, sent
 from tests.gossip.swarm_harness import Swarm
 
-ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD
+ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 
 
 def hearing(count: int, config: Config | None = None):
@@ -108,6 +108,26 @@ def test_what_we_said_in_an_earlier_life_of_one_we_have_not_met_since_counts_aga
     me.receive(peer_id(1), Gossip((record_of(2),)), 1.0)
     me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, me.me.id),)), 2.0)
     assert me.state(peer_id(2)) is SUSPECT
+
+
+def test_nothing_is_said_of_strangers_until_they_are_met():
+    me = member()
+    said = me.linked(peer_id(1), record_of(1), 0.0)
+    for n in range(2, 1_000):
+        said += me.receive(peer_id(1), Gossip((record_of(n),)), n * 0.02)
+    said += me.receive(peer_id(1), Gossip((Hint(peer_id(3), 1, False, peer_id(1)),)), 20.0)
+    said += me.receive(peer_id(1), Gossip((record_of(4, left=True),)), 20.0)
+    said += me.receive(peer_id(1), Gossip((record_of(1_000), Hint(peer_id(1_000), 1, True, peer_id(1)))), 20.0)
+    assert [me.state(peer_id(n)) for n in (2, 3, 4, 1_000)] == [ALIVE, SUSPECT, LEFT, DEAD]
+    changes = [effect for effect in said if isinstance(effect, MemberChanged)]
+    assert changes == [MemberChanged(peer_id(1), None, ALIVE)]
+    said = me.linked(peer_id(2), record_of(2), 20.1)
+    said += me.linked(peer_id(1_000), record_of(1_000), 20.1)  # dead to us, until it says itself that it is not
+    said += me.receive(peer_id(1_000), Gossip((record_of(1_000, incarnation=2),)), 20.2)
+    assert [effect for effect in said if isinstance(effect, MemberChanged)] == [
+        MemberChanged(peer_id(2), None, ALIVE),
+        MemberChanged(peer_id(1_000), DEAD, ALIVE),
+    ]
 
 
 # -- how they are introduced -------------------------------------------------------------------------------------------
