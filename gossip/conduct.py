@@ -22,6 +22,7 @@ KINDS: dict[str, tuple[float, float, str]] = {
     # kind: (how many above those forgiven are told, seconds in which one is forgiven, what they are)
     "fault": (3.0, 60.0, "bytes or messages that no honest node sends"),
     "flood": (3.0, 60.0, "messages beyond every allowance"),
+    "unread": (3.0, 60.0, "more questions than it reads answers"),  # a stopped one asks nothing, and is dialled in vain
     "wasted": (4.0, 900.0, "exchanges that it let come to nothing"),  # each finished one takes one back
     "refused": (3.0, 60.0, "vectors that did not pass the checks"),
     "clipped": (16.0, 60.0, "vectors far from everybody's"),  # each that passes whole takes one back

@@ -118,6 +118,7 @@ class Link:
         self.bytes_sent = 0
         self.ignored = 0  # messages of a newer version
         self.fault = ""  # ours, for which this link is closed
+        self.unread = False  # it is closed because the other side asks for more than it reads
         self.closing = False
         self.orderly = False  # closed for want of use, by either side
         self.closed = False
@@ -141,6 +142,7 @@ class Link:
             self.close_now()
             return
         if len(self.outbox) >= OUTBOX_FRAMES or self.outbox_bytes + len(frame) > OUTBOX_BYTES:
+            self.unread = self.unread or not self.closed
             self.close_now()
             return
         self.outbox.append(frame)

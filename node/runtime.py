@@ -309,6 +309,8 @@ class Runtime:
             link.stream.close_now()
             if link.fault:
                 self.on_event("fault", link.fault)
+            if link.unread:
+                self.note(link.peer, "unread")
             if member is not None:
                 try:
                     self.unlink(link)

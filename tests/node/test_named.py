@@ -12,6 +12,7 @@ from gossip.frames import encode
 from gossip.ids import MemberRecord, parse_address
 from gossip.messages import Gossip, Ping
 from gossip.records import signed
+from node import links
 from node.handshake import Greeter
 from node.identity import Identity
 from node.links import FrameReader
@@ -63,6 +64,19 @@ def test_whoever_floods_a_link_is_named_for_that(train):
     for _ in range(3):
         trio.run(speak, ours.node, flooder, flood)
     assert named(ours.node) == ((flooder.id.hex(), "flood", 3),)
+
+
+def test_whoever_asks_for_more_than_it_reads_is_named_for_that(train, monkeypatch):
+    monkeypatch.setattr(links, "OUTBOX_FRAMES", 64)  # or what the kernel takes of so short answers would take a minute
+    ours = train(nn.Linear(4, 2))
+    asker, honest = Identity.fresh(), Identity.fresh()
+    for _ in range(3):
+        trio.run(speak, ours.node, honest, encode(Ping(1, ())) * 32)
+    for _ in range(2):
+        trio.run(speak, ours.node, asker, encode(Ping(1, ())) * 500)
+    assert named(ours.node) == ()
+    trio.run(speak, ours.node, asker, encode(Ping(1, ())) * 500)
+    assert named(ours.node) == ((asker.id.hex(), "unread", 3),)
 
 
 def test_where_connections_come_from_that_never_say_who_they_are_is_named(train, until):
