@@ -79,7 +79,7 @@ def play(attack: Attack, siege_s: float) -> Verdict:
         besieger.kill()
         gone = time.monotonic()
         share = (NODES - 1) / (NODES - 1 + attack.partners)
-        verdict.mixing = mixing(nodes, began + GRACE_S, gone) / max(before, 1e-9) / share
+        verdict.mixing = mixing(nodes, began + GRACE_S, gone, newcomer) / max(before, 1e-9) / share
         verdict.memory_mb = max(now - then for now, then in zip(resident(nodes, began, gone), was, strict=True))
         verdict.pause_s = max((row["inside"] for node in nodes for row in node.looks if row["t"] > began), default=0)
         verdict.moved = max(
@@ -88,7 +88,7 @@ def play(attack: Attack, siege_s: float) -> Verdict:
         expected = steps_of(nodes, calm, began) / CALM_S * (gone - began)
         if steps_of(nodes, began, gone) < 0.5 * expected:
             verdict.faults.append(f"steps at {100 * steps_of(nodes, began, gone) / expected:.0f} %")
-        verdict.well_s = well_after(nodes, gone, before)
+        verdict.well_s = well_after(nodes, gone, before, newcomer)
         end = time.monotonic()
         verdict.accuracy = accuracy(nodes, end - 1.0, end) - usual
         if newcomer is not None:
@@ -111,7 +111,7 @@ def play(attack: Attack, siege_s: float) -> Verdict:
     return verdict
 
 
-def well_after(nodes: list[Patient], gone: float, before: float) -> float | None:
+def well_after(nodes: list[Patient], gone: float, before: float, newcomer: Patient | None) -> float | None:
     """Seconds until every honest node mixes as in the calm again, all of one run and with each other."""
     while time.monotonic() < gone + WELL_S + 1.0:
         time.sleep(0.25)
@@ -123,7 +123,7 @@ def well_after(nodes: list[Patient], gone: float, before: float) -> float | None
         rows = [node.now for node in nodes]
         one_run = len({row["genesis"] for row in rows}) == 1 and all(row["ready"] for row in rows)
         enough = all(row["alive"] >= len(nodes) for row in rows)
-        if one_run and enough and mixing(nodes, now - WINDOW_S, now) >= 0.9 * before:
+        if one_run and enough and mixing(nodes, now - WINDOW_S, now, newcomer) >= 0.9 * before:
             return now - gone - WINDOW_S
     return None
 

@@ -65,10 +65,13 @@ class Verdict:
     )
 
 
-def mixing(nodes: Iterable[Patient], since: float, until: float) -> float:
-    """Finished exchanges with honest partners for each step of the honest nodes, in this time."""
+def mixing(nodes: Iterable[Patient], since: float, until: float, newcomer: Patient | None = None) -> float:
+    """Finished exchanges with honest partners for each step of these nodes, in this time. An honest ``newcomer`` is a
+    partner like any other: of five members it has a quarter of each other's exchanges."""
     nodes = list(nodes)
     honest = {node.id for node in nodes}
+    if newcomer is not None and newcomer.event("joined") is not None:
+        honest.add(newcomer.id)
     steps = mixes = 0
     for node in nodes:
         rows = [row for row in node.looks if since <= row["t"] <= until]
