@@ -388,7 +388,8 @@ class Membership:
         return entry is not None and entry.met
 
     def owners(self) -> list[PeerId]:
-        """Sorted ids of the ALIVE and ready that we met, ourselves included: who shares the data."""
+        """Sorted ids of the ALIVE and ready that we met, ourselves included, and of those that nobody can dial and for
+        whom a home vouches: who shares the data."""
         return self._table.owners()
 
     def state(self, peer: PeerId) -> MemberState | None:

@@ -29,6 +29,7 @@ STRANGERS_SAVE_S = 10.0  # of what they may be credited together: what was not u
 SETTLED_AT_ONCE = 256  # members whose claims were not credited in full, looked at each second
 VERIFIED_PER_S = 100.0  # of one link, 1.3 % of a core at 131 us each; a swarm tells of 10 a second, and of what changes
 VERIFIED_BURST = 800.0  # half of a swarm of 1,600 that comes back at once
+VOUCHED = 8  # strangers whom one home makes owners of data: a liar counts for nine at most, and no data is without one
 NEVER_S = -math.inf  # one object: negated anew for each entry they were 160 MB among 1,000 simulated peers
 
 
@@ -62,7 +63,7 @@ class Entry:
 
     __slots__ = (
         "accusers", "acked_s", "allowance", "answer_due", "answered_s", "asked_all", "asked_s", "at", "counted",
-        "digest_s", "expires_s", "hash", "introducer", "linked", "met", "paid_s", "place", "record", "restored",
+        "digest_s", "expires_s", "hash", "home", "introducer", "linked", "met", "paid_s", "place", "record", "restored",
         "rtt_s", "shares", "since_s", "state", "told_s", "tries", "try_s", "verifying",
     )  # fmt: skip
 
@@ -81,6 +82,7 @@ class Entry:
         self.linked = False
         self.met = False  # we had a finished link with it, in this life of ours
         self.introducer: PeerId | None = None  # of a stranger: who told us of it
+        self.home: PeerId | None = None  # of a stranger that nobody can dial: who vouches for it
         self.place = -1  # among the met and ALIVE, or among the strangers of its introducer
         self.tries = 0  # dials to a stranger that failed
         self.try_s = NEVER_S  # when it is its turn to be dialled
@@ -152,6 +154,7 @@ class Table:
         self.met: list[PeerId] = []  # those of the ALIVE with whom we had a link: all that anything is asked of
         self.strangers: dict[PeerId, list[PeerId]] = {}  # by introducer: all whom we know by hearsay alone
         self._introducers: list[PeerId] = []
+        self._vouched: dict[PeerId, dict[PeerId, None]] = {}  # by home: strangers that own data by its word
         self._forgotten: OrderedDict[PeerId, tuple[int, bytes, int]] = OrderedDict()  # incarnation, run, counted
         self._runs: dict[bytes, Run] = {}
         self._max_runs = MAX_FINISHED_RUNS
@@ -222,6 +225,7 @@ class Table:
             self._enter(entry)
         else:
             self._replace(entry, record, now)
+            self._vouch_anew(entry)
             if record.ready is not entry.shares and state is ALIVE and entry.met:
                 self._share(entry, record.ready)
 
@@ -249,6 +253,35 @@ class Table:
         self._leave(entry)
         entry.met = True
         self._enter(entry)
+
+    def vouch(self, entry: Entry, home: Entry) -> None:
+        """A home of its own tells us of it. Two members that nobody can dial never meet; but each counts as an owner of
+        data to the other, or what they train would overlap for ever."""
+        told = self._vouched.get(home.record.id, {})
+        if entry.home is None and vouchable(entry, home) and len(told) < VOUCHED:
+            entry.home = home.record.id
+            told[entry.record.id] = None
+            self._vouched[entry.home] = told
+            self.changes += 1
+
+    def _vouch_anew(self, entry: Entry) -> None:
+        """Whether it is still vouched for, and may still vouch for others: after every change of it but progress."""
+        if entry.home is not None and not vouchable(entry, self.entries[entry.home]):
+            self._unvouch(entry)
+        told = self._vouched.get(entry.record.id)
+        if told is not None and not (entry.met and entry.state is ALIVE):
+            for peer in list(told):
+                self._unvouch(self.entries[peer])
+
+    def _unvouch(self, entry: Entry) -> None:
+        if entry.home is None:
+            return
+        told = self._vouched[entry.home]
+        del told[entry.record.id]
+        if not told:
+            del self._vouched[entry.home]
+        entry.home = None
+        self.changes += 1
 
     def stranger(self, rng: random.Random) -> PeerId | None:
         """One of those known by hearsay: of any introducer alike, and of its any alike."""
@@ -298,6 +331,9 @@ class Table:
     def _evict(self, peer: PeerId) -> bool:
         entry = self.entries[peer]
         self._leave(entry)
+        self._unvouch(entry)
+        for other in list(self._vouched.get(peer, ())):
+            self._unvouch(self.entries[other])
         if entry.introducer is not None:
             self._familiar(entry)
         del self.entries[peer]
@@ -325,6 +361,7 @@ class Table:
             self._hashes[peer[0]] ^= entry.hash
             self._digest = b""
         self._share(entry, state is ALIVE and entry.record.ready and entry.met)
+        self._vouch_anew(entry)
 
     def _leave(self, entry: Entry) -> None:
         peer, state = entry.record.id, entry.state
@@ -479,9 +516,10 @@ class Table:
         return peer in self._forgotten
 
     def owners(self) -> list[PeerId]:
-        """Sorted ids of the ALIVE and ready that we met, ourselves included; sorted anew only after a change."""
+        """Sorted ids of the ALIVE and ready that we met or for whom a home vouches, ourselves included; sorted anew
+        only after a change."""
         if self._owners[0] != self.changes:
-            self._owners = (self.changes, sorted(self._sharing))
+            self._owners = (self.changes, sorted(self._sharing.union(*self._vouched.values())))
         return self._owners[1]
 
     def runs(self) -> list[bytes]:
@@ -547,6 +585,13 @@ class Table:
                     yield entry.record
                     if entry.state is SUSPECT or entry.state is DEAD:
                         yield entry.hint()
+
+
+def vouchable(entry: Entry, home: Entry) -> bool:
+    """Whether this home, a member that we met, may vouch for a stranger that nobody can dial."""
+    record = entry.record
+    stranger = entry.state is ALIVE and record.ready and record.address is None and not entry.met
+    return stranger and home.met and home.state is ALIVE and home.record.id in record.homes
 
 
 def take_out(ids: list[PeerId], place: int, entries: dict[PeerId, Entry]) -> None:

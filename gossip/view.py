@@ -146,6 +146,8 @@ class View:
             self._table.progress(entry, record, now)
         else:
             self._table.place(entry, record, entry.state, now)
+        if by is not None and by in record.homes and (home := self._table.entries.get(by)) is not None:
+            self._table.vouch(entry, home)
         if not quiet:
             self._rumours.put(record, now, told)
 

@@ -130,6 +130,81 @@ def test_nothing_is_said_of_strangers_until_they_are_met():
     ]
 
 
+# -- those that nobody can dial ----------------------------------------------------------------------------------------
+def hidden(number, home=2, **changes):
+    return record_of(number, address=None, homes=(peer_id(home),), **changes)
+
+
+def owning(me):
+    return {peer for peer in me.owners() if peer not in me.met()}
+
+
+def test_two_that_nobody_can_dial_own_data_to_each_other_by_the_word_of_a_home_of_theirs():
+    world = World(5)
+    world.swarm(2)
+    one = world.start(8, seed=0, address=None, homes=(peer_id(0),))
+    other = world.start(9, seed=0, address=None, homes=(peer_id(0),))
+    owners = sorted(world.nodes)
+    world.until(lambda: all(node.membership.owners() == owners for node in world.living()), 10)
+    assert other.id not in one.membership.met(), "nor is it a partner"
+
+    def train():
+        for node in (one, other):
+            node.membership.update_me(world.now, steps=int(world.now))
+
+    for _ in range(60):
+        world.run(1.0)
+        train()
+    assert one.membership.owners() == other.membership.owners() == owners
+    world.kill(other)
+    world.until(lambda: other.id not in one.membership.owners(), 30)
+
+
+def test_nobody_but_a_home_that_we_met_vouches_for_a_stranger_and_it_for_eight():
+    me = hearing(3)
+    meet(me, 2, 0.0)
+    me.receive(peer_id(1), Gossip((hidden(9), hidden(10, home=3), hidden(11, home=1, ready=False))), 1.0)
+    me.receive(peer_id(3), Gossip((hidden(10, home=3, sequence=1),)), 1.0)  # whom we know by hearsay alone
+    me.receive(peer_id(2), Gossip((record_of(12, homes=(peer_id(2),)),)), 1.0)  # it can be dialled
+    assert owning(me) == {me.me.id}
+    changes = me.changes
+    me.receive(peer_id(2), Gossip((hidden(9, sequence=1),)), 2.0)
+    assert owning(me) == {me.me.id, peer_id(9)}
+    assert me.changes > changes
+    assert peer_id(9) not in [*me.met(), *(record.id for record in me.sharing(b""))]
+    assert not me.knows(peer_id(9))
+    me.receive(peer_id(2), Gossip(tuple(hidden(n) for n in range(20, 40))), 3.0)
+    assert len(owning(me)) == 1 + 8
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        hidden(9, sequence=2, ready=False), hidden(9, home=3, sequence=2), hidden(9, sequence=2, left=True),
+        record_of(9, sequence=2), record_of(2, left=True), Hint(peer_id(9), 1, False, peer_id(1)),
+    ],
+)  # fmt: skip
+def test_who_is_vouched_for_is_no_owner_once_that_no_longer_holds(what):
+    me = hearing(3)
+    meet(me, 2, 0.0)
+    me.receive(peer_id(2), Gossip((hidden(9, sequence=1),)), 2.0)
+    assert owning(me) == {me.me.id, peer_id(9)}
+    changes = me.changes
+    me.receive(peer_id(1), Gossip((what,)), 3.0)
+    assert owning(me) == {me.me.id}
+    assert me.changes > changes
+    assert not me._table._vouched
+
+
+def test_who_is_vouched_for_and_then_met_is_an_owner_once():
+    me = hearing(3)
+    meet(me, 2, 0.0)
+    me.receive(peer_id(2), Gossip((hidden(9, sequence=1),)), 2.0)
+    me.linked(peer_id(9), hidden(9, sequence=1), 3.0)
+    assert me.owners().count(peer_id(9)) == 1
+    assert not me._table._vouched
+
+
 # -- how they are introduced -------------------------------------------------------------------------------------------
 def test_strangers_are_dialled_in_a_bounded_trickle_each_once_in_a_while():
     me = hearing(1_000)
