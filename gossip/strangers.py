@@ -50,8 +50,10 @@ class Introductions:
     def failed(self, entry: Entry, now: float) -> bool:
         """Nobody answered where it should be. Once says nothing of a stranger but that others come first; returns
         whether it is often enough to doubt that there is such a member."""
-        entry.tries += 1
         self.over(entry.record.id)
+        if entry.state is MemberState.DEAD:  # dialled to see whether it is back: no reason to wait longer once it is
+            return False
+        entry.tries += 1
         self._later(entry, now)
         return entry.tries >= DOUBTED
 
