@@ -14,6 +14,7 @@ from gossip.ids import PeerId
 from gossip.ledger import Ledger
 from gossip.messages import Accept, Busy, Offer, Refuse
 from gossip.mixing import pair_weight
+from gossip.partners import AT_ONCE
 from gossip.parts import ALL, Fragments, Part
 from gossip.terms import agreed_keys, bounds, own_keys, refusal
 
@@ -130,9 +131,10 @@ class Offering(Ledger[Exchange]):
 
     @property
     def most_doubts(self) -> int:
-        """As many as may be under way at once: a cut between all of their COMMITs leaves no more."""
-        incoming = self.partners.incoming()
-        return incoming + (self.config.partners or incoming)
+        """As many as may ever be under way at once: a cut between all of their COMMITs leaves no more. Who sits out, or
+        is not there at this moment, is no reason to forget one."""
+        config = self.config
+        return config.incoming_limit + config.partners if config.partners else 2 * AT_ONCE
 
     def transfer(self, exchange: Exchange, now: float) -> Transfer:
         elements = self.elements(exchange)

@@ -31,7 +31,8 @@ class Session:
     link: Link
     sender: Sender | Senders | None = None
     receiver: Receiver | None = None
-    moved_at: float = 0.0
+    moved_at: float = 0.0  # either way
+    heard_at: float = 0.0  # something of theirs
     difference: Vector | None = None
     transfer: Transfer | None = None  # of an exchange
     positions: NDArray[np.int64] | None = None  # of the elements that it mixes; None: all
@@ -48,7 +49,7 @@ class Sessions:
         self.recent: deque[int] = deque(maxlen=RECENT)
 
     def add(self, session: Session) -> None:
-        session.moved_at = trio.current_time()
+        session.moved_at = session.heard_at = trio.current_time()
         self.table[session.id] = session
         if session.sender is not None:
             session.link.start_bulk(session.id, session.sender)
@@ -62,6 +63,7 @@ class Sessions:
             raise ProtocolError("A chunk came for a session that was never agreed.")
         if session.link is not link:
             raise ProtocolError("A chunk came over another link than its session's.")
+        session.heard_at = trio.current_time()
         return session.receiver.place(chunk, body_bytes)
 
     def take_mix(self, session: int) -> tuple[Vector, Vector | None] | None:
@@ -101,10 +103,12 @@ class Sessions:
         return [session for session, used in self.links.items() if used is link]
 
     def stalled(self, now: float, stall_s: float) -> list[Session]:
-        """Sessions with something still to move in which nothing moved for so long."""
+        """Sessions with something still to move in which nothing moved for so long; or nothing of theirs, where theirs
+        is waited for: a partner that reads all of ours and sends nothing would hold its session until the deadline."""
         return [
             session for session in self.table.values()
-            if now - session.moved_at > stall_s and not self.whole(session)
+            if (now - session.moved_at > stall_s and not self.whole(session))
+            or (now - session.heard_at > stall_s and session.receiver is not None and not session.receiver.done)
         ]  # fmt: skip
 
     @staticmethod

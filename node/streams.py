@@ -233,7 +233,7 @@ class Streams:
         session = self.sessions.table.get(chunk.session)
         if session is None or session.receiver is None:
             return
-        session.moved_at = self.now
+        session.moved_at = session.heard_at = self.now
         receiver = session.receiver
         if not receiver.arrived(chunk):
             self.perform(self.peer.failed(session.id, receiver.fault, self.now))

@@ -127,3 +127,10 @@ def test_one_that_makes_way_for_a_doubt_of_the_same_tick_is_asked_nothing():
     assert Release(50) in effects
     assert effects.index(Release(50)) > 0
     assert x.table.keys() == {51, 52}
+
+
+def test_doubts_are_bounded_by_what_may_ever_be_under_way():
+    """With all neighbours at once: whoever sits out at this moment is no reason to forget a doubt."""
+    side = Side(config=Config(partners=0, selection="ring"))
+    side.incoming = lambda: 0
+    assert side.exchanges.most_doubts == 64

@@ -1,0 +1,56 @@
+"""Which streams have stalled."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+from gossip.codecs import CODECS
+from gossip.ids import PeerId
+from gossip.messages import Chunk
+from node.sessions import Session, Sessions
+from node.transfer import Receiver
+from tests.node.gather_harness import in_trio
+
+B = PeerId(b"B" * 16)
+
+
+class Fills(Receiver):
+    """Bytes that go nowhere."""
+
+    def buffer(self, positions, size):
+        return memoryview(bytearray(size))
+
+
+def under_way(receiver, sent):
+    sessions, link = Sessions(SimpleNamespace()), SimpleNamespace(start_bulk=lambda *_: None)
+    sessions.add(Session(1, B, link, sender=SimpleNamespace(done=sent), receiver=receiver))
+    return sessions, sessions.table[1], link
+
+
+@in_trio
+def test_a_partner_that_reads_and_sends_nothing_has_stalled():
+    """Before: whatever of ours it read was movement."""
+    sessions, session, link = under_way(Fills(1, 2048, CODECS["fp32"]), sent=False)
+    begun = session.heard_at
+    session.moved_at = begun + 2.9
+    assert sessions.stalled(begun + 2.9, 3.0) == []
+    assert sessions.stalled(begun + 3.1, 3.0) == [session]
+    session.heard_at = -math.inf
+    sessions.place(link, Chunk(1, 0, 1024, 0), 4096)
+    assert sessions.stalled(begun + 2.9, 3.0) == [], "a chunk that begins is something of theirs"
+
+
+@in_trio
+def test_what_is_all_here_is_waited_for_by_what_we_send():
+    sessions, session, _ = under_way(SimpleNamespace(done=True), sent=False)
+    session.heard_at -= 100.0
+    assert sessions.stalled(session.moved_at + 2.9, 3.0) == []
+    assert sessions.stalled(session.moved_at + 3.1, 3.0) == [session]
+
+
+@in_trio
+def test_a_stream_that_only_goes_out_has_nothing_to_hear():
+    sessions, session, _ = under_way(None, sent=False)
+    session.heard_at -= 100.0
+    assert sessions.stalled(session.moved_at + 2.9, 3.0) == []
