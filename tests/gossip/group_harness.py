@@ -152,7 +152,8 @@ class GroupSwarm(Swarm):
         self.quiet()
         while any(node.running and node.peer.exchanges.table for node in self.nodes):
             assert self.now < limit_s, f"a group never ends (seed {self.seed})"
-            self.run(1.0)
+            self.run(0.1)
+            self.quiet()  # what ended may have asked for another
         self.run(1.0)
 
 

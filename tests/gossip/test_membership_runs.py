@@ -20,8 +20,14 @@ RUNS = [bytes([number]) * 16 for number in range(3)]
 
 
 # -- the table, against a recount ------------------------------------------------------------------------------------
+def sharing(table: Table) -> list[MemberRecord]:
+    """Who is there, has weights, and was met: one that is only remembered from an earlier life was not yet."""
+    entries = table.entries.values()
+    return [one.record for one in entries if one.state is ALIVE and one.record.ready and one.met]
+
+
 def recount(table: Table) -> set[bytes]:
-    return {one.record.genesis for one in table.entries.values() if one.state is ALIVE and one.record.ready}
+    return {record.genesis for record in sharing(table)}
 
 
 claims = st.builds(
@@ -53,8 +59,7 @@ def test_whatever_is_added_placed_and_forgotten_the_runs_are_those_of_a_recount(
                 table.place(entry, record, ALIVE if entry is table.mine else state, now)
         assert len(table.entries) <= limit
         assert sorted(table.runs()) == sorted(recount(table))
-        sharing = [one.record.id for one in table.entries.values() if one.state is ALIVE and one.record.ready]
-        assert table.owners() == sorted(sharing)
+        assert table.owners() == sorted(record.id for record in sharing(table))
         if table.owners() != owners:
             assert table.changes > changes, "who shares the data would not look again"
     # Each run goes with the last of its members: a wrong count would leave it there, or end it early.
