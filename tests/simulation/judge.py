@@ -57,7 +57,7 @@ class Deal:
 class Push:
     """A mass on its way from its owner to a partner or back."""
 
-    __slots__ = ("back", "doubted", "mass", "merged", "owner", "session", "since_s", "stolen", "total", "void")
+    __slots__ = ("back", "doubted", "mass", "merged", "owner", "session", "since_s", "stolen", "taker", "total", "void")
 
     def __init__(self, owner: Host, session: int, mass: Fraction | float, total: Fraction | float, now: float) -> None:
         self.owner, self.session, self.mass, self.total, self.since_s = owner, session, mass, total, now
@@ -65,6 +65,7 @@ class Push:
         self.doubted = False  # it was taken back because nobody could say
         self.void = False  # its owner's weights are no longer those that gave it
         self.stolen = False  # a liar has it
+        self.taker: Host | None = None  # who merged it
 
 
 class Judge:
@@ -286,11 +287,13 @@ class Judge:
             world.fail("a mass arrives once", f"{host} merges {effect.session:x} once more")
         if received:
             push.merged += 1
-            push.stolen = host.liar
+            push.stolen, push.taker = host.liar, host
         else:
             push.back += 1
             push.doubted = self.doubted(push, session)
-        if push.merged and push.back and not (push.void or push.stolen or push.doubted):
+        # A life that has ended took what it merged along, and the next one of that member rightly says no.
+        over = push.taker is not None and push.taker.gone
+        if push.merged and push.back and not (push.void or push.stolen or push.doubted or over):
             world.fail("no mass is there twice", f"{push.owner}'s {push.session:x} was merged and taken back")
 
     def returned(self, host: Host, number: int) -> bool:
