@@ -207,8 +207,8 @@ def test_three_groups_and_two_cuts_one_after_the_other():
 def test_stragglers_slow_nobody(mode):
     """About 19 fast peers of 24, for 200 s. Their steps are the same to the last one. Their mixes may fall short of one
     in an interval by 3 %: who asks a straggler waits up to 0.4 s for its next boundary, and the schedule makes up for
-    that but where an interval was missed whole (0.2 to 1.8 % over seeds 1 to 3); the sampling error of 4,800 mixes whose
-    intervals are uniform within a quarter is 0.2 %."""
+    that but where an interval was missed whole (0.2 to 1.8 % over seeds 1 to 3); the sampling error of 4,800 mixes
+    whose intervals are uniform within a quarter is 0.2 %."""
     seconds, runs = 200.0, []
     for stragglers in (None, Stragglers(share=0.25, slowdown=4)):
         compute = Compute(step_s=Distribution.constant(0.1), stragglers=stragglers)
