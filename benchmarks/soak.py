@@ -1,6 +1,6 @@
 """Hours of an ordinary swarm, members coming and going: does anything grow that should not?
 
-    python benchmarks/soak.py [--minutes 120] [--nodes 6] [--out soak]
+    python benchmarks/soak.py [--minutes 120] [--nodes 6] [--out soak]       (^C ends it early)
 
 Half of the nodes stay from beginning to end; every 90 s one of the others is killed and comes back with its state, or
 leaves and comes back as somebody new, or is stopped for 15 s. Every 30 s each node writes down its memory, descriptors,
@@ -12,6 +12,7 @@ takes less than a quarter of one core.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import itertools
 import json
@@ -228,7 +229,8 @@ def main() -> None:
         lab.defaults["secret"] = str(secret)
         soak = Soak(lab, arguments)
         soak.start()
-        soak.run()
+        with contextlib.suppress(KeyboardInterrupt):  # ^C ends it early, with what there is
+            soak.run()
         soak.write_rows(arguments.out.with_suffix(".csv"))
         table, good = soak.verdict()
         lab.end([member.patient for member in soak.members])
