@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from gossip.bench import BENCHED
 from gossip.codecs import CODECS
 from gossip.conduct import NEVER
 from gossip.effects import Effect, MemberState, Merge, Mix, Send
@@ -19,6 +20,7 @@ from gossip.terms import answers, bounds
 
 __all__ = ["Exchanges"]
 
+INNOCENT = ("replaced", "late", "overflow")  # reasons for an abort that are nobody's fault
 COMMITTING = (State.STREAMING, State.VERIFIED, State.DOUBT)  # before these nothing of ours can have arrived
 
 
@@ -228,6 +230,7 @@ class Exchanges(Offering):
         self.done += 1
         self.last_partner = partner
         self.conduct.excuse(partner, "wasted")
+        self.excused.pop(partner, None)
         self.partners.mixed(partner, now)
         if exchange.push and not exchange.initiator:
             return [Merge(session, exchange.mass), *self.end(exchange)]
@@ -248,11 +251,22 @@ class Exchanges(Offering):
         self.local.version = within(self.local.version + moved * version_gap(exchange.theirs, exchange.ours))
         return [Mix(session, exchange.weight, late and not self.config.plain), *self.end(exchange)]
 
+    def excuses(self, partner: PeerId) -> bool:
+        """Whether an exchange that ended for an innocent reason costs its partner nothing. A reason is a claim, and who
+        gives one again and again holds a slot as well as who gives none: it is believed once for each finished
+        exchange."""
+        if partner in self.excused:
+            return False
+        self.excused[partner] = None
+        if len(self.excused) > BENCHED:
+            del self.excused[next(iter(self.excused))]
+        return True
+
     def fail(self, exchange: Exchange, now: float, code: str) -> list[Effect]:
         self.count(code)
         if code == "overflow":
             self.bounded = False  # once more with a codec that needs no bound, which shows how wide it must be
-        elif code not in ("replaced", "late"):
+        if not (code in INNOCENT and self.excuses(exchange.partner)):
             self.partners.failed(exchange.partner, now, silent=exchange.state is State.PREPARING)
         if exchange.initiator:
             self.gave_up = True

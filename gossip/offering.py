@@ -47,6 +47,7 @@ class Offering(Ledger[Exchange]):
     ) -> None:
         super().__init__(me, local, config, new_session)
         self.partners = partners
+        self.excused: dict[PeerId, None] = {}  # whose last exchange ended for an innocent reason, oldest first
         self.push = config.pushes
         self.single = not self.push and config.partners == 1  # an exchange is a mix, whoever asked for it
         self.conserves = config.conserves
