@@ -99,6 +99,7 @@ class Chaos:
         arguments += ["--listen", place.address, "--state-dir", str(state), "--config", json.dumps(CONFIG)]
         there = [one for one in self.places if one.lives and not one.busy and one is not place]
         seeds = [one.now.address for one in there if one.now.event("joined")]
+        seeds = [seed for seed in seeds if seed != "none"]  # one that came in a cut, where nobody could dial it
         for seed in self.rng.sample(seeds, min(2, len(seeds))):
             arguments += ["--seed", seed]
         arguments += ["--warm-steps", "400"] if not self.started else []
