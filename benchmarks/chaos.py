@@ -274,7 +274,8 @@ def longest(places: list[Place], since: float, until: float) -> float:
 
 
 def accuracy(places: list[Place], since: float, until: float) -> float:
-    return statistics.fmean(row["accuracy"] for p in places for row in p.now.looks if since <= row["t"] <= until)
+    lives = [life for place in places for life in place.lives]  # whoever was there then may be gone now
+    return statistics.fmean(row["accuracy"] for life in lives for row in life.looks if since <= row["t"] <= until)
 
 
 def waits(places: list[Place], kills: list[tuple[float, frozenset[str]]], until: float) -> list[float]:
