@@ -145,7 +145,7 @@ class Joining:
         free = [peer for peer in self.candidates if peer not in sending]
         while self.missing and free and len(self.pieces) < self.config.donors:
             (start, stop), donor, session = self.missing.pop(), free.pop(0), self.new_session()
-            seconds = self.config.reply_timeout_s + 4 * (stop - start) / (self.config.slowest_rate_mb_s * 1e6)
+            seconds = allowed_s(self.config, stop - start)
             self.pieces[session] = Piece(start, stop, donor, now + seconds, start)
             effects.append(Collect(session, donor, start, stop, self.size, seconds))
             effects.append(Send(donor, Fetch(session, self.keys, start, stop)))
@@ -192,7 +192,7 @@ class Joining:
             (start, stop), step, session = first[owner], self.config.chunk_elements, self.new_session()
             start += self.new_session() % -(-(stop - start) // step) * step
             stop = min(stop, start + step)
-            seconds = self.config.reply_timeout_s + 4 * (stop - start) / (self.config.slowest_rate_mb_s * 1e6)
+            seconds = allowed_s(self.config, stop - start)
             self.comparisons[session] = Comparison(owner, other, start, stop, now + seconds)
             effects.append(Collect(session, other, start, stop, self.size, seconds, compare=True))
             effects.append(Send(other, Fetch(session, self.keys, start, stop)))
@@ -332,7 +332,7 @@ class Donating:
         asleep = now - local.boundary_at > self.config.boundary_patience_s
         if len(self.table) >= SERVED_AT_ONCE or fetch.session in self.table or asleep:
             return [Send(sender, Busy(fetch.session))]
-        seconds = self.config.reply_timeout_s + 4 * (fetch.stop - fetch.start) / (self.config.slowest_rate_mb_s * 1e6)
+        seconds = allowed_s(self.config, fetch.stop - fetch.start)
         self.table[fetch.session] = (sender, fetch, now + seconds)
         return [Snapshot(fetch.session, bool(fetch.optimizer_keys))]
 
@@ -368,3 +368,8 @@ class Donating:
     @property
     def deadline(self) -> float:
         return min([deadline for _, _, deadline in self.table.values()]) if self.table else math.inf
+
+
+def allowed_s(config: Config, elements: int) -> float:
+    """Seconds that a donor has for so many elements of float32."""
+    return config.reply_timeout_s + 4 * elements / (config.slowest_rate_mb_s * 1e6)
