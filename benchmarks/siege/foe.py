@@ -242,15 +242,20 @@ class Member:
         return number
 
     async def chunk(self, line: Line, chunk: Chunk, body: bytes) -> None:
-        session = self.sessions.get(chunk.session)
-        if session is None or session.answered:
-            return
-        session.received += body
-        session.elements += chunk.elements
-        if session.elements >= self.target.elements:
-            session.answered = True
+        session = self.whole(chunk, body)
+        if session is not None:
             await self.send_vector(session, self.transform(self.decoded(session)))
             await line.send(Commit(session.number))
+
+    def whole(self, chunk: Chunk, body: bytes) -> Session | None:
+        """The chunk's session, once: when all of the other's vector is here."""
+        session = self.sessions.get(chunk.session)
+        if session is None or session.answered:
+            return None
+        session.received += body
+        session.elements += chunk.elements
+        session.answered = session.elements >= self.target.elements
+        return session if session.answered else None
 
     def decoded(self, session: Session) -> Floats:
         out = np.empty(session.elements, np.float32)

@@ -54,13 +54,8 @@ async def commit_stall(foe: Foe) -> None:
     member = await foe.member(mixes=True)
 
     async def chunk(line: Line, chunk: Chunk, body: bytes) -> None:
-        session = member.sessions.get(chunk.session)
-        if session is None or session.answered:
-            return
-        session.received += body
-        session.elements += chunk.elements
-        if session.elements >= foe.target.elements:
-            session.answered = True
+        session = member.whole(chunk, body)
+        if session is not None:
             await member.send_vector(session, member.decoded(session))
 
     member.on[Chunk], member.on[Commit], member.on[Outcome] = chunk, nothing, nothing
