@@ -59,6 +59,7 @@ class Nearest(Uniform):
     """
 
     name = "nearest"
+    personal = True
 
     # Small worlds (Watts and Strogatz 1998): a few links at random across a graph of local ones make its paths as short
     # as a random graph's, for the price of those few. Far links are uniform and not by distance (Kleinberg 2000), since

@@ -9,12 +9,11 @@ from gossip.bench import Bench
 from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.exchange import Local
-from gossip.graphs import Graph
 from gossip.ids import Address, PeerId
 from gossip.members import Members
 from gossip.messages import MAX_GROUP
 from gossip.ranks import Grid
-from gossip.selection import Selector, selector
+from gossip.selection import Selector
 
 __all__ = ["Partners"]
 
@@ -27,21 +26,17 @@ MET = 64  # partners of the last mixes remembered: more than anybody mixes with 
 
 
 class Partners:
-    """``linked`` says whether there is a link to a member that nobody can dial. What a selector asks of the swarm
+    """``linked`` says whether there is a link to a member that nobody can dial. What ``selector`` asks of the swarm
     (:class:`gossip.selection.Candidates`) is answered here as well."""
 
     def __init__(
         self, me: PeerId, members: Members, local: Local, config: Config, rng: random.Random,
-        linked: Callable[[PeerId], bool],
+        linked: Callable[[PeerId], bool], selector: Selector,
     ) -> None:  # fmt: skip
         self.me, self.members, self.local, self.config, self.rng = me, members, local, config, rng
-        self.linked = linked
+        self.linked, self.selector = linked, selector
         self.bench = Bench(config.bench_s)
         self.vector_mb = 4e-6 * local.elements
-        self.selector: Selector = selector(
-            config.selection, Graph.from_file(config.graph) if config.graph else None, at_once=config.partners == 0,
-            group_size=config.group_size, vector_mb=self.vector_mb, shortcut=config.shortcuts,
-        )  # fmt: skip
         self.now = 0.0
         self.mixes = 0  # of our own, begun
         self.pace = 1.0  # of the schedule: what of the configured interval lies between two mixes

@@ -24,6 +24,7 @@ from gossip.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, R
 from gossip.partners import Partners
 from gossip.runs import Runs
 from gossip.schedule import Schedule
+from gossip.selection import Selector, selector_of
 from gossip.trial import Judge
 
 __all__ = ["Peer"]
@@ -40,7 +41,8 @@ class Peer:
 
     ``elements``: float32 elements of the weights; ``trained_elements``: of one optimizer key. ``sign`` and ``verify``
     are the identity's; ``expected`` holds the ids that seeds from an invite must prove; ``members`` is who knows the
-    others, by default the membership protocol; ``finished`` is a run that this node had finished in an earlier life.
+    others, by default the membership protocol; ``selector`` is whom to mix with, by default what ``config`` says, which
+    must not name a file; ``finished`` is a run that this node had finished in an earlier life.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Peer:
         expected: Mapping[Address, PeerId] | None = None,
         book: Iterable[MemberRecord] = (),
         members: Members | None = None,
+        selector: Selector | None = None,
         finished: bytes = b"",
         now: float,
     ) -> None:
@@ -70,7 +73,10 @@ class Peer:
             )  # fmt: skip
         self.membership = members
         self.linked_peers: dict[PeerId, float] = {}  # and when each last had us dial its address
-        self.partners = Partners(me.id, members, self.local, config, rng, self.linked_peers.__contains__)
+        self.partners = Partners(
+            me.id, members, self.local, config, rng, self.linked_peers.__contains__,
+            selector or selector_of(config, elements),
+        )  # fmt: skip
         self.exchanges: Exchanges | Groups = (Groups if config.mixing == "group" else Exchanges)(
             me.id, self.local, config, self.new_session, self.partners
         )

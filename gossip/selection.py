@@ -10,11 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Sequence
 from typing import ClassVar, Protocol
 
+from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.graphs import Graph
 from gossip.ids import Address, PeerId
 
-__all__ = ["SELECTIONS", "Candidates", "Selector", "Uniform", "selector", "uniform"]
+__all__ = ["SELECTIONS", "Candidates", "Selector", "Uniform", "selector", "selector_of", "uniform"]
 
 SELECTIONS = ("uniform", "ring", "torus", "graph", "exponential", "grid", "nearest")
 
@@ -63,13 +64,14 @@ class Candidates(Protocol):
 
 
 class Selector(ABC):
-    """A rule for whom to mix with. One instance serves one peer; all but Nearest may serve every peer that shares one
-    table of members, as a simulator's do, and then sort it once for all.
+    """A rule for whom to mix with. One instance serves one peer; unless it is ``personal`` it may serve every peer that
+    shares one table of members, as a simulator's do, and then sorts it once for all.
 
     ``at_once``: a mix is with all neighbours together, not with one, and a pair's weight leaves room for the others'.
     """
 
     name: ClassVar[str]
+    personal: ClassVar[bool] = False  # it keeps what one peer has measured
 
     def __init__(self, at_once: bool = False) -> None:
         self.at_once = at_once
@@ -144,3 +146,12 @@ def selector(
     if name not in plain:
         raise ConfigError(f"selection = {name!r} is unknown: take one of {', '.join(SELECTIONS)}.")
     return plain[name](at_once)
+
+
+def selector_of(config: Config, elements: int, graph: Graph | None = None) -> Selector:
+    """The selector that ``config`` asks for, for models of ``elements``. ``graph`` is what the file holds that
+    ``config.graph`` names: whoever has files reads it, once for all its peers. Raises as :func:`selector` does."""
+    return selector(
+        config.selection, graph, at_once=config.partners == 0, group_size=config.group_size,
+        vector_mb=4e-6 * elements, shortcut=config.shortcuts,
+    )  # fmt: skip

@@ -12,9 +12,11 @@ from collections.abc import Callable
 import trio
 
 from gossip.errors import IdentityError
+from gossip.graphs import Graph
 from gossip.ids import Address, MemberRecord
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
+from gossip.selection import selector_of
 from node.boundary import Boundary, VectorPool
 from node.handshake import Greeter
 from node.identity import Identity, verify
@@ -125,12 +127,13 @@ class Service:
         record = MemberRecord(
             identity.id, identity.public_key, self.incarnation, address=address, genesis=secrets.token_bytes(16),
         )  # fmt: skip
+        config, elements = settings.config, self.state.layout.size
+        graph = Graph.from_file(config.graph) if config.graph else None
         peer = Peer(
-            record, sign=identity.sign, verify=verify, config=settings.config,
-            fingerprint=self.state.layout.fingerprint, elements=self.state.layout.size,
-            trained_elements=self.state.trained_elements, rng=random.Random(secrets.randbits(64)),
+            record, sign=identity.sign, verify=verify, config=config, fingerprint=self.state.layout.fingerprint,
+            elements=elements, trained_elements=self.state.trained_elements, rng=random.Random(secrets.randbits(64)),
             seeds=settings.seeds, expected=settings.expected, book=memory.book, finished=self.state_dir.finished(),
-            now=now,
+            selector=selector_of(config, elements, graph), now=now,
         )  # fmt: skip
         if settings.join_or_fail_s is not None:
             peer.runs.join_by = math.inf  # it does not begin alone meanwhile

@@ -186,11 +186,13 @@ class Scenario:
         cls, path: str | Path, *, seed: int | None = None, changes: Mapping[str, str] | None = None
     ) -> Scenario:
         """A scenario's file. ``changes``: texts under dotted keys, as ``--set gossip.mix_every_steps=4`` gives them,
-        each read as TOML or else as it stands. A trace's path is relative to the file's folder."""
+        each read as TOML or else as it stands. The paths of a trace and a graph are relative to the file's folder."""
         path = Path(path)
         table = read_toml(path, "scenario")
         if isinstance(churn := table.get("churn"), dict) and isinstance(trace := churn.get("trace"), str):
             churn["trace"] = str(path.parent / trace)
+        if isinstance(gossip := table.get("gossip"), dict) and isinstance(graph := gossip.get("graph"), str) and graph:
+            gossip["graph"] = str(path.parent / graph)
         given: dict[str, Any] = {key: value_of(text) for key, text in (changes or {}).items()}
         if seed is not None:
             given["seed"] = seed

@@ -30,12 +30,14 @@ from gossip.effects import (
     Transfer,
     TryDial,
 )  # fmt: skip
+from gossip.graphs import Graph
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership import Membership
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from gossip.progress import Progress
 from gossip.records import trusting, unsigned
+from gossip.selection import Selector, selector_of
 from sim.attackers import Liar, unguarded
 from sim.events import Events
 from sim.host import Floats, Host, Times
@@ -83,6 +85,8 @@ class Swarm:
         if on_step is not None:
             trainer = OneByOne(self.hosts, on_step)
         self.registry = Registry() if ideal else None
+        self.graph = Graph.from_file(config.graph) if config.graph else None
+        self.selector: Selector | None = None  # of all peers, where one can be
         self.links = Links(self.events, network, config, self.perform)
         if self.registry is not None:
             self.links = IdealLinks(self.events, network, config, self.perform, self.registry)
@@ -149,6 +153,9 @@ class Swarm:
         config: Config | None = None,
     ) -> Peer:  # fmt: skip
         whose = f"{name}/{life}" if life else name
+        selector = self.selector or selector_of(self.config, elements, self.graph)
+        if self.registry is not None and not selector.personal:
+            self.selector = selector  # they share one table of members, and sort it once
         record = MemberRecord(
             PeerId(derive(self.seed, name, "id")[:16]), b"", life + 1, address=Address(f"peer-{name}", PORT),
             genesis=derive(self.seed, "" if founder else whose, "genesis")[:16], ready=founder,
@@ -158,7 +165,8 @@ class Swarm:
             record, sign=unsigned, verify=trusting, config=config or self.config, fingerprint=f"vector of {elements}",
             elements=elements, rng=random.Random(derive(self.seed, whose, "peer")),
             seeds=tuple(self.hosts[seed].address for seed in seeds), book=[record] if ideal and not founder else (),
-            members=None if self.registry is None else IdealMembers(self.registry, record), now=self.now,
+            members=None if self.registry is None else IdealMembers(self.registry, record), selector=selector,
+            now=self.now,
         )  # fmt: skip
 
     def host(

@@ -9,8 +9,10 @@ import pytest
 from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.exchange import Local
+from gossip.graphs import Graph
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.partners import AT_ONCE, MET, Partners
+from gossip.selection import selector_of
 
 GENESIS = b"g" * 16
 
@@ -42,7 +44,9 @@ def record(peer, **changes):
 
 def partners(me, peers, linked=(), elements=1000, seed=0, **config):
     local = Local("f", elements, 0, genesis=GENESIS, ready=True)
-    return Partners(me, Table(me, peers), local, Config(**config), random.Random(seed), set(linked).__contains__)
+    made, graph = Config(**config), Graph.from_file(config["graph"]) if "graph" in config else None
+    rule = selector_of(made, elements, graph)
+    return Partners(me, Table(me, peers), local, made, random.Random(seed), set(linked).__contains__, rule)
 
 
 # -- who fits ----------------------------------------------------------------------------------------------------------

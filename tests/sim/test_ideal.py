@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gossip.config import Config
 from gossip.effects import MemberState
+from gossip.graphs import Graph
 from gossip.ids import MemberRecord, PeerId
 from sim.ideal import Registry
 from sim.network import Network
@@ -189,6 +190,36 @@ def test_the_swarms_samples_are_the_sum_of_its_members():
     told = sum(host.peer.membership.my_samples for host in swarm.hosts)
     assert told > 0
     assert {host.peer.membership.swarm_samples for host in swarm.hosts} == {told}
+
+
+# -- with whom -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ideal", [True, False])
+def test_a_graphs_file_is_read_once_for_all_peers(ideal, tmp_path, monkeypatch):
+    path = tmp_path / "links.txt"
+    path.write_text("0 1\n1 2\n2 3\n3 0\n")
+    read, from_file = [], Graph.from_file
+    monkeypatch.setattr(Graph, "from_file", lambda path: (read.append(path), from_file(path))[1])
+    swarm = Swarm(1, Network(), Config(selection="graph", graph=str(path)), ideal=ideal)
+    for index in range(4):
+        swarm.add_peer(vector(index), founder=True)
+    swarm.introduce()
+    swarm.kill(3)
+    swarm.revive(3, [])
+    assert read == [str(path)]
+    assert len({id(host.peer.partners.selector.graph) for host in swarm.hosts}) == 1
+    swarm.run_until(30.0)
+    assert swarm.sessions.mixes > 20
+
+
+def test_peers_with_one_table_sort_it_once_and_keep_it_once():
+    """10,000 of them held 10,000 sorted lists of 10,000 ids. What each measured of its partners stays its own."""
+    swarm = swarm_of(50, config=Config(selection="ring"))
+    swarm.run_until(20.0)
+    orders = {id(host.peer.partners.selector.order(host.peer.partners)[0]) for host in swarm.hosts}
+    assert len(orders) == 1
+    assert swarm.sessions.mixes > 100
+    nearest = swarm_of(5, config=Config(selection="nearest"))
+    assert len({id(host.peer.partners.selector) for host in nearest.hosts}) == 5
 
 
 # -- beside the protocol ---------------------------------------------------------------------------------------------

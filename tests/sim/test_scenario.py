@@ -265,6 +265,14 @@ def test_a_trace_lies_beside_its_scenario(tmp_path, monkeypatch):
     assert elsewhere.churn == ChurnSpec(trace="other.csv")
 
 
+def test_a_graph_lies_beside_its_scenario(tmp_path):
+    path = tmp_path / "linked.toml"
+    path.write_text('rounds = 1\ngossip = { selection = "graph", graph = "links.txt" }')
+    assert Scenario.from_toml(path).gossip.graph == str(tmp_path / "links.txt")
+    elsewhere = Scenario.from_toml(path, changes={"gossip.graph": "other.txt"})  # the command line's own
+    assert elsewhere.gossip.graph == "other.txt"
+
+
 # -- what is shipped -------------------------------------------------------------------------------------------------
 def test_every_world_can_be_used():
     for name in worlds.names("quantiles_ms"):
