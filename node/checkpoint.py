@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import math
 import os
-import secrets
+import re
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,36 +25,20 @@ from typing import Any, Final
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from gossip.errors import CheckpointError
 from gossip.records import within
 
-__all__ = ["Checkpoint", "Figures", "figures", "inspect", "load", "save"]
+__all__ = ["Checkpoint", "Figures", "figures", "load", "save"]
 
 _SUFFIX: Final = ".safetensors"
 _VERSION: Final = 1
 _KEY: Final = "gossip"  # our entry in the header's __metadata__
 _OPTIMIZER: Final = "optimizer/"
-
-_DTYPES: Final = {  # as the format spells them; what is missing (complex128, quantised) it cannot hold
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+_OTHERS: Final = '{"version": 1, "optimizer": null, "tied": {}, "meta": {}}'  # of weights that somebody else wrote
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,47 +88,40 @@ def save(
 ) -> None:
     """Writes ``path`` (a name without any ending gets ``.safetensors``) and, beside it, a ``.json`` that describes it.
 
-    ``tensors`` may live on any device; ``optimizer_state`` is an optimizer's ``state_dict()``; ``meta`` holds numbers,
-    strings, None, and lists, tuples and mappings of them. Killed at any moment, or out of room, it leaves the previous
-    checkpoint readable: everything is written to temporary files in the same directory, synced, then renamed. Several
-    processes may save to one path at once; the last one stays. Missing directories are made.
+    ``tensors`` may live on any device; ``optimizer_state`` is an optimizer's ``state_dict()``; ``meta`` maps names to
+    numbers, strings, None, and lists, tuples and mappings of them. Killed at any moment, or out of room, it leaves the
+    previous checkpoint readable: both files are written beside it, synced, then renamed. Several processes may save to
+    one path at once; the last one stays. Missing directories are made.
 
-    The library's own ``save_file`` is not used: it copies a GPU's tensors all at once, does not sync, hides the error
-    number behind text, and refuses tied tensors.
-
-    Raises :class:`CheckpointError` in one sentence, saying whether the previous checkpoint is intact.
+    Raises :class:`CheckpointError` in one sentence that says whether the previous checkpoint is intact.
     """
     target = _with_suffix(path)
     # An ending of the caller's own stays in the name, or "run.1" and "run.2" would share one description.
     beside = target.with_suffix(".json") if target.suffix == _SUFFIX else target.with_name(target.name + ".json")
     everything, document = _plan(tensors, optimizer_state, meta)
-    elements = sum(tensor.numel() for name, tensor in everything.items() if name in tensors)
+    elements = sum(tensor.numel() for name, tensor in everything.items() if not name.startswith(_OPTIMIZER))
     described = {"checkpoint": target.name, "version": _VERSION, "elements": elements, "meta": document["meta"]}
-    committed = False
     try:
         for place in (target, beside):
             if place.exists() and not place.is_file():
                 raise CheckpointError(f"Could not save to {place}: it is no regular file; choose another path.")
         target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target)
-        _sweep(beside)
-        # Both are on the disk before either is renamed: a full disk then stops both.
-        with _temporary(target) as (weights_fd, weights), _temporary(beside) as (text_fd, text):
-            _write_safetensors(weights_fd, everything, document)
-            _write(text_fd, memoryview(json.dumps(described, indent=2).encode() + b"\n"))
-            os.fsync(weights_fd)
-            os.fsync(text_fd)
-            os.replace(weights, target)
-            committed = True
+        with _folder_beside(target) as folder:
+            text, weights = folder / "text", folder / "weights"
+            text.write_text(json.dumps(described, indent=2, allow_nan=False) + "\n")
+            save_file(everything, weights, {"format": "pt", _KEY: json.dumps(document, allow_nan=False)})
+            shutil.copymode(text, weights)  # what the umask allows; the library's are for their owner alone
+            for file in (text, weights):
+                _sync(file)
             os.replace(text, beside)
-            _sync_directory(target.parent)
-    except OSError as error:
-        reason = _reason(error)
-        if committed:
-            raise CheckpointError(f"Saved {target}, whole, but could not describe it in {beside}: {reason}.") from error
+            os.replace(weights, target)  # the last: until here the previous checkpoint stands
+    except KeyError as error:  # so the library says that it has no such type
+        names = [name for name, tensor in everything.items() if tensor.dtype in error.args]
+        raise _cannot_hold(names[0], everything[names[0]]) from error
+    except (OSError, SafetensorError) as error:
         before = "the previous checkpoint is intact" if os.path.exists(target) else "nothing was written"
-        room = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "free room or choose another path" if room else "choose another path"
+        number, reason = _reason(error)
+        advice = "free room or choose another path" if number in _NO_ROOM else "choose another path"
         raise CheckpointError(f"Could not save to {target}: {reason}; {before}; {advice}.") from error
 
 
@@ -151,50 +131,69 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     Raises :class:`CheckpointError` in one sentence when the file is missing, cut off, corrupt, a pickle, or newer than
     this version. The file is checked as the format demands; bits that flipped within a tensor are not seen.
     """
-    with _opened(path) as (place, file):
-        document = _document(place, file)
-        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+    place = _with_suffix(path)
+    if not os.path.exists(place) and os.path.exists(path):
+        place = Path(path)  # a name without an ending that somebody else gave, if only to refuse it
+    try:
+        if place.exists() and not place.is_file():
+            raise CheckpointError(f"Could not read {place}: it is no regular file; give a checkpoint's path.")
+        with safe_open(place, framework="pt", device="cpu") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            document = json.loads((file.metadata() or {}).get(_KEY, _OTHERS))
+        if document["version"] != _VERSION:
+            version = document["version"]
+            raise CheckpointError(f"{place} has format {version}, this version reads {_VERSION}; upgrade it.")
+        for key, kind in (("optimizer", dict | None), ("tied", dict), ("meta", dict)):
+            if not isinstance(document[key], kind):
+                raise TypeError(key)
         for alias, kept in document["tied"].items():
             stored[alias] = stored[kept]
-        encoded = document["optimizer"]
-        state = None if encoded is None else _decode(encoded, stored)
         weights = {name: tensor for name, tensor in stored.items() if not name.startswith(_OPTIMIZER)}
-        return Checkpoint(weights, state, _decode(document["meta"], {}))
+        return Checkpoint(weights, _decode(document["optimizer"], stored), _decode(document["meta"], {}))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"There is no checkpoint at {place}; check the path.") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"Could not read {place}: {_reason(error)[1]}; check the path and its permissions."
+        ) from error
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        sentence = "is cut off, corrupt, or no checkpoint; use another one."
+        if _looks_like_a_pickle(place):
+            sentence = (
+                "is a pickle, which may run code when it is opened; convert it to safetensors where you trust it."
+            )
+        raise CheckpointError(f"{place} {sentence}") from error
 
 
-def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The ``meta`` that a checkpoint was saved with, from its header alone. Errors as in :func:`load`."""
-    with _opened(path) as (place, file):
-        meta: dict[str, Any] = _decode(_document(place, file)["meta"], {})
-        return meta
-
-
-# What is written ------------------------------------------------------------------------------------------------------
+# What is in the file --------------------------------------------------------------------------------------------------
 
 
 def _plan(
     tensors: Mapping[str, Tensor], optimizer_state: Mapping[str, Any] | None, meta: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Every tensor to store, each once, and the JSON that says what they are."""
+    """Every tensor to store, each once, on the host, and the JSON that says what they are."""
     for name in tensors:
         if name == "__metadata__" or name.startswith(_OPTIMIZER):
             raise CheckpointError(f"Could not save: a tensor may not be called {name!r} in a checkpoint; rename it.")
-    everything = dict(tensors)
-    optimizer = None if optimizer_state is None else _encode(optimizer_state, "the optimizer's state", "", everything)
-    described = _encode(meta, "meta", "", None)
-    if not isinstance(meta, Mapping) or "$map" in described:
-        raise CheckpointError("Could not save: meta must be a mapping of names to plain values.")
+    given = dict(tensors)
+    optimizer = _encode(optimizer_state, "the optimizer's state", "", given)
+    everything: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
-    kept: dict[tuple[Any, ...], str] = {}
-    for name, tensor in list(everything.items()):
-        if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in _DTYPES:
-            kind = f"{tensor.dtype} on {tensor.device} with layout {tensor.layout}"
-            raise CheckpointError(f"Could not save: {name} is {kind}, which safetensors cannot hold; convert it first.")
-        # The same memory seen the same way is one tensor under two names. Views that only overlap are written apart.
+    names: dict[tuple[Any, ...], str] = {}  # by what is seen of which memory
+    storages: set[int] = set()
+    for name, tensor in given.items():
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise _cannot_hold(name, tensor)
         view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj())
-        if tensor.numel() and kept.setdefault(view, name) != name:
-            tied[name] = kept[view]
-            del everything[name]
+        if tensor.numel() and names.setdefault(view, name) != name:
+            tied[name] = names[view]
+            continue
+        host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if host.untyped_storage().data_ptr() in storages:  # views that overlap are written apart
+            host = host.clone()
+        storages.add(host.untyped_storage().data_ptr())
+        everything[name] = host
+    described = _encode(meta, "meta", "", None)
     return everything, {"version": _VERSION, "optimizer": optimizer, "tied": tied, "meta": described}
 
 
@@ -203,13 +202,11 @@ def _encode(value: Any, what: str, where: str, tensors: dict[str, Tensor] | None
 
     What JSON lacks is written as an object with one key: ``$tensor``, ``$tuple``, ``$float`` (nan, inf), ``$map``.
     """
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, np.bool_ | np.integer | np.floating):  # a schedule computed in numpy: 1e-3 is still a number
-        value = value.item() if not isinstance(value, np.floating) else float(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"$float": repr(float(value))}
-    if isinstance(value, int):
+    if isinstance(value, np.generic):  # a schedule computed in numpy: 1e-3 is still a number
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor) and tensors is not None:
         name = _OPTIMIZER + where
@@ -221,10 +218,9 @@ def _encode(value: Any, what: str, where: str, tensors: dict[str, Tensor] | None
         items = [_encode(item, what, f"{where}.{index}".lstrip("."), tensors) for index, item in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        pairs = [(key, _encode(item, what, f"{where}.{key}".lstrip("."), tensors)) for key, item in value.items()]
-        if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return dict(pairs)
-        return {"$map": [list(pair) for pair in pairs]}
+        pairs = [[key, _encode(item, what, f"{where}.{key}".lstrip("."), tensors)] for key, item in value.items()]
+        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        return dict(pairs) if plain else {"$map": pairs}
     place = f"{where!r} in {what}" if where else what
     allowed = "plain data" if tensors is None else "a tensor or plain data"
     raise CheckpointError(f"Could not save: {place} is {type(value).__name__}, not {allowed}; remove or convert it.")
@@ -248,25 +244,12 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: _decode(item, tensors) for key, item in value.items()}
 
 
-def _write_safetensors(fd: int, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-    """The format: 8 bytes of header length, a JSON header, the tensors' bytes without gaps in the header's order."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", _KEY: json.dumps(document, allow_nan=False)}}
-    # Widest type first: then every tensor starts at a multiple of its element size, and can be read in place.
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    end = 0
-    for name in order:
-        tensor = tensors[name]
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    _write(fd, memoryview(len(text).to_bytes(8, "little") + text))
-    for name in order:  # one at a time: from a GPU, memory for the largest tensor and not for the model
-        host = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
-        _write(fd, host.reshape(-1).view(torch.uint8).numpy().data)
+def _cannot_hold(name: str, tensor: Tensor) -> CheckpointError:
+    kind = f"{tensor.dtype} on {tensor.device} with layout {tensor.layout}"
+    return CheckpointError(f"Could not save: {name} is {kind}, which safetensors cannot hold; convert it first.")
 
 
-# Replacing a file as a whole ------------------------------------------------------------------------------------------
+# Files ----------------------------------------------------------------------------------------------------------------
 
 
 def _with_suffix(path: str | os.PathLike[str]) -> Path:
@@ -277,96 +260,31 @@ def _with_suffix(path: str | os.PathLike[str]) -> Path:
 
 
 @contextlib.contextmanager
-def _temporary(target: Path) -> Iterator[tuple[int, Path]]:
-    """An empty locked file beside ``target``, removed at the end unless it was renamed.
+def _folder_beside(target: Path) -> Iterator[Path]:
+    """A folder of its own beside ``target``, gone at the end; what was renamed out of it is then on the disk.
 
-    Its name is its own, because every process of a swarm on one machine may save to one path at once; its lock tells
-    :func:`_sweep` that somebody is writing it, also when process numbers belong to different containers.
+    Everybody who writes here holds the directory's lock together with the others. Who gets it alone knows that all that
+    is left of ``target`` is of writers that were killed, and removes it, so that kills do not fill the disk.
     """
-    while True:
-        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with contextlib.suppress(OSError):  # no locks on this filesystem: then nobody sweeps it either
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        if os.fstat(fd).st_nlink:
-            break
-        os.close(fd)  # swept between its creation and its lock
+    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield fd, path
+        with contextlib.suppress(OSError):  # others write here, or a filesystem without locks: then nobody sweeps
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+                shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            fcntl.flock(directory, fcntl.LOCK_SH)
+        with tempfile.TemporaryDirectory(".tmp", f".{target.name}.", target.parent, True) as folder:
+            yield Path(folder)
+            with contextlib.suppress(OSError):  # some network filesystems refuse it; the renames have happened
+                os.fsync(directory)
     finally:
-        path.unlink(missing_ok=True)
-        os.close(fd)
+        os.close(directory)
 
 
-def _sweep(target: Path) -> None:
-    """Removes what killed writers left for ``target``, so that kills do not fill the disk."""
-    for path in target.parent.iterdir():
-        if path.name.startswith(f".{target.name}.") and path.name.endswith(".tmp"):
-            with contextlib.suppress(OSError):  # locked by a living writer, or gone already
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if os.fstat(fd).st_ino == path.stat().st_ino:  # not renamed meanwhile by its living writer
-                        path.unlink()
-                finally:
-                    os.close(fd)
-
-
-def _write(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
-
-
-def _sync_directory(directory: Path) -> None:
-    with contextlib.suppress(OSError):  # some network filesystems refuse it; the rename itself has happened
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
-# What is read ---------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Any]]:
-    """The path found and its file open; whatever goes wrong inside is one sentence."""
-    place = _with_suffix(path)
-    if not os.path.exists(place) and os.path.exists(path):
-        place = Path(path)  # a name without an ending that somebody else gave, if only to refuse it
-    try:
-        if place.exists() and not place.is_file():
-            raise CheckpointError(f"Could not read {place}: it is no regular file; give a checkpoint's path.")
-        with safe_open(place, framework="pt", device="cpu") as file:
-            yield place, file
-    except FileNotFoundError as error:
-        raise CheckpointError(f"There is no checkpoint at {place}; check the path.") from error
-    except OSError as error:
-        raise CheckpointError(
-            f"Could not read {place}: {_reason(error)}; check the path and its permissions."
-        ) from error
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        if _looks_like_a_pickle(place):
-            sentence = (
-                "is a pickle, which may run code when it is opened; convert it to safetensors where you trust it."
-            )
-            raise CheckpointError(f"{place} {sentence}") from error
-        sentence = "is cut off, corrupt, or no checkpoint; use another one."
-        raise CheckpointError(f"{place} {sentence}") from error
-
-
-def _document(place: Path, file: Any) -> dict[str, Any]:
-    text = (file.metadata() or {}).get(_KEY)
-    if text is None:  # weights that somebody else wrote
-        return {"optimizer": None, "tied": {}, "meta": {}}
-    document = json.loads(text)
-    if document["version"] != _VERSION:
-        raise CheckpointError(f"{place} has format {document['version']}, this version reads {_VERSION}; upgrade it.")
-    for key, kind in (("optimizer", dict | None), ("tied", dict), ("meta", dict)):
-        if not isinstance(document[key], kind):
-            raise TypeError(key)
-    return dict(document)
+def _sync(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
 
 
 def _looks_like_a_pickle(place: Path) -> bool:
@@ -378,6 +296,9 @@ def _looks_like_a_pickle(place: Path) -> bool:
         return False
 
 
-def _reason(error: OSError) -> str:
-    text = error.strerror or str(error)
-    return text[:1].lower() + text[1:]
+def _reason(error: OSError | SafetensorError) -> tuple[int | None, str]:
+    """The system's error number and its words; the library hides them in a sentence: ``... (os error 28) ...``."""
+    hidden = re.search(r"\(os error (\d+)\)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(hidden[1]) if hidden else None
+    text = os.strerror(number) if number is not None else str(error)
+    return number, text[:1].lower() + text[1:]

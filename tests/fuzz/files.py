@@ -192,7 +192,6 @@ class Checkpoints(OnDisk):
             held = checkpoint.load(self.path)
             assert all(isinstance(value, torch.Tensor) for value in held.tensors.values())
             assert isinstance(held.meta, dict)
-            assert checkpoint.inspect(self.path) == held.meta or held.meta != held.meta
 
         return data, act
 

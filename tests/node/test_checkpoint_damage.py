@@ -19,6 +19,10 @@ from node import checkpoint
 torch.set_num_threads(1)
 
 
+def framed(header):
+    return len(header).to_bytes(8, "little") + header.encode()
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "run.safetensors"
@@ -34,9 +38,8 @@ def test_a_file_cut_off_anywhere_is_refused(tmp_path, whole):
     cuts = {*range(12), *range(12, header, 97), header - 1, header, header + 1, *range(header, len(whole), 211)}
     for cut in sorted({*cuts, len(whole) - 1}):
         path.write_bytes(whole[:cut])
-        for call in (checkpoint.load, checkpoint.inspect):
-            with pytest.raises(CheckpointError, match=r"is cut off, corrupt, or no checkpoint; use another one\.$"):
-                call(path)
+        with pytest.raises(CheckpointError, match=r"is cut off, corrupt, or no checkpoint; use another one\.$"):
+            checkpoint.load(path)
 
 
 @given(st.data())
@@ -49,6 +52,23 @@ def test_a_corrupt_header_is_refused_or_read_but_never_anything_else(tmp_path_fa
     path.write_bytes(corrupt)
     with contextlib.suppress(CheckpointError):
         assert isinstance(checkpoint.load(path), checkpoint.Checkpoint)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (1 << 60).to_bytes(8, "little"),  # of a header of 2^60 bytes
+        framed('{"w": {"dtype": "F32", "shape": [1099511627776], "data_offsets": [0, 4398046511104]}}'),
+        framed('{"w": {"dtype": "F32", "shape": [1099511627776], "data_offsets": [0, 4]}}'),
+        framed('{"w": {"dtype": "F32", "shape": [4294967296, 4294967296, 4294967296], "data_offsets": [0, 4]}}'),
+    ],
+    ids=["the header", "the file", "a shape", "beyond 64 bits"],
+)
+def test_a_file_that_claims_terabytes_is_refused_before_they_are_asked_for(header, tmp_path):
+    path = tmp_path / "run.safetensors"
+    path.write_bytes(header + bytes(4))
+    with pytest.raises(CheckpointError, match="is cut off, corrupt, or no checkpoint"):
+        checkpoint.load(path)
 
 
 def header_with(document):
@@ -111,9 +131,8 @@ def test_a_pickle_is_refused_and_never_opened(tmp_path, name, writer):
         path.write_bytes(pickle.dumps({"w": Trap(mark)}))
     else:
         torch.save({"w": torch.ones(3), "trap": Trap(mark)}, path, _use_new_zipfile_serialization=writer == "torch")
-    for call in (checkpoint.load, checkpoint.inspect):
-        with pytest.raises(CheckpointError, match="is a pickle, which may run code"):
-            call(path)
+    with pytest.raises(CheckpointError, match="is a pickle, which may run code"):
+        checkpoint.load(path)
     assert not mark.exists()
 
 
