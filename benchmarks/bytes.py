@@ -55,9 +55,7 @@ FAMILIES: dict[str, list[dict[str, Any]]] = {
     "bf16": [{"codec": "bf16", "mix_every_steps": every} for every in (8, 64)],
     "int8": [{"codec": "int8", "mix_every_steps": every} for every in (8, 40, 104)],
     "int4": [{"codec": "int4", "mix_every_steps": every} for every in (8, 24, 56)],
-    "moniqua8": [{"codec": "moniqua8", "mix_every_steps": every} for every in (8, 40)],
     "moniqua4": [{"codec": "moniqua4", "mix_every_steps": every} for every in (8, 24, 56)],
-    "moniqua2": [{"codec": "moniqua2", "mix_every_steps": 8}],
     "int8, outer momentum": [OUTER | {"codec": "int8", "mix_every_steps": every} for every in (40, 104)],
     "int4, outer momentum": [OUTER | {"codec": "int4", "mix_every_steps": every} for every in (24, 56)],
     "top-k": [{"part": f"top {share}", "mix_every_steps": 8, "codec": "bf16"} for share in (0.1, 0.03, 0.01)],
@@ -84,7 +82,6 @@ GPT_FAMILIES: dict[str, list[dict[str, Any]]] = {
     "moniqua4, outer momentum": [
         OUTER | FREE | {"codec": "moniqua4", "mix_every_steps": every} for every in (14, 28, 56)
     ],
-    "moniqua2": [FREE | {"codec": "moniqua2", "mix_every_steps": 28}],
     "top-k": [FREE | {"part": "top 0.05", "codec": "bf16", "mix_every_steps": 20}],
     "fragments (Streaming DiLoCo)": [
         FREE | {"part": "fragments 4", "codec": "int8", "mix_every_steps": 6},

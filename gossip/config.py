@@ -16,6 +16,7 @@ from gossip.errors import ConfigError
 from gossip.mixing import check_outer
 from gossip.parts import check_part
 from gossip.published import METHODS, method
+from gossip.removed import check_removed
 from gossip.together import check_together
 
 __all__ = ["Config"]
@@ -50,7 +51,7 @@ class Config:
     outer_momentum: float | None = None  # alpha: m <- alpha m + beta (mean - phi). Neither: see for_training()
     outer_rate: float | None = None  # beta: phi <- phi + m; stable for 0 < beta < 2 (1 - alpha^2). 0 and 1: plain means
     staleness_exponent: float = 0.0  # a: weight = 1/2 (1 + gap)^-a, gap in whole mixing rounds; 0: all pairs alike
-    codec: str = "fp32"  # what crosses the wire: fp32, bf16, fp16, int8, int4, moniqua8, moniqua4, moniqua2, or auto
+    codec: str = "fp32"  # what crosses the wire: fp32, bf16, fp16, int8, int4, moniqua4, or auto
     part: str = "all"  # which elements: all, "mask 0.005" (a random share), "top 0.01", "fragments 8" (one at a time)
     average_optimizer: bool = False  # average the optimizer's state (momentum, second moments) with the weights
 
@@ -123,6 +124,7 @@ class Config:
         if not self.swarm or len(self.swarm) > 64 or not self.swarm.isprintable():
             raise ConfigError("swarm must be a name of 1 to 64 printable characters.")
         check_outer(*self.outer, self.averaged)
+        check_removed("codec", self.codec)
         if self.codec != AUTO:
             get_codec(self.codec)
         check_part(self.part)

@@ -188,8 +188,7 @@ class Offering(Ledger[Exchange]):
             exchange.codec = FALLBACK
         gap = local.version - offer.version
         cap = min(offer.weight, self.partners.cap(sender, self.moving))
-        weight = pair_weight(gap, self.config.staleness_exponent, cap=cap)
-        exchange.weight = weight * CODECS[exchange.codec].gain
+        exchange.weight = pair_weight(gap, self.config.staleness_exponent, cap=cap)
         return [*dropped, Snapshot(session, bool(keys))]
 
     def refused(self, offer: Offer) -> str | None:

@@ -128,8 +128,8 @@ METHODS = {
             "moniqua",
             "Moniqua",
             "Lu and De Sa, ICML 2020, arXiv:2002.11787",
-            {**EVERY_STEP, "codec": "moniqua8"},
-            differs="the bound is learned, and one that was exceeded is seen and never averaged",
+            {**EVERY_STEP, "codec": "moniqua4"},
+            differs="4 bits; the bound is learned, and one that was exceeded is seen and never averaged",
         ),
         Method(
             "clippedgossip",

@@ -153,14 +153,14 @@ async def refuser(foe: Foe) -> None:
     await trio.sleep_forever()
 
 
-@attack("an exchange of a part first, then all under Moniqua", partners=1, named="", codec="moniqua8")
+@attack("an exchange of a part first, then all under Moniqua", partners=1, named="", codec="moniqua4")
 async def moniqua(foe: Foe) -> None:
     member = await foe.member(mixes=True)
     while True:
         for line in member.open_lines():
             await member.offer(line, part="mask 1", codec="int8")
             await trio.sleep(0.2)
-            await member.offer(line, codec="moniqua8")
+            await member.offer(line, codec="moniqua4")
         await trio.sleep(0.2)
 
 

@@ -199,7 +199,7 @@ EXTREMES: dict[str, list[Any]] = {
     "int": [0, 1, 2**31, 2**53 - 1, 2**53, 2**63 - 1],
     "float": [0.0, -1.0, 1e-308, 1e308, -1e308, 2.0**53],
     "bool": [True, False],
-    "text": ["", "x" * 16, "all", "mask 0", "top 0.0000001", "fragment 0/1", "\u2603" * 16, "moniqua2"],
+    "text": ["", "x" * 16, "all", "mask 0", "top 0.0000001", "fragment 0/1", "\u2603" * 16, "moniqua4"],
     "bytes": [b"", b"\xff" * 16],
     "id": [b"\x00" * 16, b"\xff" * 16],
     "ids": [[], [b"\x00" * 16] * 15],

@@ -8,19 +8,17 @@ from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Buffer, Codec, Floats
 from gossip.codecs.blockwise import Int4, Int8
 from gossip.codecs.choice import AUTO, fastest
 from gossip.codecs.floats import Bf16, Fp16, Fp32
-from gossip.codecs.moniqua import Moniqua2, Moniqua4, Moniqua8, Overflow
+from gossip.codecs.moniqua import Moniqua4, Overflow
 from gossip.codecs.spread import Spread
 from gossip.errors import ConfigError, LocalError
 
 __all__ = [
     "ALIGN", "AUTO", "BLOCK_ELEMENTS", "CODECS", "Bf16", "Buffer", "Codec", "Floats", "Fp16", "Fp32", "Int4", "Int8",
-    "Moniqua2", "Moniqua4", "Moniqua8", "Overflow", "Spread", "fastest", "get_codec", "leaner", "needs_spread",
+    "Moniqua4", "Overflow", "Spread", "fastest", "get_codec", "leaner", "needs_spread",
     "self_test",
 ]  # fmt: skip
 
-CODECS: dict[str, Codec] = {
-    codec.name: codec for codec in (Fp32(), Bf16(), Fp16(), Int8(), Int4(), Moniqua8(), Moniqua4(), Moniqua2())
-}
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (Fp32(), Bf16(), Fp16(), Int8(), Int4(), Moniqua4())}
 
 
 def get_codec(name: str) -> Codec:

@@ -49,9 +49,6 @@ class Codec(ABC):
     """The encoded bytes are the little-endian float32 array itself: a sender may send a view of it, unencoded."""
     needs_spread: ClassVar[bool] = False
     """Encodes only with bounds on the disagreement: :meth:`bound` first."""
-    gain: ClassVar[float] = 1.0
-    """What the pair's weight should be multiplied by, on both sides: less than 1 where the noise of a whole step would
-    part the two again."""
     block: ClassVar[int] = 1  # consecutive values that share a scale
     relative_error: ClassVar[float]
     """Bound on ``|Q(x) - x| / max |x|`` over the block, where that maximum is between ``smallest`` and ``largest``."""

@@ -5,8 +5,8 @@ the disagreement, known beforehand. Here each node bounds it by what its last ex
 by block, says the step it chose in the body, and sends a hash of its grid indices, so that a bound that was exceeded is
 seen and never averaged.
 
-With step ``s`` and shared noise ``u`` the sender has indices ``k = round(x / s + u)`` and sends ``k mod 2^b``. The
-receiver, whose own indices are ``j = round(y / s + u)``, takes for ``k`` the number congruent to what came that is
+With step ``s`` and shared noise ``u`` the sender has indices ``k = round(x / s + u)`` and sends ``k mod 2^b``, b = 4.
+The receiver, whose own indices are ``j = round(y / s + u)``, takes for ``k`` the number congruent to what came that is
 nearest to ``j``: right when ``-2^(b-1) <= k - j < 2^(b-1)``, and so whenever ``|x - y| < bound / 2 - s`` with
 ``bound = (2^b - 1/8) s`` (the eighth is for the rounding of ``x / s + u``). It decodes ``s (k - u)``, the sender's own
 quantised value bit for bit, which errs by at most ``s / 2`` and is unbiased (dither.py).
@@ -19,18 +19,14 @@ bytes are in ``bits``. Left the same data everywhere, right two classes a node.
     fp32               0       0          -      -        32     32        96.3   88.9
     int8               0.35    0.06       -      -        8.03   8.03      96.4   89.1
     int4               0.99    0.85       -      -        4.13   4.13      96.3   87.3
-    moniqua8           0.007   0.011      1.2 %  1.7 %    8.13   8.17      96.3   89.0
     moniqua4           0.40    0.49       4.7 %  7.4 %    4.44   4.65      96.3   90.9
-    moniqua2           9.1     8.8        6.9 %  4.7 %    2.62   2.45      95.6   31.7
-    moniqua2, gain 1   parts the nodes in both
 
-Without the noise (plain rounding) 8 and 4 bits come out the same and 2 bits a little worse; it costs nothing and keeps
-the codec unbiased. Steps a power of two apart, which two nodes share more often, give 1.3 to 1.9 times the noise.
+Without the noise (plain rounding) it comes out the same; the noise costs nothing and keeps the codec unbiased. Steps a
+power of two apart, which two nodes share more often, give 1.3 to 1.9 times the noise. With 8 bits it was no better than
+int8 for the same bytes, and 2 bits were not enough for uneven data (docs/decisions/0044).
 """
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import numpy as np
 import xxhash
@@ -43,7 +39,7 @@ from gossip.codecs.grid import INVERSES, LARGEST_SCALE, NOT_FINITE, SCALES, scal
 from gossip.codecs.packing import pack, packed_bytes, unpack
 from gossip.codecs.spread import Spread
 
-__all__ = ["Moniqua", "Moniqua2", "Moniqua4", "Moniqua8", "Overflow"]
+__all__ = ["Moniqua4", "Overflow"]
 
 HASH_BYTES = 8
 FINEST = 2.0**-18
@@ -61,8 +57,9 @@ class Overflow(Exception):
     """
 
 
-class Moniqua(Codec):
-    """``bits`` a value, a byte for every 256 and 8 bytes of hash a chunk; error at most half a step (see above).
+class Moniqua4(Codec):
+    """4 bits a value, a byte for every 256 and 8 bytes of hash a chunk; error at most half a step (see above), which is
+    18 % of the largest difference seen lately in the block.
 
     The body is the bytes of the blocks' steps (grid.py), the remainders packed in pieces (packing.py) as int8 packs
     its codes, and xxh3 of the indices as little-endian int32.
@@ -70,19 +67,23 @@ class Moniqua(Codec):
     Encoding needs the bounds of a node, ``bound(spread)``; decoding does not. A block that is not finite is NaN.
     """
 
+    name = "moniqua4"
     needs_spread = True
     block = ALIGN
-    bits: ClassVar[int]
-    margin: ClassVar[float]
-    """The distance provided for, over the largest difference seen lately."""
+    bits = 4
+    half = 2 ** (bits - 1)
+    margin = 2.0
+    """The distance provided for, over the largest difference seen lately. Margins of 1.5, 2 and 3: 17, 6.6 and 2.5 %
+    overflow, noise 0.30, 0.42 and 0.59, 5.44, 4.60 and 4.28 bits. By bits alone 1.5 would do a little better, but an
+    exchange that is repeated costs its time as well."""
     largest = LARGEST_SCALE * 2**18
     known_values = (0.0, -0.0, 1.0, -0.5, 1 / 3, 0.75, -1e-3)
+    known_bytes = "aa50a00d0ac5d57cf4b4e69263"
 
     def __init__(self, reach: Floats | None = None) -> None:
         self.reach = reach  # (blocks of the stream,): |x - y| up to which decoding is right
-        self.half = 2 ** (self.bits - 1)
 
-    def bound(self, spread: Spread) -> Moniqua:
+    def bound(self, spread: Spread) -> Moniqua4:
         """The codec for one session, with the bounds as they are now: later exchanges do not change it."""
         return type(self)(spread.reach() * np.float32(self.margin))
 
@@ -106,8 +107,7 @@ class Moniqua(Codec):
                 _silence(k, chosen[blocks])
                 seen.update(k.data)
                 np.copyto(remainders, k, casting="unsafe")
-                if self.bits < 8:
-                    remainders &= 2 * self.half - 1
+                remainders &= 2 * self.half - 1
                 width = packed_bytes(noise.size, self.bits)
                 pack(remainders, self.bits, body[position : position + width])
                 position += width
@@ -173,45 +173,6 @@ class Moniqua(Codec):
         reach = self.reach[start // ALIGN :][: finest.size]
         assert reach.size == finest.size, f"bounds for {self.reach.size} blocks do not reach position {start}"
         return scale_bytes(np.maximum(finest, reach * np.float32(1.0 / (self.half - 1 - FUZZ))))
-
-
-class Moniqua8(Moniqua):
-    """8 bits: error at most 1.5 % of the largest difference seen lately in the block (the margin of 3 over 126.9 steps
-    to either side, the step rounded up by at most a quarter, and halved).
-
-    With a margin of 2, 6.1 % of exchanges overflow, of 3, 1.8 % (the measurement above, 100 mixes): 8.52 and 8.18 bits.
-    """
-
-    name = "moniqua8"
-    bits = 8
-    margin = 3.0
-    known_bytes = "9c000093b7316eff2954ab4f81f7b352"
-
-
-class Moniqua4(Moniqua):
-    """4 bits: error at most 18 % of the largest difference seen lately in the block.
-
-    Margins of 1.5, 2 and 3: 17, 6.6 and 2.5 % overflow, noise 0.30, 0.42 and 0.59, 5.44, 4.60 and 4.28 bits. By bits
-    alone 1.5 would do a little better, but an exchange that is repeated costs its time as well.
-    """
-
-    name = "moniqua4"
-    bits = 4
-    margin = 2.0
-    known_bytes = "aa50a00d0ac5d57cf4b4e69263"
-
-
-class Moniqua2(Moniqua):
-    """2 bits: error at most 1.35 times the largest difference seen lately in the block. Only for data that is alike
-    everywhere: the noise is nine times the difference, so a tenth of the weight is all that still brings two nodes
-    nearer (a share ``a`` of the way leaves ``(1 - a)^2 + a^2 noise``, least at ``a = 1 / (1 + noise)``).
-    """
-
-    name = "moniqua2"
-    bits = 2
-    margin = 2.0
-    gain = 0.1
-    known_bytes = "b6181c33c489f3afa0d5ff"
 
 
 NOISE = noise_table(0.0)

@@ -1,4 +1,4 @@
-"""Codes of 8, 4 or 2 bits side by side in bytes, in whole slices: a stride would cost more than all the arithmetic."""
+"""Codes of 8 or 4 bits side by side in bytes, in whole slices: a stride would cost more than all the arithmetic."""
 
 from __future__ import annotations
 

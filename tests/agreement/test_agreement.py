@@ -66,7 +66,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "int8": {"codec": "int8"},
     "int4": {"codec": "int4"},
     "moniqua4": {"codec": "moniqua4"},
-    "moniqua8 on a ring": {"codec": "moniqua8", "selection": "ring", "partners": 0},
+    "moniqua4 on a ring": {"codec": "moniqua4", "selection": "ring", "partners": 0},
     "mask": {"part": "mask 0.05", "mix_every_steps": 1},
     "fragments": {"part": "fragments 4", "mix_every_steps": 2},
     "fragments and momentum": {"part": "fragments 4", "mix_every_steps": 2, "outer_momentum": 0.5, "outer_rate": 0.7},

@@ -14,7 +14,7 @@ __all__ = ["World", "make_message", "make_record"]
 
 FINITE = tuple(number for number in EDGE_FLOATS if abs(number) < float("inf"))
 WHOLE = tuple(number for number in EDGE_INTS if number >= 0)
-CODECS = ("fp32", "bf16", "fp16", "int8", "int4", "moniqua8", "moniqua4", "moniqua2", "auto", "", "zip")
+CODECS = ("fp32", "bf16", "fp16", "int8", "int4", "moniqua8", "moniqua4", "auto", "", "zip")
 PARTS = (
     "all", "mask 0.005", "mask 1", "mask 1e-06", "top 0.01", "top 1", "fragment 0/8", "fragment 7/8",
     "fragment 255/256", "fragment 8/8", "mask 0", "fragments 8", "top nan", "",

@@ -28,7 +28,7 @@ HUGE = (10**25, 10**400, -(10**400), 1 << 20_000)  # TOML and JSON know no large
 WORDS = (
     "uniform", "ring", "torus", "graph", "exponential", "grid", "nearest", "pair", "group", "push-sum",
     "row-stochastic",
-    "auto", "none", "clip", "balance", "trimmed", "fp32", "bf16", "int8", "moniqua8", "moniqua2", "all", "mask 0.1",
+    "auto", "none", "clip", "balance", "trimmed", "fp32", "bf16", "int8", "moniqua4", "moniqua8", "all", "mask 0.1",
     "top 0.1", "fragments 8", "lan", "wan", "datacentre", *METHODS,
 )  # fmt: skip
 NAMES = tuple(one.name for one in dataclasses.fields(Config))
@@ -193,7 +193,7 @@ class Parts(Target):
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
         sample = rng.choice(
-            ("all", "mask 0.005", "top 0.01", "fragment 3/8", "fragments 8", "mask 1e-06", "int8", "moniqua2")
+            ("all", "mask 0.005", "top 0.01", "fragment 3/8", "fragments 8", "mask 1e-06", "int8", "moniqua4")
         )
         text = (
             mutated_text(rng, sample, ("mask ", "top ", "fragment ", "/", ".", "e-", "0", "9"))

@@ -12,7 +12,7 @@ from gossip.messages import Abort, Accept, Commit
 from gossip.parts import Part
 from tests.gossip.sides import B, Side, offer
 
-MONIQUA = Config(codec="moniqua8")
+MONIQUA = Config(codec="moniqua4")
 ALL, MASK = "all", "mask 1"
 
 
@@ -39,9 +39,9 @@ def offered(side):
 def test_an_exchange_of_a_part_teaches_no_bound():
     side = Side(config=MONIQUA)
     mixed(side, 7, part=MASK)
-    assert mixed(side, 8, codec="moniqua8") == "int8"
-    assert mixed(side, 9, codec="moniqua8") == "moniqua8"  # the one before was of all
-    assert offered(side)[1] == "moniqua8"
+    assert mixed(side, 8, codec="moniqua4") == "int8"
+    assert mixed(side, 9, codec="moniqua4") == "moniqua4"  # the one before was of all
+    assert offered(side)[1] == "moniqua4"
 
 
 def test_an_exchange_with_the_optimizers_state_teaches_no_bound():
@@ -54,7 +54,7 @@ def test_an_exchange_with_the_optimizers_state_teaches_no_bound():
 def test_a_part_is_never_streamed_with_such_a_codec():
     side = Side(config=MONIQUA)
     mixed(side, 7)
-    assert mixed(side, 8, part=MASK, codec="moniqua8") == "int8"
+    assert mixed(side, 8, part=MASK, codec="moniqua4") == "int8"
 
 
 @pytest.mark.parametrize("config", [Config(codec="int8"), Config(codec="int8", part="mask 0.5"), MONIQUA])
@@ -63,7 +63,7 @@ def test_an_answer_with_a_codec_that_cannot_be_used_here_is_refused(config):
     if config is not MONIQUA:
         mixed(side, 7)  # which teaches nothing to one that keeps no bounds
     session, _ = offered(side)
-    told = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, (), "moniqua8"), 0.0)
+    told = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, (), "moniqua4"), 0.0)
     assert told[0] == Send(B, Abort(session, "terms"))
 
 
@@ -71,7 +71,7 @@ def test_what_is_bounded_is_still_agreed_on():
     side = Side(config=MONIQUA)
     mixed(side, 7)
     session, codec = offered(side)
-    assert codec == "moniqua8"
-    [transfer] = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, (), "moniqua8"), 0.0)
-    assert (transfer.codec, transfer.part) == ("moniqua8", Part.parse(ALL))
+    assert codec == "moniqua4"
+    [transfer] = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, (), "moniqua4"), 0.0)
+    assert (transfer.codec, transfer.part) == ("moniqua4", Part.parse(ALL))
     assert side.exchanges.streamed(session, 1.0, 1.0, 0.0) == [Send(B, Commit(session))]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import gossip.codecs
-from gossip.codecs import BLOCK_ELEMENTS, CODECS, Bf16, Int8, Moniqua8, Spread, get_codec, self_test
+from gossip.codecs import BLOCK_ELEMENTS, CODECS, Bf16, Int8, Moniqua4, Spread, get_codec, self_test
 from gossip.errors import ConfigError, LocalError
 
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
@@ -216,14 +216,14 @@ class Undithered(Int8):
     noise = np.full(1 << 16, 127.5, np.float32)
 
 
-class Biased(Moniqua8):
+class Biased(Moniqua4):
     """Says of its own values something else than what the partner decodes."""
 
     def quantised(self, values, out, seed=0, start=0):
         out[:] = values
 
 
-class Careless(Moniqua8):
+class Careless(Moniqua4):
     """Its bounds are wrong, so that nothing it sends is recovered."""
 
     def decode(self, data, out, near=None, seed=0, start=0):

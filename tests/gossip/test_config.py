@@ -74,6 +74,8 @@ def test_every_number_that_must_be_positive_is_checked():
         ({"probe_timeout_min_s": 2.0}, ["probe_timeout_min_s", "probe_timeout_max_s"]),
         ({"seed_backoff_s": 61.0}, ["seed_backoff_s", "seed_backoff_max_s"]),
         ({"codec": "fp64"}, ["fp64", "bf16"]),
+        ({"codec": "moniqua8"}, ["codec = 'moniqua8' was removed", "use int8"]),
+        ({"codec": "moniqua2"}, ["codec = 'moniqua2' was removed", "use moniqua4"]),
         ({"selection": "rings"}, ["selection", "'rings'", "did you mean 'ring'?", "torus"]),
         ({"mixing": "pairs"}, ["mixing", "did you mean 'pair'?", "push-sum"]),
         ({"filter": "median"}, ["filter", "'median'", "clip", "balance"]),

@@ -25,7 +25,7 @@ PUBLISHED = {
     "streaming-diloco": {"part": "fragments 4", "codec": "int4"},
     "sparta": {"part": "mask 0.005", "mix_every_steps": 1},
     "qg-dsgdm": {"mixing": "pair", "mix_every_steps": 1},
-    "moniqua": {"codec": "moniqua8"},
+    "moniqua": {"codec": "moniqua4"},
     "clippedgossip": {"filter": "clip", "partners": 0},
     "balance": {"filter": "balance", "balance_gamma": 0.3, "balance_kappa": 1.0},
     "local-sgd": {"mix_every_steps": 1_000_000_000},

@@ -182,13 +182,13 @@ def test_durations_read_in_the_other_thread_stay_as_they_were():
 
 @in_trio
 def test_a_stream_whose_bound_is_not_known_fails_and_nothing_else():
-    node = runtime(Config(codec="moniqua8", filter="none"))
+    node = runtime(Config(codec="moniqua4", filter="none"))
     session = wants_snapshot(node)
     node.shifted(node.boundary.visit(ignore))
     failures = []
     node.streams.spawn = lambda task, *arguments: failures.append(arguments)
     node.sessions.links[session] = link = object()
-    node.streams.transfer(Transfer(session, OTHER, False, "moniqua8", 1.0))
+    node.streams.transfer(Transfer(session, OTHER, False, "moniqua4", 1.0))
     assert failures == [(session, "overflow")]
     assert session not in node.sessions.table
     assert node.sessions.links[session] is link

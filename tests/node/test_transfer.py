@@ -111,10 +111,9 @@ def test_chunks_begin_at_multiples_of_the_alignment(size, chunk_elements):
     assert max(chunk.elements for chunk in sent) <= chunk_elements
 
 
-@pytest.mark.parametrize("name", ["moniqua8", "moniqua4", "moniqua2"])
-def test_a_bound_that_was_exceeded_is_the_fault_overflow_and_the_chunk_is_not_used(name):
+def test_a_bound_that_was_exceeded_is_the_fault_overflow_and_the_chunk_is_not_used():
     a, b = pair(3000)
-    of_a, of_b = codecs(name, a, b)
+    of_a, of_b = codecs("moniqua4", a, b)
     a[2000] = 1e4
     receiver = DifferenceReceiver(1, a, np.zeros_like(a), of_a)
     first, second = frames(Sender(1, b, of_b, 1536))

@@ -152,7 +152,7 @@ class Liar(Host):
             rng.getrandbits(62) if rng.random() < 0.5 else self.session(), rng.choice(["f", "f", "f", "g"]),
             local.genesis, self.figure() if rng.random() < 0.3 else local.version,
             rng.choice([0.5, 0.5, 0.25, 1e-9, 2.0]),
-            rng.choice(["fp32", "fp32", "int8", "moniqua8", "none"]), rng.choice([(), (), ("exp_avg",)]),
+            rng.choice(["fp32", "fp32", "int8", "moniqua4", "none"]), rng.choice([(), (), ("exp_avg",)]),
             "push" if self.config.pushes != (rng.random() < 0.1) else "pair",
             rng.choice([0.0, 1.0, 1.0, 2.0**32, 1e-9]),
             rng.choice(["all", "all", "mask 0.1", "top 0.01", "fragment 1/4", "nothing"]),

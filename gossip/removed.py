@@ -1,0 +1,18 @@
+"""What a configuration may still name although it is gone, and what to use in its place (docs/decisions/0044)."""
+
+from __future__ import annotations
+
+from gossip.errors import ConfigError
+
+__all__ = ["check_removed"]
+
+VALUES = {
+    ("codec", "moniqua8"): "use int8, which has its accuracy for the same bytes",
+    ("codec", "moniqua2"): "use moniqua4, or int4 where a node mixes a part of the vector",
+}
+
+
+def check_removed(name: str, value: str) -> None:
+    """Raise :class:`ConfigError` if this setting once had this value, and has it no more."""
+    if (instead := VALUES.get((name, value))) is not None:
+        raise ConfigError(f"{name} = {value!r} was removed: {instead}.")
