@@ -98,12 +98,13 @@ class Mix:
 
     ``late``: whether they had was in doubt, and others were mixed with meanwhile. No outer momentum then, which would
     count the local progress since the last mix twice: the difference is added to the model and to what the outer step
-    holds of it alike (:meth:`gossip.mixing.OuterStep.shift`).
+    holds of it alike (:meth:`gossip.mixing.OuterStep.shift`). ``plain``: no outer momentum either, but the mean.
     """
 
     session: int
     weight: float
     late: bool = False
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,7 +249,8 @@ class Exchanges(Offering):
             self.conduct.note(partner, "claims", now)
         moved = exchange.weight if exchange.part is ALL else exchange.weight * exchange.part.share
         self.local.version = within(self.local.version + moved * version_gap(exchange.theirs, exchange.ours))
-        return [Mix(session, exchange.weight, late and not self.config.plain), *self.end(exchange)]
+        late = late and not self.config.plain
+        return [Mix(session, exchange.weight, late, self.local.settling), *self.end(exchange)]
 
     def excuses(self, partner: PeerId) -> bool:
         """Whether an exchange that ended for an innocent reason costs its partner nothing. A reason is a claim, and who

@@ -244,7 +244,7 @@ class Groups(Forming):
         self.mixed_at += others
         self.own_mixed = self.own_mixed or one.initiator
         self.local.version = within(self.local.version + version_gap(one.mean, one.ours))
-        return [Mix(one.session, 1.0), *self.end(one)]
+        return [Mix(one.session, 1.0, plain=self.local.settling), *self.end(one)]
 
     def fail(self, one: Gathering, code: str) -> list[Effect]:
         """It comes to nothing. A group that had not begun is none that failed."""

@@ -140,7 +140,7 @@ class OuterStep:
 
     def shift(
         self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None = None,
-        late: bool = False,
+        late: bool = False, plain: bool = False,
     ) -> Floats:  # fmt: skip
         """What to ADD to the live vector, float32, for the exchange that gave ``difference = Q(p) - Q(s)``.
 
@@ -150,12 +150,16 @@ class OuterStep:
 
         ``late``: others were mixed with since the snapshot was taken, and the local progress that it holds is counted.
         The plain difference then, by which ``phi`` moves as the parameters do, so that it is nobody's progress.
+
+        ``plain``: ``phi`` moves to the mean, and the momentum rests.
         """
         if self.plain:
             difference *= np.float32(weight)
             return difference
         if late:
-            return self.shift_plainly(difference, weight, positions)
+            return self.shift_late(difference, weight, positions)
+        if plain:
+            return self.shift_plainly(snapshot, difference, weight, positions)
         if positions is not None:
             return self.shift_at(snapshot, difference, weight, positions)
         phi, momentum = self._phi, self._momentum
@@ -176,7 +180,7 @@ class OuterStep:
             np.subtract(f, s, out=d)
         return difference
 
-    def shift_plainly(self, difference: Floats, weight: float, positions: NDArray[np.int64] | None) -> Floats:
+    def shift_late(self, difference: Floats, weight: float, positions: NDArray[np.int64] | None) -> Floats:
         phi = self._phi
         assert phi is not None, "reset() before the first mix"
         difference *= np.float32(weight)
@@ -185,6 +189,19 @@ class OuterStep:
         else:
             own = int(np.searchsorted(positions, self.parameters))
             phi[positions[:own]] += difference[:own]
+        return difference
+
+    def shift_plainly(
+        self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None
+    ) -> Floats:
+        phi = self._phi
+        assert phi is not None, "reset() before the first mix"
+        difference *= np.float32(weight)
+        if positions is None:
+            np.add(snapshot[: self.parameters], difference[: self.parameters], out=phi)
+        else:
+            own = int(np.searchsorted(positions, self.parameters))
+            phi[positions[:own]] = snapshot[:own] + difference[:own]
         return difference
 
     def shift_at(self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64]) -> Floats:

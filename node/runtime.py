@@ -143,8 +143,8 @@ class Runtime:
                     streams.transfer(effect)
                 case Gather():
                     streams.gather(effect)
-                case Mix(session, weight, late):
-                    streams.mix(session, weight, late=late)
+                case Mix(session, weight, late, plain):
+                    streams.mix(session, weight, late=late, plain=plain)
                 case Merge(session, mass):
                     streams.mix(session, 0.0, mass)
                 case Rename(session, to):

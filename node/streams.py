@@ -58,8 +58,8 @@ class Mixed:
     positions: Positions | None
     weight: float
     mass: float | None  # of a vector to merge
-    plainly: bool  # settling: the plain mean, whatever the outer step
-    late: bool  # the plain mean, and the outer step is told
+    plain: bool  # without outer momentum
+    late: bool  # the same, and others were mixed with meanwhile
     generation: int
 
 
@@ -242,7 +242,9 @@ class Streams:
         elif receiver.done and isinstance(receiver, ByteReceiver):
             self.named(session)
 
-    def mix(self, number: int, weight: float, mass: float | None = None, late: bool = False) -> None:
+    def mix(
+        self, number: int, weight: float, mass: float | None = None, late: bool = False, plain: bool = False
+    ) -> None:
         """Both sides of a pair committed, or with ``mass`` a vector is ours to merge."""
         session = self.sessions.table.get(number)
         began = self.began.get(number)
@@ -257,9 +259,8 @@ class Streams:
             self.pool.give(taken[0])
             return
         positions = None if session is None else session.positions
-        settling, generation = self.peer.local.settling, self.generation
         self.boundary.owe()
-        self.mix_in.send_nowait(Mixed(*taken, positions, weight, mass, settling, late, generation))
+        self.mix_in.send_nowait(Mixed(*taken, positions, weight, mass, plain, late, self.generation))
 
     async def mixer(self) -> None:
         """One finished exchange after another becomes a shift for the step boundary. Weights to adopt wait behind those
@@ -312,11 +313,8 @@ class Streams:
             return difference
         positions = job.positions
         own = snapshot if positions is None else snapshot[positions]
-        if job.plainly:
-            difference.array *= np.float32(job.weight)
-        else:
-            with self.boundary.outer_lock:
-                self.outer.shift(own, difference.array, job.weight, positions, job.late)
+        with self.boundary.outer_lock:
+            self.outer.shift(own, difference.array, job.weight, positions, job.late, job.plain)
         if positions is None:
             return difference
         if self.residual is not None:

@@ -306,7 +306,9 @@ class Sessions:
             own = -pair.difference if session.negative else pair.difference.copy()
             assert session.snapshot is not None
             snapshot = session.snapshot if positions is None else session.snapshot[positions]
-            values, negative = host.outer.shift(snapshot, own, weight, positions, effect.late), False
+            values, negative = host.outer.shift(
+                snapshot, own, weight, positions, effect.late, effect.plain
+            ), False  # fmt: skip
         host.shifts.append(Difference(values, negative) if positions is None else Part(values, negative, positions))
         if host.residual is not None and positions is not None:
             assert session.snapshot is not None

@@ -195,7 +195,7 @@ class Trainer:
         self.boundary = Meeting(state, pool, config.mixing == "push-sum")
         self.boundary.woken = trio.Event()
         self.lockstep, self.ahead = config.max_version_gap is not None, config.mixing == "pair"
-        self.outer = OuterStep(vector.size, *config.outer)
+        self.outer = OuterStep(vector.size, *config.outer, config.averaged)
         self.outer.reset(vector)
         self.runtime = Runtime(
             peer, config, Port(world, index, address), Greeter(config.swarm, state.layout), None, self.boundary, pool,

@@ -107,6 +107,9 @@ class Driver:
     def leave(self, index: int) -> None:
         raise NotImplementedError
 
+    def settle(self, index: int, on: bool) -> None:
+        raise NotImplementedError
+
     def partition(self, *groups: list[int]) -> None:
         raise NotImplementedError
 
@@ -167,6 +170,10 @@ class Simulated(Driver):
     def leave(self, index: int) -> None:
         self.swarm.leave(index)
 
+    def settle(self, index: int, on: bool) -> None:
+        host = self.swarm.hosts[index]
+        self.swarm.perform(host, host.peer.settle(on, self.swarm.now))
+
     def partition(self, *groups: list[int]) -> None:
         self.swarm.partition(groups)
 
@@ -201,6 +208,10 @@ class Running(Driver):
 
     def leave(self, index: int) -> None:
         self.world.nodes[index].leave(LEAVING_S)
+
+    def settle(self, index: int, on: bool) -> None:
+        node = self.world.nodes[index]
+        node.runtime.perform(node.peer.settle(on, trio.current_time()))
 
     def partition(self, *groups: list[int]) -> None:
         self.world.partition(groups)

@@ -139,6 +139,25 @@ def test_a_mix_that_was_in_doubt_is_applied_late_and_alike(after_s: float, monke
     assert all(end.exchanges[0] > 20 for end in ends.values())
 
 
+@pytest.mark.parametrize("part", ["all", "fragments 4"])
+def test_settling_takes_the_plain_mean_in_both(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With outer momentum it would go beyond the mean and come back; what is mixed after it counts from the mean."""
+    plain, mix = [], Sessions.mix
+    monkeypatch.setattr(
+        Sessions, "mix", lambda self, host, effect: (plain.append(effect.plain), mix(self, host, effect))
+    )
+    settling = [
+        (when_s, lambda swarm, index=index, on=on: swarm.settle(index, on))
+        for when_s, on in ((4.5117, True), (8.0131, False)) for index in range(3)
+    ]  # fmt: skip
+    config = Config(chunk_elements=1024, mix_every_steps=4, outer_momentum=0.5, outer_rate=0.7, part=part)
+    both(Scenario([*trio_of_peers(), *settling], 12.0, config))
+    assert plain.count(True) > 10
+    assert plain.count(False) > 20
+    assert not plain[0]
+    assert not plain[-1]
+
+
 def test_a_killed_peer_is_dead_to_both() -> None:
     ends = both(Scenario([*trio_of_peers(), (10.0, lambda swarm: swarm.kill(1))], 40.0))
     assert states(ends[0]) == {1: "dead", 2: "alive"}

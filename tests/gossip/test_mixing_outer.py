@@ -70,6 +70,31 @@ def test_a_late_difference_is_added_plainly_and_is_nobodys_progress(part):
     np.testing.assert_allclose(later, plain, atol=1e-5)
 
 
+@pytest.mark.parametrize("part", [False, True])
+def test_without_momentum_the_mean_is_where_the_next_mix_counts_from(part):
+    """Exactly what a step of momentum 0 and rate 1 does, but for the momentum, which is there again at the next."""
+    random = np.random.default_rng(6)
+    start, partner, theta, theirs, progress = random.standard_normal((5, 100)).astype(np.float32)
+    positions = np.array([0, 7, 59, 60, 99]) if part else None
+    step = OuterStep(60, 0.5, 0.7)
+    step.reset(start)
+    step.shift(start, partner - start, 0.5)
+    momentum, phi = step._momentum.copy(), step._phi.copy()
+    own = theta if positions is None else theta[positions]
+    given = theirs - theta if positions is None else (theirs - theta)[positions]
+    shift = step.shift(own, given.copy(), 0.25, positions, plain=True)
+    np.testing.assert_array_equal(shift, np.float32(0.25) * given)
+    np.testing.assert_array_equal(step._momentum, momentum)
+    places = np.arange(60) if positions is None else positions[:3]
+    phi[places] = (own + shift)[: len(places)]
+    np.testing.assert_array_equal(step._phi, phi)
+    slow = SlowOuter(phi[:60], 0.5, 0.7)
+    slow.m = momentum.astype(np.float64)
+    fast = step.shift(theta + progress, theirs - theta, 0.5)
+    expected = slow.mixed((theta + progress)[:60].astype(float), (theirs + progress)[:60], 0.5)
+    np.testing.assert_allclose((theta + progress + fast)[:60], expected, atol=1e-5)
+
+
 def test_what_lies_behind_the_parameters_is_averaged_plainly():
     """A running variance under momentum could go below zero; its pair mean cannot."""
     a, b = np.abs(np.random.default_rng(3).standard_normal((2, 100))).astype(np.float32)
