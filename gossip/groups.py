@@ -16,6 +16,7 @@ from gossip.gathering import Gathering
 from gossip.ids import PeerId
 from gossip.ledger import DOUBT_RETRY_S
 from gossip.messages import MAX_GROUP, Abort, Accept, Begin, Commit, Offer, Outcome, Refuse, Settled
+from gossip.mixing import stability_limit
 from gossip.terms import answers
 
 __all__ = ["Groups"]
@@ -244,7 +245,16 @@ class Groups(Forming):
         self.mixed_at += others
         self.own_mixed = self.own_mixed or one.initiator
         self.local.version = within(self.local.version + version_gap(one.mean, one.ours))
-        return [Mix(one.session, 1.0, plain=self.local.settling), *self.end(one)]
+        plain = self.local.settling or self.diverges(one)
+        return [Mix(one.session, 1.0, plain=plain), *self.end(one)]
+
+    def diverges(self, one: Gathering) -> bool:
+        """Whether the outer step would drive groups of this one's size apart: a group begins with two, and the limit of
+        its rate is smaller the fewer they are. All members there are agree whatever the rate that a Config allows."""
+        config, members = self.config, len(one.members)
+        if config.plain or config.outer[1] < stability_limit(config.outer[0], members):
+            return False
+        return self.mates.beyond(one.members)
 
     def fail(self, one: Gathering, code: str) -> list[Effect]:
         """It comes to nothing. A group that had not begun is none that failed."""

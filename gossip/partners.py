@@ -115,6 +115,10 @@ class Partners:
         by_steps = config.mix_every_steps is not None and self.local.steps - met[0] >= share * config.mix_every_steps
         return not (by_steps or (config.mix_every_s is not None and now - met[1] >= share * config.mix_every_s))
 
+    def beyond(self, peers: Collection[PeerId]) -> bool:
+        """Whether our run has other members than these, busy ones and those that sit out included."""
+        return any(peer not in peers and self.shares(peer) for peer in self.alive())
+
     def here(self, partner: PeerId) -> bool:
         """Whether it might be met again: held ALIVE, and of our run."""
         return self.members.state(partner) is MemberState.ALIVE and self.shares(partner)

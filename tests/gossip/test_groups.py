@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ class Mates:
         self.mixes, self.mates, self.spare, self.hidden = 0, list(group), list(spare), hidden
         self.benched: list[PeerId] = []
         self.unlinked: set[PeerId] = set()
+        self.others = False
 
     def group(self, now: float) -> list[PeerId]:
         return self.mates
@@ -36,6 +38,9 @@ class Mates:
 
     def declines(self, sender: PeerId, now: float) -> bool:
         return False
+
+    def beyond(self, peers: Collection[PeerId]) -> bool:
+        return self.others
 
     def mixed(self, partner: PeerId, now: float) -> None:
         """Who had invited."""
@@ -58,7 +63,7 @@ def invite(session: int, *members: PeerId, **changes: object) -> Invite:
 
 def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> Groups:
     """One that joined, and knows who takes part."""
-    one = groups(me, Mates(**{k: v for k, v in changes.items() if k == "hidden"}))
+    one = groups(me, Mates(), **changes)
     assert one.on_invite(inviter, invite(7, B, C), 0.0) == [Snapshot(7, False)]
     assert one.snapshotted(7, 0.1) == [Send(inviter, Joined(7, 2.0, "fp32", ()))]
     return one
@@ -304,6 +309,24 @@ def test_means_that_no_peer_may_take_are_refused_and_their_owner_is_benched(diff
     assert one.gathered(7, difference_sq, 1.0, [C], 0.3) == [Send(A, Abort(7, code)), Release(7)]
     assert one.refusals.counts == {(C, code): 1}
     assert one.mates.benched == [C]
+
+
+@pytest.mark.parametrize(("members", "others", "plain"), [((A, B), True, True), ((A, B), False, False)])
+def test_a_group_too_small_for_its_momentum_mixes_plainly_unless_it_is_everybody(members, others, plain) -> None:
+    one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
+    one.mates.others = others
+    one.on_begin(A, Begin(7, members, 3.0, "fp32", ()), 0.2)
+    one.gathered(7, 1.0, 1.0, [], 0.3)
+    assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0, plain=plain), Release(7)]
+
+
+def test_five_are_enough_for_the_momentum_of_diloco() -> None:
+    five = tuple(PeerId(bytes([n]) * 16) for n in range(1, 6))
+    one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
+    one.mates.others = True
+    one.on_begin(A, Begin(7, five, 3.0, "fp32", ()), 0.2)
+    one.gathered(7, 1.0, 1.0, [], 0.3)
+    assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0), Release(7)]
 
 
 def test_late_words_change_nothing() -> None:
