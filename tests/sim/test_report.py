@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+import pty
 import re
+import subprocess
 import sys
 import types
 from html.parser import HTMLParser
@@ -345,6 +348,37 @@ def test_the_bar_writes_nothing_where_nobody_looks(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+STOPPED = """
+from sim.bar import Bar
+from sim.report import Progress
+with Bar("a [red]name that is longer than there is room for") as bar:
+    bar.update(Progress(60.0, 0.5, 10, 100.0, 1.0))
+    raise KeyboardInterrupt
+"""
+
+
+def test_in_a_terminal_the_bar_is_drawn_and_at_ctrl_c_it_is_gone_and_the_cursor_is_back():
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=environment,
+        timeout=60,
+    )
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert done.returncode != 0
+    assert done.stdout == b""
+    assert "a [red]name that is lon…" in shown
+    assert "50 %  1 min virtual  100 events/s  1 s left" in shown
+    hidden, gone, back = "\x1b[?25l", "\x1b[2K", "\x1b[?25h"
+    assert shown.index(hidden) < shown.index("50 %") < shown.index(back) < shown.rindex(gone) < shown.index("Traceback")
+
+
 def test_in_a_notebook_the_bar_is_an_output_of_the_cell_that_is_replaced_and_emptied_at_the_end(monkeypatch):
     from sim.bar import Bar
 
@@ -364,7 +398,7 @@ def test_in_a_notebook_the_bar_is_an_output_of_the_cell_that_is_replaced_and_emp
         bar.update(Progress(60.0, 0.5, 10, 100.0, 1.0))
     starts, half, end = shown
     assert "a &lt;b&gt;" in starts["text/html"]
-    assert 'value="500"' in half["text/html"]
+    assert 'value="0.500"' in half["text/html"]
     assert half["text/plain"] == "a <b> 50 %  1 min virtual  100 events/s  1 s left"
     assert end == {"text/html": "", "text/plain": ""}
 
