@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gossip.ids import PeerId
 
-__all__ = ["FEWEST", "Comparison", "odd_ones"]
+__all__ = ["FEWEST", "Comparison", "odd_ones", "spread_sq"]
 
 FEWEST = 3  # donors: of two that differ nobody can say which is wrong
 FAR = 4.0  # times the smallest distance: honest donors differ by less, and one dropped wrongly costs one piece more
@@ -29,20 +29,41 @@ class Comparison:
     apart_sq: float = 0.0  # |other's - owner's|^2
     own_sq: float = 0.0
 
+    @property
+    def mean_sq(self) -> float:
+        """Of one element of the difference."""
+        return self.apart_sq / max(self.stop - self.start, 1)
+
 
 def odd_ones(results: list[Comparison]) -> set[PeerId]:
     """Those whose every comparison, two at least, is far off. Fewer than half of all compared, or none."""
     if len(results) < FEWEST:
         return set()
-    sizes = [max(one.stop - one.start, 1) for one in results]
-    apart_sq = [one.apart_sq / size for one, size in zip(results, sizes, strict=True)]
-    near_sq = (
-        NEAR * NEAR * sorted(one.own_sq / size for one, size in zip(results, sizes, strict=True))[len(results) // 2]
-    )
-    limit_sq = max(FAR * FAR * min(apart_sq), near_sq)
+    limit_sq = far_sq(results)
     taken: dict[PeerId, list[bool]] = {}
-    for one, distance_sq in zip(results, apart_sq, strict=True):
+    for one in results:
         for peer in (one.owner, one.other):
-            taken.setdefault(peer, []).append(not distance_sq <= limit_sq)
+            taken.setdefault(peer, []).append(not one.mean_sq <= limit_sq)
     odd = {peer for peer, far in taken.items() if len(far) >= 2 and all(far)}
     return odd if 2 * len(odd) < len(taken) else set()
+
+
+def near_sq(results: list[Comparison]) -> float:
+    """Up to which mean square of a difference's elements two models are the same one."""
+    own_sq = sorted(one.own_sq / max(one.stop - one.start, 1) for one in results)
+    return NEAR * NEAR * own_sq[len(own_sq) // 2]
+
+
+def far_sq(results: list[Comparison]) -> float:
+    """Beyond which two are far from each other."""
+    return max(FAR * FAR * min(one.mean_sq for one in results), near_sq(results))
+
+
+def spread_sq(results: list[Comparison], elements: int) -> float:
+    """How far the donors were from each other: the lower quartile of the mean squares, of the weights (the first so
+    many ``elements``) alone and of those that are not far. 0 where too few were compared to tell a lie."""
+    if len(results) < FEWEST:
+        return 0.0
+    limit_sq = far_sq(results)
+    distances = sorted(one.mean_sq for one in results if one.stop <= elements and one.mean_sq <= limit_sq)
+    return max(distances[len(distances) // 4], near_sq(results)) if distances else 0.0

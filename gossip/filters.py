@@ -89,6 +89,13 @@ class Filter:
         self.moved_by: dict[PeerId, float] = {}  # and the sums
         self.recent = 0.0  # how far local steps alone went between the last two snapshots
         self.movement = 0.0  # and the furthest that they ever went
+        self.donors_sq = 0.0  # mean square of a difference's elements between those who gave us our weights
+
+    def joined(self, donors_sq: float) -> None:
+        """The weights are others' now, who were so far from each other (0: not known). Our own were further from
+        everybody, or nearer, and say nothing of these."""
+        self.donors_sq = donors_sq
+        self.squares.clear()
 
     def moved(self, distance: float) -> None:
         """How far local steps alone moved the model since the last snapshot; of nan nothing is learned."""
@@ -105,9 +112,10 @@ class Filter:
         is far from everybody: by the median half of its distances are lies or their echo, and it falls for the next.
         Before enough are seen the node's own steps stand for them, of which nobody can lie: nodes that hold the same
         and then move by ``m`` each are at most ``2 m`` apart, and so are those that mix at random and move by ``m``
-        between two mixes, each in a direction of its own (V = V/2 + m^2, and a pair is sqrt(2 V) apart). And one whose
-        steps have just taken it far knows that it is the far one: they widen its radius, that of a part as well, since
-        what is mixed rarely is as far apart as all.
+        between two mixes, each in a direction of its own (V = V/2 + m^2, and a pair is sqrt(2 V) apart). Or, where it
+        is longer, the distance between those who gave it its weights: a newcomer that has taken no step yet knows no
+        other. And one whose steps have just taken it far knows that it is the far one: they widen its radius, that of a
+        part as well, since what is mixed rarely is as far apart as all.
         """
         config = self.config
         if config.filtering != "clip":
@@ -118,9 +126,10 @@ class Filter:
             return 0.0
         known = sorted(self.squares.values())
         if len(known) < ENOUGH:
-            if not self.movement > 0:
+            stand_in = max(4 * self.movement**2 / elements, self.donors_sq)
+            if not stand_in > 0:
                 return 0.0
-            known = sorted(known + [4 * self.movement**2 / elements] * (ENOUGH + 1 - len(known)))
+            known = sorted(known + [stand_in] * (ENOUGH + 1 - len(known)))
         return config.clip_factor * math.sqrt(elements * known[len(known) // 4] + OWN * self.recent**2)
 
     def left(self, partner: PeerId, here: Callable[[PeerId], bool]) -> float:

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from gossip.comparing import FEWEST, Comparison, odd_ones
+from gossip.comparing import FEWEST, Comparison, odd_ones, spread_sq
 from gossip.config import Config
 from gossip.effects import Adopt, Collect, Effect, Release, Send, Serve, Snapshot
 from gossip.exchange import MAX_VERSION, Local
+from gossip.filters import FEW
 from gossip.ids import PeerId
 from gossip.messages import Abort, Busy, Fetch, Refuse, Serving
 from gossip.survey import agree
@@ -132,9 +133,9 @@ class Joining:
         self.phase, self.deadline = Phase.COLLECTING, float("inf")
         unasked = [peer for peer in self.candidates if peer not in self.answers]  # and not those who disagreed
         self.candidates = donors + unasked
-        step = self.config.chunk_elements
-        chunks = -(-self.size // step)
-        share = -(-chunks // len(donors)) * step
+        # Of each donor as much, be the model smaller than a chunk: what one alone gave nobody could compare.
+        share, step = max(-(-self.size // len(donors)), FEW), self.config.chunk_elements
+        share = share if share < step else -(-share // step) * step
         self.missing = [(at, min(at + share, self.size)) for at in range(0, self.size, share)]
         return self.assign(now)
 
@@ -221,6 +222,11 @@ class Joining:
         self.candidates = [peer for peer in self.candidates if peer not in odd]
         self.donors -= odd
         return effects + (self.assign(now) if self.missing else self.whole(now))
+
+    @property
+    def spread_sq(self) -> float:
+        """As :func:`gossip.comparing.spread_sq` of the donors' weights."""
+        return spread_sq(self.compared_all, self.local.elements)
 
     def give_back(self, session: int, now: float, tell: bool = True) -> list[Effect]:
         """This piece's donor failed; what has not arrived goes to another. ``tell``: it may still be sending."""

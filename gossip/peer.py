@@ -482,6 +482,8 @@ class Peer:
         merged = local.ready
         local.genesis, local.version, local.ready = joining.genesis, within(joining.version), True
         local.sound = True
+        if isinstance(self.exchanges, Exchanges):
+            self.exchanges.filter.joined(joining.spread_sq)
         base = self.runs.base_samples(local.genesis)
         self.membership.update_me(now, genesis=local.genesis, base_samples=base, version=local.version, ready=True)
         self.membership.rebase(joining.swarm_samples, now, included=True, afresh=True)

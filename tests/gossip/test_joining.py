@@ -114,6 +114,20 @@ def test_four_donors_are_asked_and_each_sends_a_quarter():
     assert joining.donors == {A, B, C, D}
 
 
+def test_a_model_smaller_than_a_chunk_is_taken_of_several_donors_and_compared_too():
+    taker = Taker(elements=1000)
+    taker.survey()
+    assert sorted((p.start, p.stop) for p in taker.joining.pieces.values()) == [
+        (0, 256), (256, 512), (512, 768), (768, 1000)
+    ]  # fmt: skip
+    taker.receive_all()
+    assert taker.covered_once()
+    assert len(taker.comparing) == 4
+    tiny = Taker(elements=100)
+    tiny.survey()
+    assert [(p.start, p.stop) for p in tiny.joining.pieces.values()] == [(0, 100)]
+
+
 def test_each_piece_is_announced_to_the_driver_before_it_is_asked_for():
     taker = Taker()
     taker.do(taker.joining.begin(GENESIS, [A], 0.0))
@@ -253,6 +267,29 @@ def test_when_no_two_donors_are_near_each_other_nobody_is_odd():
     taker.receive_all()
     assert taker.covered_once()
     assert taker.joining.donors == {A, B, C}
+
+
+@pytest.mark.parametrize("odd", [A, B, C, D])
+def test_how_far_donors_are_from_each_other_is_known_afterwards_whoever_lies(odd):
+    taker = Taker()
+    taker.survey()
+    taker.apart_sq = lambda owner, other: 1e5 if odd in (owner, other) else 10.0 + DONORS.index(owner)
+    taker.receive_all()
+    assert 10.0 / CHUNK <= taker.joining.spread_sq <= 14.0 / CHUNK
+    few = Taker()
+    few.survey([A, B])
+    few.receive_all()
+    assert few.joining.spread_sq == 0.0, "of two nobody can say which lies"
+
+
+def test_only_of_the_weights_is_it_known_how_far_donors_are_from_each_other():
+    taker = Taker(elements=CHUNK, trained=CHUNK)
+    taker.survey(keys=("m", "v", "w"))
+    taker.apart_sq = lambda owner, other: 16.0 if owner == A else 1.0  # A gives the weights, and others the rest
+    taker.receive_all()
+    owners = {one.owner for one in taker.joining.compared_all if one.stop <= CHUNK}
+    assert len(owners) == 1
+    assert taker.joining.spread_sq == (16.0 if owners == {A} else 1.0) / CHUNK
 
 
 def test_a_comparison_that_fails_holds_nobody_up():

@@ -14,8 +14,10 @@ from gossip.config import Config
 from gossip.errors import ConfigError
 from sim.attackers import AttackersSpec, Liar, liars, unguarded
 from sim.measures import Measures
+from sim.network import network_of
 from sim.scenario import ChurnSpec, Distribution, Latency, MembershipSpec, NetworkSpec, Optimizer, Scenario, Task
 from sim.simulation import simulate
+from sim.swarm import Swarm
 from sim.words import in_words
 from tests.sim.scenarios import played, small
 
@@ -217,3 +219,45 @@ def test_attackers_survive_their_own_text():
 def test_attackers_are_said_in_words(spec, said):
     assert said in in_words(small(attackers=spec, peers=10))
     assert "attack" not in in_words(small(peers=10))
+
+
+# -- a newcomer --------------------------------------------------------------------------------------------------------
+def moved_by_the_first_it_meets(kind, learning):
+    """(how far a newcomer is moved that mixes with a liar before it mixes with anybody else, what the donors were
+    apart), both as norms."""
+    elements, rng = 4096, np.random.default_rng(3)
+    network = network_of(NetworkSpec(latency=Latency.parse({"kind": "constant", "value_ms": 5})), 1)
+    noise = np.random.default_rng(4)
+
+    def on_step(index, vector, step):
+        if index < 5:  # and the newcomer has taken no step yet
+            vector += learning * noise.standard_normal(elements).astype(np.float32)
+
+    swarm = Swarm(1, network, Config(mix_every_steps=4), on_step)
+    start = rng.standard_normal(elements).astype(np.float32)
+    liar = Liar(AttackersSpec(share=0.1, kind=kind), 1, "0")
+    for number in range(5):
+        swarm.add_peer(start.copy(), founder=True, liar=liar if number == 0 else None)
+    swarm.introduce()
+    swarm.run_until(30.0)
+    models = np.stack([host.vector for host in swarm.hosts[1:]]).astype(float)
+    apart = max(float(np.linalg.norm(a - b)) for a in models for b in models)
+    newcomer = swarm.hosts[swarm.add_peer(rng.standard_normal(elements).astype(np.float32), [1, 2])]
+    while not newcomer.peer.ready:
+        swarm.run_until(swarm.now + 0.01)
+    for number in range(1, 5):
+        swarm.kill(number)
+    before = newcomer.vector.copy()
+    while not newcomer.peer.exchanges.done or newcomer.shifts:
+        assert swarm.now < 90.0
+        swarm.run_until(swarm.now + 0.01)
+    assert newcomer.peer.exchanges.last_partner == swarm.hosts[0].id
+    return float(np.linalg.norm(newcomer.vector - before)), apart
+
+
+@pytest.mark.parametrize("kind", ["sign-flip", "scaled", "random"])
+@pytest.mark.parametrize("learning", [0.01, 0.0])
+def test_a_newcomer_is_moved_no_further_by_the_first_it_meets_than_its_donors_were_apart(kind, learning):
+    """Before its first step, when it knows of no distance of its own."""
+    moved, apart = moved_by_the_first_it_meets(kind, learning)
+    assert moved <= 0.5 * Config().clip_factor * max(apart, 1e-3 * math.sqrt(4096)) * 1.1
