@@ -41,20 +41,25 @@ def agree(answers: Mapping[PeerId, Serving], ours: tuple[str, ...], stateful: bo
     usual = statistics.median_low(answer.version for answer in same.values())
     donors = {peer: answer for peer, answer in same.items() if answer.version <= 2 * usual + AHEAD}
     agreed = donors.values()
+    # The lower median, as of the paces in gossip.credit: of two, the one that states less is believed.
+    swarm_samples = statistics.median_low(answer.swarm_samples for answer in agreed)
     return Agreed(
-        tuple(donors), keys, medians([answer.optimizer_scalars for answer in agreed]) if keys else (),
+        tuple(donors), keys, medians([answer.optimizer_scalars for answer in agreed], swarm_samples) if keys else (),
         statistics.median(answer.version for answer in agreed),
-        # The lower median, as of the paces in gossip.credit: of two, the one that states less is believed.
-        statistics.median_low(answer.swarm_samples for answer in agreed),
+        swarm_samples,
         2 * sum(answer.finished for answer in agreed) > len(agreed),
     )  # fmt: skip
 
 
-def medians(stated: list[tuple[tuple[str, float], ...]]) -> tuple[tuple[str, float], ...]:
-    """Of each scalar that most donors state, the lower median of what can be one."""
+def medians(stated: list[tuple[tuple[str, float], ...]], samples: int) -> tuple[tuple[str, float], ...]:
+    """Of each scalar that most donors state, the lower median of what can be one; at most the ``samples`` behind the
+    run. A step takes a sample at least, and what an optimizer keeps beside its count of steps is at most 1 (a rate, a
+    product of rates): more was never counted, and of too few steps the next ones are only smaller."""
     values: dict[str, list[float]] = {}
     for scalars in stated:
         for name, value in dict(scalars).items():
             if math.isfinite(value) and 0 <= value <= LARGEST_SCALAR:
                 values.setdefault(name, []).append(value)
-    return tuple((name, statistics.median_low(found)) for name, found in values.items() if 2 * len(found) > len(stated))
+    most = float(max(samples, 1))
+    agreed = {name: statistics.median_low(found) for name, found in values.items() if 2 * len(found) > len(stated)}
+    return tuple((name, min(value, most)) for name, value in agreed.items())

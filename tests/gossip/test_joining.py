@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
 
 import pytest
@@ -12,6 +14,7 @@ from gossip.exchange import Local
 from gossip.ids import PeerId
 from gossip.joining import RETRY_S, SERVED_AT_ONCE, SURVEY_S, Donating, Joining, Phase
 from gossip.messages import Abort, Busy, Fetch, Refuse, Serving
+from gossip.survey import agree
 from tests.gossip.swarm_harness import Swarm
 
 DONORS = [PeerId(bytes([65 + i]) * 16) for i in range(8)]
@@ -208,6 +211,24 @@ def test_the_freshest_donor_decides_which_optimizer_state_is_taken():
     taker.receive_all()
     assert taker.covered_once()
     assert taker.adopt == Adopt(("m", "v"), (("lr", 0.2),))
+
+
+@pytest.mark.parametrize(
+    ("stated", "taken"),
+    [([1e308], None), ([math.inf], None), ([-1.0], None), ([2.0**53], 640.0), ([641.0], 640.0), ([40.0], 40.0),
+     ([40.0, 2.0**53], 40.0), ([1e308, 40.0], None), ([40.0, 50.0, 1e308], 40.0), ([2.0**53, 2.0**53, 40.0], 640.0)],
+)  # fmt: skip
+def test_no_count_of_an_optimizers_steps_is_more_than_the_samples_behind_the_run(stated, taken):
+    """One donor alone is a majority."""
+    answers = {
+        donor: Serving(1, 1.0, GENESIS, ("m",), (("step", step), ("rate", 0.5)), 640)
+        for donor, step in zip(DONORS, stated, strict=False)
+    }
+    scalars = dict(agree(answers, ("m",), True).scalars)
+    assert scalars.get("step") == taken
+    assert scalars["rate"] == 0.5
+    nothing_yet = {A: dataclasses.replace(answers[A], swarm_samples=0)}
+    assert dict(agree(nothing_yet, ("m",), True).scalars).get("step", 0.0) <= 1.0
 
 
 def test_without_an_optimizer_the_weights_of_all_donors_will_do():
