@@ -1,35 +1,18 @@
-"""Graphs of who mixes with whom: read from a file, or written down, with their mixing matrices and spectral gaps."""
+"""Graphs of who mixes with whom, read from a file."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gossip.errors import ConfigError
 from gossip.ids import Address, PeerId, parse_address
 
-__all__ = [
-    "Graph",
-    "complete",
-    "dumbbell",
-    "expected_pair_mean",
-    "metropolis",
-    "one_peer_exponential",
-    "ring",
-    "spectral_gap",
-    "static_exponential",
-    "torus",
-    "uniform_weights",
-]
+__all__ = ["Graph"]
 
-Matrix = NDArray[np.float64]  # (n, n): entry [i, j] is of what i takes from j
 Kind = Literal["rank", "address", "id"]
 Name = int | Address | str  # of a node: its rank, where it listens, or the first digits of its id
 
@@ -94,14 +77,6 @@ class Graph:
         return cls._connected(kind, names, [(number_of[a], number_of[b]) for a, b in pairs], where)
 
     @classmethod
-    def from_adjacency(cls, adjacency: Matrix) -> Graph:
-        """The graph of ranks with a link wherever this symmetric (n, n) matrix is not 0 off its diagonal."""
-        if not np.array_equal(adjacency != 0, (adjacency != 0).T):
-            raise ConfigError("The adjacency is not symmetric: whoever mixes with another is mixed with by it.")
-        pairs = [(int(a), int(b)) for a, b in np.argwhere(np.triu(adjacency, 1))]
-        return cls._connected("rank", tuple(range(len(adjacency))), pairs, "The adjacency")
-
-    @classmethod
     def _connected(cls, kind: Kind, names: tuple[Name, ...], pairs: Iterable[tuple[int, int]], where: str) -> Graph:
         links: list[set[int]] = [set() for _ in names]
         for a, b in pairs:
@@ -116,13 +91,6 @@ class Graph:
                 f"a link between them."
             )
         return cls(kind, names, tuple(tuple(sorted(those)) for those in links))
-
-    def adjacency(self) -> Matrix:
-        """(n, n), 1 where two nodes are linked."""
-        matrix = np.zeros((len(self.links),) * 2)
-        for node, others in enumerate(self.links):
-            matrix[node, list(others)] = 1
-        return matrix
 
     @property
     def max_degree(self) -> int:
@@ -198,103 +166,3 @@ def some(names: Sequence[Name], part: set[int]) -> str:
     """Up to three of them, for a sentence."""
     said = ", ".join(str(names[node]) for node in sorted(part)[:3])
     return said if len(part) <= 3 else f"{said} and {len(part) - 3} more"
-
-
-# -- written down ------------------------------------------------------------------------------------------------------
-def circulant(n: int, hops: Iterable[int]) -> Matrix:
-    """1 from i to i + hop modulo n."""
-    adjacency = np.zeros((n, n))
-    here = np.arange(n)
-    for hop in hops:
-        adjacency[here, (here + hop) % n] = 1
-    np.fill_diagonal(adjacency, 0)
-    return adjacency
-
-
-def complete(n: int) -> Matrix:
-    """Everybody with everybody: (n, n)."""
-    return np.ones((n, n)) - np.eye(n)
-
-
-def ring(n: int) -> Matrix:
-    """Each with the one before it and the one behind it: (n, n)."""
-    return circulant(n, (1, -1))
-
-
-def torus(q: int, q2: int) -> Matrix:
-    """``q`` columns by ``q2`` rows, numbered row by row, closed at both ends: (n, n) with n = q q2."""
-    place = np.arange(q * q2).reshape(q2, q)
-    adjacency = np.zeros((q * q2, q * q2))
-    for axis in (0, 1):
-        for shift in (1, -1):
-            adjacency[place, np.roll(place, shift, axis)] = 1
-    np.fill_diagonal(adjacency, 0)
-    return adjacency
-
-
-def static_exponential(n: int) -> Matrix:
-    """To those 1, 2, 4 ... further on: (n, n), directed (Assran et al. 2019; Ying et al. 2021)."""
-    return circulant(n, (1 << power for power in range((n - 1).bit_length())))
-
-
-def one_peer_exponential(n: int, round: int) -> Matrix:
-    """To the one ``2^(round mod ceil(log2 n))`` further on: (n, n), directed. With n a power of two, log2 n rounds of
-    :func:`uniform_weights` give everybody the exact mean (Ying et al. 2021, lemma 1)."""
-    powers = (n - 1).bit_length()
-    return circulant(n, (1 << round % powers,) if powers else ())
-
-
-def dumbbell(n: int) -> Matrix:
-    """Two cliques, the first of ceil(n / 2), with one link between the last of the first and the first of the second
-    (He, Karimireddy and Jaggi 2022): (n, n)."""
-    half = (n + 1) // 2
-    adjacency = np.zeros((n, n))
-    adjacency[:half, :half] = complete(half)
-    adjacency[half:, half:] = complete(n - half)
-    if n > half:
-        adjacency[half - 1, half] = adjacency[half, half - 1] = 1
-    return adjacency
-
-
-# -- mixing matrices ---------------------------------------------------------------------------------------------------
-def metropolis(adjacency: Matrix) -> Matrix:
-    """Weight 1 / (1 + max of the two degrees) on each link, the rest on oneself: symmetric, and so doubly stochastic
-    whatever the degrees (Xiao, Boyd and Lall 2006). ``adjacency`` is symmetric, (n, n)."""
-    linked = adjacency != 0
-    degrees = linked.sum(1)
-    weights = np.where(linked, 1.0 / (1.0 + np.maximum.outer(degrees, degrees)), 0.0)
-    np.fill_diagonal(weights, 1.0 - weights.sum(1))
-    return np.asarray(weights, np.float64)
-
-
-def uniform_weights(adjacency: Matrix) -> Matrix:
-    """The mean of oneself and those one takes from: row-stochastic, and doubly where all have one degree in and out."""
-    taken = (adjacency != 0) + np.eye(len(adjacency))
-    return np.asarray(taken / taken.sum(1, keepdims=True), np.float64)
-
-
-def expected_pair_mean(choice: Matrix) -> Matrix:
-    """The expected mixing matrix of ONE exchange: a node drawn uniformly takes the mean with the one that its row of
-    ``choice`` (n, n; chances, 0 on the diagonal) draws. ``I - (D - P - P^T) / (2 n)``, D the row and column sums (Boyd,
-    Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms").
-
-    A pair mean is a projection, so ``E V' = x^T W x`` and V shrinks by at least this matrix's spectral gap in
-    expectation. n exchanges, as many as a round, are n gaps: uniform choice has 1 / (n - 1) of one exchange.
-    """
-    n = len(choice)
-    both = choice + choice.T
-    return np.asarray(np.eye(n) - (np.diag(both.sum(1)) - both) / (2 * n), np.float64)
-
-
-def spectral_gap(matrix: Matrix) -> float:
-    """1 - the second largest |eigenvalue| of a mixing matrix (n, n): 1 is the mean at once, 0 is never.
-
-    Ring 2/3 (1 - cos(2 pi / n)) and torus 2/5 (1 - cos(2 pi / q)) with :func:`metropolis`, static exponential
-    2 / (1 + log2 n) with :func:`uniform_weights` and n a power of two.
-    """
-    symmetric = np.array_equal(matrix, matrix.T)
-    values = np.linalg.eigvalsh(matrix) if symmetric else np.linalg.eigvals(matrix)
-    if len(values) < 2:
-        return 1.0
-    gap = 1.0 - float(np.sort(np.abs(values))[-2])
-    return 0.0 if math.isclose(gap, 0.0, abs_tol=1e-12) else gap

@@ -359,11 +359,6 @@ class Membership:
         return self._myself.record
 
     @property
-    def peers_known(self) -> int:
-        """Members in the table in any state, without ourselves."""
-        return len(self._table.entries) - 1
-
-    @property
     def turnover(self) -> int:
         """Counts comings and goings: what was sorted by who is there is out of date when it grows."""
         return self._table.changes

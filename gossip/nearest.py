@@ -7,14 +7,11 @@ import random
 from collections.abc import Container
 from statistics import median
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gossip.errors import ConfigError
 from gossip.ids import PeerId
 from gossip.selection import Candidates, Uniform, uniform
 
-__all__ = ["Nearest", "choice_matrix"]
+__all__ = ["Nearest"]
 
 NEAR = 4  # the cheapest members: noise stays within 5 % of what mixing with all seven others of a region leaves
 ENOUGH = 64  # measured members at which trying unknown ones ends: of eight regions, they are eight of one's own
@@ -125,11 +122,6 @@ class Nearest(Uniform):
                     break
         return found
 
-    def cost_s(self, partner: PeerId) -> float:
-        """Seconds that an exchange with this one takes, as far as is known; inf where nothing is."""
-        known = self.measured.get(partner)
-        return math.inf if known is None else self._costs({partner: known})[partner]
-
     def _unknown(self, swarm: Candidates, asked: Container[PeerId], rng: random.Random) -> PeerId | None:
         alive = swarm.alive()
         for _ in range(TRIES):
@@ -156,15 +148,3 @@ class Nearest(Uniform):
 
 def smoothed(before: float | None, now: float) -> float:
     return now if before is None else before + SMOOTHING * (now - before)
-
-
-def choice_matrix(cost: NDArray[np.float64], shortcut: float, near: int = NEAR) -> NDArray[np.float64]:
-    """The chances with which :class:`Nearest` chooses when all is measured: row i are member i's, (n, n). ``cost`` is
-    of an exchange of each pair, (n, n). For :func:`gossip.graphs.expected_pair_mean` and its spectral gap."""
-    n = len(cost)
-    chances = np.full((n, n), shortcut / (n - 1))
-    others = np.where(np.eye(n, dtype=bool), np.inf, cost)
-    nearest = np.argsort(others, 1, kind="stable")[:, : min(near, n - 1)]
-    np.put_along_axis(chances, nearest, np.take_along_axis(chances, nearest, 1) + (1 - shortcut) / nearest.shape[1], 1)
-    np.fill_diagonal(chances, 0.0)
-    return chances

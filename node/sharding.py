@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
 
-__all__ = ["MAX_BUCKETS", "Shard", "owned", "owners", "samples_in"]
+__all__ = ["MAX_BUCKETS", "Shard", "owned", "samples_in"]
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -118,7 +118,7 @@ def samples_in(dataset: Any) -> int:
 
 
 def owned(buckets: int, me: PeerId, members: Sequence[PeerId], salt: bytes) -> npt.NDArray[np.bool_]:
-    """Which of the buckets ``me`` owns: ``owners(...) == me`` for one member, at a small part of the cost.
+    """Which of the buckets ``me`` owns: those where nobody weighs more, or as much with a smaller id.
 
     Rivals come in blocks, and only the buckets still held go on to the next: after k rivals 1 / (k + 1) of them are
     left, so blocks grow as what is held shrinks, and a round costs at most ``buckets`` hashes. 65,536 buckets among
@@ -128,7 +128,7 @@ def owned(buckets: int, me: PeerId, members: Sequence[PeerId], salt: bytes) -> n
     """
     rivals = sorted(set(members) - {me})
     theirs = np.array([_hash64(salt + rival) for rival in rivals], dtype=np.uint64)  # (rivals,)
-    lower = np.array([rival < me for rival in rivals], dtype=np.bool_)  # (rivals,), who wins a tie, as in `owners`
+    lower = np.array([rival < me for rival in rivals], dtype=np.bool_)  # (rivals,), who wins a tie
     hashes = _bucket_hashes(buckets, salt)  # (held,)
     held = np.arange(buckets)  # (held,)
     start = 0
@@ -142,26 +142,6 @@ def owned(buckets: int, me: PeerId, members: Sequence[PeerId], salt: bytes) -> n
     result = np.zeros(buckets, dtype=np.bool_)
     result[held] = True
     return result
-
-
-def owners(buckets: int, members: Sequence[PeerId], salt: bytes) -> I64:
-    """The owner of every bucket, as an index into ``sorted(set(members))``; (buckets,) int64.
-
-    A running maximum over the members: 10,000 of them with 4,096 buckets need five arrays of 32 KiB, not a table of
-    330 MB. Raises :class:`DataError` when there are no members.
-    """
-    everybody = sorted(set(members))
-    if not everybody:
-        raise DataError("Nobody is there to own the data: give at least one member.")
-    hashes = _bucket_hashes(buckets, salt)  # (buckets,)
-    best = _mix(hashes ^ _hash64(salt + everybody[0]))
-    winner = np.zeros(buckets, dtype=np.int64)
-    for index, member in enumerate(everybody[1:], start=1):
-        weight = _mix(hashes ^ _hash64(salt + member))
-        higher = weight > best
-        np.copyto(best, weight, where=higher)
-        winner[higher] = index
-    return winner
 
 
 def _share(length: int, me: PeerId, members: Sequence[PeerId], number: int) -> I64:

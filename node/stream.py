@@ -1,4 +1,4 @@
-"""Bytes to one peer and back: over a socket, or in memory for tests and rehearsals."""
+"""Bytes to one peer and back, over a socket."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import trio
 from gossip.errors import RemoteError
 from node.forks import keep_from_children
 
-__all__ = ["BrokenLinkError", "ByteStream", "MemoryStream", "PlainStream", "memory_stream_pair"]
-
-MEMORY_PIPE_BYTES = 65_536  # less than any payload worth testing, so that tests meet backpressure as sockets have it
+__all__ = ["BrokenLinkError", "ByteStream", "PlainStream"]
 
 
 class BrokenLinkError(RemoteError):
@@ -102,86 +100,3 @@ class PlainStream:
 
     def _broken(self) -> BrokenLinkError:
         return BrokenLinkError(f"The connection to {self._peer_host} broke.")
-
-
-def memory_stream_pair(capacity_bytes: int = MEMORY_PIPE_BYTES) -> tuple[MemoryStream, MemoryStream]:
-    """Two connected streams without a socket, each direction holding at most ``capacity_bytes`` unread."""
-    there, back = _Pipe(capacity_bytes), _Pipe(capacity_bytes)
-    return MemoryStream(outgoing=there, incoming=back), MemoryStream(outgoing=back, incoming=there)
-
-
-class MemoryStream:
-    """One end of :func:`memory_stream_pair`. Unlike trio's own, it breaks as a reset socket breaks."""
-
-    peer_host = "memory"
-
-    def __init__(self, *, outgoing: _Pipe, incoming: _Pipe) -> None:
-        self._outgoing = outgoing
-        self._incoming = incoming
-        self._closed = False
-
-    async def receive_into(self, buffer: memoryview) -> int:
-        return await self._incoming.take(buffer)
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self._outgoing.put(memoryview(data).cast("B"))
-
-    async def aclose(self) -> None:
-        self._closed = True
-        self._outgoing.end()
-        self._incoming.break_off()
-        await trio.lowlevel.checkpoint()
-
-    def close_now(self) -> None:
-        if self._closed:
-            return  # a closed socket cannot be reset: what it sent last still arrives
-        self._closed = True
-        self._outgoing.break_off()
-        self._incoming.break_off()
-
-
-class _Pipe:
-    """Bytes one way. ``_ended``: the writer closed, and the rest may still be read; ``_broken``: neither side may."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self._capacity_bytes = capacity_bytes
-        self._unread = bytearray()
-        self._ended = False
-        self._broken = False
-        self._changed = trio.lowlevel.ParkingLot()
-
-    async def put(self, view: memoryview) -> None:
-        await trio.lowlevel.checkpoint()
-        start = 0
-        while True:
-            if self._broken or self._ended:
-                raise BrokenLinkError("The connection in memory broke.")
-            end = start + self._capacity_bytes - len(self._unread)
-            self._unread += view[start:end]
-            start = min(end, len(view))
-            self._changed.unpark_all()
-            if start == len(view):
-                return
-            await self._changed.park()
-
-    async def take(self, buffer: memoryview) -> int:
-        await trio.lowlevel.checkpoint()
-        while not self._broken:
-            if self._unread:
-                count = min(len(buffer), len(self._unread))
-                buffer[:count] = self._unread[:count]
-                del self._unread[:count]
-                self._changed.unpark_all()
-                return count
-            if self._ended:
-                return 0
-            await self._changed.park()
-        raise BrokenLinkError("The connection in memory broke.")
-
-    def end(self) -> None:
-        self._ended = True
-        self._changed.unpark_all()
-
-    def break_off(self) -> None:
-        self._broken = True
-        self._changed.unpark_all()

@@ -99,10 +99,6 @@ class IdealMembers:
         return len(self._registry.alive) > 1
 
     @property
-    def peers_known(self) -> int:
-        return len(self._registry.alive) - 1
-
-    @property
     def swarm_samples(self) -> int:
         return self.samples_of(self.me.genesis)
 

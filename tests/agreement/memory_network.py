@@ -24,9 +24,10 @@ from node.boundary import Boundary, VectorPool
 from node.handshake import Greeter
 from node.runtime import Runtime
 from node.snapshot import ModelState
-from node.stream import BrokenLinkError, ByteStream, MemoryStream, memory_stream_pair
+from node.stream import BrokenLinkError, ByteStream
 from sim.network import Network
 from sim.training import REPORT_S, next_look
+from tests.memory_stream import MemoryStream, memory_stream_pair
 
 PIPE_BYTES = 1 << 20  # more than anybody sends at one instant, so that all of it arrives at one instant
 START_S = 1024.0

@@ -85,7 +85,7 @@ def test_the_table_stays_within_its_bound_and_loses_no_samples():
         me.receive(peer_id(1), Gossip((record_of(n, samples=10, sequence=1, left=True),)), now)
         me.tick(now + 0.99)  # what is stated at first sight is believed a moment later
     me.tick(402.0)
-    assert me.peers_known == 1 + 75  # of 100, three quarters for what one member tells of
+    assert len(me.members()) == 1 + 75  # of 100, three quarters for what one member tells of
     assert me.swarm_samples == 3980
     me.receive(peer_id(1), Gossip((record_of(350, samples=10),)), 500.0)  # an old record of one long gone
     assert me.swarm_samples == 3980
@@ -112,9 +112,9 @@ def test_new_members_are_taken_at_a_bounded_rate():
     me = member(config=Config(max_members=100))
     me.linked(peer_id(1), record_of(1), 0.0)
     me.receive(peer_id(1), Records(tuple(record_of(n) for n in range(2, 130)), b""), 0.0)
-    assert me.peers_known == 101
+    assert len(me.members()) == 101
     me.receive(peer_id(1), Records(tuple(record_of(n) for n in range(130, 200)), b""), 0.01)
-    assert me.peers_known == 111
+    assert len(me.members()) == 111
 
 
 def test_an_update_is_told_a_bounded_number_of_times_newest_first():

@@ -153,7 +153,7 @@ def test_all_who_meet_are_alive_to_each_other_and_of_one_run():
         me = met(number, 5)
         assert sorted(me.alive()) == sorted(peer_id(other) for other in range(5) if other != number)
         assert me.owners() == sorted(peer_id(other) for other in range(5))
-        assert me.peers_known == 4
+        assert len(me.members()) == 4
         assert set(me.runs()) == {RUNS[0]}
         assert me.me.incarnation == 1
 

@@ -12,11 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.errors import ConfigError
-from gossip.graphs import Graph, complete, dumbbell, metropolis, one_peer_exponential, ring, spectral_gap, torus
+from gossip.graphs import Graph
 from gossip.ids import Address, PeerId
 from gossip.nearest import Nearest
 from gossip.ranks import Grid, cell_mates, sides
 from gossip.selection import SELECTIONS, selector
+from tests.theory.mixing_matrices import (
+    complete,
+    dumbbell,
+    graph_of,
+    metropolis,
+    one_peer_exponential,
+    ring,
+    spectral_gap,
+    torus,
+)
 
 PLACED = ("ring", "torus", "exponential", "grid")  # by rank, and with the right to anybody when nobody else is left
 
@@ -44,7 +54,7 @@ class View:
 
 
 def made(name, n=0):
-    return selector(name, Graph.from_adjacency(ring(n))) if name == "graph" else selector(name)
+    return selector(name, graph_of(ring(n))) if name == "graph" else selector(name)
 
 
 def shuffled(peers, seed=1):
@@ -152,7 +162,7 @@ def test_a_group_as_large_as_the_swarm_is_everybody_ready():
 
 
 def test_a_graph_is_followed_and_nobody_else_is_mixed_with():
-    graph = Graph.from_adjacency(dumbbell(10))
+    graph = graph_of(dumbbell(10))
     assert np.array_equal(neighbourhood(selector("graph", graph), 10), dumbbell(10))
     more = neighbourhood(selector("graph", graph), 12)
     assert np.array_equal(more[:10, :10], dumbbell(10))
@@ -305,7 +315,7 @@ def test_a_graph_of_ids_has_metropolis_weights_the_same_on_both_sides_whatever_e
 @given(st.data(), st.sampled_from([name for name in SELECTIONS if name not in ("uniform", "nearest")]))
 def test_both_sides_of_a_pair_give_it_one_weight_though_they_see_different_members(data, name):
     swarm = Mortal(data)
-    graph = Graph.from_adjacency(dumbbell(20)) if name == "graph" else None
+    graph = graph_of(dumbbell(20)) if name == "graph" else None
     a, b = data.draw(st.lists(st.sampled_from(swarm.peers), min_size=2, max_size=2, unique=True))
     one, other = (selector(name, graph, at_once=True) for _ in range(2))
     assert one.weight(swarm.view(a, 0), b) == other.weight(swarm.view(b, 0), a)
@@ -314,7 +324,7 @@ def test_both_sides_of_a_pair_give_it_one_weight_though_they_see_different_membe
 @pytest.mark.parametrize("name", ["ring", "torus", "exponential", "grid", "graph"])
 @pytest.mark.parametrize("n", [2, 5, 16])
 def test_weights_at_once_leave_every_node_a_share_of_itself(name, n):
-    graph = Graph.from_adjacency(complete(n)) if name == "graph" else None
+    graph = graph_of(complete(n)) if name == "graph" else None
     rule = selector(name, graph, at_once=True)
     for peer in ids(n):
         view = View(peer, ids(n))
@@ -328,7 +338,7 @@ def test_weights_at_once_leave_every_node_a_share_of_itself(name, n):
     [
         ("rings", {}, "selection = 'rings' is unknown: take one of uniform, ring"),
         ("graph", {}, "selection = 'graph' needs a graph"),
-        ("ring", {"graph": Graph.from_adjacency(ring(3))}, "selection = 'ring' uses no graph"),
+        ("ring", {"graph": graph_of(ring(3))}, "selection = 'ring' uses no graph"),
         ("grid", {"group_size": 1}, "group_size = 1 cannot work: a group has from 2 to 16"),
         ("grid", {"group_size": 17}, "group_size = 17 cannot work"),
         ("nearest", {"shortcut": 0.0}, "shortcut = 0 cannot work"),

@@ -15,8 +15,8 @@ from node.handshake import Greeter
 from node.links import FrameReader, Link
 from node.runtime import Runtime
 from node.snapshot import ModelState
-from node.stream import memory_stream_pair
 from tests.agreement.scenario import ELEMENTS, Scenario, identity, make_peer
+from tests.memory_stream import memory_stream_pair
 
 __all__ = ["ELEMENTS", "OTHER", "in_trio", "link", "runtime"]
 

@@ -12,8 +12,9 @@ from gossip.ids import Address, MemberRecord, PeerId
 from gossip.messages import Hello
 from node import tcp
 from node.doors import Doors
-from node.stream import BrokenLinkError, memory_stream_pair
+from node.stream import BrokenLinkError
 from node.tcp import TcpNetwork
+from tests.memory_stream import memory_stream_pair
 
 THERE = Address("127.0.0.1", 7)
 ME, ASKED, OTHER = (MemberRecord(PeerId(name * 16), b"k" * 32, 1) for name in (b"m", b"a", b"o"))

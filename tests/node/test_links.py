@@ -15,8 +15,8 @@ from node import links
 from node.boundary import VectorPool
 from node.links import CONTROL_BURST, FrameReader, Link
 from node.snapshot import ModelState
-from node.stream import memory_stream_pair
 from node.transfer import Sender
+from tests.memory_stream import memory_stream_pair
 
 SIZE = 2_048
 FP32 = get_codec("fp32")

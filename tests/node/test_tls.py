@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from gossip.errors import GossipError, ProtocolError, RefusedError
 from node import tls
 from node.identity import Identity
-from node.stream import BrokenLinkError, ByteStream, MemoryStream, PlainStream, memory_stream_pair
+from node.stream import BrokenLinkError, ByteStream, PlainStream
 from node.tls import Contexts, TlsStream, leaf_peer_id, swarm_contexts
+from tests.memory_stream import MemoryStream, memory_stream_pair
 
 SECRET = bytes(range(32))
 ALICE, BOB = Identity.fresh(), Identity.fresh()

@@ -20,7 +20,8 @@ from gossip.messages import VERSION_MAX, StatusQuery, StatusReply
 from node.handshake import Greeter
 from node.links import FrameReader, Link
 from node.status import METRICS, query, read_pages
-from node.stream import BrokenLinkError, memory_stream_pair
+from node.stream import BrokenLinkError
+from tests.memory_stream import memory_stream_pair
 
 NEWER = Path(__file__).with_name("newer.py")
 EXTRA = ("blue", 7, None, 2.5, b"\0\xff")  # as newer.py has it, which must not be imported here

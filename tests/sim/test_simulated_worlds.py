@@ -159,7 +159,7 @@ def test_from_one_seed_everybody_joins_one_run(join_every_s, mode):
 def test_those_who_begin_together_know_each_other_and_keep_their_own_vectors(mode):
     run = Simulation(averaging(membership=MembershipSpec(mode=mode)))
     mean = run.learners.matrix.mean(0)
-    assert all(host.peer.ready and host.peer.membership.peers_known == 7 for host in run.swarm.hosts)
+    assert all(host.peer.ready and len(host.peer.membership.members()) == 7 for host in run.swarm.hosts)
     assert {host.peer.local.genesis for host in run.swarm.hosts} == {run.swarm.hosts[0].peer.local.genesis}
     run.swarm.run_until(30.0)
     assert sum(host.peer.exchanges.failures for host in run.swarm.hosts) == 0
