@@ -214,7 +214,11 @@ class Node:
     @property
     def members(self) -> tuple[Member, ...]:
         """Everybody this node knows of, itself included, at most a quarter of a second old."""
-        return self.view.members
+        service = self.service
+        if time.monotonic() - service.listed_at > REPORT_S:
+            self.thread.call(service.list_members)
+            self.heard()
+        return service.members
 
     @property
     def swarm_samples(self) -> int:
@@ -281,8 +285,8 @@ class Node:
     def heard(self) -> None:
         """Wait until the network thread has done what it was told so far: it is never far behind."""
         told = threading.Event()
-        self.thread.call(told.set)
-        told.wait(1.0)
+        if self.thread.call(told.set):
+            told.wait(1.0)
 
     def visit(self, due: bool = False, report: bool = True) -> None:
         """The step boundary: fulfil the network thread's wishes, and report, unless all there was to do was to add what

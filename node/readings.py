@@ -7,9 +7,10 @@ from typing import Self
 
 from gossip.effects import MemberState
 from gossip.ids import PeerId
+from gossip.peer import Peer
 from node.runtime import Runtime
 
-__all__ = ["Member", "Metrics", "View"]
+__all__ = ["Member", "Metrics", "View", "members_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,6 @@ class View:
     """What the network thread last told the training thread: one frozen object, replaced whole, so that no lock is
     needed to read it."""
 
-    members: tuple[Member, ...] = ()
     owners: tuple[PeerId, ...] = ()  # who shares the data: alive and ready, this node included
     changes: int = -1  # counts changes of owners
     swarm_samples: int = 0  # behind the weights of our run
@@ -54,13 +54,17 @@ class View:
     def refreshed(self, runtime: Runtime) -> Self:
         peer = runtime.peer
         membership = peer.membership
-        members = tuple(
-            Member(
-                record.id.hex(), str(record.address) if record.address is not None else None, state.value, record.steps,
-                record.samples, record.loss,
-            )
-            for record, state in [(membership.me, MemberState.ALIVE), *peer.members()]
-        )  # fmt: skip
         changes = membership.changes
         owners = self.owners if changes == self.changes else tuple(membership.owners())
-        return type(self)(members, owners, changes, membership.swarm_samples, peer.told_samples)
+        return type(self)(owners, changes, membership.swarm_samples, peer.told_samples)
+
+
+def members_of(peer: Peer) -> tuple[Member, ...]:
+    """Everybody this peer knows of, itself first. Walks the table, 16 ms for 10,000 members: on demand alone."""
+    return tuple(
+        Member(
+            record.id.hex(), str(record.address) if record.address is not None else None, state.value, record.steps,
+            record.samples, record.loss,
+        )
+        for record, state in [(peer.membership.me, MemberState.ALIVE), *peer.members()]
+    )  # fmt: skip

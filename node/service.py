@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -21,7 +22,7 @@ from node.boundary import Boundary, VectorPool
 from node.handshake import Greeter
 from node.identity import Identity, verify
 from node.progress import Figures, Progress
-from node.readings import View
+from node.readings import Member, View, members_of
 from node.runtime import Runtime
 from node.settings import Settings, advertised
 from node.snapshot import ModelState
@@ -33,6 +34,7 @@ __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 
 REPORT_S = 0.25  # between two looks: what members and figures are at most too old
 REMEMBER_S = 30.0  # how often the address book is written
+ENDING_LOOKS = 4  # looks, a second: between two walks of the members for whether the run is over
 LEAVE_S = 1.0  # for LEFT to be sent
 HANDOVER_S = 3.0  # for a node that just ended in this state directory to let go of it
 
@@ -54,6 +56,8 @@ class Service:
         self.incarnation = 0
         self.runtime: Runtime | None = None
         self.view = View()
+        self.members: tuple[Member, ...] = ()  # as last asked for
+        self.listed_at = -math.inf  # on the clock of time.monotonic
         self.genesis = b""  # of the run that the view counts for
         self.may_mix = False  # and whether it would begin one then, as far as is known
         self.due_steps: float = 0  # the step count at which the training thread should visit the boundary
@@ -120,6 +124,7 @@ class Service:
         finally:
             self.remember(runtime)
             self.view = self.view.refreshed(runtime)
+            self.list_members()
             progress.close(time.time(), self.figures())
 
     def make_peer(self, address: Address | None, memory: Memory, now: float) -> Peer:
@@ -153,9 +158,15 @@ class Service:
                 self.genesis = peer.local.genesis
                 self.view = self.view.refreshed(self.runtime)
 
+    def list_members(self) -> None:
+        """For the training thread, which asks for them and waits."""
+        if self.runtime is not None:
+            self.members, self.listed_at = members_of(self.runtime.peer), time.monotonic()
+
     async def look(self, runtime: Runtime, progress: Progress) -> None:
-        while True:
-            runtime.perform(runtime.peer.ending.tick(runtime.now))
+        for turn in itertools.count():
+            if turn % ENDING_LOOKS == 0:
+                runtime.perform(runtime.peer.ending.tick(runtime.now))
             self.view = self.view.refreshed(runtime)
             progress.tick(time.time(), self.figures)
             await trio.sleep(REPORT_S)

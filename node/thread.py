@@ -46,11 +46,13 @@ class NetworkThread:
             self.ended.set()
             self.begun.set()
 
-    def call(self, function: Callable[..., Any], *args: Any) -> None:
-        """Run ``function(*args)`` in the network thread, soon; nothing happens once it has ended."""
+    def call(self, function: Callable[..., Any], *args: Any) -> bool:
+        """Run ``function(*args)`` in the network thread, soon; False once it has ended, and before it began."""
         if self.token is not None:
             with contextlib.suppress(trio.RunFinishedError):
                 self.token.run_sync_soon(function, *args)
+                return True
+        return False
 
     def check(self) -> None:
         """Raise in the training thread what ended the network thread: going on alone would be silently wrong."""

@@ -18,8 +18,9 @@ from torch import nn
 
 from gossip.errors import LocalError
 from gossip.ids import parse_address
-from node import Metrics, Node
+from node import Metrics, Node, service
 from node.identity import new_secret
+from node.readings import members_of
 from node.status import query
 
 CHILD = """
@@ -125,6 +126,27 @@ def alone_at(value):
         for parameter in model.parameters():
             parameter.fill_(value)
     return model
+
+
+def test_members_are_listed_when_somebody_asks_and_else_never(train, until, monkeypatch):
+    """It walks the whole table: four times a second of 10,000 members it took 6 % of a core."""
+    listed = []
+    monkeypatch.setattr(service, "members_of", lambda peer: (listed.append(peer.id), members_of(peer))[1])
+    node = train(linear()).node
+    looked = node.view
+    until(lambda: node.view is not looked)
+    assert not listed
+    assert [member.id for member in node.members] == [node.id]
+    assert listed
+
+
+def test_the_members_at_the_end_can_be_asked_for_afterwards(train):
+    trainee = train(linear())
+    trainee.stop()
+    began = time.monotonic()
+    for _ in range(20):
+        assert [member.id for member in trainee.node.members] == [trainee.node.id]
+    assert time.monotonic() - began < 10.0, "nobody waits for a thread that has ended"
 
 
 def test_two_nodes_that_pull_apart_stay_together_and_settle_on_one_model(train, until):
