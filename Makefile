@@ -11,7 +11,7 @@ READY := $(VENV)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods convergence reliability siege chaos soak data clean
+.PHONY: help demo test test-slow test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods convergence reliability siege chaos soak reference data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -75,6 +75,9 @@ soak: $(READY) ## watch memory, descriptors and tables of six nodes for two hour
 
 fuzz: $(READY) ## feed N damaged and hostile inputs to everything that reads any, on all cores: make fuzz N=10000000
 	$(PY) -m tests.fuzz --inputs $(or $(N),1000000) --seed $(or $(SEED),1)
+
+reference: $(READY) ## write docs/config.md from the settings
+	$(PY) -m gossip.config.reference > docs/config.md
 
 data: $(READY) ## say which datasets are here and how to get the others
 	@echo "digits: here, with scikit-learn"

@@ -187,6 +187,17 @@ def methods(
     print(catalogue.as_json(name) if json else catalogue.one(name) if name else catalogue.all_methods())
 
 
+@app.command("config")
+def config_command(
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="One of them, explained.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """List the settings of a node: what each means, its default, its range, when to change it."""
+    from gossip.config import reference
+
+    print(reference.as_json(key) if json else reference.explained(key) if key else reference.all_keys())
+
+
 SimSeed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Instead of the scenario's own.")]
 SimSet = Annotated[
     list[str] | None,

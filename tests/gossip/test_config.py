@@ -7,9 +7,13 @@ import math
 
 import pytest
 
-from gossip.config import CHOICES, POSITIVE, PRESETS, Config
+from gossip.config import PRESETS, Config
+from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
 from gossip.frames import MAX_BODY_BYTES
+
+SETTINGS = settings_of(Config)
+CHOICES = {name: setting.choices for name, (_, setting) in SETTINGS.items() if setting.choices}
 
 
 def sentence(**changes):
@@ -40,15 +44,24 @@ def test_a_config_is_frozen():
         Config().swarm = "other"
 
 
-def test_every_number_that_must_be_positive_is_checked():
-    fields = {field.name for field in dataclasses.fields(Config)}
-    assert set(POSITIVE) <= fields
-    for name in POSITIVE:
-        for value in (0, -1):
-            assert name in sentence(**{name: value})
-        if "float" in str(Config.__dataclass_fields__[name].type):
-            for value in (math.nan, math.inf, -math.inf):
-                assert name in sentence(**{name: value})
+NUMBERS = {name: said for name, said in SETTINGS.items() if said[0].type.removesuffix(" | None") in ("int", "float")}
+
+
+@pytest.mark.parametrize(("name", "said"), NUMBERS.items(), ids=list(NUMBERS))
+def test_every_number_is_held_to_the_range_that_is_written(name, said):
+    field, setting = said
+    whole, nudge = "int" in field.type, 1 if "int" in field.type else 1e-9
+    assert setting.positive or setting.least > -math.inf
+    below = [0, -1] if setting.positive else [setting.least - nudge]
+    beyond = [] if setting.most == math.inf else [setting.most if setting.below else setting.most + nudge]
+    for value in [*below, *beyond, *([] if whole else [math.nan, math.inf, -math.inf])]:
+        value = int(value) if whole and math.isfinite(value) else value
+        text = sentence(**{name: value})
+        assert text.startswith(f"{name} = ")
+        assert setting.range in text
+    assert setting.allows(nudge if setting.positive else setting.least)
+    assert setting.allows(0) or not setting.zero
+    assert setting.most == math.inf or setting.allows(setting.most - nudge if setting.below else setting.most)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import random
 import pytest
 
 from gossip import together
-from gossip.config import CHOICES, Config
+from gossip.config import Config
+from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
 from gossip.exchange import Local
 from gossip.exchanges import Exchanges
@@ -18,6 +19,7 @@ from gossip.parts import Part
 from gossip.selection import selector
 from tests.gossip.sides import A, Side
 
+CHOICES = {name: setting.choices for name, (_, setting) in settings_of(Config).items() if setting.choices}
 PUSH = {"mixing": "push-sum"}
 ROWS = {"mixing": "row-stochastic"}
 GROUP = {"mixing": "group"}

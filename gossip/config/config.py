@@ -1,0 +1,198 @@
+"""One frozen Config, the same for a node and for a simulated peer; its keys are in gossip.config.keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gossip.codecs import AUTO, get_codec
+from gossip.config.keys import MOST_PARTNERS, Keys
+from gossip.config.setting import check, settings_of, shown
+from gossip.errors import ConfigError
+from gossip.mixing import check_outer
+from gossip.parts import check_part
+from gossip.published import METHODS, method
+from gossip.removed import check_removed
+from gossip.together import check_together
+
+__all__ = ["PRESETS", "Config", "as_published", "read_toml", "unknown"]
+
+PRESETS = ("lan", "wan", "datacentre")
+PLAIN, NOLOCO = (0.0, 1.0), (0.5, 0.7)  # of the outer step: momentum and rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Keys):
+    """When to mix, how, and every limit. Construct with keywords, from a preset, or with :meth:`from_toml`.
+
+    Raises :class:`~gossip.errors.ConfigError` for a value that cannot work, naming what would.
+    """
+
+    def __post_init__(self) -> None:
+        for name, (field, setting) in settings_of(self).items():
+            check(name, getattr(self, name), str(field.type), setting)
+        if self.mix_every_steps is None and self.mix_every_s is None:
+            raise ConfigError("Nothing says when to mix: set mix_every_steps (as 8) or mix_every_s (as 30.0).")
+        if self.probe_timeout_min_s > self.probe_timeout_max_s:
+            raise ConfigError("probe_timeout_min_s is above probe_timeout_max_s: exchange the two.")
+        if self.seed_backoff_s > self.seed_backoff_max_s:
+            raise ConfigError("seed_backoff_s is above seed_backoff_max_s: exchange the two.")
+        if not self.swarm or len(self.swarm) > 64 or not self.swarm.isprintable():
+            raise ConfigError("swarm must be a name of 1 to 64 printable characters.")
+        check_outer(*self.outer, self.averaged)
+        check_removed("codec", self.codec)
+        if self.codec != AUTO:
+            get_codec(self.codec)
+        check_part(self.part)
+        check_together(self)
+
+    @property
+    def outer(self) -> tuple[float, float]:
+        """Momentum and rate of the outer step in use; left open it is the plain mean."""
+        momentum, rate = self.outer_momentum, self.outer_rate
+        return PLAIN[0] if momentum is None else momentum, PLAIN[1] if rate is None else rate
+
+    @property
+    def plain(self) -> bool:
+        """Whether a mix is the plain mean, without outer momentum."""
+        return self.outer == PLAIN
+
+    def for_training(self, quasi_global: bool) -> Config:
+        """What is left open, decided for a loop with an optimizer: NoLoCo's outer step where a node mixes its whole
+        vector with one other; not beside ``quasi_global`` momentum, as a second momentum over the mixes takes from the
+        first. Drivers do not ask for arrays that nobody trains, whose mean is wanted."""
+        given = self.outer_momentum is not None or self.outer_rate is not None
+        if given or quasi_global or self.mixing != "pair" or self.partners != 1 or self.part != "all":
+            return self
+        return dataclasses.replace(self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1])
+
+    @property
+    def averaged(self) -> int:
+        """How many vectors a mix averages, as the stability of the outer step asks."""
+        return (self.group_size or MOST_PARTNERS) if self.mixing == "group" else 2
+
+    @property
+    def incoming_limit(self) -> int:
+        """Incoming exchanges at once: with outer momentum one exchange at a time in all, since two concurrent outer
+        steps would count the same local progress twice."""
+        return self.incoming_exchanges if self.plain else 1
+
+    @property
+    def watches_movement(self) -> bool:
+        """Whether a driver measures how far local steps alone move the model (gossip.progress)."""
+        return self.consensus_target is not None or (self.filtering == "clip" and self.clip_radius is None)
+
+    @property
+    def pushes(self) -> bool:
+        """Whether vectors travel one way."""
+        return self.mixing in ("push-sum", "row-stochastic")
+
+    @property
+    def conserves(self) -> bool:
+        """Whether what one gives away is taken from oneself."""
+        return self.mixing == "push-sum"
+
+    @property
+    def filtering(self) -> str:
+        """The filter in use: what "auto" comes to is to clip, but for push-sum, whose mass nobody may cut off, and for
+        groups, which have a trimmed mean."""
+        if self.filter != "auto":
+            return self.filter
+        return "clip" if self.mixing in ("pair", "row-stochastic") else "none"
+
+    # -- presets -----------------------------------------------------------------------------------------------------
+    @classmethod
+    def lan(cls, **changes: Any) -> Config:
+        """Machines of one network: 1 Gbit/s, under a millisecond. The defaults."""
+        return cls(**changes)
+
+    @classmethod
+    def wan(cls, **changes: Any) -> Config:
+        """Scattered machines: 100 Mbit/s and 50 ms, lossy. Half the bytes, mixed four times as rarely."""
+        preset: dict[str, Any] = {
+            "mix_every_steps": 32,
+            "codec": "bf16",
+            "reply_timeout_s": 10.0,
+            "slowest_rate_mb_s": 0.1,
+            "stall_s": 10.0,
+            "hello_timeout_s": 10.0,
+            "join_timeout_s": 60.0,
+            "chunk_elements": 32_768,
+        }
+        return cls(**(preset | changes))
+
+    @classmethod
+    def datacentre(cls, **changes: Any) -> Config:
+        """10 Gbit/s and more: mix twice as often, expect answers sooner, longer chunks."""
+        preset: dict[str, Any] = {
+            "mix_every_steps": 4,
+            "slowest_rate_mb_s": 10.0,
+            "stall_s": 2.0,
+            "chunk_elements": 262_144,
+        }
+        return cls(**(preset | changes))
+
+    @classmethod
+    def published(cls, name: str, **changes: Any) -> Config:
+        """A method as its paper has it, by its name in :data:`gossip.published.METHODS` (``gossip methods`` lists
+        them), with further changes."""
+        return cls(**(as_published(name) | changes))
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Config:
+        """A TOML file of these keys, at the top or under ``[gossip]``. ``preset = "wan"`` names where to start from and
+        ``method = "noloco"`` a published method."""
+        table = read_toml(Path(path), "config")
+        section = table.get("gossip", table)
+        if not isinstance(section, dict):
+            raise ConfigError(f"{path}: gossip must be a table, written [gossip].")
+        try:
+            return cls.from_mapping(section)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_mapping(cls, table: Mapping[str, Any]) -> Config:
+        """The same keys from a mapping, as a scenario's ``[gossip]`` section gives them."""
+        changes = dict(table)
+        if (name := changes.pop("method", None)) is not None:
+            changes = as_published(name) | changes
+        preset = changes.pop("preset", "lan")
+        if preset not in PRESETS:
+            raise ConfigError(f"preset = {shown(preset)} is unknown: take one of {', '.join(PRESETS)}.")
+        known = settings_of(cls)
+        for name in changes:
+            if name not in known:
+                raise unknown(name)
+        config: Config = getattr(cls, preset)(**changes)
+        return config
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The table of a file of ``what``; raises ConfigError for whatever is none."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read the {what} {path}: {error.strerror}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} nests tables too deeply: none of a {what} lies deeper than a few.") from error
+    except ValueError as error:  # a TOMLDecodeError, no UTF-8, or a number of thousands of digits
+        raise ConfigError(f"{path} is not TOML: {error}.") from error
+
+
+def unknown(name: str) -> ConfigError:
+    """For a key that is none."""
+    near = difflib.get_close_matches(name, settings_of(Config), n=1)
+    return ConfigError(f"{shown(name)} is not a setting" + (f"; did you mean {near[0]!r}?" if near else "."))
+
+
+def as_published(name: object) -> dict[str, Any]:
+    """The settings of a method: no paper's figures are of a filter or a momentum that the paper does not have."""
+    if not isinstance(name, str):  # a file may hold anything, also what Python refuses to write down
+        raise ConfigError(f"No method is called {shown(name)}: there are {', '.join(METHODS)}.")
+    return {"filter": "none", "outer_momentum": PLAIN[0], "outer_rate": PLAIN[1]} | method(name).changes

@@ -1,0 +1,99 @@
+"""The reference of every key, for a terminal and as docs/config.md (``python -m gossip.config.reference``)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import Field
+from typing import Any
+
+from gossip.config.config import PRESETS, Config, unknown
+from gossip.config.setting import Setting, settings_of
+
+__all__ = ["all_keys", "as_json", "explained", "page"]
+
+HEAD = """\
+# Every setting
+
+Written by `make reference` from `gossip/config/keys.py`; a test holds that it is up to date. In Python these are
+arguments, `Config(mix_every_steps=4)`; for `gossip run --config FILE` lines of a TOML file, `mix_every_steps = 4`; in a
+scenario the same under `[gossip]`. `preset = "wan"` (or `Config.wan()`) and `method = "noloco"` (or
+`Config.published("noloco")`) name where to start from. `gossip config` lists the keys in the terminal, and `gossip
+config KEY` explains one. What excludes what is refused with the reason; how to choose among methods:
+[algorithms.md](algorithms.md).
+"""
+
+
+def span(field: Field[Any], setting: Setting) -> str:
+    """What it may be, left out included."""
+    if field.type == "bool":
+        return "true or false"
+    text = setting.range
+    if field.type.removesuffix(" | None") == "int" and setting.positive:
+        text = "a positive whole number"
+    return text + (f"; left out: {setting.left_out}" if setting.left_out else "")
+
+
+def default(field: Field[Any]) -> str:
+    return "left out" if field.default is None else json.dumps(field.default)
+
+
+def all_keys() -> str:
+    """Every key with its default and its meaning, under the headings of their sections."""
+    lines: list[str] = []
+    for name, (field, setting) in settings_of(Config).items():
+        if setting.section:
+            lines += ["", setting.section] if lines else [setting.section]
+        lines.append(f"  {name:<20}  {default(field):<10}  {setting.meaning}".replace("`", ""))
+    return "\n".join((*lines, "", "gossip config KEY explains one; docs/config.md has them all."))
+
+
+def explained(name: str) -> str:
+    """One key. Raises ConfigError for what is none, naming what is near."""
+    said = described(name)
+    lines = [
+        f"{name} = {said.pop('default')}",
+        *(f"  {what.replace('_', ' '):<15} {is_}" for what, is_ in said.items()),
+    ]
+    return "\n".join(lines).replace("`", "")
+
+
+def as_json(name: str | None) -> str:
+    """One of them, or all, by name."""
+    return json.dumps(described(name) if name else {key: described(key) for key in settings_of(Config)})
+
+
+def described(name: str) -> dict[str, str]:
+    if name not in settings_of(Config):
+        raise unknown(name)
+    field, setting = settings_of(Config)[name]
+    said = {"meaning": setting.meaning, "unit": setting.unit, "range": span(field, setting), "default": default(field)}
+    said |= {"when_to_change": setting.advice}
+    for preset in PRESETS:
+        if (value := getattr(getattr(Config, preset)(), name)) != field.default:
+            said[f"preset_{preset}"] = json.dumps(value)
+    return {what: is_ for what, is_ in said.items() if is_}
+
+
+def page() -> str:
+    """docs/config.md."""
+    lines = [HEAD.rstrip()]
+    for name, (field, setting) in settings_of(Config).items():
+        if setting.section:
+            lines += ["", f"## {setting.section}", "", "| key | meaning | range | default | when to change it |"]
+            lines.append("|---|---|---|---|---|")
+        unit = f" ({setting.unit})" if setting.unit else ""
+        cells = (f"`{name}`{unit}", setting.meaning, span(field, setting), f"`{default(field)}`", setting.advice)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += ["", "## Presets", "", "`lan` is the defaults.", "", "| key | " + " | ".join(PRESETS) + " |"]
+    lines.append("|---" * (1 + len(PRESETS)) + "|")
+    presets = [getattr(Config, preset)() for preset in PRESETS]
+    for name in settings_of(Config):
+        values = [getattr(preset, name) for preset in presets]
+        if len(set(values)) > 1:
+            lines.append(f"| `{name}` | " + " | ".join(json.dumps(value) for value in values) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,107 @@
+"""What one setting may be, and all that a person asks about it: read by the checks and by the reference alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gossip.errors import ConfigError
+
+__all__ = ["LARGEST", "Setting", "check", "key", "settings_of", "shown"]
+
+LARGEST = 2**53  # of whole numbers: exact as a float too, which TOML's need not be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One key. Numbers are ``positive``, or lie between ``least`` and ``most``, both allowed but for ``most`` where
+    ``below``; all are finite. Texts are one of ``choices``, or of the ``form`` that Config checks by itself."""
+
+    meaning: str
+    advice: str  # when to change it
+    unit: str = ""  # none: a text, or true and false
+    section: str = ""  # the heading that begins here
+    positive: bool = False
+    least: float = -math.inf
+    most: float = math.inf
+    below: bool = False
+    least_is: str = ""  # what the ends mean
+    most_is: str = ""
+    zero: str = ""  # 0 is allowed outside the range, and means this
+    left_out: str = ""  # what None means
+    choices: tuple[str, ...] = ()
+    form: str = ""
+
+    @property
+    def range(self) -> str:
+        """What it may be, in words that follow "it must be"."""
+        if self.choices or self.form:
+            return self.form or ", ".join(self.choices)
+        least = f"{self.least:.15g}" + (f" ({self.least_is})" if self.least_is else "")
+        most = f"{self.most:.15g}" + (f" ({self.most_is})" if self.most_is else "")
+        if self.positive:
+            text = "positive"
+        elif self.most == math.inf:
+            text = f"{least} or more"
+        else:
+            text = f"at least {least} and below {most}" if self.below else f"between {least} and {most}"
+        return text + (f", or 0 ({self.zero})" if self.zero else "")
+
+    def allows(self, value: float) -> bool:
+        """Whether this number lies in the range; no number that is not finite does."""
+        if value == 0 and self.zero:
+            return True
+        low = value > 0 if self.positive else value >= self.least
+        return low and (value < self.most if self.below else value <= self.most) and math.isfinite(value)
+
+
+def key(default: Any, meaning: str, advice: str, **said: Any) -> Any:
+    """A field of a dataclass with its :class:`Setting` beside it."""
+    return dataclasses.field(default=default, metadata={"setting": Setting(meaning=meaning, advice=advice, **said)})
+
+
+def settings_of(cls: Any) -> dict[str, tuple[dataclasses.Field[Any], Setting]]:
+    """Every key of a class of settings, in order."""
+    return {field.name: (field, field.metadata["setting"]) for field in dataclasses.fields(cls)}
+
+
+def check(name: str, value: Any, annotation: str, setting: Setting) -> None:
+    """Raise :class:`ConfigError` for a value of another type than the annotation's (TOML gives 8 where 8.0 is meant;
+    that is allowed), or outside the range, naming what would do."""
+    optional = "None" in annotation
+    if value is None and optional:
+        return
+    check_type(name, value, annotation.replace(" | None", ""))
+    if setting.choices and value not in setting.choices:
+        near = difflib.get_close_matches(value, setting.choices, n=1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"{name} = {shown(value)} is unknown: take one of {setting.range}{meant}.")
+    if isinstance(value, int | float) and not isinstance(value, bool) and not setting.allows(value):
+        without = f"; leave it out for {setting.left_out}" if optional else ""
+        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be {setting.range}{without}.")
+
+
+def check_type(name: str, value: object, wanted: str) -> None:
+    right = {
+        "int": isinstance(value, int) and not isinstance(value, bool),
+        "float": isinstance(value, int | float) and not isinstance(value, bool),
+        "str": isinstance(value, str),
+        "bool": isinstance(value, bool),
+    }[wanted]
+    if right and isinstance(value, int) and abs(value) > LARGEST:
+        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be a number below 2**53.")
+    if not right:
+        kind = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}[wanted]
+        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be {kind}.")
+
+
+def shown(value: object) -> str:
+    """A value in a sentence: cut when long, and Python refuses to write whole numbers of thousands of digits."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "a value beyond all bounds"
+    return text if len(text) <= 60 else text[:57] + "..."

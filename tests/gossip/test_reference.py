@@ -1,0 +1,67 @@
+"""The reference of the settings: whole, up to date, and what `gossip config` says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gossip import __main__ as command
+from gossip.config import Config
+from gossip.config.reference import all_keys, as_json, explained, page
+from gossip.config.setting import settings_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "config.md"
+
+
+def test_the_page_is_what_the_keys_say():
+    assert PAGE.read_text(encoding="utf-8") == page(), "make reference writes it anew"
+
+
+@pytest.mark.parametrize("name", settings_of(Config))
+def test_every_key_says_what_a_person_asks(name):
+    field, setting = settings_of(Config)[name]
+    assert len(setting.meaning) > 10
+    assert len(setting.advice) > 10
+    assert not setting.meaning.endswith(".")
+    assert not setting.advice.endswith(".")
+    said = json.loads(as_json(name))
+    assert said["range"]
+    assert said["default"]
+    number = field.type.removesuffix(" | None") in ("int", "float")
+    assert number == bool(setting.unit), "numbers have a unit, texts have none"
+    assert name.endswith(("_s", "_mb_s")) == (setting.unit in ("s", "MB/s"))
+    assert ("None" in field.type) == bool(setting.left_out), "what leaving it out means"
+    assert f"| `{name}`" in page()
+    assert f"  {name} " in all_keys()
+
+
+def test_one_key_is_explained_with_what_the_presets_make_of_it():
+    assert explained("mix_every_steps") == (
+        "mix_every_steps = 8\n"
+        "  meaning         local steps for each finished exchange, whoever asked for it, jittered by a quarter\n"
+        "  unit            local steps\n"
+        "  range           a positive whole number; left out: mixing by the clock alone\n"
+        "  when to change  the first thing to tune: fewer keep nodes closer, more send less; see gossip sim sweep\n"
+        "  preset wan      32\n"
+        "  preset datacentre 4"
+    )
+
+
+def run(monkeypatch, *args: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["gossip", "config", *args])
+    with pytest.raises(SystemExit):
+        command.main()
+
+
+def test_the_command_lists_explains_and_refuses(monkeypatch, capsys):
+    run(monkeypatch)
+    assert capsys.readouterr().out.strip() == all_keys()
+    run(monkeypatch, "codec")
+    assert capsys.readouterr().out.strip() == explained("codec")
+    run(monkeypatch, "--json")
+    assert set(json.loads(capsys.readouterr().out)) == set(settings_of(Config))
+    run(monkeypatch, "codek")
+    assert capsys.readouterr().err == "gossip: 'codek' is not a setting; did you mean 'codec'?\n"
