@@ -83,6 +83,7 @@ class Peer:
         self.exchanges.conduct = self.conduct
         self.schedule = Schedule(config, rng)
         self.waiting = False  # our mix is due, and waits for the end of one that another asked for
+        self.lonely = False  # when our mix was due the last time there was nobody to mix with
         self.mixing = False  # exchanges of a mix are finished, and it may not be over
         self.joining = Joining(self.local, config, self.new_session)
         self.donating = Donating(self.local, config)
@@ -151,6 +152,12 @@ class Peer:
     def held(self) -> bool:
         """Whether the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""
         return self.exchanges.held(self.steps)
+
+    def may_mix(self, now: float) -> bool:
+        """Whether a mix that is due may begin now, so that a driver takes a snapshot along. Not where there was nobody
+        to mix with the last time: the first mix with somebody begins a step later, and who stays alone copies nothing.
+        """
+        return self.schedule.retry_at <= now and not self.lonely
 
     # -- beginning and end ---------------------------------------------------------------------------------------
     def start(self, now: float) -> list[Effect]:
@@ -332,6 +339,7 @@ class Peer:
         if not (self.schedule.due(self.steps, now) or self.local.settling):
             return []
         effects = self.exchanges.begin(now)
+        self.lonely = not (effects or self.exchanges.moving)
         if not effects:
             self.schedule.wait(now, WAIT_S)
             self.waiting = self.exchanges.moving > 0

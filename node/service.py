@@ -153,7 +153,7 @@ class Service:
             if self.held and not peer.held:
                 self.boundary.wake.set()
             self.held = peer.held
-            self.may_mix = peer.schedule.retry_at <= self.runtime.now
+            self.may_mix = peer.may_mix(self.runtime.now)
             if peer.ready and peer.local.genesis != self.genesis:  # the count is another run's from here on
                 self.genesis = peer.local.genesis
                 self.view = self.view.refreshed(self.runtime)

@@ -200,7 +200,7 @@ class Training:
         ready = host.ready = peer.local.ready
         due = self.by_steps and ready and not peer.exchanges.outgoing and host.steps >= peer.schedule.due_steps
         report = due or now - host.reported_at > REPORT_S or not ready
-        spare = due and self.ahead and peer.schedule.retry_at <= now
+        spare = due and self.ahead and peer.may_mix(now)
         requests: list[int] = []
         copy: Floats | None = None
         if host.wanted:

@@ -266,7 +266,7 @@ class Trainer:
         report = due or now - self.reported_at > REPORT_S or not peer.ready
         if not (report or self.boundary.wanted):
             return
-        done = self.boundary.visit(self.outer.reset, due and self.ahead and peer.schedule.retry_at <= now)
+        done = self.boundary.visit(self.outer.reset, due and self.ahead and peer.may_mix(now))
         if done.shifts_alone and not report:
             self.runtime.shifted(done)
         else:

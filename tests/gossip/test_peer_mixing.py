@@ -52,6 +52,19 @@ def test_partners_are_many():
     assert all(len({partner for *_, partner in node.mixes}) == 5 for node in nodes)
 
 
+def test_no_snapshot_is_taken_along_where_there_was_nobody_to_mix_with():
+    swarm = Swarm(10)
+    alone = swarm.start()
+    swarm.run(20.0)
+    assert alone.peer.ready
+    assert all(not alone.peer.may_mix(swarm.now + later) for later in (0.0, 1.0, 100.0))
+    swarm.start(0)
+    swarm.until(lambda: alone.mixes, 20.0)
+    assert alone.peer.may_mix(swarm.now + 100.0)
+    swarm.run(5.0)
+    assert alone.peer.may_mix(swarm.now + 100.0), "a partner that is busy with the mix under way is somebody"
+
+
 def test_settling_mixes_until_it_is_told_to_stop():
     swarm = Swarm(11, config=Config(mix_every_steps=10_000))
     nodes = swarm.swarm(4, step_s=0.02)

@@ -19,6 +19,7 @@ from torch import nn
 from gossip.errors import LocalError
 from gossip.ids import parse_address
 from node import Metrics, Node, service
+from node.boundary import Boundary
 from node.identity import new_secret
 from node.readings import members_of
 from node.status import query
@@ -138,6 +139,22 @@ def test_members_are_listed_when_somebody_asks_and_else_never(train, until, monk
     assert not listed
     assert [member.id for member in node.members] == [node.id]
     assert listed
+
+
+def test_a_node_alone_copies_its_model_for_nobody(train, until, monkeypatch):
+    """Due, it took a spare copy of the whole model along every quarter of a second."""
+    visits, visit = [], Boundary.visit
+    monkeypatch.setattr(
+        Boundary, "visit", lambda self, on_adopt, spare=False: (visits.append(spare), visit(self, on_adopt, spare))[1]
+    )
+    first = train(linear())
+    until(lambda: first.node.peer.lonely)
+    visits.clear()
+    until(lambda: len(visits) > 6)
+    assert not any(visits)
+    train(linear(1), seeds=[first.node.address])
+    until(mixed(first))
+    until(lambda: any(visits))
 
 
 def test_the_members_at_the_end_can_be_asked_for_afterwards(train):
