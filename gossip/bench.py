@@ -9,7 +9,7 @@ from gossip.ids import PeerId
 
 __all__ = ["BENCHED", "Bench"]
 
-DOUBLINGS = 4  # 30 s, 60 s ... 8 min: long enough to cost nothing, short enough to notice a repaired link
+DOUBLINGS = 4  # 10 s, 20 s ... 160 s: one failure costs others half a second of a slot, a repaired link is noticed
 SILENCE = 0.25  # of the time: who does not answer has wasted no stream, and may have been busy with something else
 PARDON_S = 1.0  # where nobody else is left, who failed is tried again after this
 BENCHED = 256  # partners remembered, as many as there may be links

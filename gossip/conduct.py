@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[float, float, str]] = {
 }
 """What a member can do that others pay for, and from how many on it is told. Honest nodes that are killed, stopped and
 cut off every few seconds reach none of these; an attacker that stays below them costs no more than such a node. Wasted
-exchanges are forgiven slowly, since whoever wastes one sits out for 30 s and then for twice as long each time."""
+exchanges are forgiven slowly, since whoever wastes one sits out for 10 s and then for twice as long each time."""
 
 
 class Conduct:

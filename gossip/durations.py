@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from gossip.ids import PeerId
 
-__all__ = ["Durations"]
+__all__ = ["Durations", "spread"]
 
 TIMED = 256  # partners whose durations are remembered,
 KEPT = 8  # of the last exchanges
@@ -41,8 +41,14 @@ class Durations:
         past = self.past.get(partner)
         if not past:
             return 0.0
-        middle = median(past)
-        return middle + 6 * median([abs(value - middle) for value in past])
+        middle, deviation = spread(past)
+        return middle + 6 * deviation
+
+
+def spread(values: Collection[float]) -> tuple[float, float]:
+    """(median, median absolute deviation)."""
+    middle = median(values)
+    return middle, median([abs(value - middle) for value in values])
 
 
 def median(values: Collection[float]) -> float:

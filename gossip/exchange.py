@@ -16,6 +16,9 @@ two COMMITs leaves no guess to make: the sides ask each other after it (Outcome,
 Only a partner that stays unreachable for ``doubt_s`` ends in a one-sided drop, which moves the mean by at most that one
 difference.
 
+An exchange that waits for its partner for longer than that takes is *parked*: it goes on, and takes no slot any more.
+So whoever says nothing costs others its own answer, and no more.
+
 A push happens exactly when the responder said COMMIT. Until the initiator knows, the mass that it gave away is nowhere
 but in flight; when it knows that nothing came of it, it merges its own snapshot back in.
 """
@@ -56,7 +59,8 @@ def version_gap(theirs: float, ours: float) -> float:
 @dataclass(slots=True)
 class Exchange:
     """One side's view. ``ours`` and ``theirs`` are the versions that the Offer and the Accept state, ``committed``
-    whether their COMMIT is here, ``asked`` who was offered this or another exchange of the same mix."""
+    whether their COMMIT is here, ``asked`` who was offered this or another exchange of the same mix, ``overtaken``
+    whether another began while this one took no slot."""
 
     session: int  # another for each partner that is asked
     partner: PeerId
@@ -76,11 +80,20 @@ class Exchange:
     part: Part = ALL
     steps: int = 0  # of the training loop at the snapshot
     tries: int = 0  # how many may be asked
+    until: float = 0.0  # how long it is waited for; at ``deadline`` before that it is parked
+    answer_s: float = 0.0  # what the answer to our offer took
+    parked: bool = False
+    overtaken: bool = False
 
     @property
     def others(self) -> tuple[PeerId, ...]:
         """With whom."""
         return (self.partner,)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it takes no slot."""
+        return self.parked or self.state is State.DOUBT
 
 
 @dataclass(slots=True)

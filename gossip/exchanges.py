@@ -38,7 +38,7 @@ class Exchanges(Offering):
         agreed = answers(accept, exchange.optimizer_keys, spread) and 0 < accept.weight <= exchange.weight
         if not agreed:
             return [Send(sender, Abort(accept.session, "terms")), *self.fail(exchange, now, "terms")]
-        exchange.weight, exchange.theirs = accept.weight, accept.version
+        exchange.weight, exchange.theirs, exchange.answer_s = accept.weight, accept.version, now - exchange.since
         exchange.optimizer_keys, exchange.codec = accept.optimizer_keys, accept.codec
         exchange.state = State.STREAMING
         return [self.transfer(exchange, now)]
@@ -103,7 +103,9 @@ class Exchanges(Offering):
         if exchange.committed or exchange.push:
             return [commit, *self.finish(exchange, now)]
         exchange.state = State.VERIFIED
-        exchange.deadline = now + max(self.config.stall_s, exchange.deadline - now)
+        exchange.until = now + max(self.config.stall_s, exchange.until - now)
+        if exchange.parked:
+            exchange.deadline = exchange.until
         return [commit]
 
     def cut_off(self, exchange: Exchange, taken: float, difference_sq: float, elements: int) -> float:
@@ -156,8 +158,8 @@ class Exchanges(Offering):
         """An offer to one that is no longer held ALIVE goes to another, before its time is up; and a doubt ends when
         the only one who knows is gone."""
         lost = [
-            own.session for own in self.outgoing.values()
-            if own.state is State.OFFERED and state(own.partner) is not MemberState.ALIVE
+            own.session for own in self.table.values()
+            if own.initiator and own.state is State.OFFERED and state(own.partner) is not MemberState.ALIVE
         ]  # fmt: skip
         effects = [effect for session in lost for effect in self.failed(session, "broken", now)]
         for exchange in [one for one in self.table.values() if one.state is State.DOUBT]:
@@ -182,7 +184,10 @@ class Exchanges(Offering):
         for exchange in [one for one in self.table.values() if one.deadline <= now]:
             if self.table.get(exchange.session) is not exchange:
                 continue  # it made way for a doubt
-            if exchange.state is State.OFFERED:
+            if now < exchange.until and exchange.state is not State.DOUBT:
+                self.park(exchange)
+                exchange.deadline = exchange.until
+            elif exchange.state is State.OFFERED:
                 self.conduct.note(exchange.partner, "wasted", now)
                 told = Send(exchange.partner, Abort(exchange.session, "late"))
                 effects += [told, *self.unanswered(exchange, now, "unanswered")]
@@ -222,11 +227,14 @@ class Exchanges(Offering):
     def finish(self, exchange: Exchange, now: float) -> list[Effect]:
         session, partner = exchange.session, exchange.partner
         self.remember((partner, session), True)
-        late = exchange.state is State.DOUBT
-        if not late:
+        doubted = exchange.state is State.DOUBT
+        if not doubted:
             seconds = now - exchange.since
             self.durations.add(partner, seconds, CODECS[exchange.codec].encoded_bytes(self.elements(exchange)))
             self.partners.heard(partner, seconds)
+            self.streams.add(partner, seconds)
+        if exchange.initiator:
+            self.answers.add(partner, exchange.answer_s)
         self.done += 1
         self.last_partner = partner
         self.conduct.excuse(partner, "wasted")
@@ -234,7 +242,7 @@ class Exchanges(Offering):
         self.partners.mixed(partner, now)
         if exchange.push and not exchange.initiator:
             return [Merge(session, exchange.mass), *self.end(exchange)]
-        if not late:  # else its own mix was given up for this one, and it has earned no trust by it
+        if not doubted:  # else its own mix was given up for this one, and it has earned no trust by it
             self.mixed_at.append(partner)
             self.own_mixed = self.own_mixed or exchange.initiator
             self.gave_way = self.gave_way and not exchange.initiator
@@ -249,7 +257,7 @@ class Exchanges(Offering):
             self.conduct.note(partner, "claims", now)
         moved = exchange.weight if exchange.part is ALL else exchange.weight * exchange.part.share
         self.local.version = within(self.local.version + moved * version_gap(exchange.theirs, exchange.ours))
-        late = late and not self.config.plain
+        late = (doubted or exchange.overtaken) and not self.config.plain
         return [Mix(session, exchange.weight, late, self.local.settling), *self.end(exchange)]
 
     def excuses(self, partner: PeerId) -> bool:
@@ -269,6 +277,6 @@ class Exchanges(Offering):
             self.bounded = False  # once more with a codec that needs no bound, which shows how wide it must be
         if not (code in INNOCENT and self.excuses(exchange.partner)):
             self.partners.failed(exchange.partner, now, silent=exchange.state is State.PREPARING)
-        if exchange.initiator:
+        if exchange.initiator and not exchange.parked:
             self.gave_up = True
         return self.drop(exchange)

@@ -58,6 +58,11 @@ class Gathering:
             return (*self.invited, *self.joined)
         return self.members or (self.inviter,)
 
+    @property
+    def idle(self) -> bool:
+        """Whether it takes no slot."""
+        return self.state is State.DOUBT
+
 
 def slices(elements: int, members: int) -> list[slice]:
     """Each member's slice of a vector: contiguous, alike but for rounding to whole blocks; the last may be empty."""

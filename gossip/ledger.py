@@ -37,6 +37,9 @@ class UnderWay(Protocol):
     deadline: float
     steps: int  # of the training loop at the snapshot
 
+    @property
+    def idle(self) -> bool: ...
+
 
 One = TypeVar("One", bound=UnderWay)
 Key = tuple[PeerId, int] | int  # who may ask how it ended: one partner, or whoever knows a group's session
@@ -64,8 +67,8 @@ class Ledger(Generic[One]):
 
     @property
     def moving(self) -> int:
-        """How many are under way. One in doubt moves nothing any more: it waits for an answer, and takes no slot."""
-        return sum([one.state is not State.DOUBT for one in self.table.values()])
+        """How many take a slot. One in doubt moves nothing any more, and one that is parked may never."""
+        return sum([not one.idle for one in self.table.values()])
 
     def beyond(self, doubts: int) -> One | None:
         """The one in doubt the longest, where more are than these: each holds two vectors."""

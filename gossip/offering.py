@@ -16,6 +16,7 @@ from gossip.messages import Accept, Busy, Offer, Refuse
 from gossip.mixing import pair_weight
 from gossip.partners import AT_ONCE
 from gossip.parts import ALL, Fragments, Part
+from gossip.patience import Patience
 from gossip.terms import agreed_keys, bounds, own_keys, refusal
 
 __all__ = ["MAX_MASS", "Offering", "Partners"]
@@ -47,6 +48,7 @@ class Offering(Ledger[Exchange]):
     ) -> None:
         super().__init__(me, local, config, new_session)
         self.partners = partners
+        self.answers, self.streams = Patience(), Patience()  # to an Offer; from Accept to COMMIT
         self.excused: dict[PeerId, None] = {}  # whose last exchange ended for an innocent reason, oldest first
         self.push = config.pushes
         self.single = not self.push and config.partners == 1  # an exchange is a mix, whoever asked for it
@@ -61,20 +63,26 @@ class Offering(Ledger[Exchange]):
     # -- our own initiative --------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:
         """Prepare the offers of a mix: the snapshot first, so that a partner's stream meets ours ready."""
+        asked: set[PeerId] = set()
         for exchange in self.table.values():
-            if exchange.state is not State.DOUBT and (exchange.initiator or self.single):
+            if not exchange.idle and (exchange.initiator or self.single):
                 return []  # what is under way is a mix already; a second one would share its bandwidth
-        if not self.room(1 + self.partners.incoming()) or self.partners.choose(set(), now) is None:
+            if exchange.parked:
+                asked.add(exchange.partner)
+        if asked and self.partners.choose(asked, now) is None:
+            asked = set()  # whoever there is has said nothing for long: perhaps none of it arrived
+        if not self.room(1 + self.partners.incoming()) or self.partners.choose(asked, now) is None:
             return []
         wanted = self.partners.wanted()
         keys = own_keys(self.local, self.config)
         part = self.part if self.fragments is None else self.fragments.next()
         part = ALL if self.local.settling else part  # to agree on everything
-        asked: set[PeerId] = set()
+        self.overtake()
         effects: list[Effect] = []
+        tries = len(asked) + TRIES * wanted
         for place in range(wanted):
             exchange = Exchange(self.new_session(), self.me, True, 0.5, keys, now, float("inf"), asked=asked)
-            exchange.push, exchange.part, exchange.tries = self.push, part, TRIES * wanted
+            exchange.push, exchange.part, exchange.tries = self.push, part, tries
             exchange.steps = self.local.steps
             self.outgoing[exchange.session] = self.table[exchange.session] = exchange
             effects.append(Snapshot(exchange.session, bool(keys), wanted - place if self.push else 0))
@@ -94,7 +102,9 @@ class Offering(Ledger[Exchange]):
 
     def offer(self, exchange: Exchange, now: float) -> list[Effect]:
         """Ask the next partner, under a number that the one before does not know; with nobody left to ask the snapshot
-        is forgotten."""
+        is forgotten. What was parked has been replaced already."""
+        if exchange.parked:
+            return self.drop(exchange)
         asked = exchange.asked
         partner = self.partners.choose(asked, now) if len(asked) < exchange.tries else None
         if partner is None:
@@ -104,7 +114,8 @@ class Offering(Ledger[Exchange]):
         renamed = self.rename(exchange) if exchange.state is State.OFFERED else []
         exchange.partner, exchange.state = partner, State.OFFERED
         exchange.weight = self.partners.cap(partner, self.moving)
-        exchange.since, exchange.deadline = now, now + self.config.reply_timeout_s
+        exchange.since, exchange.until = now, now + self.config.reply_timeout_s
+        exchange.deadline = min(now + self.answers.seconds, exchange.until)
         local = self.local
         message = Offer(
             exchange.session, local.fingerprint, local.genesis, exchange.ours, exchange.weight, self.codec(partner),
@@ -130,6 +141,42 @@ class Offering(Ledger[Exchange]):
         at a time in all: two concurrent outer steps would count the same local progress twice."""
         return self.moving - leaving < (limit if self.config.plain else 1)
 
+    # -- waiting -------------------------------------------------------------------------------------------------
+    def park(self, exchange: Exchange) -> bool:
+        """It waits for its partner for longer than that takes: others go first from now on, where there is a place for
+        it. Whose place is taken by others who say nothing keeps its slot until its time is up."""
+        if exchange.parked or self.parked >= self.most_parked:
+            return exchange.parked
+        exchange.parked = True
+        self.outgoing.pop(exchange.session, None)
+        return True
+
+    @property
+    def parked(self) -> int:
+        return sum([one.parked and one.state is not State.DOUBT for one in self.table.values()])
+
+    @property
+    def most_parked(self) -> int:
+        """As many as may take a slot: each holds two vectors. A round with all neighbours at once waits for each of
+        them, and a training loop that is held for its mix, by definition."""
+        config = self.config
+        waits = config.partners == 0 or config.max_version_gap is not None
+        return 0 if waits else config.incoming_limit + config.partners
+
+    def overtake(self) -> None:
+        """Another exchange begins: what takes no slot will be mixed after it."""
+        for one in self.table.values():
+            one.overtaken = one.overtaken or one.idle
+
+    def overdue(self, leaving: list[Exchange], now: float) -> list[Exchange]:
+        """Offers of ours that wait for longer than answers take, as many as may be parked. A little longer is still
+        waited for, but that is no reason to have others wait."""
+        late = [
+            own for own in self.outgoing.values()
+            if own.state is State.OFFERED and own not in leaving and now - own.since >= self.answers.usual_s
+        ]  # fmt: skip
+        return late[: max(0, self.most_parked - self.parked)]
+
     @property
     def most_doubts(self) -> int:
         """As many as may ever be under way at once: a cut between all of their COMMITs leaves no more. Who sits out, or
@@ -143,7 +190,8 @@ class Offering(Ledger[Exchange]):
         seconds += self.durations.allowance(exchange.partner)
         if exchange.initiator:
             seconds += now - exchange.since  # what the answer took: the way there and back is part of it
-        exchange.since, exchange.deadline = now, now + seconds
+        exchange.since, exchange.until = now, now + seconds
+        exchange.deadline = exchange.until if exchange.parked else min(now + self.streams.seconds, exchange.until)
         one_way, own = exchange.push, exchange.initiator
         return Transfer(
             exchange.session, exchange.partner, bool(exchange.optimizer_keys), exchange.codec, seconds, exchange.part,
@@ -161,22 +209,30 @@ class Offering(Ledger[Exchange]):
         if refused is not None or part is None or senseless:
             return [Send(sender, Refuse(session, refused or "part"))]
         local, leaving = self.local, list[Exchange]()
-        crossed = False
-        if self.outgoing and not self.push:
-            for own in self.outgoing.values():
-                across = own.state is State.OFFERED and own.partner == sender
-                crossed = crossed or across
-                if across or (self.single and own.state is State.PREPARING and not self.gave_way):
-                    leaving.append(own)  # a mix is a mix, whoever asked first; but our next one waits for nobody
-        beside = len(self.outgoing) - len(leaving)
-        full = not self.room(self.incoming(sender) + beside, len(leaving))
+        crossed = waiting = False
+        for own in self.table.values() if not self.push else ():
+            across = own.initiator and own.state is State.OFFERED and own.partner == sender and not own.parked
+            crossed = crossed or across
+            postponed = self.single and own.initiator and own.state is State.PREPARING and not self.gave_way
+            if across or postponed:
+                leaving.append(own)  # a mix is a mix, whoever asked first; but our next one waits for nobody
+            waiting = waiting or (
+                own.parked and own.partner == sender and own.state in (State.STREAMING, State.VERIFIED)
+            )
+        slots = sum([not own.idle for own in leaving])
+        limit = self.incoming(sender) + len(self.outgoing) - slots
+        overdue = [] if self.room(limit, slots) else self.overdue(leaving, now)
+        full = not self.room(limit - len(overdue), slots + len(overdue))
         asleep = now - local.boundary_at > self.config.boundary_patience_s
-        if full or asleep or session in self.table or (crossed and self.me < sender):
+        if full or asleep or waiting or session in self.table or (crossed and self.me < sender):
             return [Send(sender, Busy(session))]  # of two offers that cross, the smaller id's is the exchange
         if self.partners.declines(sender, now):
             self.conduct.note(sender, "pestering", now)
             return [Send(sender, Busy(session))]
-        self.gave_way = self.gave_way or bool(leaving)
+        for own in overdue:
+            self.park(own)
+        self.gave_way = self.gave_way or slots > 0
+        self.overtake()
         dropped = [effect for own in leaving for effect in self.drop(own)]
         keys = agreed_keys(local, self.config, offer.optimizer_keys)
         exchange = self.table[session] = Exchange(

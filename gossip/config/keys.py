@@ -166,7 +166,7 @@ class Keys:
         "longer on links that pause, shorter where they lose a lot", unit="s", positive=True,
     )
     bench_s: float = key(
-        30.0, "a partner that failed is not asked for so long, doubling up to 16 times this",
+        10.0, "a partner that failed is not asked for so long, doubling up to 16 times this",
         "shorter where failures pass quickly", unit="s", positive=True,
     )
     doubt_s: float = key(

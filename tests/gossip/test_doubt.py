@@ -120,7 +120,7 @@ def test_one_that_makes_way_for_a_doubt_of_the_same_tick_is_asked_nothing():
     x.on_offer(OTHERS[2], offer(52), 0.6)
     x.snapshotted(52, 0.6)
     x.streamed(52, 1.0, 1.0, 0.6)
-    x.table[52].deadline = 1.0
+    x.table[52].deadline = x.table[52].until = 1.0
     for session in (50, 51):
         x.table[session].deadline = 1.0
     effects = x.tick(1.0)

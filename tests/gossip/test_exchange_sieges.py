@@ -20,9 +20,9 @@ SESSIONS = itertools.count(10**15)
 class Siege(Swarm):
     """Four honest nodes and one whose Peer is there for the membership alone, or asks for more than its share."""
 
-    def __init__(self, config: Config, seed: int = 7) -> None:
+    def __init__(self, config: Config, seed: int = 7, step_s: float = 0.1) -> None:
         super().__init__(seed, config=config)
-        self.honest = self.swarm(4)
+        self.honest = self.swarm(4, step_s=step_s)
         self.until(self.agreed, 30.0)
 
     def mixes(self, seconds: float) -> float:
@@ -65,6 +65,31 @@ class Stalling(Siege):
             self.send(to, sender.id, Accept(message.session, message.version, message.weight, (), message.codec))
         elif to is not getattr(self, "liar", None) or not isinstance(message, Accept | Chunk):
             super().deliver(sender, to, life, message)
+
+
+class Silent(Siege):
+    """It answers no offer, and makes none."""
+
+    def attack(self):
+        self.config, config = dataclasses.replace(self.config, mix_every_steps=10**6), self.config
+        self.liar = self.attacker()
+        self.config = config
+        self.until(lambda: self.liar.peer.ready, 30.0)
+
+    def deliver(self, sender, to, life, message):
+        if to is not getattr(self, "liar", None) or not isinstance(message, Offer):
+            super().deliver(sender, to, life, message)
+
+
+@pytest.mark.parametrize("config", [OUTER, PLAIN], ids=["outer momentum", "plain"])
+def test_one_that_answers_no_offer_leaves_seven_eighths_of_honest_mixing(config):
+    """Four intervals a second. Before: each who asked it waited for 5 s, and answered everybody BUSY meanwhile."""
+    calm, siege = Siege(config, step_s=0.03), Silent(config, step_s=0.03)
+    calm.run(10.0)
+    siege.run(10.0)
+    siege.attack()
+    assert siege.mixes(30.0) > 0.875 * calm.mixes(30.0)
+    assert sum(node.peer.exchanges.failed_by.get("unanswered", 0) for node in siege.honest) >= 4, "all have asked it"
 
 
 @pytest.mark.parametrize("config", [OUTER, PLAIN], ids=["outer momentum", "plain"])

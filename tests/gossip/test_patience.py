@@ -1,0 +1,268 @@
+"""How long an exchange waits for its partner, and who need not wait meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from gossip.config import Config
+from gossip.effects import Mix, Release, Send, Snapshot
+from gossip.exchange import State
+from gossip.messages import Abort, Accept, Busy
+from gossip.patience import KNOWN, LEAST_S, PARTNERS, Patience
+from tests.gossip.sides import A, B, C, D, E, F, Side, offer
+from tests.gossip.swarm_harness import Swarm
+
+OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
+
+
+def patience(*answers, partners=(B, C, D, E)):
+    it = Patience()
+    for place, seconds in enumerate(answers):
+        it.add(partners[place % len(partners)], seconds)
+    return it
+
+
+def used_to(side, seconds):
+    for partner in (B, C, D, E):
+        side.exchanges.answers.add(partner, seconds)
+        side.exchanges.streams.add(partner, seconds)
+    return side
+
+
+def test_before_answers_are_known_one_waits_for_all_of_the_time():
+    assert patience(*[0.1] * (KNOWN - 1)).seconds == math.inf
+    assert patience(*[0.1] * KNOWN).seconds == LEAST_S
+
+
+def test_whoever_waits_for_a_step_boundary_is_waited_for():
+    """Answers between nothing and a step of 2 s."""
+    assert patience(0.1, 0.7, 1.3, 1.9).seconds >= 2.0
+
+
+def test_with_steps_of_a_minute_an_answer_is_waited_for_as_long_as_ever():
+    side = used_to(Side(partners=(F,)), 40.0)
+    side.exchanges.begin(0.0)
+    side.exchanges.snapshotted(1, 0.0)
+    assert side.exchanges.deadline == side.exchanges.config.reply_timeout_s
+
+
+def test_who_answers_often_and_late_has_nobody_wait_for_longer():
+    it = patience(*[0.1] * 12)
+    for _ in range(100):
+        it.add(F, 4.0)
+    assert it.seconds == LEAST_S
+    assert len(it.past[F]) == KNOWN
+
+
+def test_what_is_remembered_is_bounded():
+    it = Patience()
+    for number in range(10 * PARTNERS):
+        it.add(number, 0.1)
+    assert len(it.past) == PARTNERS
+
+
+def test_a_silent_one_takes_no_slot_and_is_waited_for_all_the_same():
+    side = used_to(Side(partners=(F, B, F), config=OUTER), 0.1)
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    assert x.deadline == LEAST_S
+    assert x.moving == 1
+    assert x.tick(LEAST_S) == []
+    assert x.moving == 0
+    assert x.deadline == 5.0
+    x.begin(0.6)
+    x.snapshotted(2, 0.6)
+    assert x.table[2].partner == B
+    assert x.tick(5.0) == [Send(F, Abort(1, "late")), Release(1)], "and its mix has another partner"
+    assert side.benched == [F]
+    assert not x.gave_up
+
+
+def test_a_late_answer_is_an_exchange_and_counts_without_momentum():
+    side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    x.tick(LEAST_S)
+    x.begin(0.6)
+    x.snapshotted(2, 0.6)
+    [transfer] = x.on_accept(F, Accept(1, 0.0, 0.5, (), "fp32"), 2.0)
+    assert transfer.session == 1
+    assert x.moving == 1, "the other one's"
+    x.streamed(1, 1.0, 1.0, 2.1)
+    assert x.on_commit(F, 1, 2.2) == [Mix(1, 0.5, True), Release(1)]
+    assert side.benched == []
+    assert side.exchanges.mixed_at == [F], "it is alive, and a mix is a mix"
+
+
+def test_a_late_answer_that_nothing_overtook_keeps_its_momentum():
+    side = used_to(Side(partners=(F,), config=OUTER), 0.1)
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    x.tick(LEAST_S)
+    x.on_accept(F, Accept(1, 0.0, 0.5, (), "fp32"), 2.0)
+    x.streamed(1, 1.0, 1.0, 2.1)
+    assert x.on_commit(F, 1, 2.2) == [Mix(1, 0.5, False), Release(1)]
+
+
+@pytest.mark.parametrize("answer", ["busy", "refuse", "abort"])
+def test_what_is_parked_asks_nobody_else(answer):
+    side = used_to(Side(partners=(F, B, C), config=OUTER), 0.1)
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    x.tick(LEAST_S)
+    x.begin(0.6)
+    tell = {"busy": x.on_busy, "refuse": x.on_refuse, "abort": lambda *at: x.on_abort(F, 1, "late", at[-1])}[answer]
+    assert tell(F, 1, 0.7) == [Release(1)]
+    assert [one.partner for one in x.table.values()] == [A], "preparing for the next"
+
+
+def test_only_so_many_are_parked_as_there_are_places():
+    """Each holds two vectors. The next silent one keeps its slot until its time is up."""
+    side = used_to(Side(partners=(B, C, D, E), config=OUTER), 0.1)
+    x = side.exchanges
+    for place in range(3):
+        x.begin(1.0 * place)
+        x.snapshotted(place + 1, 1.0 * place)
+        x.tick(1.0 * place + LEAST_S)
+    assert x.parked == x.most_parked == 2
+    assert x.moving == 1
+    assert x.begin(3.0) == []
+    x.tick(5.0)
+    assert x.parked == 1
+
+
+def test_an_offer_from_one_that_has_not_answered_ours_is_taken():
+    """Ours may be lost. Were it to wait for its answer, two that were cut off would say BUSY to each other."""
+    side = used_to(Side(partners=(F,), config=OUTER), 0.1)
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    assert A < F
+    assert x.on_offer(F, offer(70), 0.1) == [Send(F, Busy(70))], "ours is the exchange"
+    x.tick(LEAST_S)
+    assert x.on_offer(F, offer(71), 0.6) == [Snapshot(71, False)]
+    assert 1 in x.table
+
+
+def test_one_that_has_not_answered_is_asked_again_where_there_is_nobody_else():
+    side = used_to(Side(partners=(F,), config=OUTER), 0.1)
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    x.tick(LEAST_S)
+    x.begin(0.6)
+    x.snapshotted(2, 0.6)
+    assert [one.partner for one in x.table.values()] == [F, F]
+
+
+def test_a_stream_that_takes_too_long_takes_no_slot():
+    """A partner that streams nothing, or little by little, or never says COMMIT: others need not wait for that."""
+    side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
+    x = side.exchanges
+    x.on_offer(F, offer(70), 0.0)
+    x.snapshotted(70, 0.0)
+    assert x.table[70].state is State.STREAMING
+    x.tick(0.4)
+    assert x.moving == 1
+    x.tick(LEAST_S)
+    assert x.moving == 0
+    assert x.on_offer(F, offer(71), 0.6) == [Send(F, Busy(71))], "not a second one beside it"
+    [begun] = x.begin(0.6)
+    assert isinstance(begun, Snapshot)
+    x.streamed(70, 1.0, 1.0, 0.8)
+    assert x.on_commit(F, 70, 0.9) == [Mix(70, 0.5, True), Release(70)]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_what_is_parked_fails_when_its_time_is_up(streamed):
+    side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
+    x = side.exchanges
+    x.on_offer(F, offer(70), 0.0)
+    x.snapshotted(70, 0.0)
+    until = x.table[70].until
+    x.tick(LEAST_S)
+    assert x.deadline == until
+    if streamed:
+        x.streamed(70, 1.0, 1.0, 0.8)
+    x.tick(until - 0.01)
+    assert 70 in x.table
+    x.tick(x.deadline)
+    assert x.table[70].state is State.DOUBT if streamed else 70 not in x.table
+    assert side.benched == [F]
+
+
+def test_a_round_with_all_neighbours_waits_for_each_of_them():
+    side = used_to(Side(partners=(B,), config=Config(partners=0, selection="ring")), 0.1)
+    x, side.wanted = side.exchanges, lambda: 1
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    x.tick(LEAST_S)
+    assert x.moving == 1
+
+
+def test_an_accept_without_a_stream_teaches_nothing():
+    side = Side(partners=(B,))
+    for place in range(2 * KNOWN):
+        session = place + 1
+        side.exchanges.begin(0.0)
+        side.exchanges.snapshotted(session, 0.0)
+        side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, (), "fp32"), 4.0)
+        side.exchanges.failed(session, "stalled", 7.0)
+    assert side.exchanges.answers.past == side.exchanges.streams.past == {}
+
+
+@pytest.mark.parametrize(("seconds", "taken"), [(0.15, False), (0.25, True)])
+def test_an_offer_takes_the_place_of_ours_once_ours_waits_for_longer_than_answers_take(seconds, taken):
+    """With the outer step there is one slot, and we wait for half a second: long after answers that take 0.1 s."""
+    side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    assert x.deadline == LEAST_S
+    answer = x.on_offer(C, offer(70), seconds)
+    if not taken:
+        assert answer == [Send(C, Busy(70))]
+        assert x.table[1].state is State.OFFERED
+        return
+    assert answer == [Snapshot(70, False)]
+    assert side.benched == []
+    [transfer] = x.on_accept(F, Accept(1, 0.0, 0.5, (), "fp32"), 0.7)
+    assert transfer.session == 1
+
+
+def test_an_offer_that_is_not_taken_leaves_ours_where_it_is():
+    side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    side.declined.append(C)
+    assert x.on_offer(C, offer(70), 0.4) == [Send(C, Busy(70))]
+    assert x.table[1].state is State.OFFERED
+    assert side.benched == []
+
+
+@pytest.mark.parametrize("config", [OUTER, Config()], ids=["outer momentum", "plain"])
+def test_a_far_one_among_near_ones_mixes(config):
+    """Its answers take 2 s and more, theirs 0.1 s."""
+
+    class Far(Swarm):
+        def later(self, delay_s, what, *arguments):
+            if getattr(what, "__name__", "") == "deliver" and any(one.number == 4 for one in arguments[:2]):
+                delay_s = 1.0
+            super().later(delay_s, what, *arguments)
+
+    swarm = Far(5, config=dataclasses.replace(config, bench_s=5.0))
+    nodes = swarm.swarm(5)
+    swarm.run(300.0)
+    far = nodes[4]
+    assert any(far.id in node.peer.exchanges.answers.past for node in nodes[:4]), "asked by near ones it is heard"
+    assert [kind for node in nodes for kind in node.kinds if kind == "suspicious"] == [], "being far is no misconduct"
+    assert len(far.mixes) > 60, "86 with the outer step while everybody waited 5 s; then the near ones had 71, now 319"
+    assert sum(len(node.mixes) for node in nodes[:4]) > 1_000
