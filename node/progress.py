@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO, TypedDict
 
 from gossip.errors import ConfigError
+from node import notices
 
 __all__ = ["Figures", "Progress", "line_of"]
 
@@ -48,6 +49,8 @@ class Progress:
     Rows are JSON objects with ``t`` (unix seconds) and ``event``: ``listening`` (with ``id`` and ``address``),
     ``progress`` once a second, ``final``, and whatever kinds the node reports. All times are unix seconds.
     Neither output ever stops training: what cannot be written is turned off, the log with one notice.
+    Notices that no stream shows go to Python's logging (:mod:`node.notices`); ``embedded``: no command is there that
+    shows them, so that warnings appear even where the program has set up no logging.
     Raises :class:`ConfigError` when the log cannot be opened.
     """
 
@@ -60,8 +63,10 @@ class Progress:
         log: Path | None = None,
         line: bool = True,
         stream: TextIO | None = None,
+        embedded: bool = False,
     ) -> None:
         self._id = node_id
+        self._embedded, self._closed = embedded, False
         self._stream: TextIO | None = (stream or sys.stderr) if line else None
         self._terminal = self._stream is not None and self._stream.isatty()
         self._line_period_s = REWRITE_PERIOD_S if self._terminal else LINE_PERIOD_S
@@ -74,11 +79,13 @@ class Progress:
     def from_environment(cls, now_s: float, node_id: str, address: str, environment: Mapping[str, str]) -> Self:
         """As ``gossip run`` passes it: ``GOSSIP_LOG`` names the log, ``GOSSIP_PROGRESS`` is ``line`` or ``off``.
 
-        Without ``GOSSIP_PROGRESS`` there is no line: a program that holds a Node of its own accord keeps its terminal.
+        Without ``GOSSIP_PROGRESS`` there is no line: a program that holds a Node of its own accord keeps its terminal,
+        and hears of warnings.
         """
         log = environment.get("GOSSIP_LOG")
         line = environment.get("GOSSIP_PROGRESS", "off") == "line"
-        return cls(now_s, node_id, address, log=Path(log) if log else None, line=line)
+        embedded = "GOSSIP_PROGRESS" not in environment
+        return cls(now_s, node_id, address, log=Path(log) if log else None, line=line, embedded=embedded)
 
     def tick(self, now_s: float, look: Callable[[], Figures]) -> None:
         """Write the line and the row that are due; ``look`` is called only when one is."""
@@ -104,6 +111,8 @@ class Progress:
         """Something worth a sentence: printed at once, and a row of its own."""
         self._write_row(now_s, {"event": kind, "sentence": sentence, **fields})
         self._print(f"\r\x1b[K{sentence}\n" if self._terminal else f"{sentence}\n")
+        if self._stream is None and not self._closed:
+            notices.log(self._id, kind, sentence, self._embedded)
 
     def close(self, now_s: float, final: Figures) -> None:
         """The last row, and this node's table; nothing is written after it."""
@@ -118,6 +127,7 @@ class Progress:
                 with contextlib.suppress(OSError, ValueError):
                     print_table(self._id, final, self._stream)
             self._stream = None
+        self._closed = True
 
     def _with_rates(self, now_s: float, figures: Figures) -> dict[str, Any]:
         sent, received = self._rate.of(now_s, figures["bytes_sent"], figures["bytes_received"])
@@ -130,12 +140,14 @@ class Progress:
         if trouble is not None:
             path, self._log = self._log.path, None
             # Told even where the line is off: nobody looks for what a log does not say.
-            notice = f"The log {path} cannot be written ({trouble}) and is off from here; training goes on.\n"
+            notice = f"The log {path} cannot be written ({trouble}) and is off from here; training goes on."
             if self._stream is not None:
-                self._print(notice)
+                self._print(f"{notice}\n")
+            elif self._embedded:
+                notices.log(self._id, "log", notice, True)
             else:
                 with contextlib.suppress(OSError, ValueError):
-                    sys.stderr.write(notice)
+                    sys.stderr.write(f"{notice}\n")
 
     def _print(self, text: str) -> None:
         if self._stream is None:

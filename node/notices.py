@@ -1,0 +1,38 @@
+"""Notices for a program that holds a Node of its own accord: they go through ``logging.getLogger("gossip")``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+__all__ = ["LEVELS", "LOGGER", "log"]
+
+LOGGER = logging.getLogger("gossip")
+
+# What somebody should look at, at WARNING; the course of things at INFO. What takes a warning back has its level, too:
+# who sees warnings alone would believe that it still holds.
+LEVELS = {
+    "alone": logging.WARNING, "together": logging.WARNING, "boundary": logging.WARNING, "divided": logging.WARNING,
+    "fault": logging.WARNING, "kept": logging.WARNING, "loss": logging.WARNING, "mended": logging.WARNING,
+    "merged": logging.WARNING, "put back": logging.WARNING, "refused": logging.WARNING, "seed": logging.WARNING,
+    "spoiled": logging.WARNING, "state": logging.WARNING, "suspicious": logging.WARNING, "twin": logging.WARNING,
+    "unreachable": logging.WARNING, "waiting": logging.WARNING, "log": logging.WARNING,
+    "finished": logging.INFO, "joined": logging.INFO, "listening": logging.INFO, "member": logging.INFO,
+    "merging": logging.INFO, "stalled": logging.INFO, "started": logging.INFO,
+}  # fmt: skip
+
+
+def log(node_id: str, kind: str, sentence: str, last_resort: bool) -> None:
+    """Give a notice to whoever listens. ``last_resort``: also to Python's own handler, which shows warnings on stderr
+    where a program has set up no logging.
+
+    The record has ``node`` (32 hexadecimal digits) and ``kind`` beside its message. Handlers run in the network thread,
+    whose life must not hang on them: one that raises is the program's affair, and one that is slow holds up this node.
+    """
+    if not last_resort and not LOGGER.hasHandlers():
+        return
+    with contextlib.suppress(Exception):
+        LOGGER.log(
+            LEVELS.get(kind, logging.WARNING), "Node %s: %s", node_id[:8], sentence,
+            extra={"node": node_id, "kind": kind},
+        )  # fmt: skip

@@ -1,0 +1,112 @@
+"""What a program hears that holds a Node of its own accord, and that nothing is told twice."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from node import Node
+from node.notices import LEVELS, LOGGER
+
+ROOT = Path(__file__).parents[2]
+
+# A node's progress as its program has it: two notices, and what logging is set up is the test's.
+PROGRAM = """
+import sys, logging
+{setup}
+from node.progress import Progress
+progress = Progress.from_environment(0.0, "3f2a91bc" + 24 * "0", "127.0.0.1:7700", {variables})
+progress.event(0.0, "alone", "This node is alone.")
+progress.event(0.0, "joined", "Took the weights.")
+"""
+
+
+def heard(setup: str = "", **variables: str) -> list[str]:
+    """The lines on stderr."""
+    text = PROGRAM.format(setup=setup, variables=variables)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    return done.stderr.splitlines()
+
+
+def test_without_any_logging_set_up_warnings_are_shown_and_the_course_of_things_is_not():
+    assert heard() == ["Node 3f2a91bc: This node is alone."]
+
+
+def test_a_program_that_sets_up_logging_hears_everything_by_its_level():
+    assert heard("logging.basicConfig(level=logging.INFO, format='%(levelname)s %(name)s %(message)s')") == [
+        "INFO gossip Node 3f2a91bc: Node 3f2a91bc listens on 127.0.0.1:7700.",
+        "WARNING gossip Node 3f2a91bc: This node is alone.",
+        "INFO gossip Node 3f2a91bc: Took the weights.",
+    ]
+
+
+@pytest.mark.parametrize("setup", ["", "logging.basicConfig(level=logging.INFO)"])
+def test_where_the_command_line_prints_nothing_is_told_twice(setup):
+    said = ["Node 3f2a91bc listens on 127.0.0.1:7700.", "This node is alone.", "Took the weights."]
+    assert heard(setup, GOSSIP_PROGRESS="line") == said
+
+
+def test_a_command_that_was_told_to_be_quiet_is():
+    assert heard(GOSSIP_PROGRESS="off") == []
+    assert len(heard("logging.basicConfig(level=logging.INFO)", GOSSIP_PROGRESS="off")) == 3, "but for who asks"
+
+
+def test_a_log_that_cannot_be_written_is_told_once_however_one_listens():
+    full = {"GOSSIP_LOG": "/dev/full"}
+    if not Path("/dev/full").exists():
+        pytest.skip("/dev/full is of Linux")
+    for setup, variables in [("", {}), ("", {"GOSSIP_PROGRESS": "off"}), ("logging.basicConfig()", {})]:
+        told = [line for line in heard(setup, **full, **variables) if "is off from here" in line]
+        assert len(told) == 1, (setup, variables)
+
+
+def test_a_handler_that_raises_does_not_end_the_node(caplog):
+    class Broken(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            raise RuntimeError("the program's own")
+
+    broken = Broken()
+    LOGGER.addHandler(broken)
+    try:
+        with Node(torch.nn.Linear(2, 1)) as node:
+            node.step()
+            assert node.metrics().steps == 1
+    finally:
+        LOGGER.removeHandler(broken)
+
+
+def test_an_embedded_node_tells_who_it_is_and_of_what_kind_it_speaks(caplog):
+    caplog.set_level(logging.INFO, "gossip")
+    with Node(torch.nn.Linear(2, 1)) as node:
+        ours = [record for record in caplog.records if getattr(record, "node", None) == node.id]
+    assert [record.kind for record in ours][:2] == ["listening", "started"]
+    assert all(record.name == "gossip" and record.levelno == LEVELS[record.kind] for record in ours)
+
+
+def kinds(call: ast.Call) -> list[str]:
+    """The kinds of the notice that this call makes: a text, or one of two."""
+    name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+    if name == "call" and "on_event" in ast.dump(call.args[0]):  # thread.call(runtime.on_event, kind, sentence)
+        said = call.args[1]
+    elif name in ("Notice", "on_event"):
+        said = call.args[0]
+    elif name in ("event", "tell") and len(call.args) > 1:  # progress.event(now, kind, ...), tell(sentence, kind)
+        said = call.args[1]
+    else:
+        return []
+    return [one.value for one in ast.walk(said) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+
+
+def test_every_kind_of_notice_has_its_level():
+    sources = [*ROOT.glob("gossip/**/*.py"), *ROOT.glob("node/**/*.py")]
+    calls = (one for path in sources for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.Call))
+    told = {kind for call in calls for kind in kinds(call)}
+    assert {"alone", "spoiled", "member", "loss", "seed", "merged", "joined", "put back", "state"} <= told
+    assert told <= set(LEVELS), "a kind without a level"
+    assert set(LEVELS) - told == {"log", "refused"}, "a level that no notice has: these two are given otherwise"
