@@ -58,7 +58,6 @@ FAMILIES: dict[str, list[dict[str, Any]]] = {
     "moniqua4": [{"codec": "moniqua4", "mix_every_steps": every} for every in (8, 24, 56)],
     "int8, outer momentum": [OUTER | {"codec": "int8", "mix_every_steps": every} for every in (40, 104)],
     "int4, outer momentum": [OUTER | {"codec": "int4", "mix_every_steps": every} for every in (24, 56)],
-    "top-k": [{"part": f"top {share}", "mix_every_steps": 8, "codec": "bf16"} for share in (0.1, 0.03, 0.01)],
     "random mask (SPARTA)": [
         {"part": f"mask {share}", "mix_every_steps": 1, "staleness_exponent": 0.0} for share in (0.05, 0.015, 0.005)
     ],
@@ -82,7 +81,6 @@ GPT_FAMILIES: dict[str, list[dict[str, Any]]] = {
     "moniqua4, outer momentum": [
         OUTER | FREE | {"codec": "moniqua4", "mix_every_steps": every} for every in (14, 28, 56)
     ],
-    "top-k": [FREE | {"part": "top 0.05", "codec": "bf16", "mix_every_steps": 20}],
     "fragments (Streaming DiLoCo)": [
         FREE | {"part": "fragments 4", "codec": "int8", "mix_every_steps": 6},
         BEST,

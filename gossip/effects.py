@@ -75,7 +75,6 @@ class Transfer:
     part: Part = ALL
     sends: bool = True
     receives: bool = True
-    initiator: bool = True
 
 
 @dataclass(frozen=True, slots=True)

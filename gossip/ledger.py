@@ -20,7 +20,7 @@ __all__ = ["DOUBT_RETRY_S", "REASONS", "VERDICTS", "Ledger"]
 VERDICTS = 4_096  # ends remembered, 100 B each: doubt_s of asking after them at 100 exchanges a second
 REASONS = frozenset({
     "unanswered", "unreached",  # an offer: nobody said a word in time; the link broke, or could not be made
-    "broken", "stalled", "deadline", "checksum", "positions", "overflow", "layout", "terms",  # a stream
+    "broken", "stalled", "deadline", "checksum", "overflow", "layout", "terms",  # a stream
     "not-finite", "norm", "balance",  # a vector
     "doubt", "aborted", "late", "replaced",  # never known; known to have failed; the partner had given up, or joined
 })  # fmt: skip

@@ -195,7 +195,7 @@ class Offering(Ledger[Exchange]):
         one_way, own = exchange.push, exchange.initiator
         return Transfer(
             exchange.session, exchange.partner, bool(exchange.optimizer_keys), exchange.codec, seconds, exchange.part,
-            own or not one_way, not own or not one_way, own,
+            own or not one_way, not own or not one_way,
         )  # fmt: skip
 
     def elements(self, exchange: Exchange) -> int:

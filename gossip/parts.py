@@ -24,7 +24,7 @@ Positions = NDArray[np.int64]
 MOST_FRAGMENTS = 256
 LARGEST_RUN = 4_096  # consecutive elements of one fragment: 16 KiB, so that cutting out is a copy and not a search
 LEAST_SHARE = 1e-6
-FORM = re.compile(r"all|(mask|top) ([0-9.]{1,20}(?:e-?[0-9]{1,2})?)|fragment ([0-9]{1,3})/([0-9]{1,3})")
+FORM = re.compile(r"all|mask ([0-9.]{1,20}(?:e-?[0-9]{1,2})?)|fragment ([0-9]{1,3})/([0-9]{1,3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,9 @@ class Part:
       (SPARTA; Baioumy and Cheema 2025, with strata in place of independent draws, so that the size is exact).
     - ``fragment I/N``: every N-th run of up to 4,096 consecutive elements, from the I-th on (the strided fragments of
       Streaming DiLoCo; Douillard et al. 2025).
-    - ``top SHARE``: the elements that moved most since they were last mixed, as the side that offered names them.
     """
 
-    kind: Literal["all", "mask", "fragment", "top"] = "all"
+    kind: Literal["all", "mask", "fragment"] = "all"
     share: float = 1.0
     index: int = 0
     count: int = 1
@@ -50,7 +49,7 @@ class Part:
                 return "all"
             case "fragment":
                 return f"fragment {self.index}/{self.count}"
-        return f"{self.kind} {self.share:.6g}"
+        return f"mask {self.share:.6g}"
 
     @classmethod
     def parse(cls, text: str) -> Part | None:
@@ -75,8 +74,7 @@ class Part:
         return max(1, min(LARGEST_RUN, size // (8 * self.count)))
 
     def positions(self, size: int, session: int) -> Positions | None:
-        """Where its elements lie, ascending, int64 of :meth:`elements`; None for all of them. Those of ``top`` are
-        not a matter of the part alone: see :func:`gossip.residual`."""
+        """Where its elements lie, ascending, int64 of :meth:`elements`; None for all of them."""
         match self.kind:
             case "all":
                 return None
@@ -85,7 +83,6 @@ class Part:
                 starts = np.arange(self.index * run, size, run * self.count)
                 places = (starts[:, None] + np.arange(run)).reshape(-1)
                 return places[places < size]
-        assert self.kind == "mask", "the positions of a top part come from the side that offered"
         elements = self.elements(size)
         # Stratum k is [k size / m, (k + 1) size / m), rounded down: one position each. Some strata are one element
         # longer than others, and so all are turned by one more draw: then every position is equally likely.
@@ -122,13 +119,13 @@ def read(text: str) -> Part | None:
     found = FORM.fullmatch(text)
     if found is None:
         return None
-    kind, share, index, count = found.groups()
-    if kind is not None:
+    share, index, count = found.groups()
+    if share is not None:
         try:
             value = float(f"{float(share):.6g}")
         except ValueError:
             return None
-        return Part("mask" if kind == "mask" else "top", value) if LEAST_SHARE <= value <= 1 else None
+        return Part("mask", value) if LEAST_SHARE <= value <= 1 else None
     if count is None:
         return ALL
     place, of = int(index), int(count)
@@ -136,8 +133,8 @@ def read(text: str) -> Part | None:
 
 
 def check_part(text: str) -> None:
-    """Raise :class:`ConfigError` unless ``text`` is what the setting ``part`` may be: "all", "mask SHARE", "top SHARE"
-    or "fragments N"."""
+    """Raise :class:`ConfigError` unless ``text`` is what the setting ``part`` may be: "all", "mask SHARE" or
+    "fragments N"."""
     words = text.split(" ")
     if words[0] == "fragments" and len(words) == 2 and words[1].isdecimal() and 2 <= int(words[1]) <= MOST_FRAGMENTS:
         return
@@ -147,6 +144,6 @@ def check_part(text: str) -> None:
             return
         raise ConfigError(f"part = {text!r} is not how a part is written: write {str(meant)!r}.")
     raise ConfigError(
-        f"part = {text!r} cannot work: write 'all', 'mask 0.005' (a random share of the elements), 'top 0.01' (those "
-        f"that moved most) or 'fragments 8' (of 2 to {MOST_FRAGMENTS}, one at a time)."
+        f"part = {text!r} cannot work: write 'all', 'mask 0.005' (a random share of the elements) or 'fragments 8' "
+        f"(of 2 to {MOST_FRAGMENTS}, one at a time)."
     )

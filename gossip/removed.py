@@ -6,13 +6,14 @@ from gossip.errors import ConfigError
 
 __all__ = ["check_removed"]
 
-VALUES = {
+VALUES = {  # the setting, and the first word of its value
     ("codec", "moniqua8"): "use int8, which has its accuracy for the same bytes",
     ("codec", "moniqua2"): "use moniqua4, or int4 where a node mixes a part of the vector",
+    ("part", "top"): "use 'fragments 8', which loses less for fewer bytes, or 'mask 0.05'",
 }
 
 
 def check_removed(name: str, value: str) -> None:
     """Raise :class:`ConfigError` if this setting once had this value, and has it no more."""
-    if (instead := VALUES.get((name, value))) is not None:
+    if (instead := VALUES.get((name, value.partition(" ")[0]))) is not None:
         raise ConfigError(f"{name} = {value!r} was removed: {instead}.")

@@ -15,7 +15,7 @@ from gossip.ids import PeerId
 from gossip.messages import Chunk
 from node.boundary import Vector, VectorPool
 from node.links import Link
-from node.transfer import DifferenceReceiver, Receiver, Sender, Senders
+from node.transfer import DifferenceReceiver, Receiver, Sender
 
 __all__ = ["Session", "Sessions"]
 
@@ -29,7 +29,7 @@ class Session:
     id: int
     partner: PeerId
     link: Link
-    sender: Sender | Senders | None = None
+    sender: Sender | None = None
     receiver: Receiver | None = None
     moved_at: float = 0.0  # either way
     heard_at: float = 0.0  # something of theirs

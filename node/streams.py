@@ -18,19 +18,16 @@ from gossip.messages import Chunk
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from gossip.progress import Progress
-from gossip.residual import Residual, pack_positions, unpack_positions
-from node.boundary import Adoption, Boundary, Lease, Shift, Vector, VectorPool
+from node.boundary import Adoption, Boundary, Shift, Vector, VectorPool
 from node.faults import Faults
 from node.gathers import Gathers
 from node.links import Link, Links
 from node.sessions import Session, Sessions
 from node.transfer import (
     INLINE_ELEMENTS,
-    ByteReceiver,
     ComparingReceiver,
     DifferenceReceiver,
     Sender,
-    Senders,
     SliceReceiver,
 )
 
@@ -83,7 +80,6 @@ class Streams:
         # that had one before, whose number Peer bounds.
         self.mix_in, self.mix_out = trio.open_memory_channel[Mixed | Adoption](math.inf)
         size = peer.local.elements
-        self.residual: Residual | None = None  # what moved since it was last mixed, once that decides what is sent
         self.spread = Spread(size) if needs_spread(config.codec) else None
         self.progress = Progress(size) if config.watches_movement else None
         if self.progress is not None:  # from the weights as they are now, before the first step
@@ -147,54 +143,17 @@ class Streams:
             return
         self.began[effect.session] = self.now
         session = Session(effect.session, effect.partner, link, transfer=effect)
-        if effect.part.kind != "top":
-            self.stream(session, effect.part.positions(size, effect.session))
-        elif effect.initiator:
-            lease = self.pool.lease(snapshot)
-            self.beside(effect.session, self.choose, session, snapshot.array[:size], lease)
-        else:
-            session.receiver = ByteReceiver(effect.session, effect.part.elements(size))
-            self.sessions.add(session)
+        self.stream(session, effect)
 
     def gather(self, effect: Gather) -> None:
         self.began.setdefault(effect.session, self.now)
         if not self.gathers.gather(effect, self.sizes(effect.full)):
             self.failed(effect.session, "layout")
 
-    async def choose(self, session: Session, snapshot: Floats, lease: Lease) -> None:
-        """Find what moved most, and name it to the partner before its values."""
-        effect = session.transfer
-        assert effect is not None
-        try:
-            if self.residual is None or self.residual.last.size != snapshot.size:
-                self.residual = Residual(snapshot)  # at first nothing has moved, and any elements do
-            elements = effect.part.elements(snapshot.size)
-            if snapshot.size > INLINE_ELEMENTS:
-                positions = await trio.to_thread.run_sync(self.residual.top, snapshot, elements)
-            else:
-                positions = self.residual.top(snapshot, elements)
-        finally:
-            lease.end()
-        if effect.session in self.sessions.snapshots:
-            self.stream(session, positions, pack_positions(positions))
-
-    def named(self, session: Session) -> None:
-        """The other side has said which elements it wants to mix."""
-        effect, receiver = session.transfer, session.receiver
-        assert effect is not None
-        assert isinstance(receiver, ByteReceiver)
-        size = self.sizes(effect.full)
-        positions = unpack_positions(receiver.array, effect.part.elements(size), size)
-        if positions is None:
-            self.perform(self.peer.failed(effect.session, "positions", self.now))
-        else:
-            self.stream(session, positions)
-
-    def stream(self, session: Session, positions: Positions | None, names: NDArray[np.uint8] | None = None) -> None:
-        """Send ours, receive theirs, or both: all of the vector, or these elements of it."""
-        effect, size = session.transfer, 0
-        assert effect is not None
+    def stream(self, session: Session, effect: Transfer) -> None:
+        """Send ours, receive theirs, or both: all of the vector, or those elements of it that the part has."""
         number, size = effect.session, self.sizes(effect.full)
+        positions = effect.part.positions(size, number)
         ours = self.sessions.snapshots[number].array[:size]  # the weights alone where the partner averages no optimizer
         if positions is not None:
             ours = ours[positions]
@@ -214,9 +173,7 @@ class Streams:
             )
         if effect.sends:
             lease = self.pool.lease(self.sessions.snapshots[number])
-            sender = Sender(number, ours, codec, self.config.chunk_elements, lease=lease)
-            first = None if names is None else Sender(number, names.view(np.float32), get_codec("fp32"), 1 << 20)
-            session.sender = sender if first is None else Senders(first, sender)
+            session.sender = Sender(number, ours, codec, self.config.chunk_elements, lease=lease)
         self.sessions.add(session)
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
@@ -239,8 +196,6 @@ class Streams:
             self.perform(self.peer.failed(session.id, receiver.fault, self.now))
         elif receiver.done and isinstance(receiver, DifferenceReceiver):
             self.perform(self.peer.streamed(session.id, *Sessions.norms(session), self.now))
-        elif receiver.done and isinstance(receiver, ByteReceiver):
-            self.named(session)
 
     def mix(
         self, number: int, weight: float, mass: float | None = None, late: bool = False, plain: bool = False
@@ -277,7 +232,6 @@ class Streams:
 
     def take_over(self, job: Adoption) -> None:
         if job.vector is self.joining_vector:
-            self.residual = None
             if self.progress is not None:
                 self.progress.since(job.vector[: self.progress.size])
             self.boundary.want_adoption(job)
@@ -317,8 +271,6 @@ class Streams:
             self.outer.shift(own, difference.array, job.weight, positions, job.late, job.plain)
         if positions is None:
             return difference
-        if self.residual is not None:
-            self.residual.mixed(positions, own + difference.array)
         whole = self.pool.take(difference.parts, snapshot.size)
         whole.array.fill(0.0)
         whole.array[positions] = difference.array
@@ -329,7 +281,6 @@ class Streams:
         """The weights were replaced from outside (a checkpoint): what was on its way to the old ones is dropped."""
         self.generation += 1
         self.joining_vector = None
-        self.residual = None
         self.boundary.forget()
 
     def release(self, session: int) -> None:

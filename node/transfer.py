@@ -17,7 +17,7 @@ from gossip.mixing import difference
 from node.boundary import Lease
 
 __all__ = [
-    "INLINE_ELEMENTS", "ByteReceiver", "DifferenceReceiver", "Receiver", "Sender", "Senders", "SliceReceiver",
+    "INLINE_ELEMENTS", "DifferenceReceiver", "Receiver", "Sender", "SliceReceiver",
 ]  # fmt: skip
 
 Floats = NDArray[np.float32]
@@ -64,27 +64,6 @@ class Sender:
     @property
     def done(self) -> bool:
         return self.position == self.vector.size
-
-
-class Senders:
-    """One after another, for a partner that needs the first to make sense of the second."""
-
-    def __init__(self, *senders: Sender) -> None:
-        self.senders = senders
-
-    def next_frame(self) -> tuple[bytes, memoryview] | None:
-        for sender in self.senders:
-            if not sender.done:
-                return sender.next_frame()
-        return None
-
-    def let_go(self) -> None:
-        for sender in self.senders:
-            sender.let_go()
-
-    @property
-    def done(self) -> bool:
-        return all(sender.done for sender in self.senders)
 
 
 class Receiver:
@@ -237,17 +216,3 @@ class ComparingReceiver(Receiver):
         self.left -= len(ours)
         if not self.left:
             self.report(self.apart_sq, self.own_sq)
-
-
-class ByteReceiver(Receiver):
-    """Four bytes an element that are no float: ``array`` is all of them once it is done."""
-
-    def __init__(self, session: int, elements: int) -> None:
-        super().__init__(session, elements, get_codec("fp32"))
-        self.array = np.empty(4 * elements, np.uint8)
-
-    def buffer(self, where: slice, expected: int) -> memoryview:
-        return memoryview(self.array.data)[4 * where.start : 4 * where.stop]
-
-    def use(self, where: slice) -> None:
-        """They lie where they belong."""

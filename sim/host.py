@@ -17,7 +17,6 @@ from gossip.messages import Message
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from gossip.progress import Progress
-from gossip.residual import Residual
 from sim.attackers import Liar
 from sim.shifts import Shift
 
@@ -35,7 +34,7 @@ class Host:
     __slots__ = (
         "address", "adopting", "armed", "cursor", "dialling", "ends", "gone", "id", "index", "joining_vector", "kept",
         "liar", "links", "mass", "name", "offering", "outer", "peer", "pending", "progress", "ready", "reported_at",
-        "requests", "residual", "rest_until", "restoring", "rng", "row", "samples_per_step", "sessions", "shifts",
+        "requests", "rest_until", "restoring", "rng", "row", "samples_per_step", "sessions", "shifts",
         "spread", "steps", "taken", "times", "trial", "vector", "visit_at", "waiting", "wanted",
     )  # fmt: skip
 
@@ -52,7 +51,6 @@ class Host:
         self.mass = 1.0  # of push-sum: how much of the swarm's sum this vector is
         self.progress: Progress | None = None  # of local steps, where a peer wants to know
         self.spread: Spread | None = None  # how far others are from us, where a codec must know
-        self.residual: Residual | None = None  # what moved since it was last mixed, where that decides what is sent
         self.rng = rng  # the network's draws about what this host sends
         self.gone = False  # killed, or it left
         # links

@@ -34,7 +34,6 @@ from gossip.effects import (
 )  # fmt: skip
 from gossip.ids import PeerId
 from gossip.mixing import difference
-from gossip.residual import Residual, position_bytes
 from sim.events import Events
 from sim.flows import Flow, Flows
 from sim.gathers import Gathers
@@ -133,15 +132,9 @@ class Sessions:
             self.events.push(self.events.now, self.on_failed, host, number, "broken")
             return
         session.codec, session.partner, session.transfer = CODECS[effect.codec], partner, effect
-        part = effect.part
-        if part.kind == "top":
-            if not effect.initiator:
-                return  # until the other side has named the elements
-            if host.residual is None:
-                host.residual = Residual(session.snapshot)
-            self.cut(session, host.residual.top(session.snapshot, part.elements(session.snapshot.size)))
-        else:
-            self.cut(session, part.positions(session.snapshot.size, number))
+        session.values, session.positions = session.snapshot, effect.part.positions(session.snapshot.size, number)
+        if session.positions is not None:
+            session.values = session.snapshot[session.positions]
         if effect.sends:
             self.send(host, number, session)
 
@@ -155,16 +148,8 @@ class Sessions:
     def sent(self, size_bytes: int) -> None:
         self.stream_bytes += size_bytes
 
-    @staticmethod
-    def cut(session: Session, positions: Positions | None) -> None:
-        session.positions = positions
-        session.values = session.snapshot
-        if positions is not None and session.snapshot is not None:
-            session.values = session.snapshot[positions]
-
     def send(self, host: Host, number: int, session: Session) -> None:
-        """What of the snapshot is mixed goes to the partner as the partner will decode it, with the positions where it
-        cannot know them."""
+        """What of the snapshot is mixed goes to the partner as the partner will decode it."""
         values, codec, transfer = session.values, session.codec, session.transfer
         assert values is not None
         if host.liar is not None:
@@ -172,8 +157,6 @@ class Sessions:
         assert codec is not None
         assert transfer is not None
         size_bytes = codec.encoded_bytes(values.size)
-        if transfer.part.kind == "top" and transfer.initiator:
-            size_bytes += position_bytes(values.size)
         if codec.needs_spread:
             spread = self.spread(host)
             if session.positions is not None or not spread.known:  # as no bound would do
@@ -228,12 +211,6 @@ class Sessions:
             return
         transfer = session.transfer
         assert transfer is not None
-        if session.values is None:  # of a top part: the elements are named, and ours go back
-            other = sender.sessions.get(number)
-            if other is None:
-                return
-            self.cut(session, other.positions)
-            self.send(host, number, session)
         if encoded is not None and not self.decodes(session, encoded, number):
             self.perform(host, host.peer.failed(number, "overflow", self.events.now))
             return
@@ -310,10 +287,6 @@ class Sessions:
                 snapshot, own, weight, positions, effect.late, effect.plain
             ), False  # fmt: skip
         host.shifts.append(Difference(values, negative) if positions is None else Part(values, negative, positions))
-        if host.residual is not None and positions is not None:
-            assert session.snapshot is not None
-            mixed = session.snapshot[positions]
-            host.residual.mixed(positions, mixed - values if negative else mixed + values)
         if host.progress is not None:
             host.progress.added(values, positions, -1.0 if negative else 1.0)
         self.training.wish(host)

@@ -263,7 +263,6 @@ class Training:
             host.outer.reset(host.vector)
             if host.progress is not None:
                 host.progress.since(host.vector)  # what was adopted is no movement
-            host.residual = None
             host.joining_vector = None
             host.taken = host.steps
             if self.trainer is not None:

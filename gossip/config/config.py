@@ -46,6 +46,7 @@ class Config(Keys):
             raise ConfigError("swarm must be a name of 1 to 64 printable characters.")
         check_outer(*self.outer, self.averaged)
         check_removed("codec", self.codec)
+        check_removed("part", self.part)
         if self.codec != AUTO:
             get_codec(self.codec)
         check_part(self.part)

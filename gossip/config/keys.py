@@ -98,9 +98,9 @@ class Keys:
     )
     part: str = key(
         "all",
-        "which elements one exchange mixes: all, a random share, those that moved most, or one fragment after another",
+        "which elements one exchange mixes: all, a random share, or one fragment after another",
         "`fragments 4` spreads the same bytes evenly over a link that is busy all the time",
-        form='all, "mask SHARE" as mask 0.005, "top SHARE" as top 0.01, or "fragments N" as fragments 8',
+        form='all, "mask SHARE" as mask 0.005, or "fragments N" as fragments 8',
     )
     average_optimizer: bool = key(
         False, "average the optimizer's state (momentum, second moments) with the weights",

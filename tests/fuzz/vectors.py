@@ -18,7 +18,6 @@ from gossip.codecs import CODECS, Overflow, Spread
 from gossip.errors import ProtocolError, RemoteError
 from gossip.frames import PREFIX_BYTES, decode
 from gossip.messages import Chunk
-from gossip.residual import pack_positions, unpack_positions
 from node.identity import Identity, verify
 from node.stream import BrokenLinkError
 from node.tls import TlsStream, _ca_certificate, leaf_peer_id, swarm_contexts
@@ -26,7 +25,7 @@ from node.transfer import DifferenceReceiver, Sender
 from tests.fuzz.engine import Target
 from tests.fuzz.mutations import EDGE_INTS, mutated_bytes
 
-__all__ = ["Certificates", "Chunks", "Handshakes", "Payloads", "Positions"]
+__all__ = ["Certificates", "Chunks", "Handshakes", "Payloads"]
 
 
 def bound_codec(name: str, size: int) -> Any:
@@ -133,30 +132,6 @@ class Chunks(Target):
 
     def ended(self, error: BaseException) -> None:
         self.begin()
-
-
-class Positions(Target):
-    """The positions that the other side names."""
-
-    name, share, declared = "positions", 0.03, ()
-
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
-        size = rng.choice((1, 10, 1_000))
-        count = rng.randrange(1, min(size, 50) + 1)
-        good = pack_positions(np.sort(np.array(rng.sample(range(size), count), np.int64)))
-        data = bytes(good) if rng.random() < 0.2 else octets(rng, 4 * count)
-        data = data if rng.random() < 0.7 else mutated_bytes(rng, bytes(good))[: 4 * count].ljust(4 * count, b"\0")
-
-        def act() -> None:
-            positions = unpack_positions(np.frombuffer(data, np.uint8), count, size)
-            if positions is not None:
-                assert positions.size == count
-                assert positions[0] >= 0
-                assert positions[-1] < size
-                assert (positions[1:] > positions[:-1]).all()
-
-        return (size, count, data), act
 
 
 class Certificates(Target):

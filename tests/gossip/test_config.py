@@ -88,6 +88,7 @@ def test_every_number_is_held_to_the_range_that_is_written(name, said):
         ({"seed_backoff_s": 61.0}, ["seed_backoff_s", "seed_backoff_max_s"]),
         ({"codec": "fp64"}, ["fp64", "bf16"]),
         ({"codec": "moniqua8"}, ["codec = 'moniqua8' was removed", "use int8"]),
+        ({"part": "top 0.01"}, ["part = 'top 0.01' was removed", "use 'fragments 8'"]),
         ({"codec": "moniqua2"}, ["codec = 'moniqua2' was removed", "use moniqua4"]),
         ({"selection": "rings"}, ["selection", "'rings'", "did you mean 'ring'?", "torus"]),
         ({"mixing": "pairs"}, ["mixing", "did you mean 'pair'?", "push-sum"]),

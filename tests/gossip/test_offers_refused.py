@@ -31,7 +31,7 @@ PUSH = {"mixing": "push", "mass": 1.0}
         ("pair", {"part": "fragments 4"}, "part"),
         ("pair", {"part": "fragment 4/4"}, "part"),
         ("pair", {"part": "mask 1.5"}, "part"),
-        ("pair", {"part": "top 0"}, "part"),
+        ("pair", {"part": "top 0.5"}, "part"),
         ("pair", {"codec": "int3"}, "codec"),
         ("pair", {"weight": 0.6}, "weight"),
         ("pair", {"version": -1.0}, "version"),
@@ -45,7 +45,7 @@ def test_an_offer_that_makes_no_sense_is_refused(mixing, changes, code):
 
 @pytest.mark.parametrize(
     ("mixing", "changes"),
-    [("pair", {"part": "top 0.5"}), ("pair", {"part": "fragment 3/4"}), ("push-sum", PUSH), ("row-stochastic", PUSH)],
+    [("pair", {"part": "mask 0.5"}), ("pair", {"part": "fragment 3/4"}), ("push-sum", PUSH), ("row-stochastic", PUSH)],
 )
 def test_one_that_makes_sense_is_not(mixing, changes):
     side = Side(config=Config(mixing=mixing))

@@ -43,7 +43,7 @@ REFUSED = [
         [GROUP | {"selection": "grid"}, GROUP | {"selection": "uniform"}],
     ),
     (GROUP | {"partners": 2}, ["partners = 2", "group_size"], [GROUP | {"group_size": 3}]),
-    (GROUP | {"part": "top 0.1"}, ["top 0.1", "whole vector"], [GROUP, {"part": "top 0.1"}]),
+    (GROUP | {"part": "mask 0.1"}, ["mask 0.1", "whole vector"], [GROUP, {"part": "mask 0.1"}]),
     (GROUP | {"codec": "auto"}, ["auto", "one link"], [GROUP | {"codec": "bf16"}, GROUP | {"codec": "int8"}]),
     (
         GROUP | {"codec": "moniqua4"},

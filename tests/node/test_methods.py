@@ -18,12 +18,11 @@ ELEMENTS = 600  # three blocks of a codec, the last one short
 NODES = 3
 QUICK = {"progress_period_s": 0.1, "join_timeout_s": 3.0, "bench_s": 0.2}
 RARELY = 8  # a published interval longer than this is shortened: the method is the same, and the test quicker
-SLOW = {"sparta": 0.7, "top 0.1": 0.7, "clippedgossip": 0.5, "streaming-diloco": 0.7, "int4": 0.7}
+SLOW = {"sparta": 0.7, "clippedgossip": 0.5, "streaming-diloco": 0.7, "int4": 0.7}
 """Methods that bring little at each mix: what of the first disagreement may be left. Of others a twentieth."""
 
 WITH: dict[str, dict[str, object]] = {
     **{codec: {"codec": codec} for codec in ("bf16", "fp16", "int8", "int4", "moniqua4")},
-    "top 0.1": {"part": "top 0.1", "mix_every_steps": 1},
     "mask 0.3": {"part": "mask 0.3", "mix_every_steps": 1},
     "push-sum to two": {"mixing": "push-sum", "partners": 2},
     "clip": {"filter": "clip"},

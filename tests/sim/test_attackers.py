@@ -123,7 +123,7 @@ def test_the_honest_side_mixes_with_the_lie_and_the_attacker_with_the_truth():
 
 
 WAYS = [
-    {}, {"codec": "bf16"}, {"codec": "int8"}, {"codec": "moniqua4"}, {"part": "mask 0.1"}, {"part": "top 0.1"},
+    {}, {"codec": "bf16"}, {"codec": "int8"}, {"codec": "moniqua4"}, {"part": "mask 0.1"}, {"part": "fragments 4"},
     {"part": "fragments 4"}, {"outer_momentum": 0.5, "outer_rate": 0.7}, {"mixing": "push-sum"},
     {"mixing": "row-stochastic"}, {"filter": "clip"}, {"filter": "clip", "mixing": "row-stochastic"},
 ]  # fmt: skip

@@ -64,7 +64,7 @@ def random_config(rng: random.Random) -> Config:
         elif kind < 0.4:
             settings |= {"partners": 0, "selection": rng.choice(["ring", "torus"])}
         if kind >= 0.3 and rng.random() < 0.3:
-            settings["part"] = rng.choice(["mask 0.1", "top 0.1", "fragments 4"])
+            settings["part"] = rng.choice(["mask 0.1", "fragments 4"])
         elif kind >= 0.3 and rng.random() < 0.2:
             settings["codec"] = rng.choice(["moniqua4", "auto", "int8"])
         if rng.random() < 0.15:
