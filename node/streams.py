@@ -121,7 +121,7 @@ class Streams:
     def snapshotted(self, session: int, vector: Vector, mass: float) -> None:
         """The copy that a session wanted is here; one that is over gives it back."""
         if session not in self.peer.exchanges.table and session not in self.peer.donating.table:
-            if mass > 0:  # it was to carry this away, and goes nowhere
+            if mass > 0 and self.config.conserves:  # it was to carry this away, and goes nowhere
                 self.boundary.owe()
                 self.mix_in.send_nowait(Mixed(vector, None, None, 0.0, mass, True, False, self.generation))
             else:

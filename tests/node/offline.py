@@ -33,7 +33,8 @@ def runtime(config=None, vector=None):
     outer = OuterStep(vector.size, *config.outer)
     events = []
     made = Runtime(
-        peer, config, None, Greeter(config.swarm, state.layout), None, Boundary(state, pool), pool, outer,
+        peer, config, None, Greeter(config.swarm, state.layout), None,
+        Boundary(state, pool, config.conserves), pool, outer,
         lambda kind, sentence: events.append((kind, sentence)),
     )  # fmt: skip
     made.events = events
