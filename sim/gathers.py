@@ -178,10 +178,10 @@ class Gathers:
         if (place in one.missing or place in one.awaited) and self.links.linked(host, sender.id):
             self.links.close(host, sender.id)
 
-    def take(self, host: Host, session: int) -> Floats | None:
-        """``mean - ours`` of a group that is settled."""
+    def take(self, host: Host, session: int) -> tuple[Floats, int] | None:
+        """``mean - ours`` of a group that is settled, and how many were in it."""
         one = self.table.get((host, session))
-        return None if one is None else one.mean - one.ours
+        return None if one is None else (one.mean - one.ours, len(one.effect.members))
 
     def release(self, host: Host, session: int) -> None:
         key = host, session

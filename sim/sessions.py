@@ -113,6 +113,7 @@ class Sessions:
         self.pairs: dict[int, Pair] = {}  # by session
         self.failed = 0  # exchanges, as counted by peers that are gone
         self.mixes = 0  # applied, each side of an exchange counting
+        self.exchanges = 0.0  # the same, each side counting for its share: a pair, a push and a group are one each
         self.stream_bytes = 0  # sent
         self.durations_s: list[float] = []  # from the wish for a snapshot to the mix
         self.every = 1  # how many mixes one of these stands for
@@ -262,12 +263,15 @@ class Sessions:
         if session is None:
             return
         together = self.gathers.take(host, effect.session)
+        sides = 2
         if together is not None:  # a group's: nobody shares it, and so nobody takes it away
-            session.difference = Pair(host, together, 0.0)
+            apart, sides = together
+            session.difference = Pair(host, apart, 0.0)
         if session.difference is None:
             return
         pair, session.difference = session.difference, None
         self.mixes += 1
+        self.exchanges += 1 / sides
         if not self.mixes % self.every:
             self.remember(self.events.now - session.since)
         positions = session.positions
@@ -300,6 +304,7 @@ class Sessions:
         if session.difference is not None:
             values = values + session.difference.difference
             self.mixes += 1
+            self.exchanges += 1  # who pushed mixes nothing
             if not self.mixes % self.every:
                 self.remember(self.events.now - session.since)
         host.shifts.append(Merged(values, effect.mass))

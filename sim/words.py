@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossip.messages import MAX_GROUP
 from sim.conditions import Cut
 from sim.units import NOTHING, count_text, duration_text
 
 if TYPE_CHECKING:
+    from gossip.config import Config
     from sim.distribution import Distribution
     from sim.scenario import Scenario
 
@@ -18,6 +21,10 @@ __all__ = ["differences", "in_words"]
 
 MODELS = {"linear": "a linear model", "mlp": "an MLP", "cnn": "a CNN", "gpt": "a small GPT"}
 WORLDS = {"internet": "the internet", "cloud": "a cloud"}
+PLACES = {
+    "ring": "on a ring", "torus": "on a torus", "exponential": "on the exponential graph", "grid": "on a grid",
+    "nearest": "among those nearest, or at times anywhere",
+}  # fmt: skip
 DATASETS = {
     "digits": "digits", "fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "shakespeare": "Shakespeare's plays",
 }  # fmt: skip
@@ -64,7 +71,35 @@ def mixing(scenario: Scenario) -> str:
     seconds = None if config.mix_every_s is None else duration_text(config.mix_every_s)
     when = " or ".join(each for each in (steps, seconds) if each is not None)
     outer = "" if config.plain else " with an outer step (momentum {:g}, rate {:g})".format(*config.outer)
-    return f"Each averages with a random partner every {when}{outer}, in {config.codec}."
+    does = "pushes" if config.pushes else "averages"
+    return f"Each {does}{mixed(config)} {whom(config)} every {when}{outer}, in {config.codec}."
+
+
+def mixed(config: Config) -> str:
+    """What of the model, where that is not said by saying nothing."""
+    kind, _, amount = config.part.partition(" ")
+    if kind == "mask":
+        return f" a random {100 * float(amount):g} % of its elements"
+    if kind == "fragments":
+        return f" one of {amount} fragments in turn"
+    return " its model" if config.pushes else ""
+
+
+def whom(config: Config) -> str:
+    if config.mixing == "group":
+        size = config.group_size
+        if config.selection == "grid":
+            return f"in groups of up to {size} on a grid"
+        return f"in random groups of up to {size}" if size else f"with everybody, in groups of up to {MAX_GROUP}"
+    where = PLACES.get(config.selection)
+    if config.selection == "graph":
+        where = f"on the graph in {Path(config.graph).name}"
+    joint = "to" if config.pushes else "with"
+    if config.partners == 0:
+        return f"{joint} all its neighbours {where} at once"
+    one, many = ("a random partner", "random partners") if where is None else ("a neighbour", "neighbours")
+    these = one if config.partners == 1 else f"{config.partners} {many}"
+    return f"{joint} {these}" if where is None else f"{joint} {these} {where}"
 
 
 def compute(scenario: Scenario) -> str:

@@ -16,6 +16,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from gossip.config import Config
 from gossip.errors import LocalError
 from sim import charts, panels, words
 from sim.report import COLUMNS, Progress, compare, folder_names
@@ -296,6 +297,27 @@ def test_a_scenario_reads_as_sentences():
         "up and no limit down. A peer is up for 10 min, then gone for good; a perfect sampler says who is up. The run "
         "lasts until each peer has mixed 100 times on average."
     )
+
+
+@pytest.mark.parametrize(
+    ("gossip", "said"),
+    [
+        ({}, "Each averages with a random partner every 8 steps"),
+        ({"selection": "ring"}, "Each averages with a neighbour on a ring every 8 steps"),
+        ({"selection": "torus", "partners": 0}, "Each averages with all its neighbours on a torus at once every"),
+        ({"selection": "graph", "graph": "a/links.txt"}, "Each averages with a neighbour on the graph in links.txt"),
+        ({"mixing": "group", "group_size": 5}, "Each averages in random groups of up to 5 every 8 steps"),
+        ({"mixing": "group", "group_size": 0}, "Each averages with everybody, in groups of up to 16 every"),
+        ({"mixing": "group", "selection": "grid"}, "Each averages in groups of up to 4 on a grid every"),
+        ({"mixing": "push-sum"}, "Each pushes its model to a random partner every"),
+        ({"mixing": "row-stochastic", "partners": 3}, "Each pushes its model to 3 random partners every"),
+        ({"mixing": "push-sum", "selection": "exponential"}, "to a neighbour on the exponential graph"),
+        ({"part": "mask 0.005"}, "Each averages a random 0.5 % of its elements with a random partner every"),
+        ({"part": "fragments 4"}, "Each averages one of 4 fragments in turn with a random partner every"),
+    ],
+)
+def test_a_report_says_with_whom_it_really_was(gossip, said):
+    assert said in words.in_words(Scenario(rounds=1, gossip=Config(**gossip)))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
+from gossip.effects import Merge, Mix
 from gossip.errors import ConfigError, LocalError
 from sim import simulation
 from sim.learners import Learners
+from sim.measures import Measures
 from sim.report import Progress
 from sim.scenario import (
     ChurnSpec,
@@ -184,6 +186,33 @@ def test_history_and_summary_have_what_was_promised():
     assert last["loss_mean"] < result.history[0]["loss_mean"]
     assert len(result.exchange_s) == summary["node_updates"]
     assert last["exchange_s_median"] == np.median(result.exchange_s)
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [{}, {"mixing": "push-sum"}, {"mixing": "row-stochastic", "partners": 2}, {"mixing": "group", "group_size": 0},
+     {"mixing": "group", "group_size": 3, "selection": "grid"}],
+    ids=["pairs", "pushes", "pushes to two", "groups", "groups of three"],
+)  # fmt: skip
+def test_an_exchange_is_counted_once_however_many_sides_it_has(mixing):
+    """A pair has two, a group as many as it has members, and of a push one side mixes: all were counted as pairs."""
+    run = Simulation(small(task=AVERAGING, gossip=Config(mix_every_steps=4, **mixing)))
+    mixed = set()
+    for effect in (Mix, Merge):
+        perform = run.swarm.performers[effect]
+
+        def noted(host, effect, perform=perform):
+            before = run.swarm.sessions.mixes
+            perform(host, effect)
+            if run.swarm.sessions.mixes > before:
+                mixed.add(effect.session)
+
+        run.swarm.performers[effect] = noted
+    for _ in run.slices():
+        pass
+    under_way = sum(len(host.peer.exchanges.table) for host in run.swarm.hosts)
+    assert len(mixed) > 10
+    assert len(mixed) - under_way <= Measures(run).row()["exchanges_done"] <= len(mixed)
 
 
 def test_what_nobody_is_there_to_say_is_null_in_strict_json():
