@@ -474,8 +474,9 @@ class Node:
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Continue the run of a checkpoint, with a swarm of any size; returns its figures.
 
-        A living swarm of the same run is ahead of any file, so then its weights stay. Others with another run behind
-        them merge by the rule for two runs: the one with fewer samples takes the other's weights.
+        A living swarm of the same run is ahead of any file, so then its weights stay, and that is said. Others with
+        another run behind them merge by the rule for two runs: the one with fewer samples takes the other's weights.
+        Weights of no run, as any safetensors file of these names, are taken where nothing is trained yet.
         """
         saved = checkpoint.load(path)
         meta = dict(saved.meta)
@@ -486,7 +487,11 @@ class Node:
         runtime, peer = self.runtime, self.peer
         run = checkpoint.figures(meta, path)
         genesis = run.genesis or peer.local.genesis
-        if genesis == peer.local.genesis and self.swarm_samples >= run.swarm_samples:
+        # Weights of no run begin one, where nothing is trained yet.
+        ahead = self.swarm_samples >= run.swarm_samples if run.genesis is not None else self.swarm_samples > 0
+        if genesis == peer.local.genesis and ahead:
+            text = f"{path} is not loaded: the run that this node holds has {self.swarm_samples:,} samples behind it, "
+            self.thread.call(runtime.on_event, "load", text + "and stays.")
             return meta
         self.load_tensors(saved.tensors)
         self.boundary.mass = 1.0

@@ -13,10 +13,10 @@ LOGGER = logging.getLogger("gossip")
 # who sees warnings alone would believe that it still holds.
 LEVELS = {
     "alone": logging.WARNING, "together": logging.WARNING, "boundary": logging.WARNING, "divided": logging.WARNING,
-    "fault": logging.WARNING, "kept": logging.WARNING, "loss": logging.WARNING, "mended": logging.WARNING,
-    "merged": logging.WARNING, "put back": logging.WARNING, "refused": logging.WARNING, "seed": logging.WARNING,
-    "spoiled": logging.WARNING, "state": logging.WARNING, "suspicious": logging.WARNING, "twin": logging.WARNING,
-    "unreachable": logging.WARNING, "waiting": logging.WARNING, "log": logging.WARNING,
+    "fault": logging.WARNING, "kept": logging.WARNING, "load": logging.WARNING, "log": logging.WARNING,
+    "loss": logging.WARNING, "mended": logging.WARNING, "merged": logging.WARNING, "put back": logging.WARNING,
+    "refused": logging.WARNING, "seed": logging.WARNING, "spoiled": logging.WARNING, "state": logging.WARNING,
+    "suspicious": logging.WARNING, "twin": logging.WARNING, "unreachable": logging.WARNING, "waiting": logging.WARNING,
     "finished": logging.INFO, "joined": logging.INFO, "listening": logging.INFO, "member": logging.INFO,
     "merging": logging.INFO, "stalled": logging.INFO, "started": logging.INFO,
 }  # fmt: skip

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from gossip.errors import CheckpointError
@@ -88,3 +89,27 @@ def test_compiled_or_not_a_checkpoint_has_the_models_own_names(by, into, quick, 
     with Node(Compiled(target) if into == "compiled" else target, config=quick) as node:
         node.load(tmp_path / "run")
     assert torch.equal(source.weight, target.weight)
+
+
+def test_weights_of_no_run_begin_one_and_what_is_not_loaded_is_said(quick, tmp_path, caplog):
+    weights = {name: torch.full_like(value, 7.0) for name, value in linear().state_dict().items()}
+    save_file(weights, tmp_path / "pretrained.safetensors")
+    model = linear()
+    with Node(model, config=quick) as node:
+        assert node.load(tmp_path / "pretrained.safetensors") == {}
+        assert torch.equal(model.weight, weights["weight"])
+        assert node.swarm_samples == 0
+        node.step(samples=4)
+        assert node.swarm_samples == 4
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+        node.load(tmp_path / "pretrained.safetensors")  # what is trained already is worth more than any file
+        assert model.weight.unique().tolist() == [1.0]
+        node.save(tmp_path / "ours")
+        node.load(tmp_path / "ours.safetensors")
+        node.heard()
+    told = [record.getMessage().split(": ", 1)[1] for record in caplog.records if getattr(record, "kind", "") == "load"]
+    assert told == [
+        f"{tmp_path / name} is not loaded: the run that this node holds has 4 samples behind it, and stays."
+        for name in ("pretrained.safetensors", "ours.safetensors")
+    ]
