@@ -22,7 +22,7 @@ from gossip.members import Members
 from gossip.membership import Membership
 from gossip.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Reached, Records
 from gossip.partners import Partners
-from gossip.runs import Runs
+from gossip.runs import Run, Runs, outranks
 from gossip.schedule import Schedule
 from gossip.selection import Selector, selector_of
 from gossip.trial import Judge
@@ -492,7 +492,8 @@ class Peer:
         local.sound = True
         if isinstance(self.exchanges, Exchanges):
             self.exchanges.filter.joined(joining.spread_sq)
-        base = self.runs.base_samples(local.genesis)
+        base, loaded = self.runs.base_samples(local.genesis), self.membership.me.base_samples
+        older = not merged and outranks(Run(loaded, b""), Run(joining.swarm_samples, b""))
         self.membership.update_me(now, genesis=local.genesis, base_samples=base, version=local.version, ready=True)
         self.membership.rebase(joining.swarm_samples, now, included=True, afresh=True)
         self.runs.consented = b""
@@ -503,6 +504,11 @@ class Peer:
             f"in {now - joining.began:.1f} s"
         )
         text += ", in place of those of the run this node came from." if merged else "."
+        if older and joining.swarm_samples:  # 0: of a version that does not say
+            text += (
+                f" They are older than this node's checkpoint, with {joining.swarm_samples} samples behind them and "
+                f"not {loaded}: to go on from the newest, end all nodes and start the one that loads it first."
+            )
         self.mixed(now)
         local.finished = False
         ended = self.ending.taken(joining.finished and not merged, now)

@@ -156,6 +156,21 @@ def test_a_checkpoint_with_less_behind_it_gives_way():
     assert first.genesis == resumed.genesis != G3
 
 
+@pytest.mark.parametrize(("bases", "older"), [((1_000, 5_000, 3_000), 2), ((5_000, 1_000, 3_000), 0)], ids=str)
+def test_of_checkpoints_of_different_age_the_first_goes_on_and_who_loaded_a_newer_one_is_told(bases, older):
+    """A number in a record is no reason for a member to give up its weights: a liar would state the largest."""
+    swarm = Swarm(8)
+    nodes = []
+    for number, base in enumerate(bases):
+        nodes.append(swarm.start(*([0] if number else [])))
+        swarm.perform(nodes[-1], nodes[-1].peer.resume(G3, base, 1.0, swarm.now))
+    swarm.run(30.0)
+    assert [node.peer.membership.me.base_samples for node in nodes] == [bases[0]] * 3
+    told = [text for node in nodes for _, kind, text in node.notices if kind == "joined" and "older than" in text]
+    assert len(told) == older
+    assert all("start the one that loads it first" in text for text in told)
+
+
 def test_samples_of_an_earlier_life_are_not_behind_weights_that_began_afresh():
     """Else a node that lost its checkpoint, and began alone, would wipe out the run that it had fed most of."""
     swarm = Swarm(7)
