@@ -13,10 +13,11 @@ from gossip.ids import Address, MemberRecord, PeerId
 from gossip.members import Members
 from gossip.messages import Gossip, Ping, Reach, Reached
 
-__all__ = ["Listening", "Reachability", "Seeds", "answer_reach"]
+__all__ = ["TRY_EVERY_S", "Listening", "Reachability", "Seeds", "answer_reach"]
 
 ASKED = 3  # members asked whether they can dial us: one may be barred from dialling out, three rarely are
 PATIENCE_S = 10.0  # after the first answer: in a swarm of two there are no three to ask
+TRY_EVERY_S = 10.0  # how often one member may have another dial the address it claims
 AGAIN_S, MOST_AGAIN_S = 240.0, 3_600.0  # between a verdict and the next question, doubling while it is the same
 HOMES = 3
 ANSWERING = 1  # dials since it last opened: one may be on its way
@@ -94,6 +95,7 @@ class Reachability:
 
     def __init__(self) -> None:
         self.asked: set[PeerId] = set()  # in this round
+        self.asked_as = 0  # with our record of this incarnation
         self.answers: dict[PeerId, bool] = {}
         self.before: set[PeerId] = set()  # asked in the round before: others come first
         self.homes: list[PeerId] = []
@@ -113,12 +115,18 @@ class Reachability:
         self.wanted = me.address or self.wanted
         if self.settled or me.address is None or len(self.asked) >= ASKED or peer in self.asked:
             return []
+        if not self.asked:
+            self.asked_as = me.incarnation
         self.asked.add(peer)
         return [Send(peer, Reach())]
 
-    def on_reached(self, sender: PeerId, ok: bool, now: float) -> None:
-        """Note an answer. Most of three decide, or of those who answered within some seconds."""
+    def on_reached(self, sender: PeerId, ok: bool, incarnation: int, now: float) -> None:
+        """Note an answer. Most of three decide, or of those who answered within some seconds. ``incarnation`` of our
+        record now: who found nobody may have tried the address of an earlier life, which is what it knew of us."""
         if sender not in self.asked or self.settled or sender in self.answers:
+            return
+        if not ok and incarnation != self.asked_as:
+            self.again_at = min(self.again_at, now + TRY_EVERY_S)
             return
         self.answers[sender] = ok
         enough = max(Counter(self.answers.values()).values()) > ASKED // 2

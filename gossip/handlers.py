@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gossip.bootstrap import answer_reach
+from gossip.bootstrap import TRY_EVERY_S, answer_reach
 from gossip.effects import Effect, Send
 from gossip.groups import Groups
 from gossip.ids import PeerId
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from gossip.peer import Peer
 
 __all__ = ["HANDLERS", "is_with", "meant"]
-
-TRY_EVERY_S = 10.0  # how often one member may have us dial the address it claims
 
 
 def on_offer(peer: Peer, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
@@ -119,7 +117,7 @@ def on_reach(peer: Peer, sender: PeerId, _reach: Reach, now: float) -> list[Effe
 
 
 def on_reached(peer: Peer, sender: PeerId, reached: Reached, now: float) -> list[Effect]:
-    peer.reach.on_reached(sender, reached.ok, now)
+    peer.reach.on_reached(sender, reached.ok, peer.membership.me.incarnation, now)
     return []
 
 

@@ -93,17 +93,17 @@ def test_who_has_no_address_asks_nobody():
 def test_two_of_three_decide_at_once_and_the_third_changes_nothing():
     for first, second, verdict in ((True, False, True), (False, True, False)):
         reach = asking()
-        reach.on_reached(A, first, 0.0)
+        reach.on_reached(A, first, 1, 0.0)
         assert reach.decided(0.0) is None
-        reach.on_reached(B, second, 1.0)
+        reach.on_reached(B, second, 1, 1.0)
         assert reach.decided(1.0) is None
-        reach.on_reached(C, verdict, 2.0)
+        reach.on_reached(C, verdict, 1, 2.0)
         assert reach.decided(2.0) is verdict
         assert reach.decided(3.0) is None  # said once
         assert reach.linked(D, ME) == []
     reach = asking()
-    reach.on_reached(A, False, 0.0)
-    reach.on_reached(A, False, 0.1)  # nobody has two votes
+    reach.on_reached(A, False, 1, 0.0)
+    reach.on_reached(A, False, 1, 0.1)  # nobody has two votes
     assert reach.decided(0.2) is None
 
 
@@ -111,7 +111,7 @@ def test_who_answers_decides_when_nobody_else_does_for_a_while_and_of_two_who_di
     for answers, verdict in (((False,), False), ((True,), True), ((False, True), True)):
         reach = asking()
         for peer, answer in zip((A, B), answers, strict=False):
-            reach.on_reached(peer, answer, 5.0)
+            reach.on_reached(peer, answer, 1, 5.0)
         assert reach.deadline == 5.0 + PATIENCE_S
         assert reach.decided(5.0 + PATIENCE_S - 0.01) is None
         assert reach.decided(5.0 + PATIENCE_S) is verdict
@@ -121,7 +121,7 @@ def test_it_is_asked_again_of_others_after_minutes_and_more_rarely_while_the_ans
     reach, pauses, now = asking(1), [], 0.0
     for verdict in (False, False, False, True, True, *(True,) * 5):
         for peer in sorted(reach.asked):
-            reach.on_reached(peer, verdict, now)
+            reach.on_reached(peer, verdict, 1, now)
         now += PATIENCE_S
         assert reach.decided(now) is verdict
         pauses.append(reach.again_at - now)
@@ -136,8 +136,8 @@ def test_it_is_asked_again_of_others_after_minutes_and_more_rarely_while_the_ans
 
 def test_the_word_of_one_who_was_not_asked_counts_for_nothing():
     reach = asking(1)
-    reach.on_reached(E, True, 0.0)
-    reach.on_reached(E, False, 0.0)
+    reach.on_reached(E, True, 1, 0.0)
+    reach.on_reached(E, False, 1, 0.0)
     assert reach.answers == {}
     assert not reach.settled
 

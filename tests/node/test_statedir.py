@@ -128,6 +128,26 @@ def test_a_second_node_in_a_directory_is_refused_in_a_sentence_and_the_first_goe
         assert again.id == first.node.id
 
 
+def test_an_address_that_changed_is_the_one_that_others_learn_whatever_the_directory_had(
+    train, until, tmp_path, monkeypatch
+):
+    """The directory was older than what others knew of the node: they tried the address of its earlier life, found
+    nobody, and the node withdrew the new one."""
+    for name in ("gossip.bootstrap.PATIENCE_S", "gossip.bootstrap.TRY_EVERY_S", "gossip.handlers.TRY_EVERY_S"):
+        monkeypatch.setattr(name, 1.0)
+    first = train(nn.Linear(4, 2))
+    second = train(nn.Linear(4, 2), seeds=[first.node.address], state_dir=tmp_path)
+    until(lambda: len(first.node.view.owners) == 2)
+    second.stop()
+    (tmp_path / "members.bin").unlink()
+    again = train(nn.Linear(4, 2), seeds=[first.node.address], state_dir=tmp_path, listen="127.0.0.2:0")
+    assert again.node.id == second.node.id
+    until(lambda: again.node.peer.reach.found is not None)
+    assert again.node.address.startswith("127.0.0.2:")
+    shown = {member.id: member.address for member in first.node.members}
+    assert shown[again.node.id] == again.node.address
+
+
 def test_a_copy_of_a_directory_is_noticed_at_the_seed(train, quick, tmp_path):
     """As on a home that two machines share without locks."""
     first = train(nn.Linear(4, 2), state_dir=tmp_path / "one")
