@@ -83,7 +83,7 @@ RATES = {
     "streaming-diloco, H 8": (1.0, 0.3),
     "sparta": (0.3, 0.3),
     "qg-dsgdm": (0.1, 0.3),
-    "moniqua": (1.0, 1.0),
+    "moniqua": (1.0, 0.3),
     "clippedgossip": (1.0, 0.3),
     "balance": (0.3, 0.1),
     "local-sgd": (0.3, 0.3),

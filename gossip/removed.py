@@ -7,7 +7,7 @@ from gossip.errors import ConfigError
 __all__ = ["check_removed"]
 
 VALUES = {  # the setting, and the first word of its value
-    ("codec", "moniqua8"): "use int8, which has its accuracy for the same bytes",
+    ("codec", "moniqua8"): "use int8, which comes within a point of it for the same bytes",
     ("codec", "moniqua2"): "use moniqua4, or int4 where a node mixes a part of the vector",
     ("part", "top"): "use 'fragments 8', which loses less for fewer bytes, or 'mask 0.05'",
 }

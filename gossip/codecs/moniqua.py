@@ -22,8 +22,8 @@ bytes are in ``bits``. Left the same data everywhere, right two classes a node.
     moniqua4           0.40    0.49       4.7 %  7.4 %    4.44   4.65      96.3   90.9
 
 Without the noise (plain rounding) it comes out the same; the noise costs nothing and keeps the codec unbiased. Steps a
-power of two apart, which two nodes share more often, give 1.3 to 1.9 times the noise. With 8 bits it was no better than
-int8 for the same bytes, and 2 bits were not enough for uneven data (docs/decisions/0044).
+power of two apart, which two nodes share more often, give 1.3 to 1.9 times the noise. With 8 bits it was within a
+point of int8 for the same bytes, and 2 bits were not enough for uneven data (docs/decisions/0044).
 """
 
 from __future__ import annotations

@@ -1,0 +1,123 @@
+"""Partners at random or mostly near ones, where two regions lie far apart (docs/results/regions.md).
+
+    python benchmarks/regions.py [--seeds 3]
+
+Two regions of 16 peers: 2 ms there and back and 1 Gbit/s within one, 80 ms and 20 Mbit/s a stream between them. A
+perceptron on digits, a step every 25 ms, 960 steps; the table goes to the screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import sim.simulation
+from sim.flows import Flow, Flows
+from sim.measures import Measures
+from sim.network import Network
+from sim.scenario import Scenario
+
+REGION = 16  # peers
+NEAR_S, FAR_S = 0.001, 0.040  # one way
+RATE_BYTES_S, ACROSS_BYTES_S = 1e9 / 8, 20e6 / 8
+DURATION_S, STEP_S, LOOKS = 24.0, 0.025, 60
+DATA = {"IID": ({"kind": "iid"}, 0.94), "Dirichlet 0.1": ({"kind": "dirichlet", "alpha": 0.1}, 0.80)}  # and the aim
+RULES: dict[str, dict[str, Any]] = {
+    "uniform": {},
+    "nearest, shortcuts 0.1": {"selection": "nearest", "shortcuts": 0.1},
+    "nearest, shortcuts 0.3": {"selection": "nearest", "shortcuts": 0.3},
+}
+
+
+def far(one: int, other: int) -> bool:
+    return one // REGION != other // REGION
+
+
+@dataclass(frozen=True, slots=True)
+class Regions(Network):
+    """The first 16 peers and the second 16."""
+
+    @property
+    def longest_s(self) -> float:
+        return FAR_S
+
+    def latency(self, sender: int, receiver: int) -> float:
+        return FAR_S if far(sender, receiver) else NEAR_S
+
+
+class Streams(Flows):
+    """Streams of which those between regions are slow, and counted."""
+
+    across_bytes = 0
+
+    def start(self, sender: int, receiver: int, size_bytes: int, done: Callable[[], None]) -> Flow | None:
+        if far(sender, receiver):
+            self.across_bytes += size_bytes
+        return super().start(sender, receiver, size_bytes, done)
+
+    def pace(self, flow: Flow) -> None:
+        if not far(flow.sender, flow.receiver):
+            super().pace(flow)
+        elif flow.rate == 0.0:  # less than any share of an end
+            flow.since, flow.rate = self.events.now, ACROSS_BYTES_S
+            flow.due = flow.since + flow.remaining / flow.rate
+            self.events.push(flow.due, self.on_due, flow, flow.due)
+
+
+def play(gossip: dict[str, Any], partition: dict[str, Any], aim: float, seed: int) -> dict[str, float]:
+    """One run's figures; bytes are of a node."""
+    table = {
+        "seed": seed, "peers": 2 * REGION, "duration_s": DURATION_S, "membership": {"mode": "ideal"},
+        "task": {"dataset": "digits", "model": "mlp", "partition": partition, "optimizer": {"lr": 0.3}},
+        "compute": {"step_s": {"kind": "lognormal", "median": STEP_S, "sigma": 0.1}}, "gossip": gossip,
+    }  # fmt: skip
+    simulation = sim.simulation.Simulation(Scenario.from_mapping(table))
+    swarm, measures, reached_s = simulation.swarm, Measures(simulation), math.nan
+    distances = []
+    for look in range(1, LOOKS + 1):
+        swarm.run_until(look * DURATION_S / LOOKS)
+        row = measures.row()
+        distances.append(row["consensus_distance"])
+        if math.isnan(reached_s) and row["accuracy_mean"] >= aim:
+            reached_s = row["virtual_s"]
+    flows = swarm.sessions.flows
+    assert isinstance(flows, Streams)
+    return {
+        "accuracy, %": 100 * row["accuracy_mean"], "worst, %": 100 * row["accuracy_min"], "s to the aim": reached_s,
+        "exchange, ms": 1e3 * float(np.mean(swarm.sessions.durations_s)), "mixes": row["mixes"],
+        "MB across": flows.across_bytes / 2 / REGION / 1e6,
+        "MB": swarm.sessions.stream_bytes / 2 / REGION / 1e6, "apart": statistics.fmean(distances[-LOOKS // 3 :]),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    seeds = range(1, parser.parse_args().seeds + 1)
+    torch.set_num_threads(1)
+    sim.simulation.network_of = lambda spec, seed: Regions(NEAR_S, RATE_BYTES_S)
+    sim.sessions.Flows = Streams
+    titled = False
+    for every in (8, 1):
+        for data, (partition, aim) in DATA.items():
+            for rule, settings in RULES.items():
+                runs = [play(settings | {"mix_every_steps": every}, partition, aim, seed) for seed in seeds]
+                if not titled:
+                    print("| data | a mix every | partners |", " | ".join(runs[0]), "|")
+                    print("|---" * (3 + len(runs[0])) + "|")
+                    titled = True
+                cells = [f"{statistics.fmean(run[key] for run in runs):.4g}" for key in runs[0]]
+                spread = statistics.stdev(run["accuracy, %"] for run in runs) if len(runs) > 1 else math.nan
+                cells[0] += f" ± {spread:.1f}"
+                print(f"| {data}, aim {aim:.0%} | {every} | {rule} |", " | ".join(cells), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
