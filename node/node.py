@@ -490,8 +490,11 @@ class Node:
         # Weights of no run begin one, where nothing is trained yet.
         ahead = self.swarm_samples >= run.swarm_samples if run.genesis is not None else self.swarm_samples > 0
         if genesis == peer.local.genesis and ahead:
-            text = f"{path} is not loaded: the run that this node holds has {self.swarm_samples:,} samples behind it, "
-            self.thread.call(runtime.on_event, "load", text + "and stays.")
+            text = (
+                f"{path} is not loaded: the run that this node holds has {self.swarm_samples:,} samples behind it, and "
+                "stays."
+            )
+            self.thread.call(runtime.on_event, "load", text)
             return meta
         self.load_tensors(saved.tensors)
         self.boundary.mass = 1.0

@@ -1,0 +1,67 @@
+"""docs/troubleshooting.md: what it says that a person sees is what a person sees."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from node.notices import LEVELS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+SAID = PAGE.partition("## Nothing is said")[0]
+FIRST_CELLS = re.findall(r"^\| (?!it says|---)(.*?) \|", SAID, re.MULTILINE)
+SENTENCES = [quoted for cell in FIRST_CELLS for quoted in re.findall(r"`([^`]+)`", cell)]
+
+
+def rendered(node: ast.AST) -> str:
+    """A text in the source with … for whatever it names."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(map(rendered, values))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return rendered(left) + rendered(right)
+    return "…"
+
+
+def texts() -> str:
+    """All texts of the two packages, a line each."""
+    found = []
+    for path in [*ROOT.glob("gossip/**/*.py"), *ROOT.glob("node/**/*.py")]:
+        found += [rendered(one) for one in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    return "\n".join(re.sub("…+", "…", text) for text in found if len(text) > 3)
+
+
+TEXTS = texts()
+
+
+def test_there_are_sentences():
+    assert len(SENTENCES) >= 50
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_a_sentence_of_the_page_is_one_of_the_program(sentence):
+    assert sentence.strip("… ") in TEXTS
+
+
+def test_every_warning_is_on_the_page_by_its_kind():
+    kinds = {kind for kind, level in LEVELS.items() if level >= 30}
+    missing = {kind for kind in kinds if not re.search(rf"\b{kind}: ", " ".join(FIRST_CELLS))}
+    assert not missing
+
+
+def test_every_refusal_of_the_handshake_is_on_the_page():
+    source = ast.parse((ROOT / "node" / "handshake.py").read_text(encoding="utf-8"))
+    for call in ast.walk(source):
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "RefusedError" and len(call.args) > 1:
+            sentence = rendered(call.args[1])
+            # What one meets by dialling itself is no trouble, and what the other side said stands here as ours.
+            known = any(quoted.strip("… ") in sentence for quoted in SENTENCES if len(quoted.strip("… ")) > 15)
+            assert known or not sentence.strip("… ") or "this node itself" in sentence or "refused:" in sentence, (
+                sentence
+            )
