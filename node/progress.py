@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,9 +47,10 @@ class Figures(TypedDict):
 class Progress:
     """The live line on ``stream`` (rewritten on a terminal, a plain line every 10 s elsewhere) and the rows in ``log``.
 
-    Rows are JSON objects with ``t`` (unix seconds) and ``event``: ``listening`` (with ``id`` and ``address``),
-    ``progress`` once a second, ``final``, and whatever kinds the node reports. All times are unix seconds.
-    Neither output ever stops training: what cannot be written is turned off, the log with one notice.
+    Rows are JSON objects with ``t`` (unix seconds), the node's ``id`` and ``event``: ``listening`` (with ``address``),
+    ``progress`` once a second, ``final``, and whatever kinds the node reports. All times are unix seconds. A log that
+    was renamed or removed (logrotate) is begun anew under its name. Neither output ever stops training: what cannot be
+    written is turned off, the log with one notice.
     Notices that no stream shows go to Python's logging (:mod:`node.notices`); ``embedded``: no command is there that
     shows them, so that warnings appear even where the program has set up no logging.
     Raises :class:`ConfigError` when the log cannot be opened.
@@ -73,7 +75,7 @@ class Progress:
         self._log = None if log is None else _Log.open(log)
         self._row_s = self._line_s = now_s
         self._rate = _Rate(now_s)
-        self.event(now_s, "listening", f"Node {node_id[:8]} listens on {address}.", id=node_id, address=address)
+        self.event(now_s, "listening", f"Node {node_id[:8]} listens on {address}.", address=address)
 
     @classmethod
     def from_environment(cls, now_s: float, node_id: str, address: str, environment: Mapping[str, str]) -> Self:
@@ -108,9 +110,10 @@ class Progress:
                 self._print(f"{line}\n")
 
     def event(self, now_s: float, kind: str, sentence: str, **fields: Any) -> None:
-        """Something worth a sentence: printed at once, and a row of its own."""
+        """Something worth a sentence: printed at once with the node's id, and a row of its own."""
         self._write_row(now_s, {"event": kind, "sentence": sentence, **fields})
-        self._print(f"\r\x1b[K{sentence}\n" if self._terminal else f"{sentence}\n")
+        shown = sentence if kind == "listening" else f"{self._id[:8]}  {sentence}"
+        self._print(f"\r\x1b[K{shown}\n" if self._terminal else f"{shown}\n")
         if self._stream is None and not self._closed:
             notices.log(self._id, kind, sentence, self._embedded)
 
@@ -136,7 +139,7 @@ class Progress:
     def _write_row(self, now_s: float, row: dict[str, Any]) -> None:
         if self._log is None:
             return
-        trouble = self._log.write({"t": round(now_s, 3), **row})
+        trouble = self._log.write({"t": round(now_s, 3), "id": self._id, **row})
         if trouble is not None:
             path, self._log = self._log.path, None
             # Told even where the line is off: nobody looks for what a log does not say.
@@ -198,6 +201,7 @@ class _Log:
         """None, or why the row could not be written."""
         text = json.dumps({key: _finite(value) for key, value in row.items()}, separators=(",", ":"), allow_nan=False)
         data = (text + "\n").encode()
+        self._follow()
         try:
             if os.write(self._handle, data) != len(data):  # a disk fills up in the middle of a row
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -205,6 +209,18 @@ class _Log:
             self.close()
             return error.strerror or "unknown"
         return None
+
+    def _follow(self) -> None:
+        """Open the file anew where its name is another's or nobody's: it was rotated. A device is not looked at; where
+        it cannot be opened, the rows go on into the one that we have."""
+        ours = os.fstat(self._handle)
+        if not stat.S_ISREG(ours.st_mode):
+            return
+        with contextlib.suppress(OSError, ConfigError):
+            if not self.path.exists() or not os.path.samestat(self.path.stat(), ours):
+                fresh = _Log.open(self.path)
+                os.close(self._handle)
+                self._handle = fresh._handle
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -48,7 +48,7 @@ def test_a_program_that_sets_up_logging_hears_everything_by_its_level():
 
 @pytest.mark.parametrize("setup", ["", "logging.basicConfig(level=logging.INFO)"])
 def test_where_the_command_line_prints_nothing_is_told_twice(setup):
-    said = ["Node 3f2a91bc listens on 127.0.0.1:7700.", "This node is alone.", "Took the weights."]
+    said = ["Node 3f2a91bc listens on 127.0.0.1:7700.", "3f2a91bc  This node is alone.", "3f2a91bc  Took the weights."]
     assert heard(setup, GOSSIP_PROGRESS="line") == said
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +110,18 @@ def test_the_log_holds_one_row_a_second_and_each_event_and_the_end(tmp_path):
     rows = rows_of(log)
     sentence = "Node 3f2a91bc listens on 127.0.0.1:7700."
     assert rows[0] == {
-        "t": START_S, "event": "listening", "sentence": sentence, "id": ID, "address": "127.0.0.1:7700",
+        "t": START_S, "id": ID, "event": "listening", "sentence": sentence, "address": "127.0.0.1:7700",
     }  # fmt: skip
     assert [(row["t"] - START_S, row["event"]) for row in rows[1:]] == [
         (1.0, "progress"), (2.0, "progress"), (2.5, "alone"), (3.0, "final"),
     ]  # fmt: skip
     assert rows[1] == {
-        "t": START_S + 1, "event": "progress", **figures(bytes_sent=1_000_000, bytes_received=0),
+        "t": START_S + 1, "id": ID, "event": "progress", **figures(bytes_sent=1_000_000, bytes_received=0),
         "mb_s_sent": 1.0, "mb_s_received": 0.0,
     }  # fmt: skip
-    assert rows[3] == {"t": START_S + 2.5, "event": "alone", "sentence": "This node is alone.", "members": 1}
+    assert rows[3] == {
+        "t": START_S + 2.5, "id": ID, "event": "alone", "sentence": "This node is alone.", "members": 1,
+    }  # fmt: skip
     assert rows[4]["steps"] == 1300
 
 
@@ -156,6 +159,36 @@ def test_the_log_is_appended_to_and_a_torn_row_spoils_no_other(tmp_path):
     assert json.loads(ours)["event"] == "listening"
 
 
+@pytest.mark.parametrize("by", ["renaming", "renaming and creating", "removing", "copying and truncating"])
+def test_a_log_that_is_rotated_loses_no_row_and_goes_on_under_its_name(by, tmp_path):
+    log, old = tmp_path / "log", tmp_path / "log.1"
+    progress, stream = start(log=log)
+    progress.tick(START_S + 1, figures)
+    if by == "copying and truncating":
+        old.write_bytes(log.read_bytes())
+        os.truncate(log, 0)
+    else:
+        log.rename(old)
+        if by == "renaming and creating":
+            log.touch(mode=0o640)
+        elif by == "removing":
+            old = old.rename(tmp_path / "elsewhere")
+    progress.tick(START_S + 2, figures)
+    progress.tick(START_S + 3, figures)
+    assert [row["t"] - START_S for row in rows_of(old)] == [0, 1]
+    assert [row["t"] - START_S for row in rows_of(log)] == [2, 3]
+    assert "cannot be written" not in stream.getvalue()
+
+
+def test_a_log_whose_folder_is_gone_costs_nothing(tmp_path):
+    (tmp_path / "logs").mkdir()
+    progress, stream = start(log=tmp_path / "logs" / "log")
+    (tmp_path / "logs").rename(tmp_path / "moved")
+    progress.tick(START_S + 1, figures)
+    assert [row["event"] for row in rows_of(tmp_path / "moved" / "log")] == ["listening", "progress"]
+    assert "cannot be written" not in stream.getvalue()
+
+
 def test_a_full_disk_turns_the_log_off_with_one_notice_and_training_goes_on():
     progress, stream = start(log=Path("/dev/full"))
     for second in range(1, 10):
@@ -163,7 +196,7 @@ def test_a_full_disk_turns_the_log_off_with_one_notice_and_training_goes_on():
     progress.event(START_S + 9, "alone", "This node is alone.")
     notice = "The log /dev/full cannot be written (No space left on device) and is off from here; training goes on."
     assert stream.getvalue().splitlines() == [
-        notice, "Node 3f2a91bc listens on 127.0.0.1:7700.", "This node is alone.",
+        notice, "Node 3f2a91bc listens on 127.0.0.1:7700.", "3f2a91bc  This node is alone.",
     ]  # fmt: skip
 
 
