@@ -149,11 +149,17 @@ def demo(
 
 
 @app.command()
-def status(address: NodeAddress, secret_file: SecretFile = None, json: Json = False, timeout_s: TimeoutS = 5.0) -> None:
+def status(
+    address: NodeAddress,
+    secret_file: SecretFile = None,
+    json: Json = False,
+    timeout_s: TimeoutS = 5.0,
+    everybody: Annotated[bool, typer.Option("--all", help="Name those who left as well.")] = False,
+) -> None:
     """Ask a running node for its id, its members and its metrics."""
     from node import cli
 
-    cli.status(address, secret_file=secret_file, as_json=json, timeout_s=timeout_s)
+    cli.status(address, secret_file=secret_file, as_json=json, timeout_s=timeout_s, everybody=everybody)
 
 
 @app.command()

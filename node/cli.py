@@ -210,8 +210,9 @@ def demo(*, nodes: int, as_json: bool, limit_s: float) -> int:
 
 
 # -- gossip status, secret, invite -------------------------------------------------------------------------------------
-def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: float) -> None:
-    """Print what a running node says of itself."""
+def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: float, everybody: bool = False) -> None:
+    """Print what a running node says of itself. Of those who left people see a count, unless they ask for
+    ``everybody``: a node knows them for a day. Programs get them all."""
     answer = ask(address, secret_file, timeout_s)
     if as_json:
         # A diverged loss travels as NaN, which JSON does not have.
@@ -227,12 +228,18 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
         if name not in ("refused", "suspicious"):
             metrics.add_row(name, shown(value))
     members = Table("member", "address", "state", "steps", "samples", "loss", "ready")
+    left = 0
     for member in answer["members"]:
+        if member["state"] == "left" and not everybody:
+            left += 1
+            continue
         cells = (member[key] for key in ("address", "state", "steps", "samples", "loss", "ready"))
         members.add_row(member["id"][:8], *map(shown, cells))
     console.print(metrics)
-    if answer["members"]:
+    if members.row_count:
         console.print(members)
+    if left:
+        console.print(f"and {left:,} who left within a day; --all names them")
     for name, heading in (("refused", "refused or cut off, from"), ("suspicious", "misbehaves")):
         rows = answer["metrics"].get(name)  # of another version perhaps none
         if rows:

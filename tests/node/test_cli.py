@@ -350,6 +350,25 @@ def test_status_is_a_table_for_people_and_json_for_programs(asked, capsys):
     assert asked == 2 * [("127.0.0.1:7700", None, 2.0)]
 
 
+def test_of_those_who_left_the_status_has_a_count_and_names_them_when_asked(monkeypatch, capsys):
+    gone = [{**ANSWER["members"][0], "id": f"{n:02d}" * 16, "state": "left"} for n in range(10, 13)]
+    dead = {**ANSWER["members"][0], "id": "fe" * 16, "state": "dead"}
+    answer = {**ANSWER, "members": [*ANSWER["members"], *gone, dead]}
+    monkeypatch.setattr(cli, "ask", lambda *_: answer)
+
+    def printed(**how):
+        cli.status("127.0.0.1:7700", secret_file=None, timeout_s=2.0, **{"as_json": False, **how})
+        return capsys.readouterr().out
+
+    shown, everybody = printed(), printed(everybody=True)
+    assert "and 3 who left within a day; --all names them" in shown
+    assert "fefefefe" in shown
+    assert "10101010" not in shown
+    assert "10101010" in everybody
+    assert "--all" not in everybody
+    assert len(json.loads(printed(as_json=True))["members"]) == 5
+
+
 def test_an_invite_names_the_id_that_the_node_proved(asked, capsys, tmp_path):
     secret_file = secret_of(tmp_path)
     cli.invite("127.0.0.1:7700", secret_file=secret_file, timeout_s=5.0)
