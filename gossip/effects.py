@@ -11,7 +11,7 @@ from gossip.parts import ALL, Part
 
 __all__ = [
     "Adopt", "Collect", "Confirm", "Dial", "Effect", "Gather", "MemberChanged", "MemberState", "Merge", "Mix", "Notice",
-    "Release", "Rename", "Restore", "Send", "Serve", "Snapshot", "Transfer", "TryDial",
+    "Recall", "Release", "Rename", "Restore", "Send", "Serve", "Snapshot", "Transfer", "TryDial",
 ]  # fmt: skip
 
 
@@ -60,6 +60,15 @@ class Snapshot:
     session: int
     full: bool  # with the optimizer's state
     pushes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """The training loop stands, and a newcomer waits: keep the last snapshot of the weights that there is under this
+    session, in place of one of the next boundary, and report with ``recalled``. Where there is none, that of the next
+    boundary is taken, as Snapshot says."""
+
+    session: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +204,6 @@ class Notice:
 
 
 Effect = (
-    Send | Dial | TryDial | Snapshot | Transfer | Gather | Mix | Merge | Rename | Release | Serve | Collect
+    Send | Dial | TryDial | Snapshot | Recall | Transfer | Gather | Mix | Merge | Rename | Release | Serve | Collect
     | Adopt | Confirm | Restore | MemberChanged | Notice
 )  # fmt: skip

@@ -90,7 +90,7 @@ def on_refusal(peer: Peer, sender: PeerId, message: Busy | Refuse | Abort, now: 
     entry = peer.donating.table.get(session)
     if entry is not None and entry[0] == sender:
         return peer.donating.end(session)
-    return peer.joining.on_refused(sender, session, now)
+    return peer.joining.on_refused(sender, session, now, "" if isinstance(message, Busy) else message.code)
 
 
 def on_fetch(peer: Peer, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:

@@ -16,7 +16,7 @@ from enum import Enum, auto
 
 from gossip.comparing import FEWEST, Comparison, odd_ones, spread_sq
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, Effect, Release, Send, Serve, Snapshot
+from gossip.effects import Adopt, Collect, Effect, Recall, Release, Send, Serve, Snapshot
 from gossip.exchange import MAX_VERSION, Local
 from gossip.filters import FEW
 from gossip.ids import PeerId
@@ -25,6 +25,7 @@ from gossip.survey import agree
 
 __all__ = ["Donating", "Joining"]
 
+STANDS = "asleep"  # a donor's reason: the state of its optimizer is not to be had until its loop takes a step
 SERVED_AT_ONCE = 2  # pieces a donor streams at once: each holds one snapshot
 SURVEY_S = 1.0  # from the first answer on, how long the others are waited for
 LEFT_ALONE_S = 60.0  # members of a run that serve nobody (their loops are paused) hold nobody up for longer
@@ -78,6 +79,8 @@ class Joining:
         self.refused: dict[bytes, int] = {}  # how often the weights of a run failed their trial here
         self.donors: set[PeerId] = set()
         self.starving_since = float("inf")
+        self.standing = False  # nobody gives the optimizer's state, and somebody's loop takes no step
+        self.stateless = False  # it is done without
 
     @property
     def size(self) -> int:
@@ -88,6 +91,7 @@ class Joining:
         self.phase, self.genesis, self.began = Phase.SURVEY, genesis, now
         self.answers, self.pieces, self.missing, self.donors = {}, {}, [], set()
         self.given, self.comparisons, self.compared_all, self.checked = [], {}, [], False
+        self.standing = self.stateless = False
         self.candidates = candidates[: 4 * self.config.donors]
         self.deadline = now + self.config.reply_timeout_s
         self.surveys = {self.new_session(): peer for peer in self.candidates[: self.config.donors]}
@@ -110,8 +114,8 @@ class Joining:
             self.deadline = min(self.deadline, now + SURVEY_S)
         return [] if self.surveys else self.collect(now)
 
-    def on_refused(self, sender: PeerId, session: int, now: float) -> list[Effect]:
-        """Busy, Refuse or Abort."""
+    def on_refused(self, sender: PeerId, session: int, now: float, code: str = "") -> list[Effect]:
+        """Busy, Refuse or Abort, with the reason that these two give."""
         if self.surveys.get(session) == sender:
             del self.surveys[session]
             return self.collect(now) if self.phase is Phase.SURVEY and not self.surveys else []
@@ -119,7 +123,11 @@ class Joining:
         if comparison is not None and comparison.other == sender:
             return self.end_comparison(session, now, False)
         piece = self.pieces.get(session)
-        return self.give_back(session, now, False) if piece is not None and piece.donor == sender else []
+        if piece is None or piece.donor != sender:
+            return []
+        if piece.stop > self.local.elements:
+            self.standing = code == STANDS  # and not where one who is merely busy could give it later
+        return self.give_back(session, now, False)
 
     def collect(self, now: float) -> list[Effect]:
         """The survey is over: agree on what to take, cut it into pieces, ask for them."""
@@ -136,7 +144,8 @@ class Joining:
         # Of each donor as much, be the model smaller than a chunk: what one alone gave nobody could compare.
         share, step = max(-(-self.size // len(donors)), FEW), self.config.chunk_elements
         share = share if share < step else -(-share // step) * step
-        self.missing = [(at, min(at + share, self.size)) for at in range(0, self.size, share)]
+        parts = ((0, self.local.elements), (self.local.elements, self.size))  # whose loop stands can give the first
+        self.missing = [(at, min(at + share, stop)) for start, stop in parts for at in range(start, stop, share)]
         return self.assign(now)
 
     def assign(self, now: float) -> list[Effect]:
@@ -144,6 +153,8 @@ class Joining:
         effects: list[Effect] = []
         sending = {piece.donor for piece in self.pieces.values()}
         free = [peer for peer in self.candidates if peer not in sending]
+        if self.keys:
+            self.missing.sort(reverse=True)  # the weights first, which whoever stands can give
         while self.missing and free and len(self.pieces) < self.config.donors:
             (start, stop), donor, session = self.missing.pop(), free.pop(0), self.new_session()
             seconds = allowed_s(self.config, stop - start)
@@ -162,6 +173,8 @@ class Joining:
             return []
         piece.start = position
         self.starving_since = float("inf")  # and not before: one that agrees and gives nothing feeds nobody
+        if piece.stop > self.local.elements:
+            self.standing = False
         if position < piece.stop:
             return []
         del self.pieces[session]
@@ -180,7 +193,8 @@ class Joining:
             if effects:
                 return effects
         self.phase = Phase.ADOPTING
-        return [Adopt(self.keys, self.scalars, trial=self.local.ready)]
+        keys, scalars = ((), ()) if self.stateless else (self.keys, self.scalars)
+        return [Adopt(keys, scalars, trial=self.local.ready)]
 
     def compare(self, now: float) -> list[Effect]:
         """Ask of each donor a chunk that the one before it gave: which, nobody can know who gave it."""
@@ -254,7 +268,13 @@ class Joining:
         return effects
 
     def more_candidates(self, candidates: list[PeerId], now: float) -> list[Effect]:
-        """Go on with these; give up when there was nobody for ``join_timeout_s``: that run may have died out."""
+        """Go on with these; give up when there was nobody for ``join_timeout_s``: that run may have died out. Where all
+        weights are here and those who have the optimizer's state take no step, go without: it begins afresh."""
+        alone = all(start >= self.local.elements for start, _ in self.missing)
+        if alone and self.standing:
+            self.stateless, self.missing = True, []
+            self.given = [one for one in self.given if one[0] < self.local.elements]
+            return self.whole(now)
         if now - self.starving_since >= self.config.join_timeout_s:
             self.leave_alone(self.genesis, now + LEFT_ALONE_S)
             return self.stop()
@@ -321,6 +341,7 @@ class Donating:
     def __init__(self, local: Local, config: Config) -> None:
         self.local, self.config = local, config
         self.table: dict[int, tuple[PeerId, Fetch, float]] = {}
+        self.awaited: dict[int, float] = {}  # those without a snapshot yet, and until when the loop is waited for
 
     def on_fetch(
         self, sender: PeerId, fetch: Fetch, scalars: tuple[tuple[str, float], ...], now: float, swarm_samples: int = 0
@@ -336,17 +357,29 @@ class Donating:
         if not 0 <= fetch.start < fetch.stop <= size or fetch.optimizer_keys not in ((), local.optimizer_keys):
             return [Send(sender, Refuse(fetch.session, "range"))]
         asleep = now - local.boundary_at > self.config.boundary_patience_s
-        if len(self.table) >= SERVED_AT_ONCE or fetch.session in self.table or asleep:
+        if len(self.table) >= SERVED_AT_ONCE or fetch.session in self.table:
             return [Send(sender, Busy(fetch.session))]
         seconds = allowed_s(self.config, fetch.stop - fetch.start)
         self.table[fetch.session] = (sender, fetch, now + seconds)
-        return [Snapshot(fetch.session, bool(fetch.optimizer_keys))]
+        if fetch.stop > local.elements:
+            self.awaited[fetch.session] = now + self.config.reply_timeout_s / 2  # and the newcomer hears of it in time
+            return [Snapshot(fetch.session, True)]
+        self.awaited[fetch.session] = now + self.config.boundary_patience_s
+        return self.stands(fetch.session) if asleep else [Snapshot(fetch.session, False)]
+
+    def stands(self, session: int) -> list[Effect]:
+        """The training loop reaches no boundary at which to take a snapshot. Of the weights there may be an earlier
+        one, of the optimizer's state there is none."""
+        sender, fetch, _ = self.table[session]
+        if fetch.stop <= self.local.elements:
+            self.awaited[session] = math.inf
+            return [Recall(session)]
+        return [Send(sender, Refuse(session, STANDS)), *self.end(session)]
 
     def snapshotted(self, session: int) -> list[Effect]:
-        entry = self.table.get(session)
-        if entry is None:
+        if self.awaited.pop(session, None) is None:
             return []
-        sender, fetch, _ = entry
+        sender, fetch, _ = self.table[session]
         local = self.local
         return [
             Send(sender, Serving(session, local.version, local.genesis, fetch.optimizer_keys, ())),
@@ -355,13 +388,16 @@ class Donating:
 
     def end(self, session: int) -> list[Effect]:
         """Served, or the stream broke, or the newcomer took the piece elsewhere."""
+        self.awaited.pop(session, None)
         return [Release(session)] if self.table.pop(session, None) is not None else []
 
     def unlinked(self, peer: PeerId) -> list[Effect]:
         return [e for session in [s for s, (p, _, _) in self.table.items() if p == peer] for e in self.end(session)]
 
     def tick(self, now: float) -> list[Effect]:
-        return self.abandon([session for session, (_, _, deadline) in self.table.items() if deadline <= now])
+        late = self.abandon([session for session, (_, _, deadline) in self.table.items() if deadline <= now])
+        standing = [session for session, until in self.awaited.items() if until <= now]
+        return late + [effect for session in standing for effect in self.stands(session)]
 
     def abandon(self, sessions: list[int]) -> list[Effect]:
         """End these, and tell the newcomer to go to another at once."""
@@ -373,7 +409,8 @@ class Donating:
 
     @property
     def deadline(self) -> float:
-        return min([deadline for _, _, deadline in self.table.values()]) if self.table else math.inf
+        deadlines = [deadline for _, _, deadline in self.table.values()]
+        return min([*deadlines, *self.awaited.values()], default=math.inf)
 
 
 def allowed_s(config: Config, elements: int) -> float:

@@ -375,6 +375,10 @@ class Peer:
             effects.append(Notice("spoiled", text + "takes the swarm's as soon as a member gives them."))
         return effects + self.after(now)
 
+    def recalled(self, session: int, now: float) -> list[Effect]:
+        """An earlier snapshot is the session's: the training loop is at no boundary."""
+        return self.donating.snapshotted(session)
+
     def withdraw(self, session: int) -> list[Effect]:
         exchanges = self.exchanges
         if isinstance(exchanges, Groups):
@@ -509,6 +513,8 @@ class Peer:
                 f" They are older than this node's checkpoint, with {joining.swarm_samples} samples behind them and "
                 f"not {loaded}: to go on from the newest, end all nodes and start the one that loads it first."
             )
+        if joining.stateless:
+            text += " Nobody who has the optimizer's state takes a step at the moment: it begins afresh."
         self.mixed(now)
         local.finished = False
         ended = self.ending.taken(joining.finished and not merged, now)

@@ -7,7 +7,9 @@ between two steps. Nobody waits for anybody: without wishes a visit is one attri
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -56,16 +58,23 @@ class VectorPool:
         self.lock = threading.Lock()
         self.free: dict[int, list[Floats]] = {}  # by size, those given back last at the end
         self.largest = self.held = 0  # elements: of one, and of all in free
+        # The newest snapshot, for newcomers that come while the training loop stands. It costs nothing: what is kept is
+        # a vector that the next exchange takes anyway, after all others; by then it has a newer snapshot.
+        self.last: Vector | None = None
+        self.last_at = -math.inf  # time.monotonic() when one was last taken or asked for
 
     def take(self, parts: Parts, size: int | None = None) -> Vector:
         """A vector of those parts; the network thread names the size: the optimizer's state is not its to read."""
         if size is None:
             size = self.state.size(parts)
         with self.lock:
-            kept = self.free.get(size)
-            array = kept.pop() if kept else None
-            if array is not None:
+            kept, last = self.free.get(size), None if self.last is None else self.last.array
+            array = None
+            if kept:
+                array = kept.pop(max((at for at, one in enumerate(kept) if one is not last), default=0))
                 self.held -= size
+                if array is last:
+                    self.last = None
         return Vector(self.state.buffer(size) if array is None else array, parts)
 
     def lease(self, vector: Vector) -> Lease:
@@ -73,6 +82,29 @@ class VectorPool:
         with self.lock:
             vector.users += 1
         return Lease(self, vector)
+
+    def keep(self, vector: Vector) -> None:
+        """A snapshot, newer than any other, that nobody will change while it has users."""
+        with self.lock:
+            self.last, self.last_at = vector, time.monotonic()
+
+    def recall(self) -> Vector | None:
+        """The newest snapshot, with one more user."""
+        with self.lock:
+            last = self.last
+            if last is None:
+                return None
+            if not last.users:
+                kept = self.free[last.array.size]
+                self.free[last.array.size] = [one for one in kept if one is not last.array]
+                self.held -= last.array.size
+            last.users += 1
+            return last
+
+    def forget(self) -> None:
+        """The weights are others now."""
+        with self.lock:
+            self.last, self.last_at = None, -math.inf
 
     def give(self, vector: Vector) -> None:
         with self.lock:
@@ -82,13 +114,20 @@ class VectorPool:
             size = vector.array.size
             kept = self.free[size] = self.free.pop(size, [])
             if len(kept) == self.KEPT:
+                self.drop([vector.array])
                 return
             kept.append(vector.array)
             self.held += size
             self.largest = max(self.largest, size)
             while self.held > self.KEPT * self.largest:  # a partner's offer says how large a part is
                 oldest = next(iter(self.free))
-                self.held -= oldest * len(self.free.pop(oldest))
+                self.held -= oldest * len(self.free[oldest])
+                self.drop(self.free.pop(oldest))
+
+    def drop(self, arrays: list[Floats]) -> None:
+        """These are no longer kept, and so the newest snapshot is not where it is among them."""
+        if self.last is not None and any(one is self.last.array for one in arrays):
+            self.last = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +153,14 @@ class Done:
     restored: bool = False
     decided: int = 0  # Boundary.decided as it was then: the copies hold all of those updates, and none after
     spare: Vector | None = None  # a copy of the weights for the exchange that is expected to begin now
+    kept: Vector | None = None  # one for whoever comes while the loop stands
+    lives: int = 0  # Boundary.lives as it was then: of which weights the copies are
 
     @property
     def shifts_alone(self) -> bool:
         """Nothing of it need be told to the peer."""
         replaced = self.adopted or self.not_kept or self.restored
-        return not (replaced or self.snapshots or self.spare is not None)
+        return not (replaced or self.snapshots or self.spare is not None or self.kept is not None)
 
 
 @dataclass(slots=True)
@@ -151,6 +192,8 @@ class Boundary:
         # gives half of what lies between us a second time, and both end beyond the mean.
         self.owed = 0
         self.decided = 0  # how many there ever were
+        self.lives = 0  # how often the weights were replaced
+        self.copy_s = 0.0  # what the last copy of the weights for nobody took
 
     # -- network thread ------------------------------------------------------------------------------------------
     def want_snapshot(self, session: int, full: bool, pushes: int = 0) -> None:
@@ -206,6 +249,7 @@ class Boundary:
     def forget(self) -> None:
         """Drop what is on its way to weights that are no longer there."""
         self.kept.forget()
+        self.lives += 1
         with self.lock:
             dropped, self.shifts, self.adoption, self.restoring = self.shifts, [], None, False
             self.owed -= len(dropped)
@@ -217,12 +261,12 @@ class Boundary:
         self.wake.set()
 
     # -- training thread -----------------------------------------------------------------------------------------
-    def visit(self, on_adopt: Callable[[Floats], None], spare: bool = False) -> Done:
+    def visit(self, on_adopt: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Done:
         """Fulfil everything; shifts before snapshots, so that what is sent includes what was received. While an update
         is owed, snapshots that are exchanged wait for it; those that are given away carry their mass with them.
 
         ``spare``: a mix is due, so that a snapshot will be asked for in a moment: take one along, and the exchange
-        begins a step sooner.
+        begins a step sooner. ``keep``: take a copy for newcomers, who may come while the loop stands.
         """
         with self.lock:
             shifts, self.shifts = self.shifts, []
@@ -238,6 +282,7 @@ class Boundary:
         if restoring:
             on_adopt(self.kept.put_back())
             done.restored = True
+            self.lives += 1
         if adoption is not None and adoption.trial and not self.kept.keep():
             done.not_kept, adoption = self.kept.why_not, None
         if adoption is not None:
@@ -246,6 +291,7 @@ class Boundary:
             self.adopt(adoption)
             on_adopt(adoption.vector)
             done.adopted = True
+            self.lives += 1
             self.mass = 1.0
         for shift in shifts:
             done.ratios.append(0.0 if shift.mass is None else shift.mass / (self.mass + shift.mass))
@@ -266,6 +312,12 @@ class Boundary:
         if spare and current:
             done.spare = self.pool.take("weights")
             done.copies.append(self.state.begin_read(done.spare.array, "weights"))
+        if keep:
+            began = time.perf_counter()
+            done.kept = self.pool.take("weights")
+            done.copies.append(self.state.begin_read(done.kept.array, "weights"))
+            self.copy_s = time.perf_counter() - began
+        done.lives = self.lives
         return done
 
     def apply(self, shift: Shift) -> Pending:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import CheckpointError, ConfigError, LayoutError, LocalError
+from gossip.joining import Phase
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
 from gossip.quasi_global import QuasiGlobal
@@ -45,6 +46,10 @@ __all__ = ["Member", "Metrics", "Node"]
 VISIT_S = 0.002  # between two visits of the network thread's wishes: a step of a tiny model is not slowed by each
 FAREWELL_S = 0.5  # for a newcomer to ask for the next piece of a finished run's weights
 CLOSED_PATIENCE = 3.0  # times join_timeout_s, with seeds that accept connections and close them at once
+ALONE_S = 1.0  # how old the newest snapshot of a node alone gets, which newcomers are given while its loop stands
+LAST_S = 10.0  # and in company, where each exchange takes one
+LAST_WORK = 100.0  # times what a copy takes, between two of them
+COPY_RATE = 10e9  # bytes a second that a copy may count as, since a GPU's goes on beside the loop
 SETTLED = 1e-4  # |theirs - ours| / |ours| of an exchange that found nothing left to agree on
 
 
@@ -168,6 +173,7 @@ class Node:
             if limit_s is not None and waited_s > limit_s and not ready:
                 raise LocalError(f"Could not join within {limit_s:g} s: {runtime.doors.why_alone()}.")
             if ready:
+                self.visit()  # and with it a copy for newcomers: until the first step may be long
                 self.heard()  # and with the weights the count of what is behind them
                 return
 
@@ -293,7 +299,8 @@ class Node:
         an exchange brought. ``due``: a mix begins here."""
         self.thread.check()
         runtime = self.runtime
-        done = self.boundary.visit(self.adopted, due and self.service.may_mix and self.may_copy_ahead)
+        ahead = due and self.service.may_mix and self.may_copy_ahead
+        done = self.boundary.visit(self.adopted, ahead, report and not ahead and self.keeps(runtime))
         if done.shifted and self.quasi_global is not None:
             self.quasi_global.mixed()
         if done.shifts_alone and not report:
@@ -308,6 +315,19 @@ class Node:
         loss = self.read_loss()
         self.thread.call(runtime.at_boundary, self.steps, self.samples, loss, done, optimizer)
         self.watch_soundness(runtime)
+
+    def keeps(self, runtime: Runtime) -> bool:
+        """Whether it is time for a copy of the weights that serves newcomers while this loop stands. Exchanges leave
+        one; for who mixes with nobody it is made now and then, in a hundredth of its time."""
+        peer, now = runtime.peer, time.monotonic()
+        if not peer.ready or peer.joining.phase is not Phase.IDLE:
+            return False
+        copy_s = max(self.boundary.copy_s, 4 * self.state.layout.size / COPY_RATE)
+        every_s = max(LAST_WORK * copy_s, ALONE_S if peer.alone else LAST_S)
+        if now - self.pool.last_at < every_s:
+            return False
+        self.pool.last_at = now
+        return True
 
     def watch_soundness(self, runtime: Runtime) -> None:
         """Once a report: a loss that is no number is told once, and then the weights are looked at; and those that were

@@ -24,6 +24,7 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
+    Recall,
     Release,
     Rename,
     Restore,
@@ -139,6 +140,8 @@ class Runtime:
                     self.send(to, message)
                 case Snapshot(session, full, pushes):
                     self.boundary.want_snapshot(session, full, pushes)
+                case Recall(session):
+                    streams.recall(session)
                 case Transfer():
                     streams.transfer(effect)
                 case Gather():
@@ -228,6 +231,8 @@ class Runtime:
         if optimizer is not None:
             self.peer.local.optimizer_keys, self.peer.optimizer_scalars = optimizer
         self.peer.counted(steps, samples)
+        if done.adopted or done.restored:
+            self.pool.forget()
         if done.adopted:
             self.streams.joining_vector = None
             self.perform(self.peer.adopted(self.now, *done.apart))
@@ -269,6 +274,8 @@ class Runtime:
                 self.boundary.want_snapshot(session, vector.parts == "full")
         if done.spare is not None:
             self.use_spare(done.spare, current)
+        if done.kept is not None:
+            self.streams.keep(done.kept, done.lives)
 
     def use_spare(self, spare: Vector, current: bool) -> None:
         """The exchange that began at this boundary has its snapshot already, unless an update was decided since."""

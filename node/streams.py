@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gossip.codecs import Spread, get_codec, needs_spread
 from gossip.config import Config
 from gossip.effects import Adopt, Collect, Effect, Gather, Serve, Transfer
+from gossip.joining import Phase
 from gossip.messages import Chunk
 from gossip.mixing import OuterStep
 from gossip.peer import Peer
@@ -127,12 +128,37 @@ class Streams:
             else:
                 self.pool.give(vector)
             return
+        if session in self.sessions.snapshots:  # an earlier one does already
+            self.pool.give(vector)
+            return
         self.sessions.snapshots[session] = vector
         if not finite(vector.array):
             self.perform(self.peer.spoiled(session, self.now))
             return
+        self.pool.keep(vector)
         moved = math.nan if self.progress is None else self.progress.since(vector.array)
         self.perform(self.peer.snapshotted(session, self.now, mass, moved))
+
+    def recall(self, session: int) -> None:
+        """The newest snapshot is this session's; where there is none that of the next boundary."""
+        vector = self.pool.recall()
+        if vector is None:
+            self.boundary.want_snapshot(session, False)
+            return
+        self.boundary.cancel(session)
+        self.sessions.snapshots[session] = vector
+        self.spawn(self.report_recalled, session)
+
+    async def report_recalled(self, session: int) -> None:
+        await trio.lowlevel.checkpoint()
+        self.perform(self.peer.recalled(session, self.now))
+
+    def keep(self, vector: Vector, lives: int) -> None:
+        """A copy of the weights for newcomers; not of weights that were replaced since, or are no numbers."""
+        peer = self.peer
+        if lives == self.boundary.lives and peer.ready and peer.joining.phase is Phase.IDLE and finite(vector.array):
+            self.pool.keep(vector)
+        self.pool.give(vector)
 
     def transfer(self, effect: Transfer) -> None:
         snapshot = self.sessions.snapshots.get(effect.session)
@@ -281,6 +307,7 @@ class Streams:
         """The weights were replaced from outside (a checkpoint): what was on its way to the old ones is dropped."""
         self.generation += 1
         self.joining_vector = None
+        self.pool.forget()
         self.boundary.forget()
 
     def release(self, session: int) -> None:

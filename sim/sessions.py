@@ -25,6 +25,7 @@ from gossip.effects import (
     Gather,
     Merge,
     Mix,
+    Recall,
     Release,
     Rename,
     Restore,
@@ -125,6 +126,25 @@ class Sessions:
         host.requests.append(effect.session)
         host.offering = bool(host.peer.exchanges.outgoing)
         self.training.wish(host)
+
+    def recall(self, host: Host, effect: Recall) -> None:
+        """A long step is under way. The model still holds what it held at the last boundary, but where the step was
+        computed already: then the next boundary is waited for."""
+        self.training.seen(host)
+        if host.taken > host.steps:
+            if effect.session not in host.sessions:
+                self.snapshot(host, Snapshot(effect.session, False))
+            return
+        self.training.catch_up(host)
+        if effect.session in host.requests:
+            host.requests.remove(effect.session)
+        session = host.sessions.setdefault(effect.session, Session(self.events.now))
+        session.snapshot = host.vector.copy()
+        self.events.push(self.events.now, self.on_recalled, host, effect.session)
+
+    def on_recalled(self, host: Host, session: int) -> None:
+        if not host.gone:
+            self.perform(host, host.peer.recalled(session, self.events.now))
 
     def transfer(self, host: Host, effect: Transfer) -> None:
         number, partner = effect.session, effect.partner

@@ -21,6 +21,7 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
+    Recall,
     Release,
     Rename,
     Restore,
@@ -96,7 +97,8 @@ class Swarm:
         sessions = self.sessions
         self.performers: dict[type, Callable[[Host, Any], None]] = {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
-            Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather, Mix: sessions.mix,
+            Snapshot: sessions.snapshot, Recall: sessions.recall, Transfer: sessions.transfer,
+            Gather: sessions.gather, Mix: sessions.mix,
             Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release,
             Collect: sessions.collect, Serve: sessions.serve, Adopt: sessions.adopt, Confirm: sessions.confirm,
             Restore: sessions.restore, Notice: self.ignore,

@@ -21,6 +21,7 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
+    Recall,
     Release,
     Rename,
     Restore,
@@ -248,6 +249,10 @@ class Swarm:
                     self.later(2 * self.latency_s, self.call, node, "dial_tried", asker, asked.dialable)
                 case Snapshot(session, _, pushes):
                     node.wanted[session] = pushes
+                case Recall(session):
+                    node.wanted.pop(session, None)
+                    node.snapshots[session] = node.value
+                    self.later(0.0, self.call, node, "recalled", session)
                 case Transfer(session, partner):
                     node.streams[session], node.receives[session] = partner, effect.receives
                     self.stream(node, session)

@@ -9,10 +9,10 @@ import random
 import pytest
 
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, Release, Send, Serve, Snapshot
+from gossip.effects import Adopt, Collect, Recall, Release, Send, Serve, Snapshot
 from gossip.exchange import Local
 from gossip.ids import PeerId
-from gossip.joining import RETRY_S, SERVED_AT_ONCE, SURVEY_S, Donating, Joining, Phase
+from gossip.joining import RETRY_S, SERVED_AT_ONCE, STANDS, SURVEY_S, Donating, Joining, Phase
 from gossip.messages import Abort, Busy, Fetch, Refuse, Serving
 from gossip.survey import agree
 from tests.gossip.swarm_harness import Swarm
@@ -492,12 +492,71 @@ def test_a_donor_that_is_not_ready_busy_or_asleep_says_so():
     for session in range(SERVED_AT_ONCE):
         assert donating.on_fetch(DONORS[session], Fetch(session, (), 0, 10), (), 0.0) == [Snapshot(session, False)]
     assert donating.on_fetch(C, Fetch(9, (), 0, 10), (), 0.0) == [Send(C, Busy(9))]
-    assert giver().on_fetch(A, Fetch(1, (), 0, 10), (), 60.0) == [Send(A, Busy(1))]
+    donating = giver()
+    assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 10), (), 60.0) == [Snapshot(1, True)]
+    assert donating.deadline == 60.0 + CONFIG.reply_timeout_s / 2, "before the newcomer gives its piece to another"
+    assert donating.tick(donating.deadline) == [Send(A, Refuse(1, STANDS)), Release(1)]
+    assert (donating.table, donating.awaited) == ({}, {})
+
+
+@pytest.mark.parametrize("stood_s", [60.0, 0.0], ids=["stands", "stops in the meantime"])
+def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_s):
+    donating = giver()
+    effects = donating.on_fetch(A, Fetch(1, ("m",), 0, SIZE), (), stood_s)
+    if not stood_s:
+        assert effects == [Snapshot(1, False)]
+        assert donating.deadline == CONFIG.boundary_patience_s
+        effects = donating.tick(donating.deadline)
+    assert effects == [Recall(1)]
+    assert donating.tick(stood_s + 3.0) == []
+    given = [Send(A, Serving(1, 2.0, GENESIS, ("m",), ())), Serve(1, A, 0, SIZE)]
+    assert donating.snapshotted(1) == given
+    assert donating.snapshotted(1) == [], "one of the next boundary comes too late"
+
+
+def test_a_newcomer_takes_the_weights_alone_where_whoever_has_the_optimizers_state_stands():
+    taker = Taker(trained=500)
+    taker.survey([A], keys=("m",), scalars=(("step", 1.0),))
+    joining = taker.joining
+    assert pieces_of(joining) == [(0, SIZE, A)], "the weights first"
+    [session] = receive_weights(taker)
+    _, fetch = taker.fetches[session]
+    assert (fetch.start, fetch.stop) == (SIZE, SIZE + 500)
+    taker.do(joining.on_refused(A, session, 6.0, STANDS))
+    assert joining.starved
+    taker.do(joining.more_candidates([A], 7.0))
+    assert taker.adopt == Adopt((), ())
+
+
+def test_a_newcomer_waits_for_state_that_one_who_is_merely_busy_can_give():
+    taker = Taker(trained=500)
+    taker.survey([A, B], keys=("m",))
+    for code in (STANDS, ""):
+        [session] = receive_weights(taker)
+        taker.do(taker.joining.on_refused(taker.fetches.pop(session)[0], session, 6.0, code))
+    assert taker.joining.starved
+    taker.do(taker.joining.more_candidates([A, B], 7.0))
+    assert taker.adopt is None
+    taker.receive_all()
+    assert taker.covered_once()
+    assert taker.adopt == Adopt(("m",), ())
+
+
+def receive_weights(taker):
+    """Everything but the optimizer's state, which is what is asked for then."""
+    while weights := [session for session, (_, fetch) in taker.fetches.items() if fetch.start < SIZE]:
+        taker.receive(weights[0], 1_000)
+    return list(taker.fetches)
+
+
+def pieces_of(joining):
+    return [(piece.start, piece.stop, piece.donor) for piece in joining.pieces.values()]
 
 
 def test_a_piece_that_takes_too_long_frees_its_place_and_the_newcomer_hears_of_it():
     donating = giver()
     donating.on_fetch(A, Fetch(1, (), 0, 10), (), 0.0)
+    donating.snapshotted(1)
     assert donating.tick(donating.deadline - 0.01) == []
     assert donating.tick(donating.deadline) == [Send(A, Abort(1, "ended")), Release(1)]
     assert donating.deadline == float("inf")

@@ -295,3 +295,61 @@ def test_nor_are_they_in_a_node():
     node.boundary.state.read(live.array)
     assert (live.array == 0.5).all()
     assert progress.since(live.array) == 0.0
+
+
+# -- the newest snapshot, for newcomers --------------------------------------------------------------------------------
+def test_the_newest_snapshot_stays_as_it_is_through_exchanges_without_a_vector_more():
+    _, pool, _ = boundary()
+    allocated = []
+    fresh, pool.state.buffer = pool.state.buffer, lambda size: allocated.append(size) or fresh(size)
+    for number in range(10):
+        snapshot = pool.take("weights")
+        assert pool.last is not snapshot
+        if number:
+            recalled = pool.recall()
+            assert (recalled.array == number - 1).all(), "while the next is taken the one before is there"
+            pool.give(recalled)
+        snapshot.array.fill(number)
+        pool.keep(snapshot)
+        difference = pool.take("weights")
+        difference.array.fill(-1.0)
+        assert (pool.recall().array == number).all()
+        pool.give(snapshot)
+        for vector in (difference, snapshot):
+            pool.give(vector)
+    assert len(allocated) == 2, "two for an exchange, as without"
+
+
+def test_what_a_newcomer_is_sent_is_nobody_elses_until_it_is_sent():
+    _, pool, _ = boundary()
+    snapshot = pool.take("weights")
+    snapshot.array.fill(7.0)
+    pool.keep(snapshot)
+    pool.give(snapshot)
+    sent = pool.recall()
+    for _ in range(2 * pool.KEPT):
+        pool.take("weights").array.fill(-1.0)
+    assert (sent.array == 7.0).all()
+    pool.give(sent)
+    assert pool.take("weights").array is sent.array
+    assert pool.recall() is None, "it is taken for something else"
+
+
+def test_the_newest_snapshot_is_forgotten_with_the_vector_that_holds_it():
+    _, pool, _ = boundary()
+    kept = pool.take("weights")
+    others = [pool.take("weights") for _ in range(pool.KEPT)]
+    pool.keep(kept)
+    for vector in (*others, kept):
+        pool.give(vector)
+    assert pool.recall() is None
+    small = pool.take("weights", 10)
+    pool.keep(small)
+    pool.give(small)
+    for size in range(300, 340):
+        pool.give(pool.take("weights", size))
+    assert pool.recall() is None
+    last = pool.take("weights")
+    pool.keep(last)
+    pool.forget()
+    assert pool.recall() is None, "of weights that are others now"

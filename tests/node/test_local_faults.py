@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import threading
+import time
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 
+from gossip.joining import SERVED_AT_ONCE
+from gossip.messages import Fetch
 from node import Node
 from node.statedir import StateDir
 from tests.node.conftest import Trainee
@@ -55,29 +60,79 @@ def test_a_loop_that_stands_is_named_once_and_holds_up_nobody_else(train, quick,
     until(lambda: second.node.metrics().exchanges_done >= done + 2, 20)
 
 
-def test_a_newcomer_is_told_that_its_only_donor_stands_and_joins_when_it_goes_on(
+def test_a_newcomer_is_told_that_nobody_gives_it_the_weights_and_joins_when_somebody_does(
     train, quick, until, monkeypatch, tmp_path
 ):
-    hang, hangs = threading.Event(), threading.Event()
-
-    def work():
-        hangs.set()
-        hang.wait(60)
-
     patient = replace(quick, join_timeout_s=60.0)
-    donor = train(linear(), None, work, config=patient)
-    assert hangs.wait(10)
+    donor = train(linear(), config=patient)
+    donating = donor.node.peer.donating
+    others = {number: (b"x" * 16, Fetch(number, (), 0, 1), math.inf) for number in range(SERVED_AT_ONCE)}
+    donor.node.thread.call(donating.table.update, others)
+    until(lambda: len(donating.table) == len(others))
     address, log = donor.node.address, tmp_path / "log"
     monkeypatch.setenv("GOSSIP_LOG", str(log))
     newcomer = Trainee(linear(1), seeds=[address], config=patient)
     newcomer.start()
     until(lambda: log.exists() and said(log, "waiting"), 20)
     assert not newcomer.running.is_set()
-    hang.set()
+    donor.node.thread.call(donating.table.clear)
     assert newcomer.running.wait(20)
     newcomer.stop()
     assert newcomer.error is None
     assert len(said(log, "waiting")) == 1
+
+
+@pytest.mark.parametrize("steps", [0, 40], ids=["before its first step", "amid training"])
+@pytest.mark.parametrize("adam", [False, True], ids=["weights", "and the optimizer's state"])
+def test_a_newcomer_takes_the_last_snapshot_of_a_donor_that_stands(train, quick, until, steps, adam):
+    """A loop that takes no step for longer than anybody waits: an evaluation, a notebook's cell."""
+    hang, hangs = threading.Event(), threading.Event()
+    model, mine = linear(), linear(1)
+    optimizers = [torch.optim.Adam(one.parameters(), lr=0.01) if adam else None for one in (model, mine)]
+    seen = []  # of each step boundary, what the model was
+
+    def work():
+        if donor_steps() == steps:
+            hangs.set()
+            hang.wait(60)
+        loss = model(torch.ones(1, 4)).square().sum()
+        loss.backward()
+        if adam:
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+        else:
+            with torch.no_grad():
+                model.weight -= 0.01 * model.weight.grad
+        time.sleep(0.05)
+        seen.append(model.weight.detach().clone())
+
+    def donor_steps():
+        return len(seen)
+
+    seen_at_first = model.weight.detach().clone()
+    patient = replace(quick, join_timeout_s=60.0)
+    donor = Trainee(model, optimizers[0], work, config=patient)
+    donor.start()
+    try:
+        assert hangs.wait(20)
+        time.sleep(3.0)  # nobody takes it for one that is about to reach a boundary
+        newcomer = Trainee(mine, optimizers[1], seeds=[donor.node.address], config=patient)
+        newcomer.start()
+        try:
+            assert newcomer.running.wait(30)
+            assert newcomer.error is None
+            assert not hang.is_set()
+            assert newcomer.node.peer.local.genesis == donor.node.peer.local.genesis
+            taken = newcomer.at_entry["weight"]
+            assert any(torch.equal(taken, one) for one in [seen_at_first, *seen]), "of a boundary, and whole"
+            if steps:
+                assert any(torch.equal(taken, one) for one in seen[steps // 2 :]), "and of a late one"
+        finally:
+            newcomer.stop()
+    finally:
+        hang.set()
+        donor.stop()
+    assert donor.error is None
 
 
 def test_an_address_book_that_cannot_be_written_is_said_once_and_so_that_it_can_again(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from gossip.ids import parse_address
 from node import Metrics, Node, service
 from node.boundary import Boundary
 from node.identity import new_secret
+from node.node import ALONE_S
 from node.readings import members_of
 from node.status import query
 
@@ -141,17 +143,24 @@ def test_members_are_listed_when_somebody_asks_and_else_never(train, until, monk
     assert listed
 
 
-def test_a_node_alone_copies_its_model_for_nobody(train, until, monkeypatch):
+def test_a_node_alone_copies_its_model_for_no_mix_and_for_newcomers_once_a_second_at_most(train, until, monkeypatch):
     """Due, it took a spare copy of the whole model along every quarter of a second."""
-    visits, visit = [], Boundary.visit
-    monkeypatch.setattr(
-        Boundary, "visit", lambda self, on_adopt, spare=False: (visits.append(spare), visit(self, on_adopt, spare))[1]
-    )
+    visits, kept, visit = [], [], Boundary.visit
+
+    def watched(self, on_adopt, spare=False, keep=False):
+        visits.append(spare)
+        if keep:
+            kept.append(time.monotonic())
+        return visit(self, on_adopt, spare, keep)
+
+    monkeypatch.setattr(Boundary, "visit", watched)
     first = train(linear())
     until(lambda: first.node.peer.lonely)
     visits.clear()
     until(lambda: len(visits) > 6)
     assert not any(visits)
+    until(lambda: len(kept) > 3)
+    assert all(later - before > 0.5 * ALONE_S for before, later in itertools.pairwise(kept))
     train(linear(1), seeds=[first.node.address])
     until(mixed(first))
     until(lambda: any(visits))

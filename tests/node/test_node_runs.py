@@ -174,7 +174,7 @@ def test_a_late_comer_has_the_final_weights_before_those_who_finished_are_gone(t
     until(lambda: trained(first) > 100)
     second = Trainee(late, seeds=[first.node.address])
     second.start()
-    until(lambda: first.node.peer.donating.table)
+    until(lambda: first.node.peer.donating.table or second.running.is_set())
     first.do(lambda node: node.finish())
     first.stop()
     assert second.running.wait(30)

@@ -305,3 +305,22 @@ def test_a_hundred_peers_run_for_a_minute() -> None:
 def test_impossible_networks_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
         Network(**{name: value})
+
+
+def test_a_newcomer_need_not_wait_for_the_end_of_its_donors_long_steps() -> None:
+    """It gets what they held at the boundary before."""
+
+    def on_step(index: int, vector: Floats, step: int) -> None:
+        vector += 1.0
+
+    swarm = Swarm(3, Network(), Config(mix_every_steps=1000), on_step)
+    for _ in range(3):
+        swarm.add_peer(np.zeros(2048, np.float32), founder=True, step_s=600.0)
+    swarm.introduce()
+    swarm.run_until(700.0)
+    newcomer = swarm.hosts[swarm.add_peer(np.full(2048, -5.0, np.float32), [0], step_s=0.1)]
+    swarm.run_until(710.0)
+    assert newcomer.peer.ready
+    assert newcomer.peer.local.genesis == swarm.hosts[0].peer.local.genesis
+    assert newcomer.steps > 0
+    assert set(newcomer.vector - newcomer.steps) <= {float(host.vector[0]) for host in swarm.hosts[:3]}

@@ -19,6 +19,7 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
+    Recall,
     Release,
     Rename,
     Restore,
@@ -387,6 +388,11 @@ class Host:
         session.pushes = effect.pushes
         self.wishes[effect.session] = effect
 
+    def on_recall(self, effect: Recall) -> None:
+        """As who has no earlier snapshot: that of the next boundary."""
+        if effect.session not in self.sessions:
+            self.on_snapshot(Snapshot(effect.session, False))
+
     def held(self, number: int, effect: Effect) -> Session:
         """What an effect refers to."""
         session = self.sessions.get(number)
@@ -651,6 +657,7 @@ class Host:
 
 PERFORM: dict[type, Callable[[Host, Any], None]] = {
     Send: Host.on_send, Dial: Host.on_dial, TryDial: Host.on_try, Snapshot: Host.on_snapshot,
+    Recall: Host.on_recall,
     Transfer: Host.on_transfer, Gather: Host.on_gather, Mix: Host.on_mix, Merge: Host.on_merge, Rename: Host.on_rename,
     Release: Host.on_release, Serve: Host.on_serve, Collect: Host.on_collect, Adopt: Host.on_adopt,
     Confirm: Host.on_confirm, Restore: Host.on_restore,
