@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import json
 import math
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gossip.errors import LocalError
+from gossip.errors import ConfigError, LocalError
 from sim.units import bytes_text, count_text, duration_text, figure_text, share_text
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class Result:
     exchange_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # (sample,) of finished exchanges
 
     def column(self, name: str) -> NDArray[np.float64]:
-        """A column of the history, as a copy; nan where a row lacks it."""
+        """A column of the history, as a copy; nan where a row lacks it. Raises :class:`ConfigError` for no column."""
+        check_column(name, COLUMNS)
         return np.array([row.get(name, math.nan) for row in self.history], np.float64)
 
     def to_json(self) -> str:
@@ -223,6 +225,14 @@ def plain(value: Any) -> Any:
 
 def number(value: Any) -> float:
     return math.nan if value is None else float(value)
+
+
+def check_column(name: str, columns: Sequence[str]) -> None:
+    """Raise :class:`ConfigError` in a sentence for a name that is no column: nan for it would be drawn as nothing."""
+    if name not in columns:
+        near = difflib.get_close_matches(name, columns, 1)
+        meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(columns)}."
+        raise ConfigError(f"{name!r} is not a column; {meant}")
 
 
 def is_nan(value: Any) -> bool:

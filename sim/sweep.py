@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
 from sim import words
-from sim.report import Result, number, writing
+from sim.report import Result, check_column, number, writing
 from sim.scenario import Scenario
 from sim.units import bytes_text, count_text, duration_text, figure_text, share_text
 
@@ -164,6 +164,8 @@ class Sweep:
 
     @staticmethod
     def column(key: str, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+        """A figure of these rows. Raises :class:`ConfigError` for what is none."""
+        check_column(key, COLUMNS)
         return np.array([number(row[key]) for row in rows], np.float64)
 
     # -- files ---------------------------------------------------------------------------------------------------
@@ -203,7 +205,7 @@ class Sweep:
 
     @property
     def caption(self) -> str:
-        return "At the end of the run." + (" Dots: single seeds; line: their mean." if self.seeds > 1 else "")
+        return "At the end of the run." + (" Small dots: single seeds; large: their mean." if self.seeds > 1 else "")
 
     # -- pictures ------------------------------------------------------------------------------------------------
     def labels(self) -> list[str]:
@@ -240,8 +242,9 @@ class Sweep:
             colour, dash = panels.colour(order), panels.dash(order)
             means = [float(found.mean()) for _, found in points]
             label = ", ".join(f"{last(k)} {v}" for k, v in zip(others, rest, strict=True))
+            line = dash if values is not None else "none"  # between two names there is nothing for a line to show
             axes.plot(
-                [x for x, _ in points], means, color=colour, linestyle=dash, marker="o", markersize=4, label=label
+                [x for x, _ in points], means, color=colour, linestyle=line, marker="o", markersize=4, label=label
             )
             for x, found in points if self.seeds > 1 else ():
                 axes.plot([x] * len(found), found, "o", color=colour, alpha=0.45, markersize=3, markeredgewidth=0)

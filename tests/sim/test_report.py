@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
-from gossip.errors import LocalError
+from gossip.errors import ConfigError, LocalError
 from sim import charts, panels, words
 from sim.report import COLUMNS, Progress, compare, folder_names
 from sim.scenario import Scenario
+from sim.sweep import Sweep
 from sim.units import bytes_axis, bytes_text, count_text, duration_text, share_text, time_axis
 from tests.sim.fake_results import fake_result
 
@@ -103,6 +104,20 @@ def test_a_folder_that_cannot_be_made_gets_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalError, match=r"cannot be written to .*file.*: name another folder\.$"):
         fake_result().save(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("acuracy_mean", r"^'acuracy_mean' is not a column; did you mean 'accuracy_mean'\?$"),
+        ("zzz", r"^'zzz' is not a column; there are .*loss.*\.$"),
+    ],
+)
+def test_a_column_that_is_none_is_refused_in_a_sentence_and_never_nan(name, sentence):
+    result = fake_result()
+    for column in (result.column, lambda key: Sweep.column(key, [result.summary])):
+        with pytest.raises(ConfigError, match=sentence):
+            column(name)
 
 
 def test_a_picture_of_an_unknown_kind_gets_one_sentence(tmp_path):

@@ -328,6 +328,23 @@ def test_a_sweep_leaves_a_row_a_run_a_picture_and_a_report(monkeypatch, capsys, 
     assert max(map(len, capsys.readouterr().out.splitlines()[:-1])) <= 80
 
 
+@pytest.mark.parametrize(
+    ("key", "values", "line"),
+    [("membership.mode", ["protocol", "ideal"], "None"), ("gossip.mix_every_steps", ["2", "8"], "-")],
+    ids=["names", "numbers"],
+)
+def test_a_line_joins_numbers_and_never_names(key, values, line, tiny):
+    from matplotlib.figure import Figure
+
+    table = Sweep.from_file(tiny, {key: values})
+    for point in table.points:
+        table.add(point, fake_result(point.scenario))
+    axes = Figure().subplots()
+    table.draw(axes, "accuracy_mean")
+    drawn = [each for each in axes.lines if len(each.get_xdata()) == 2]
+    assert [(each.get_linestyle(), each.get_marker()) for each in drawn] == [(line, "o")]
+
+
 def test_a_sweep_says_how_far_a_number_may_go(monkeypatch, capsys, tiny, played):
     assert gossip(monkeypatch, "sim", "sweep", tiny, "gossip.mix_every_steps=32,2,3,4,64") == 0
     said = " ".join(capsys.readouterr().out.split())
