@@ -297,8 +297,9 @@ def _looks_like_a_pickle(place: Path) -> bool:
 
 
 def _reason(error: OSError | SafetensorError) -> tuple[int | None, str]:
-    """The system's error number and its words; the library hides them in a sentence: ``... (os error 28) ...``."""
-    hidden = re.search(r"\(os error (\d+)\)", str(error))
+    """The system's error number and its words. The library hides them in a sentence: ``(os error 28)``, and in
+    older versions ``Os { code: 28, ...``."""
+    hidden = re.search(r"(?:\(os error |Os \{ code: )(\d+)", str(error))
     number = error.errno if isinstance(error, OSError) else int(hidden[1]) if hidden else None
     text = os.strerror(number) if number is not None else str(error)
     return number, text[:1].lower() + text[1:]

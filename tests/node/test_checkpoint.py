@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from torch import nn
 
 from gossip.errors import CheckpointError
@@ -279,6 +280,26 @@ def test_a_file_that_cannot_grow_leaves_the_previous_checkpoint(tmp_path, limit)
     )
     assert (path.read_bytes(), path.with_suffix(".json").read_bytes()) == before
     assert sorted(os.listdir(tmp_path)) == ["run.json", "run.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'Error while serializing: I/O error: No space left on device (os error 28) at path "/x"',
+        'Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })',
+    ],
+    ids=["now", "in older versions"],
+)
+def test_the_systems_own_words_are_found_in_the_librarys(said, tmp_path, monkeypatch):
+    def fail(*_):
+        raise SafetensorError(said)
+
+    monkeypatch.setattr("node.checkpoint.save_file", fail)
+    with pytest.raises(
+        CheckpointError, match=r"run\.safetensors: no space left on device; nothing was written; free room or"
+    ):
+        checkpoint.save(tmp_path / "run", {}, None, {})
+    assert os.listdir(tmp_path) == []
 
 
 FULL_DISK = """
