@@ -16,7 +16,7 @@ from gossip.config import Config
 from gossip.effects import Adopt, Collect, Effect, Gather, Serve, Transfer
 from gossip.joining import Phase
 from gossip.messages import Chunk
-from gossip.mixing import OuterStep
+from gossip.mixing import OuterStep, finite
 from gossip.peer import Peer
 from gossip.progress import Progress
 from node.boundary import Adoption, Boundary, Shift, Vector, VectorPool
@@ -38,13 +38,6 @@ Floats = NDArray[np.float32]
 Positions = NDArray[np.int64]
 
 TIMED = 64  # durations kept: the median of so many is steady
-
-
-def finite(values: Floats) -> bool:
-    """Whether no element is NaN or infinite. A sum of squares sees it at the memory's rate; where that overflows, each
-    is looked at."""
-    with np.errstate(all="ignore"):
-        return math.isfinite(float(np.dot(values, values))) or bool(np.isfinite(values).all())
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gossip.errors import ConfigError
+from gossip.mixing import finite
 from sim import datasets, models, partitions
 from sim.batches import Batches
 from sim.functional import StackedModule
@@ -137,7 +138,10 @@ class Learners:
             self._since[row] = 0
 
     def joined(self, row: int) -> None:
-        """This row was replaced: quasi-global momentum begins anew. Other optimizers keep what they know."""
+        """This row was replaced: quasi-global momentum begins anew. Other optimizers keep what they know, but for what
+        is no number, with which the next step would spoil the row again."""
+        if self._stack is not None and not all(finite(moment[row]) for moment in self._moments):
+            self.reset(row)
         if self._quasi_global is not None:
             self._since[row] = UNKNOWN
             self._moments[0][row] = 0

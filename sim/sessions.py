@@ -34,7 +34,7 @@ from gossip.effects import (
     Transfer,
 )  # fmt: skip
 from gossip.ids import PeerId
-from gossip.mixing import difference
+from gossip.mixing import difference, finite
 from sim.events import Events
 from sim.flows import Flow, Flows
 from sim.gathers import Gathers
@@ -143,8 +143,11 @@ class Sessions:
         self.events.push(self.events.now, self.on_recalled, host, effect.session)
 
     def on_recalled(self, host: Host, session: int) -> None:
-        if not host.gone:
-            self.perform(host, host.peer.recalled(session, self.events.now))
+        own = host.sessions.get(session)
+        if own is None or own.snapshot is None or host.gone:
+            return
+        report = host.peer.recalled if finite(own.snapshot) else host.peer.spoiled
+        self.perform(host, report(session, self.events.now))
 
     def transfer(self, host: Host, effect: Transfer) -> None:
         number, partner = effect.session, effect.partner

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gossip.config import Config
 from gossip.effects import Effect
-from gossip.mixing import difference, push_mass
+from gossip.mixing import difference, finite, push_mass
 from sim.events import Events
 from sim.host import Floats, Host
 from sim.shifts import Merged
@@ -177,7 +177,7 @@ class Training:
         """Count the steps that have ended."""
         passed = self.passed(host, when)
         host.cursor += passed
-        if host.ready or host.peer.local.ready:
+        if host.ready or trains(host):
             host.steps += passed
             self.steps += passed
 
@@ -197,7 +197,7 @@ class Training:
             return
         peer, now = host.peer, self.events.now
         self.count(host, now)
-        ready = host.ready = peer.local.ready
+        ready, host.ready = peer.local.ready, trains(host)
         due = self.by_steps and ready and not peer.exchanges.outgoing and host.steps >= peer.schedule.due_steps
         report = due or now - host.reported_at > REPORT_S or not ready
         spare = due and self.ahead and peer.may_mix(now)
@@ -217,10 +217,18 @@ class Training:
                 self.need(host)
                 self.snapped(host, requests, host.vector.copy())
                 host.wanted = bool(host.shifts) or host.adopting or host.restoring
-            host.ready = peer.local.ready
+            if not peer.local.sound and not host.wanted:
+                self.look(host)
+            host.ready = trains(host)
         if self.lockstep:
             self.hold(host)
         self.plan(host)
+
+    def look(self, host: Host) -> None:
+        """Whether a loop has made weights finite again that were spoiled."""
+        self.need(host)
+        if finite(host.vector):
+            self.perform(host, host.peer.mended(self.events.now))
 
     def hold(self, host: Host) -> None:
         """The loop stands at this boundary for as long as its peer says so: the ends of its steps wait beside it."""
@@ -297,8 +305,12 @@ class Training:
             if session in peer.exchanges.table or session in peer.donating.table:
                 own = host.sessions[session]
                 own.snapshot = copy
+                mass = self.given(host, own.pushes)
+                if not finite(copy):
+                    self.perform(host, peer.spoiled(session, self.events.now))
+                    continue
                 moved = math.nan if host.progress is None else host.progress.since(copy)
-                self.perform(host, peer.snapshotted(session, self.events.now, self.given(host, own.pushes), moved))
+                self.perform(host, peer.snapshotted(session, self.events.now, mass, moved))
 
     # -- steps ---------------------------------------------------------------------------------------------------
     def need(self, host: Host) -> None:
@@ -362,6 +374,12 @@ class Training:
             for host in self.hosts:
                 if not host.gone:
                     self.catch_up(host)
+
+
+def trains(host: Host) -> bool:
+    """Whether the loop takes steps: once it has weights, and be they spoiled, which it does not see by itself."""
+    local = host.peer.local
+    return local.ready or not local.sound
 
 
 def next_look(since: float, now: float) -> float:

@@ -234,6 +234,26 @@ def test_a_model_that_diverges_is_no_error():
     assert not np.isfinite(learners.matrix).all()
 
 
+@pytest.mark.parametrize("optimizer", ["sgd, momentum", "adamw"])
+def test_with_weights_of_others_an_optimizers_state_that_is_no_number_goes_and_any_other_stays(optimizer):
+    learners = Learners(Task(optimizer=OPTIMIZERS[optimizer], **MODELS["linear"]), NAMES, SEED)
+    rows = np.arange(len(NAMES))
+    learners.train(rows, 3 * ones(rows))
+    sound = learners.matrix[2].copy()
+    learners.matrix[1, 0] = np.nan
+    learners.train(rows, ones(rows))
+    assert not np.isfinite(learners.matrix[1]).any()
+    before = [moment[2].copy() for moment in learners._moments]
+    for row in (1, 2):
+        learners.matrix[row] = sound
+        learners.joined(row)
+    learners.train(rows, ones(rows))
+    assert np.isfinite(learners.matrix).all()
+    assert learners._ages[1] == 1
+    assert learners._ages[2] == 5
+    assert any(moment.any() for moment in before)
+
+
 def test_averaging_trains_nothing_and_draws_each_vector_from_its_peers_name():
     task = Task(dataset="averaging", elements=1000)
     learners, more = Learners(task, NAMES, SEED), Learners(task, ["zoe", *NAMES], SEED)

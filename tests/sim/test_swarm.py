@@ -324,3 +324,55 @@ def test_a_newcomer_need_not_wait_for_the_end_of_its_donors_long_steps() -> None
     assert newcomer.peer.local.genesis == swarm.hosts[0].peer.local.genesis
     assert newcomer.steps > 0
     assert set(newcomer.vector - newcomer.steps) <= {float(host.vector[0]) for host in swarm.hosts[:3]}
+
+
+# -- weights that are no numbers ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("mixing", ["pair", "push-sum", "group"])
+@pytest.mark.parametrize("ideal", [False, True], ids=["protocol", "ideal"])
+def test_one_whose_weights_are_no_numbers_spoils_nobody_and_takes_the_swarms_again(mixing: str, ideal: bool) -> None:
+    def on_step(index: int, values: Floats, steps: int) -> None:
+        if index == 2 and steps == 50:
+            values[3] = np.nan
+
+    config = Config(mixing=mixing, mix_every_steps=4, filter="none")
+    swarm = Swarm(5, Network(), config, on_step, ideal=ideal)
+    for index in range(6):
+        swarm.add_peer(np.ones(ELEMENTS, np.float32), founder=True, name=str(index))
+    swarm.introduce()
+    swarm.run_until(4.9)
+    spoiled = swarm.hosts[2].peer
+    assert spoiled.ready
+    seen = False
+    while swarm.now < 30.0:
+        swarm.run_until(swarm.now + 0.1)
+        seen = seen or not spoiled.local.sound
+        assert all(np.isfinite(host.vector).all() for host in swarm.hosts if host.index != 2)
+    assert seen
+    assert spoiled.ready
+    assert np.isfinite(swarm.hosts[2].vector).all()
+    assert not any("not-finite" in str(host.peer.exchanges.refusals.counts) for host in swarm.hosts), "nobody saw it"
+    done = spoiled.exchanges.done
+    swarm.run_until(60.0)
+    assert spoiled.exchanges.done > done
+
+
+def test_a_loop_that_mends_its_weights_by_itself_mixes_on() -> None:
+    def on_step(index: int, values: Floats, steps: int) -> None:
+        if index == 0 and steps in (50, 60):
+            values[3] = np.nan if steps == 50 else 1.0
+
+    swarm = Swarm(5, Network(), Config(mix_every_steps=4, merge="never"), on_step)
+    swarm.add_peer(np.ones(ELEMENTS, np.float32), founder=True)
+    swarm.add_peer(np.ones(ELEMENTS, np.float32), founder=True)
+    swarm.introduce()
+    swarm.kill(1)
+    newcomers = [swarm.add_peer(np.ones(ELEMENTS, np.float32), [0]) for _ in range(2)]
+    first, seen = swarm.hosts[0].peer, False
+    while swarm.now < 30.0:
+        swarm.run_until(swarm.now + 0.1)
+        seen = seen or not first.local.sound
+    assert seen
+    assert first.ready
+    assert not first.joining.donors, "by itself, and not with the weights of others"
+    assert all(np.isfinite(host.vector).all() for host in swarm.alive())
+    assert all(swarm.hosts[index].peer.ready for index in newcomers)
