@@ -78,7 +78,6 @@ class Transfer:
 
     session: int
     partner: PeerId
-    full: bool
     codec: str
     deadline_s: float  # from now
     part: Part = ALL
@@ -95,7 +94,6 @@ class Gather:
     session: int
     members: tuple[PeerId, ...]
     place: int
-    full: bool
     codec: str
     deadline_s: float  # from now
 

@@ -66,7 +66,6 @@ class Exchange:
     partner: PeerId
     initiator: bool
     weight: float
-    optimizer_keys: tuple[str, ...]
     since: float
     deadline: float
     state: State = State.PREPARING
@@ -112,7 +111,3 @@ class Local:
     boundary_at: float = 0.0  # when the training loop was last seen at a step boundary
     steps: int = 0  # of the training loop
     finished: bool = False  # the run has reached its end
-
-    def size(self, optimizer_keys: int) -> int:
-        """Elements of the vector that is exchanged with so many of the optimizer's keys."""
-        return self.elements + optimizer_keys * self.trained_elements

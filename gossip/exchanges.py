@@ -16,7 +16,7 @@ from gossip.ledger import DOUBT_RETRY_S
 from gossip.messages import Abort, Accept, Busy, Commit, Outcome, Settled
 from gossip.offering import Offering
 from gossip.parts import ALL
-from gossip.terms import answers, bounds
+from gossip.terms import answers
 
 __all__ = ["Exchanges"]
 
@@ -34,13 +34,12 @@ class Exchanges(Offering):
             return [Send(sender, Abort(accept.session, "late"))]
         if exchange.state is not State.OFFERED:
             return []  # said twice; an Abort could follow our COMMIT
-        spread = self.bounded and bounds(exchange.part, accept.optimizer_keys)
-        agreed = answers(accept, exchange.optimizer_keys, spread) and 0 < accept.weight <= exchange.weight
+        spread = self.bounded and exchange.part is ALL
+        agreed = answers(accept, spread) and 0 < accept.weight <= exchange.weight
         if not agreed:
             return [Send(sender, Abort(accept.session, "terms")), *self.fail(exchange, now, "terms")]
         exchange.weight, exchange.theirs, exchange.answer_s = accept.weight, accept.version, now - exchange.since
-        exchange.optimizer_keys, exchange.codec = accept.optimizer_keys, accept.codec
-        exchange.state = State.STREAMING
+        exchange.codec, exchange.state = accept.codec, State.STREAMING
         return [self.transfer(exchange, now)]
 
     def on_commit(self, sender: PeerId, session: int, now: float) -> list[Effect]:
@@ -248,7 +247,7 @@ class Exchanges(Offering):
             self.gave_way = self.gave_way and not exchange.initiator
         if exchange.push:
             return self.end(exchange)
-        if self.learns and bounds(exchange.part, exchange.optimizer_keys):
+        if self.learns and exchange.part is ALL:
             self.bounded = True
         if self.fragments is not None:
             self.fragments.mixed(exchange.part)

@@ -16,7 +16,7 @@ from gossip.gathering import Gathering
 from gossip.ids import Address, PeerId
 from gossip.ledger import Ledger
 from gossip.messages import MAX_GROUP, Abort, Begin, Busy, Invite, Joined, Refuse
-from gossip.terms import agreed_keys, answers, own_keys, refusal
+from gossip.terms import answers, refusal
 
 __all__ = ["Forming", "Mates"]
 
@@ -56,11 +56,10 @@ class Forming(Ledger[Gathering]):
         candidates = self.streamable([peer for peer in self.mates.group(now) if peer != self.me])[: MAX_GROUP - 1]
         if not candidates:
             return []
-        keys = own_keys(self.local, self.config)
-        one = Gathering(self.new_session(), self.me, True, keys, self.config.codec, now, float("inf"))
-        one.candidates, one.asked, one.offered_keys = candidates, set(candidates), keys
+        one = Gathering(self.new_session(), self.me, True, self.config.codec, now, float("inf"))
+        one.candidates, one.asked = candidates, set(candidates)
         self.table[one.session] = self.outgoing[one.session] = one
-        return [Snapshot(one.session, bool(keys))]
+        return [Snapshot(one.session, False)]
 
     def streamable(self, peers: list[PeerId]) -> tuple[PeerId, ...]:
         """Of those that nobody can dial one at most, we among them: two could not stream to each other."""
@@ -76,15 +75,13 @@ class Forming(Ledger[Gathering]):
         one.deadline = now + self.config.reply_timeout_s
         if not one.initiator:
             one.deadline += self.config.reply_timeout_s  # the inviter waits for others before it says Begin
-            return [Send(one.inviter, Joined(session, one.ours, one.codec, one.optimizer_keys))]
+            return [Send(one.inviter, Joined(session, one.ours, one.codec))]
         one.invited = dict.fromkeys(one.candidates)
         return [Send(peer, self.invite(one)) for peer in one.candidates]
 
     def invite(self, one: Gathering) -> Invite:
         local = self.local
-        return Invite(
-            one.session, local.fingerprint, local.genesis, one.ours, one.codec, one.offered_keys, one.candidates
-        )
+        return Invite(one.session, local.fingerprint, local.genesis, one.ours, one.codec, one.candidates)
 
     def substitute(self, one: Gathering, now: float) -> list[Effect]:
         """A seat is free: ask another, where anybody will do."""
@@ -111,7 +108,7 @@ class Forming(Ledger[Gathering]):
             return [*late, *self.end(one)]
         one.members = tuple(sorted((self.me, *one.joined)))
         one.mean = (one.ours + sum(one.joined.values())) / len(one.members)
-        begin = Begin(one.session, one.members, one.mean, one.codec, one.optimizer_keys)
+        begin = Begin(one.session, one.members, one.mean, one.codec)
         return [*late, *[Send(peer, begin) for peer in one.joined], *self.gather(one, now)]
 
     # -- messages ------------------------------------------------------------------------------------------------
@@ -125,11 +122,10 @@ class Forming(Ledger[Gathering]):
         if left is None or self.mates.declines(sender, now):
             return [Send(sender, Busy(session))]
         dropped = [effect for one in left for effect in self.withdraw(one)]
-        keys = agreed_keys(local, self.config, invite.optimizer_keys)
         codec, patience_s = leaner(invite.codec, self.config.codec), self.config.boundary_patience_s
-        one = self.table[session] = Gathering(session, sender, False, keys, codec, now, now + patience_s)
+        one = self.table[session] = Gathering(session, sender, False, codec, now, now + patience_s)
         one.candidates = invite.members
-        return [*dropped, Snapshot(session, bool(keys))]
+        return [*dropped, Snapshot(session, False)]
 
     def gives_way(self, sender: PeerId, invite: Invite) -> list[Gathering] | None:
         """What we leave for this invitation; None: we are busy. A mix is a mix, whoever asked, so that what we only
@@ -162,12 +158,11 @@ class Forming(Ledger[Gathering]):
         if one is None or not one.initiator or one.state is not State.OFFERED or sender not in one.invited:
             return [Send(sender, Abort(joined.session, "late"))]
         one.invited.pop(sender, None)
-        if not answers(joined, one.offered_keys, spread=False):
+        if not answers(joined, spread=False):
             told: list[Effect] = [Send(sender, Abort(one.session, "terms"))]
         else:
             told = []
             one.joined[sender] = joined.version
-            one.optimizer_keys = one.optimizer_keys and joined.optimizer_keys
             one.codec = leaner(one.codec, joined.codec)
         return [*told, *(self.settle_members(one, now) if not one.invited else [])]
 

@@ -35,7 +35,6 @@ class Gathering:
     session: int
     inviter: PeerId
     initiator: bool
-    optimizer_keys: tuple[str, ...]
     codec: str
     since: float
     deadline: float
@@ -43,7 +42,6 @@ class Gathering:
     ours: float = 0.0  # versions
     mean: float = 0.0
     steps: int = 0  # of the training loop at the snapshot
-    offered_keys: tuple[str, ...] = ()  # of the optimizer's state, as the inviter offered them
     candidates: tuple[PeerId, ...] = ()  # all whom the inviter invited
     asked: set[PeerId] = field(default_factory=set)  # the same, and those who were busy
     invited: dict[PeerId, None] = field(default_factory=dict)

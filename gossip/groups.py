@@ -30,7 +30,7 @@ class Groups(Forming):
 
     # -- the beginning -------------------------------------------------------------------------------------------
     def gather(self, one: Gathering, now: float) -> list[Effect]:
-        elements = self.local.size(len(one.optimizer_keys))
+        elements = self.local.elements
         seconds = 8 * elements / (self.config.slowest_rate_mb_s * 1e6) + 1.0
         seconds += max(self.durations.allowance(peer) for peer in one.members)
         one.state, one.since, one.deadline = State.STREAMING, now, now + seconds
@@ -44,7 +44,7 @@ class Groups(Forming):
 
     def streams(self, one: Gathering, now: float) -> Gather:
         place = one.members.index(self.me)
-        return Gather(one.session, one.members, place, bool(one.optimizer_keys), one.codec, one.deadline - now)
+        return Gather(one.session, one.members, place, one.codec, one.deadline - now)
 
     def linked(self, peer: PeerId, now: float) -> list[Effect]:
         """There is a link to ``peer``, perhaps the one that a group waits for."""
@@ -67,12 +67,11 @@ class Groups(Forming):
         members = begin.members
         right = (
             2 <= len(members) <= MAX_GROUP and list(members) == sorted(set(members)) and self.me in members
-            and sender in members and answers(begin, one.optimizer_keys, spread=False)
+            and sender in members and answers(begin, spread=False)
         )  # fmt: skip
         if not right:
             return [Send(sender, Abort(begin.session, "terms")), *self.fail(one, "terms")]
         one.members, one.mean, one.codec = members, begin.version, begin.codec
-        one.optimizer_keys = begin.optimizer_keys
         return self.gather(one, now)
 
     def on_abort(self, sender: PeerId, session: int, code: str, now: float) -> list[Effect]:
@@ -127,7 +126,7 @@ class Groups(Forming):
         if one is None or one.state is not State.STREAMING:
             return []
         members = len(one.members)
-        elements = self.local.size(len(one.optimizer_keys))
+        elements = self.local.elements
         code = norm_accepts(difference_sq, own_sq, elements, self.config.norm_bound)
         for peer in refused:
             self.refusals.add(peer, code or "norm")

@@ -222,7 +222,6 @@ class Offer:
     version: float = of("float")
     weight: float = of("float")
     codec: str = of("text", 16)
-    optimizer_keys: tuple[str, ...] = of("names", 4)  # empty: weights alone
     mixing: str = of("text", 16, default="pair")
     mass: float = of("float", default=0.0)
     part: str = of("text", 32, default="all")
@@ -235,7 +234,6 @@ class Accept:
     session: int = integer()
     version: float = of("float")
     weight: float = of("float")
-    optimizer_keys: tuple[str, ...] = of("names", 4)
     codec: str = of("text", 16)
 
 
@@ -286,7 +284,6 @@ class Invite:
     genesis: bytes = of("bytes", 16)
     version: float = of("float")
     codec: str = of("text", 16)
-    optimizer_keys: tuple[str, ...] = of("names", 4)
     members: tuple[PeerId, ...] = of("ids", MAX_GROUP, default=())
 
 
@@ -297,7 +294,6 @@ class Joined:
     session: int = integer()
     version: float = of("float")
     codec: str = of("text", 16)
-    optimizer_keys: tuple[str, ...] = of("names", 4)
 
 
 @message("begin")
@@ -308,7 +304,6 @@ class Begin:
     members: tuple[PeerId, ...] = of("ids", MAX_GROUP)
     version: float = of("float")
     codec: str = of("text", 16)
-    optimizer_keys: tuple[str, ...] = of("names", 4)
 
 
 @message("chunk")

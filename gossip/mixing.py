@@ -115,7 +115,7 @@ class OuterStep:
 
         m <- alpha m + beta (mean - phi);   phi <- phi + m;   theta <- phi
 
-    on the first ``parameters`` elements; whatever lies behind them (buffers, optimizer state) is averaged plainly.
+    on the first ``parameters`` elements; whatever lies behind them (buffers) is averaged plainly.
     ``alpha = 0, beta = 1`` is the plain pair mean everywhere, and then nothing is kept. Not safe to call from two
     threads at once: one exchange is applied after another. ``group``: how many vectors a mix averages.
     """

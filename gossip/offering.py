@@ -17,7 +17,7 @@ from gossip.mixing import pair_weight
 from gossip.partners import AT_ONCE
 from gossip.parts import ALL, Fragments, Part
 from gossip.patience import Patience
-from gossip.terms import agreed_keys, bounds, own_keys, refusal
+from gossip.terms import refusal
 
 __all__ = ["MAX_MASS", "Offering", "Partners"]
 
@@ -74,18 +74,17 @@ class Offering(Ledger[Exchange]):
         if not self.room(1 + self.partners.incoming()) or self.partners.choose(asked, now) is None:
             return []
         wanted = self.partners.wanted()
-        keys = own_keys(self.local, self.config)
         part = self.part if self.fragments is None else self.fragments.next()
         part = ALL if self.local.settling else part  # to agree on everything
         self.overtake()
         effects: list[Effect] = []
         tries = len(asked) + TRIES * wanted
         for place in range(wanted):
-            exchange = Exchange(self.new_session(), self.me, True, 0.5, keys, now, float("inf"), asked=asked)
+            exchange = Exchange(self.new_session(), self.me, True, 0.5, now, float("inf"), asked=asked)
             exchange.push, exchange.part, exchange.tries = self.push, part, tries
             exchange.steps = self.local.steps
             self.outgoing[exchange.session] = self.table[exchange.session] = exchange
-            effects.append(Snapshot(exchange.session, bool(keys), wanted - place if self.push else 0))
+            effects.append(Snapshot(exchange.session, False, wanted - place if self.push else 0))
         return effects
 
     def snapshotted(self, session: int, now: float, mass: float = 0.0) -> list[Effect]:
@@ -97,7 +96,7 @@ class Offering(Ledger[Exchange]):
             exchange.mass = mass
             return self.offer(exchange, now)
         exchange.state = State.STREAMING
-        accept = Accept(session, exchange.ours, exchange.weight, exchange.optimizer_keys, exchange.codec)
+        accept = Accept(session, exchange.ours, exchange.weight, exchange.codec)
         return [Send(exchange.partner, accept), self.transfer(exchange, now)]
 
     def offer(self, exchange: Exchange, now: float) -> list[Effect]:
@@ -119,7 +118,7 @@ class Offering(Ledger[Exchange]):
         local = self.local
         message = Offer(
             exchange.session, local.fingerprint, local.genesis, exchange.ours, exchange.weight, self.codec(partner),
-            exchange.optimizer_keys, "push" if self.push else "pair", exchange.mass, str(exchange.part),
+            "push" if self.push else "pair", exchange.mass, str(exchange.part),
         )  # fmt: skip
         return [*renamed, Send(partner, message)]
 
@@ -194,12 +193,12 @@ class Offering(Ledger[Exchange]):
         exchange.deadline = exchange.until if exchange.parked else min(now + self.streams.seconds, exchange.until)
         one_way, own = exchange.push, exchange.initiator
         return Transfer(
-            exchange.session, exchange.partner, bool(exchange.optimizer_keys), exchange.codec, seconds, exchange.part,
+            exchange.session, exchange.partner, exchange.codec, seconds, exchange.part,
             own or not one_way, not own or not one_way,
         )  # fmt: skip
 
     def elements(self, exchange: Exchange) -> int:
-        return exchange.part.elements(self.local.size(len(exchange.optimizer_keys)))
+        return exchange.part.elements(self.local.elements)
 
     # -- messages ------------------------------------------------------------------------------------------------
     def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
@@ -234,18 +233,17 @@ class Offering(Ledger[Exchange]):
         self.gave_way = self.gave_way or slots > 0
         self.overtake()
         dropped = [effect for own in leaving for effect in self.drop(own)]
-        keys = agreed_keys(local, self.config, offer.optimizer_keys)
         exchange = self.table[session] = Exchange(
-            session, sender, False, 0.0, keys, now, now + self.config.boundary_patience_s, theirs=offer.version
+            session, sender, False, 0.0, now, now + self.config.boundary_patience_s, theirs=offer.version
         )
         exchange.push, exchange.mass, exchange.part = offer.mixing == "push", offer.mass, part
         exchange.codec = self.leaner(sender, offer.codec)
-        if CODECS[exchange.codec].needs_spread and not bounds(part, keys):
+        if CODECS[exchange.codec].needs_spread and part is not ALL:  # bounds are those of blocks of the whole vector
             exchange.codec = FALLBACK
         gap = local.version - offer.version
         cap = min(offer.weight, self.partners.cap(sender, self.moving))
         exchange.weight = pair_weight(gap, self.config.staleness_exponent, cap=cap)
-        return [*dropped, Snapshot(session, bool(keys))]
+        return [*dropped, Snapshot(session, False)]
 
     def refused(self, offer: Offer) -> str | None:
         """The reason to refuse whatever this node is doing at the moment."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from gossip.errors import ConfigError
 
-__all__ = ["check_removed"]
+__all__ = ["KEYS", "check_removed"]
 
+KEYS = {
+    "average_optimizer": "leave it out: newcomers take over the optimizer's state, and exchanges mix the weights alone",
+}
 VALUES = {  # the setting, and the first word of its value
     ("codec", "moniqua8"): "use int8, which comes within a point of it for the same bytes",
     ("codec", "moniqua2"): "use moniqua4, or int4 where a node mixes a part of the vector",

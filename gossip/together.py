@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check_together"]
 
-EXACT = ("fp32", "bf16", "fp16")
 GRAPHS = ("ring", "torus", "graph")
 
 
@@ -110,11 +109,6 @@ def chosen(config: Config) -> str | None:
 
 
 def cut(config: Config) -> str | None:
-    if config.average_optimizer and config.codec not in EXACT:  # auto may choose int8
-        return (
-            f"average_optimizer with codec = {config.codec!r} cannot work: its error would turn second moments "
-            f"negative. Use {', '.join(EXACT)}, or leave average_optimizer off."
-        )
     if config.codec.startswith("moniqua") and config.part != "all":
         return (
             f"codec = {config.codec!r} with part = {config.part!r} cannot work: its bounds are those of blocks of the "

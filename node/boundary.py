@@ -31,7 +31,6 @@ class Vector:
     """A host vector of the pool, shared by ``users`` sessions."""
 
     array: Floats
-    parts: Parts
     users: int = 1
 
 
@@ -75,7 +74,7 @@ class VectorPool:
                 self.held -= size
                 if array is last:
                     self.last = None
-        return Vector(self.state.buffer(size) if array is None else array, parts)
+        return Vector(self.state.buffer(size) if array is None else array)
 
     def lease(self, vector: Vector) -> Lease:
         """The vector is nobody else's until that, and all others, have ended."""
@@ -323,9 +322,9 @@ class Boundary:
     def apply(self, shift: Shift) -> Pending:
         vector = shift.vector
         if shift.mass is None:
-            return self.state.add(vector.array, vector.parts)
+            return self.state.add(vector.array)
         total = self.mass + shift.mass
-        pending = self.state.merge(vector.array, shift.mass / total, vector.parts)
+        pending = self.state.merge(vector.array, shift.mass / total)
         self.mass = total
         return pending
 

@@ -160,16 +160,16 @@ class Gathers:
         self.early: dict[int, Ahead] = {}  # what came, or began to, before its group began
 
     # -- a group -------------------------------------------------------------------------------------------------
-    def gather(self, effect: Gather, size: int) -> bool:
-        """Stream to those members to whom there is a link, and at another call to those linked since. ``size``: of the
-        vector. False: there is no such snapshot."""
+    def gather(self, effect: Gather) -> bool:
+        """Stream to those members to whom there is a link, and at another call to those linked since. False: there is
+        no such snapshot."""
         number = effect.session
         one = self.table.get(number)
         if one is None:
             snapshot = self.sessions.snapshots.get(number)
-            if snapshot is None or snapshot.array.size < size:
+            if snapshot is None:
                 return False
-            one = self.table[number] = self.begin(effect, snapshot.array[:size])
+            one = self.table[number] = self.begin(effect, snapshot.array)
         for place, member in enumerate(effect.members):
             link = None if place == effect.place or place in one.out else self.links.newest(member)
             if link is not None:
@@ -191,7 +191,7 @@ class Gathers:
         length = own.stop - own.start
         rows = self.pool.take("weights", ours.size + (MAX_GROUP + 1) * ALIGN)  # slices are of whole blocks
         parts = rows.array[: members * length].reshape(members, length)
-        result = self.pool.take("full" if effect.full else "weights", ours.size)
+        result = self.pool.take("weights", ours.size)
         one = Gathered(effect, codec, ours, cuts, rows, parts, result)
         codec.quantised(ours[own], parts[effect.place], number, own.start)
         for place, where in enumerate(cuts):
@@ -234,7 +234,7 @@ class Gathers:
         ahead = self.early.setdefault(chunk.session, Ahead())
         early = ahead.add(link, chunk, body_bytes)
         # All members' values of our slice are less than a vector, in chunks that are at least so long but for the last.
-        bound = 4 * self.peer.local.size(len(group.optimizer_keys))
+        bound = 4 * self.peer.local.elements
         if ahead.bytes > bound or ahead.chunks > bound // MIN_CHUNK_ELEMENTS + 2 * MAX_GROUP:
             most = ahead.most()
             ahead.drop(most)

@@ -93,10 +93,8 @@ class Node:
             self.settings = dataclasses.replace(self.settings, config=decided)
         self.config = self.settings.config
         self.model, self.optimizer = model, optimizer
-        self.may_copy_ahead = self.config.mixing == "pair" and not self.config.average_optimizer
+        self.may_copy_ahead = self.config.mixing == "pair"
         self.state = ModelState(model, optimizer)
-        if self.config.average_optimizer and optimizer is None:
-            raise ConfigError("average_optimizer needs the optimizer: write Node(model, optimizer).")
         self.pool = VectorPool(self.state)
         self.boundary = Boundary(self.state, self.pool, self.config.conserves)
         self.boundary.kept = Kept(self.state, optimizer, self.keep)
@@ -347,8 +345,6 @@ class Node:
         try:
             return self.state.optimizer_keys, tuple(self.state.optimizer_scalars().items())
         except LayoutError:
-            if self.config.average_optimizer:
-                raise
             return (), ()
 
     def adopted(self, vector: Any) -> None:

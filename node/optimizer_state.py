@@ -48,7 +48,7 @@ class OptimizerState:
         if len(found) > MAX_OPTIMIZER_KEYS:
             raise LayoutError(
                 f"The optimizer keeps {len(found)} tensors for each parameter and at most {MAX_OPTIMIZER_KEYS} are "
-                "exchanged: leave average_optimizer off."
+                "given to newcomers: they begin with the weights alone."
             )
         return found
 
@@ -111,7 +111,7 @@ class OptimizerState:
             if (tensors, scalars) != (set(keys), set(numbers)) or len(state) > len(tensors | scalars):
                 raise LayoutError(
                     f"{name} keeps {_listed(state)} for each parameter and was given {_listed([*keys, *numbers])}: "
-                    "use the swarm's optimizer, or leave average_optimizer off."
+                    "use the swarm's optimizer, or take the weights alone."
                 )
             kept.update(dict.fromkeys(members, state))
         return kept

@@ -271,7 +271,7 @@ class Runtime:
                 self.streams.snapshotted(session, vector, mass)
             else:  # an update was decided since: it is to be in what this exchange mixes
                 self.pool.give(vector)
-                self.boundary.want_snapshot(session, vector.parts == "full")
+                self.boundary.want_snapshot(session, full=False)
         if done.spare is not None:
             self.use_spare(done.spare, current)
         if done.kept is not None:

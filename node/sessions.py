@@ -9,7 +9,6 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from gossip.effects import Transfer
 from gossip.errors import ProtocolError
 from gossip.ids import PeerId
 from gossip.messages import Chunk
@@ -34,7 +33,6 @@ class Session:
     moved_at: float = 0.0  # either way
     heard_at: float = 0.0  # something of theirs
     difference: Vector | None = None
-    transfer: Transfer | None = None  # of an exchange
     positions: NDArray[np.int64] | None = None  # of the elements that it mixes; None: all
 
 

@@ -131,21 +131,21 @@ class ModelState:
             events.append(side.record_event())
         return Pending(tuple(events))
 
-    def add(self, shift: Floats, parts: Parts = "weights") -> Pending:
-        """``live += shift``, each tensor in its own dtype, rounded once; later work of the device sees the sum.
+    def add(self, shift: Floats) -> Pending:
+        """``weights += shift``, each in its own dtype, rounded once; later work of the device sees the sum.
 
         On CUDA ``shift`` may be written again once the returned copy is done.
         """
-        return self._apply(shift, parts, _add)
+        return self._apply(shift, _add)
 
-    def merge(self, vector: Floats, weight: float, parts: Parts = "weights") -> Pending:
-        """``live += weight (vector - live)``, as :meth:`add`."""
-        return self._apply(vector, parts, partial(_merge, weight=weight))
+    def merge(self, vector: Floats, weight: float) -> Pending:
+        """``weights += weight (vector - weights)``, as :meth:`add`."""
+        return self._apply(vector, partial(_merge, weight=weight))
 
     @torch.no_grad()
-    def _apply(self, vector: Floats, parts: Parts, change: Callable[[list[Tensor], Tensor], None]) -> Pending:
+    def _apply(self, vector: Floats, change: Callable[[list[Tensor], Tensor], None]) -> Pending:
         events: list[torch.cuda.Event] = []
-        for device, live, host in self._runs(vector, parts):
+        for device, live, host in self._runs(vector, "weights"):
             if device.type != "cuda":
                 change(live, host.to(device))
                 continue

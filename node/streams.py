@@ -107,10 +107,6 @@ class Streams:
         await trio.lowlevel.checkpoint()
         self.perform(self.peer.failed(session, code, self.now))
 
-    def sizes(self, full: bool) -> int:
-        local = self.peer.local
-        return local.size(len(local.optimizer_keys) if full else 0)
-
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshotted(self, session: int, vector: Vector, mass: float) -> None:
         """The copy that a session wanted is here; one that is over gives it back."""
@@ -156,37 +152,35 @@ class Streams:
     def transfer(self, effect: Transfer) -> None:
         snapshot = self.sessions.snapshots.get(effect.session)
         link = self.sessions.links.get(effect.session)
-        size = self.sizes(effect.full)
-        if snapshot is None or link is None or size > snapshot.array.size:
+        if snapshot is None or link is None:
             self.failed(effect.session, "layout" if link is not None else "broken")
             return
         self.began[effect.session] = self.now
-        session = Session(effect.session, effect.partner, link, transfer=effect)
+        session = Session(effect.session, effect.partner, link)
         self.stream(session, effect)
 
     def gather(self, effect: Gather) -> None:
         self.began.setdefault(effect.session, self.now)
-        if not self.gathers.gather(effect, self.sizes(effect.full)):
+        if not self.gathers.gather(effect):
             self.failed(effect.session, "layout")
 
     def stream(self, session: Session, effect: Transfer) -> None:
         """Send ours, receive theirs, or both: all of the vector, or those elements of it that the part has."""
-        number, size = effect.session, self.sizes(effect.full)
+        number, size = effect.session, self.peer.local.elements
         positions = effect.part.positions(size, number)
-        ours = self.sessions.snapshots[number].array[:size]  # the weights alone where the partner averages no optimizer
+        ours = self.sessions.snapshots[number].array
         if positions is not None:
             ours = ours[positions]
         session.positions = positions
         codec = get_codec(effect.codec)
-        whole = positions is None and ours.size == self.peer.local.elements
-        spread = self.spread if whole else None
+        spread = self.spread if positions is None else None
         if codec.needs_spread:
             if spread is None or not spread.known:  # as no bound would do
                 self.failed(number, "overflow")
                 return
             codec = codec.bound(spread)
         if effect.receives:
-            session.difference = self.pool.take("full" if effect.full else "weights", ours.size)
+            session.difference = self.pool.take("weights", ours.size)
             session.receiver = DifferenceReceiver(
                 number, ours, session.difference.array, codec, spread, plain=not effect.sends
             )
@@ -278,7 +272,7 @@ class Streams:
         """The vector to add to the weights, or with a mass the one to merge."""
         snapshot, difference = job.snapshot.array, job.difference
         if difference is None:
-            back = self.pool.take(job.snapshot.parts, snapshot.size)
+            back = self.pool.take("weights", snapshot.size)
             back.array[:] = snapshot  # the snapshot may be other sessions' as well
             return back
         if job.mass is not None:
@@ -290,7 +284,7 @@ class Streams:
             self.outer.shift(own, difference.array, job.weight, positions, job.late, job.plain)
         if positions is None:
             return difference
-        whole = self.pool.take(difference.parts, snapshot.size)
+        whole = self.pool.take("weights", snapshot.size)
         whole.array.fill(0.0)
         whole.array[positions] = difference.array
         self.pool.give(difference)

@@ -69,10 +69,6 @@ class Simulation:
             raise ConfigError(
                 "network.partitions needs membership.mode = 'protocol': a perfect sampler knows of no cut network."
             )
-        if scenario.gossip.average_optimizer:
-            raise ConfigError(
-                "gossip.average_optimizer = true cannot be simulated: leave it out, momentum stays local."
-            )
         self.scenario = scenario
         seed, names = scenario.seed, [str(index) for index in range(scenario.peers)]
         self.names = names

@@ -228,12 +228,12 @@ class Member:
     # -- exchanges ---------------------------------------------------------------------------------------------------
     async def accept(self, line: Line, offer: Offer) -> None:
         self.sessions[offer.session] = Session(line, offer.session, offer.codec, offer.weight, bytearray())
-        await line.send(Accept(offer.session, self.version, offer.weight, (), offer.codec))
+        await line.send(Accept(offer.session, self.version, offer.weight, offer.codec))
 
     async def offer(self, line: Line, **changes: Any) -> int:
         """Ask for an exchange; its number."""
         number = random.getrandbits(62)
-        message = Offer(number, self.target.fingerprint, self.target.genesis, self.version, 0.5, "fp32", ())
+        message = Offer(number, self.target.fingerprint, self.target.genesis, self.version, 0.5, "fp32")
         message = dataclasses.replace(message, **changes)
         self.sessions[number] = Session(line, number, message.codec, 0.5, bytearray())
         if len(self.sessions) > 4096:

@@ -17,7 +17,7 @@ from gossip.errors import ConfigError
 from gossip.mixing import check_outer
 from gossip.parts import check_part
 from gossip.published import METHODS, method
-from gossip.removed import check_removed
+from gossip.removed import KEYS, check_removed
 from gossip.together import check_together
 
 __all__ = ["PRESETS", "Config", "as_published", "read_toml", "unknown"]
@@ -187,7 +187,9 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def unknown(name: str) -> ConfigError:
-    """For a key that is none."""
+    """For a key that is none, or none any more."""
+    if name in KEYS:
+        return ConfigError(f"{name} was removed: {KEYS[name]}.")
     near = difflib.get_close_matches(name, settings_of(Config), n=1)
     return ConfigError(f"{shown(name)} is not a setting" + (f"; did you mean {near[0]!r}?" if near else "."))
 

@@ -102,10 +102,6 @@ class Keys:
         "`fragments 4` spreads the same bytes evenly over a link that is busy all the time",
         form='all, "mask SHARE" as mask 0.005, or "fragments N" as fragments 8',
     )
-    average_optimizer: bool = key(
-        False, "average the optimizer's state (momentum, second moments) with the weights",
-        "exact codecs only; no figure speaks for it", form="true or false",
-    )
 
     # -- what to accept (gossip.filters) -----------------------------------------------------------------------------
     norm_bound: float = key(

@@ -154,7 +154,7 @@ def as_lists(value: Any) -> Any:
 
 CONFIGS: tuple[dict[str, Any], ...] = (
     {}, {"outer_momentum": 0.5, "outer_rate": 0.7}, {"codec": "moniqua4"}, {"part": "mask 0.1"},
-    {"part": "fragments 8"}, {"average_optimizer": True}, {"mixing": "group"}, {"mixing": "group", "filter": "trimmed"},
+    {"part": "fragments 8"}, {"mixing": "group"}, {"mixing": "group", "filter": "trimmed"},
     {"mixing": "push-sum"}, {"mixing": "row-stochastic"}, {"partners": 0, "selection": "ring"}, {"selection": "ring"},
     {"filter": "balance"},
     {"codec": "auto"}, {"selection": "nearest"}, {"max_version_gap": 0.0}, {"staleness_exponent": 1.0},

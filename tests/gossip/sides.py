@@ -65,8 +65,8 @@ class Side:
         return self.exchanges.table
 
 
-def offer(session=7, weight=0.5, version=0.0, fingerprint="f", genesis=b"g" * 16, codec="fp32", keys=()):
-    return Offer(session, fingerprint, genesis, version, weight, codec, keys)
+def offer(session=7, weight=0.5, version=0.0, fingerprint="f", genesis=b"g" * 16, codec="fp32"):
+    return Offer(session, fingerprint, genesis, version, weight, codec)
 
 
 def streaming(side=None, session=1, weight=0.5):
@@ -74,7 +74,7 @@ def streaming(side=None, session=1, weight=0.5):
     side = side or Side()
     side.exchanges.begin(0.0)
     side.exchanges.snapshotted(session, 0.0)
-    assert [type(e) for e in side.exchanges.on_accept(B, Accept(session, 0.0, weight, (), "fp32"), 0.0)] == [Transfer]
+    assert [type(e) for e in side.exchanges.on_accept(B, Accept(session, 0.0, weight, "fp32"), 0.0)] == [Transfer]
     return side
 
 

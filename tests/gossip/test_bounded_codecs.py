@@ -16,10 +16,10 @@ MONIQUA = Config(codec="moniqua4")
 ALL, MASK = "all", "mask 1"
 
 
-def mixed(side, session, part="all", codec="int8", keys=()):
+def mixed(side, session, part="all", codec="int8"):
     """The side takes part in an exchange that B offers, to its end; the codec that it streamed with."""
     x = side.exchanges
-    x.on_offer(B, dataclasses.replace(offer(session, codec=codec, keys=keys), part=part), 0.0)
+    x.on_offer(B, dataclasses.replace(offer(session, codec=codec), part=part), 0.0)
     _, transfer = x.snapshotted(session, 0.0)
     assert isinstance(transfer, Transfer)
     x.streamed(session, 1.0, 1.0, 0.0)
@@ -44,13 +44,6 @@ def test_an_exchange_of_a_part_teaches_no_bound():
     assert offered(side)[1] == "moniqua4"
 
 
-def test_an_exchange_with_the_optimizers_state_teaches_no_bound():
-    side = Side(config=dataclasses.replace(Config(average_optimizer=True)), optimizer_keys=("exp_avg",))
-    side.exchanges.learns = True  # as no Config allows
-    mixed(side, 7, codec="fp32", keys=("exp_avg",))
-    assert not side.exchanges.bounded
-
-
 def test_a_part_is_never_streamed_with_such_a_codec():
     side = Side(config=MONIQUA)
     mixed(side, 7)
@@ -63,7 +56,7 @@ def test_an_answer_with_a_codec_that_cannot_be_used_here_is_refused(config):
     if config is not MONIQUA:
         mixed(side, 7)  # which teaches nothing to one that keeps no bounds
     session, _ = offered(side)
-    told = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, (), "moniqua4"), 0.0)
+    told = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
     assert told[0] == Send(B, Abort(session, "terms"))
 
 
@@ -72,6 +65,6 @@ def test_what_is_bounded_is_still_agreed_on():
     mixed(side, 7)
     session, codec = offered(side)
     assert codec == "moniqua4"
-    [transfer] = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, (), "moniqua4"), 0.0)
+    [transfer] = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
     assert (transfer.codec, transfer.part) == ("moniqua4", Part.parse(ALL))
     assert side.exchanges.streamed(session, 1.0, 1.0, 0.0) == [Send(B, Commit(session))]

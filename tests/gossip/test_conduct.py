@@ -113,7 +113,7 @@ def exchange(side, now, fails, version=0.0):
     (snapshot,) = side.exchanges.begin(now)
     session = snapshot.session
     side.exchanges.snapshotted(session, now)
-    side.exchanges.on_accept(B, Accept(session, version, 0.5, (), "fp32"), now)
+    side.exchanges.on_accept(B, Accept(session, version, 0.5, "fp32"), now)
     if fails:
         side.exchanges.failed(session, "deadline", now)
         return

@@ -56,13 +56,13 @@ class Stalling(Siege):
                 self.dial(liar, node.peer.membership.me.address, node.id)
                 continue
             local = node.peer.local
-            offer = Offer(next(SESSIONS), local.fingerprint, local.genesis, local.version, 0.5, "fp32", ())
+            offer = Offer(next(SESSIONS), local.fingerprint, local.genesis, local.version, 0.5, "fp32")
             self.send(liar, node.id, offer)
         self.later(0.1, self.again)
 
     def deliver(self, sender, to, life, message):
         if to is getattr(self, "liar", None) and isinstance(message, Offer):
-            self.send(to, sender.id, Accept(message.session, message.version, message.weight, (), message.codec))
+            self.send(to, sender.id, Accept(message.session, message.version, message.weight, message.codec))
         elif to is not getattr(self, "liar", None) or not isinstance(message, Accept | Chunk):
             super().deliver(sender, to, life, message)
 

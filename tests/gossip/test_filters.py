@@ -229,7 +229,7 @@ def test_what_the_budget_leaves_is_taken_and_then_nothing():
         x.filter.took(peer, 10.0)
     weights = []
     for session in range(50, 54):
-        x.on_offer(B, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32", ()), 0.0)
+        x.on_offer(B, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
         x.snapshotted(session, 0.0)
         x.on_commit(B, session, 0.0)
         weights += [e.weight for e in x.streamed(session, 24.0**2, 100.0, 0.0) if isinstance(e, Mix)]
@@ -337,7 +337,7 @@ def test_trimming_needs_members_beside_those_it_trims():
 def test_a_refusal_is_counted_with_who_and_why(config, sums, code):
     side = Side(config=Config(**config))
     for partner, session in ((B, 7), (B, 8), (C, 9)):
-        side.exchanges.on_offer(partner, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32", ()), 0.0)
+        side.exchanges.on_offer(partner, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
         side.exchanges.snapshotted(session, 0.0)
         side.exchanges.streamed(session, *sums, 0.0)
         side.exchanges.on_commit(partner, session, 0.0)

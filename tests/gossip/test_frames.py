@@ -124,7 +124,7 @@ LARGEST = MemberRecord(
     True, b"g" * 16, 2**63 - 1, 2**63 - 1, 2**63 - 1, 0.1, 0.1, True, b"s" * 64,
 )  # fmt: skip
 NEWER = dataclasses.replace(LARGEST, extra=(b"n" * 251, None, True))  # 256 bytes of a newer version's
-OFFER = Offer(7, "f" * 32, b"g" * 16, 1.5, 0.5, "fp32", ("exp_avg",))
+OFFER = Offer(7, "f" * 32, b"g" * 16, 1.5, 0.5, "fp32")
 DEEP = b"\x91" * 900 + b"\x90"
 
 

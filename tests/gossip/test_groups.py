@@ -58,20 +58,20 @@ def groups(me: PeerId, mates: Mates, **changes: object) -> Groups:
 
 
 def invite(session: int, *members: PeerId, **changes: object) -> Invite:
-    return replace(Invite(session, "f", b"g" * 16, 4.0, "fp32", (), members), **changes)
+    return replace(Invite(session, "f", b"g" * 16, 4.0, "fp32", members), **changes)
 
 
 def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> Groups:
     """One that joined, and knows who takes part."""
     one = groups(me, Mates(), **changes)
     assert one.on_invite(inviter, invite(7, B, C), 0.0) == [Snapshot(7, False)]
-    assert one.snapshotted(7, 0.1) == [Send(inviter, Joined(7, 2.0, "fp32", ()))]
+    assert one.snapshotted(7, 0.1) == [Send(inviter, Joined(7, 2.0, "fp32"))]
     return one
 
 
 def verified() -> Groups:
     one = invited()
-    assert isinstance(one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32", ()), 0.2)[-1], Gather)
+    assert isinstance(one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)[-1], Gather)
     assert one.gathered(7, 1.0, 1.0, [], 0.3) == [Send(A, Commit(7))]
     return one
 
@@ -82,8 +82,8 @@ def inviting(state: State = State.STREAMING, **changes: object) -> Groups:
     one.begin(0.0)
     one.snapshotted(1, 0.1)
     if state is not State.OFFERED:
-        one.on_joined(B, Joined(1, 4.0, "fp32", ()), 0.2)
-        one.on_joined(C, Joined(1, 6.0, "fp32", ()), 0.2)
+        one.on_joined(B, Joined(1, 4.0, "fp32"), 0.2)
+        one.on_joined(C, Joined(1, 6.0, "fp32"), 0.2)
     if state is State.VERIFIED:
         one.gathered(1, 1.0, 1.0, [], 0.3)
     assert one.table[1].state is state
@@ -92,9 +92,9 @@ def inviting(state: State = State.STREAMING, **changes: object) -> Groups:
 
 def test_the_inviter_begins_when_all_have_answered_with_the_mean_of_their_versions() -> None:
     one = inviting(State.OFFERED)
-    assert one.on_joined(B, Joined(1, 4.0, "fp32", ()), 0.2) == []
-    begun = one.on_joined(C, Joined(1, 6.0, "bf16", ()), 0.2)
-    begin = Begin(1, (A, B, C), 4.0, "bf16", ())
+    assert one.on_joined(B, Joined(1, 4.0, "fp32"), 0.2) == []
+    begun = one.on_joined(C, Joined(1, 6.0, "bf16"), 0.2)
+    begin = Begin(1, (A, B, C), 4.0, "bf16")
     assert begun[:2] == [Send(B, begin), Send(C, begin)]
     gather = begun[2]
     assert isinstance(gather, Gather)
@@ -118,10 +118,10 @@ def test_a_busy_member_is_replaced_and_the_others_begin_without_who_stays_silent
     one.begin(0.0)
     one.snapshotted(1, 0.1)
     assert one.on_busy(C, 1, 0.2) == [Send(D, invite(1, B, D, version=2.0))]
-    assert one.on_joined(B, Joined(1, 2.0, "fp32", ()), 0.2) == []
+    assert one.on_joined(B, Joined(1, 2.0, "fp32"), 0.2) == []
     late = one.tick(0.1 + one.config.reply_timeout_s)
-    assert late[:2] == [Send(D, Abort(1, "late")), Send(B, Begin(1, (A, B), 2.0, "fp32", ()))]
-    assert one.on_joined(D, Joined(1, 2.0, "fp32", ()), 5.2) == [Send(D, Abort(1, "late"))]
+    assert late[:2] == [Send(D, Abort(1, "late")), Send(B, Begin(1, (A, B), 2.0, "fp32"))]
+    assert one.on_joined(D, Joined(1, 2.0, "fp32"), 5.2) == [Send(D, Abort(1, "late"))]
     assert one.mates.benched == [D]
 
 
@@ -147,7 +147,7 @@ def inviters(hidden: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
 def test_members_without_a_link_are_dialled_and_streamed_to_once_there_is_one() -> None:
     one = invited()
     one.mates.unlinked.add(C)
-    begun = one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32", ()), 0.2)
+    begun = one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)
     assert begun[0] == Dial(Address("10.0.0.1", 7703), C)
     again = one.linked(C, 0.5)
     assert again == [replace(begun[1], deadline_s=pytest.approx(begun[1].deadline_s - 0.3))]
@@ -166,25 +166,14 @@ def test_an_invitation_that_cannot_work_is_refused(changes: dict[str, object], c
 
 @pytest.mark.parametrize(
     "begin",
-    [Begin(7, (A, C), 3.0, "fp32", ()), Begin(7, (B, A), 3.0, "fp32", ()), Begin(7, (B, C), 3.0, "fp32", ()),
-     Begin(7, (B,), 3.0, "fp32", ()), Begin(7, (A, B), 3.0, "none", ()), Begin(7, (A, B), 3.0, "fp32", ("m",)),
-     Begin(7, (A, B, B), 3.0, "fp32", ()), Begin(7, (A, B), float("inf"), "fp32", ())],
+    [Begin(7, (A, C), 3.0, "fp32"), Begin(7, (B, A), 3.0, "fp32"), Begin(7, (B, C), 3.0, "fp32"),
+     Begin(7, (B,), 3.0, "fp32"), Begin(7, (A, B), 3.0, "none"),
+     Begin(7, (A, B, B), 3.0, "fp32"), Begin(7, (A, B), float("inf"), "fp32")],
 )  # fmt: skip
 def test_a_beginning_that_makes_no_sense_is_no_group(begin: Begin) -> None:
     one = invited()
     assert one.on_begin(A, begin, 0.2) == [Send(A, Abort(7, "terms")), Release(7)]
     assert one.table == {}
-
-
-def test_the_optimizers_state_is_averaged_where_all_have_it_whoever_answers_first() -> None:
-    for keys in ((("m",), ()), ((), ("m",))):
-        one = groups(A, Mates(B, C), average_optimizer=True)
-        one.local.optimizer_keys = ("m",)
-        one.begin(0.0)
-        one.snapshotted(1, 0.1)
-        one.on_joined(B, Joined(1, 2.0, "fp32", keys[0]), 0.2)
-        begun = one.on_joined(C, Joined(1, 2.0, "fp32", keys[1]), 0.2)
-        assert begun[0] == Send(B, Begin(1, (A, B, C), 2.0, "fp32", ()))
 
 
 def test_who_is_invited_twice_stays_unless_the_two_inviters_invited_each_other() -> None:
@@ -223,7 +212,7 @@ def test_an_abort_of_one_ends_the_group_for_all_once_it_began(state: State) -> N
     ended = one.on_abort(C, 1, "checksum", 0.5)
     if state is State.OFFERED:
         assert ended == []
-        assert one.on_joined(B, Joined(1, 2.0, "fp32", ()), 0.5)[0] == Send(B, Begin(1, (A, B), 2.0, "fp32", ()))
+        assert one.on_joined(B, Joined(1, 2.0, "fp32"), 0.5)[0] == Send(B, Begin(1, (A, B), 2.0, "fp32"))
     else:
         assert ended == [Send(B, Abort(1, "checksum")), Send(C, Abort(1, "checksum")), Release(1)]
         assert one.failures == 1
@@ -277,7 +266,7 @@ def test_doubts_about_groups_are_few_and_the_oldest_is_dropped_for_another() -> 
             one.local.boundary_at = float(number)
             one.on_invite(A, invite(session, B, C), float(number))
             one.snapshotted(session, float(number))
-            one.on_begin(A, Begin(session, (A, B, C), 1.0, "fp32", ()), float(number))
+            one.on_begin(A, Begin(session, (A, B, C), 1.0, "fp32"), float(number))
             one.gathered(session, 1.0, 1.0, [], float(number))
         ended = one.unlinked(A, number + 0.5)
         assert ended[-2:] == [Send(A, Outcome(session)), Send(C, Outcome(session))]
@@ -305,7 +294,7 @@ def test_in_doubt_about_one_group_the_next_may_begin() -> None:
 )
 def test_means_that_no_peer_may_take_are_refused_and_their_owner_is_benched(difference_sq: float, code: str) -> None:
     one = invited()
-    one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32", ()), 0.2)
+    one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)
     assert one.gathered(7, difference_sq, 1.0, [C], 0.3) == [Send(A, Abort(7, code)), Release(7)]
     assert one.refusals.counts == {(C, code): 1}
     assert one.mates.benched == [C]
@@ -315,7 +304,7 @@ def test_means_that_no_peer_may_take_are_refused_and_their_owner_is_benched(diff
 def test_a_group_too_small_for_its_momentum_mixes_plainly_unless_it_is_everybody(members, others, plain) -> None:
     one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
     one.mates.others = others
-    one.on_begin(A, Begin(7, members, 3.0, "fp32", ()), 0.2)
+    one.on_begin(A, Begin(7, members, 3.0, "fp32"), 0.2)
     one.gathered(7, 1.0, 1.0, [], 0.3)
     assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0, plain=plain), Release(7)]
 
@@ -324,7 +313,7 @@ def test_five_are_enough_for_the_momentum_of_diloco() -> None:
     five = tuple(PeerId(bytes([n]) * 16) for n in range(1, 6))
     one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
     one.mates.others = True
-    one.on_begin(A, Begin(7, five, 3.0, "fp32", ()), 0.2)
+    one.on_begin(A, Begin(7, five, 3.0, "fp32"), 0.2)
     one.gathered(7, 1.0, 1.0, [], 0.3)
     assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0), Release(7)]
 
@@ -334,7 +323,7 @@ def test_late_words_change_nothing() -> None:
     one.on_settled(A, Settled(7, True), 0.4)
     assert one.on_settled(A, Settled(7, False), 0.5) == []
     assert one.on_abort(A, 7, "late", 0.5) == []
-    assert one.on_begin(A, Begin(7, (A, B), 1.0, "fp32", ()), 0.5) == [Send(A, Abort(7, "late"))]
+    assert one.on_begin(A, Begin(7, (A, B), 1.0, "fp32"), 0.5) == [Send(A, Abort(7, "late"))]
     assert one.gathered(7, 1.0, 1.0, [], 0.5) == one.failed(7, "broken", 0.5) == one.on_busy(A, 7, 0.5) == []
     assert (one.done, one.failures, one.local.version) == (1, 0, 3.0)
 
@@ -366,7 +355,7 @@ def test_verdicts_are_bounded() -> None:
 
 
 def test_with_whom_a_group_is_is_known_as_far_as_it_is() -> None:
-    one = Gathering(1, A, False, (), "fp32", 0.0, 1.0)
+    one = Gathering(1, A, False, "fp32", 0.0, 1.0)
     assert one.others == (A,)
     one.members = (A, B, C)
     assert one.others == (A, B, C)

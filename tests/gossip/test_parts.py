@@ -125,7 +125,7 @@ def test_no_fragment_without_elements_is_offered_or_accepted():
     assert side.local.elements == 100
     division = fragments_of(side.config, side.local.elements)
     assert [part.elements(100) for part in division.order] == [1] * 100
-    offer = Offer(7, "f", b"g" * 16, 0.0, 0.5, "fp32", (), part="fragment 255/256")
+    offer = Offer(7, "f", b"g" * 16, 0.0, 0.5, "fp32", part="fragment 255/256")
     assert side.exchanges.on_offer(B, offer, 0.0) == [Send(B, Refuse(7, "part"))]
     assert side.table == {}
 

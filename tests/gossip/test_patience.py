@@ -90,7 +90,7 @@ def test_a_late_answer_is_an_exchange_and_counts_without_momentum():
     x.tick(LEAST_S)
     x.begin(0.6)
     x.snapshotted(2, 0.6)
-    [transfer] = x.on_accept(F, Accept(1, 0.0, 0.5, (), "fp32"), 2.0)
+    [transfer] = x.on_accept(F, Accept(1, 0.0, 0.5, "fp32"), 2.0)
     assert transfer.session == 1
     assert x.moving == 1, "the other one's"
     x.streamed(1, 1.0, 1.0, 2.1)
@@ -105,7 +105,7 @@ def test_a_late_answer_that_nothing_overtook_keeps_its_momentum():
     x.begin(0.0)
     x.snapshotted(1, 0.0)
     x.tick(LEAST_S)
-    x.on_accept(F, Accept(1, 0.0, 0.5, (), "fp32"), 2.0)
+    x.on_accept(F, Accept(1, 0.0, 0.5, "fp32"), 2.0)
     x.streamed(1, 1.0, 1.0, 2.1)
     assert x.on_commit(F, 1, 2.2) == [Mix(1, 0.5, False), Release(1)]
 
@@ -213,7 +213,7 @@ def test_an_accept_without_a_stream_teaches_nothing():
         session = place + 1
         side.exchanges.begin(0.0)
         side.exchanges.snapshotted(session, 0.0)
-        side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, (), "fp32"), 4.0)
+        side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "fp32"), 4.0)
         side.exchanges.failed(session, "stalled", 7.0)
     assert side.exchanges.answers.past == side.exchanges.streams.past == {}
 
@@ -233,7 +233,7 @@ def test_an_offer_takes_the_place_of_ours_once_ours_waits_for_longer_than_answer
         return
     assert answer == [Snapshot(70, False)]
     assert side.benched == []
-    [transfer] = x.on_accept(F, Accept(1, 0.0, 0.5, (), "fp32"), 0.7)
+    [transfer] = x.on_accept(F, Accept(1, 0.0, 0.5, "fp32"), 0.7)
     assert transfer.session == 1
 
 

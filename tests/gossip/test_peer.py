@@ -48,7 +48,7 @@ def test_a_newcomer_takes_part_in_nothing_before_it_has_the_weights():
     swarm.run(5.0)
     assert newcomer.peer.joining.phase is Phase.COLLECTING
     assert (newcomer.steps, newcomer.mixes, first.mixes) == (0, [], [])
-    offer = Offer(5, "f", newcomer.genesis, 0.0, 0.5, "fp32", ())
+    offer = Offer(5, "f", newcomer.genesis, 0.0, 0.5, "fp32")
     assert newcomer.peer.receive(first.id, offer, swarm.now) == [Send(first.id, Refuse(5, "genesis"))]
     assert newcomer.peer.receive(first.id, Fetch(6, (), 0, 0), swarm.now) == [Send(first.id, Refuse(6, "not-ready"))]
 
@@ -153,7 +153,7 @@ def test_a_session_number_in_use_is_not_taken_by_anything_else():
     swarm.until(lambda: bool(newcomer.peer.joining.pieces), 10.0)
     session, piece = next(iter(newcomer.peer.joining.pieces.items()))
     donor = swarm.by_id[piece.donor]
-    for message in (Offer(session, "f", donor.genesis, 0.0, 0.5, "fp32", ()), Fetch(session, (), 0, 10)):
+    for message in (Offer(session, "f", donor.genesis, 0.0, 0.5, "fp32"), Fetch(session, (), 0, 10)):
         for one, other in ((newcomer, donor), (donor, newcomer)):
             assert one.peer.receive(other.id, message, swarm.now) == [Send(other.id, Busy(session))]
     assert session in newcomer.peer.joining.pieces
@@ -174,7 +174,7 @@ def test_one_that_leaves_says_so_and_takes_part_in_nothing_more():
     assert {node.peer.membership.state(leaver.id) for node in nodes if node is not leaver} == {MemberState.LEFT}
     assert leaver.peer.deadline == float("inf")
     assert leaver.peer.tick(swarm.now) == []
-    offer = Offer(5, "f", leaver.genesis, 0.0, 0.5, "fp32", ())
+    offer = Offer(5, "f", leaver.genesis, 0.0, 0.5, "fp32")
     assert leaver.peer.receive(nodes[0].id, offer, swarm.now) == [Send(nodes[0].id, Busy(5))]
     assert leaver.peer.receive(nodes[0].id, Fetch(6, (), 0, 10), swarm.now) == [Send(nodes[0].id, Busy(6))]
     left_at = swarm.now
@@ -200,7 +200,7 @@ def test_every_message_of_an_exchange_that_nobody_knows_is_harmless():
     swarm.until(swarm.quiet, 10.0)
     for message in (Commit(99), Abort(99, "x"), Busy(99), Refuse(99, "x"), Settled(99, True)):
         assert a.peer.receive(b.id, message, swarm.now) == []
-    assert a.peer.receive(b.id, Accept(99, 0.0, 0.5, (), "fp32"), swarm.now) == [Send(b.id, Abort(99, "late"))]
+    assert a.peer.receive(b.id, Accept(99, 0.0, 0.5, "fp32"), swarm.now) == [Send(b.id, Abort(99, "late"))]
     assert a.peer.receive(b.id, Outcome(99), swarm.now) == [Send(b.id, Settled(99, False))]
     assert a.peer.snapshotted(99, swarm.now) == a.peer.streamed(99, 1.0, 1.0, swarm.now) == []
     assert a.peer.failed(99, "broken", swarm.now) == a.peer.collected(99, ELEMENTS, swarm.now) == []

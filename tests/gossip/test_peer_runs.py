@@ -188,7 +188,7 @@ def test_a_peer_about_to_take_other_weights_is_busy():
     swarm.until(lambda: right.peer.joining.phase is Phase.COLLECTING, 60.0)
     right.stepping = False
     swarm.until(lambda: right.peer.joining.phase is Phase.ADOPTING, 60.0)
-    offer = Offer(5, "f", right.genesis, 0.0, 0.5, "fp32", ())
+    offer = Offer(5, "f", right.genesis, 0.0, 0.5, "fp32")
     assert right.peer.receive(left.id, offer, swarm.now) == [Send(left.id, Busy(5))]
     assert right.peer.receive(left.id, Fetch(6, (), 0, 0), swarm.now) == [Send(left.id, Refuse(6, "joining"))]
     assert right.peer.joining.phase is Phase.ADOPTING

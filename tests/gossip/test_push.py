@@ -17,7 +17,7 @@ ROWS = Config(mixing="row-stochastic")
 
 
 def push(session=7, mass=0.5, mixing="push"):
-    return Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32", (), mixing, mass)
+    return Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32", mixing, mass)
 
 
 def offered(config=SUM, partners=(B, C), mass=0.5):
@@ -30,7 +30,7 @@ def offered(config=SUM, partners=(B, C), mass=0.5):
 def pushing(config=SUM, **how):
     """A side whose vector streams to B."""
     side = offered(config, **how)
-    [transfer] = side.exchanges.on_accept(B, Accept(1, 0.0, 0.5, (), "fp32"), 0.0)
+    [transfer] = side.exchanges.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.0)
     assert isinstance(transfer, Transfer)
     return side
 
@@ -50,7 +50,7 @@ def test_one_side_streams_and_is_done_when_the_other_commits(config, mass):
     x = side.exchanges
     assert x.begin(0.0) == [Snapshot(1, False, 1)]
     assert x.snapshotted(1, 0.0, mass) == [Send(B, push(1, mass))]
-    [transfer] = x.on_accept(B, Accept(1, 0.0, 0.5, (), "fp32"), 0.1)
+    [transfer] = x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.1)
     assert (transfer.sends, transfer.receives) == (True, False)
     assert x.on_commit(B, 1, 0.2) == [Release(1)]
     assert (x.done, x.failures, x.table, x.mixed_at) == (1, 0, {}, [B])

@@ -115,7 +115,7 @@ def test_what_is_nearest_is_written():
     assert read_again(Serving(2**70, math.inf, b"", (), (("step", math.nan), ("lr", -math.inf)))) == Serving(
         2**63 - 1, sys.float_info.max, b"", (), (("step", 0.0), ("lr", -sys.float_info.max))
     )
-    assert read_again(Offer(-3, "f", b"", math.nan, 0.5, "fp32", ())).version == 0.0
+    assert read_again(Offer(-3, "f", b"", math.nan, 0.5, "fp32")).version == 0.0
     assert read_again(Close("x" * 40, "two\nlines \x1b[2J\ud800" + "y" * 500, ())) == Close(
         "x" * 32, "two?lines ?[2J?" + "y" * 385, ()
     )

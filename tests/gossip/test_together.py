@@ -66,11 +66,6 @@ REFUSED = [
     (RING | OUTER, ["partners = 0", "momentum"], [RING, RING | OUTER | {"partners": 1}]),
     ({"partners": 3}, ["partners = 3", "one partner at a time"], [{"partners": 1}, RING, ROWS | {"partners": 3}]),
     (
-        {"average_optimizer": True, "codec": "int8"},
-        ["average_optimizer", "int8", "negative"],
-        [{"average_optimizer": True, "codec": name} for name in ("fp32", "bf16", "fp16")] + [{"codec": "int8"}],
-    ),
-    (
         {"codec": "moniqua4", "part": "fragments 4"},
         ["moniqua4", "fragments 4"],
         [{"codec": "int4", "part": "fragments 4"}, {"codec": "moniqua4", "part": "all"}],

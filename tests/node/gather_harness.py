@@ -62,9 +62,7 @@ class One:
         state = ModelState({"x": vector.copy()})
         self.pool, self.links = Pool(state), {}
         self.sessions = Sessions(self.pool)
-        exchange = SimpleNamespace(
-            state=State.OFFERED, initiator=False, optimizer_keys=(), inviter=members[0], candidates=members
-        )
+        exchange = SimpleNamespace(state=State.OFFERED, initiator=False, inviter=members[0], candidates=members)
         self.peer = SimpleNamespace(
             exchanges=SimpleNamespace(table={SESSION: exchange}),
             local=Local("", vector.size, 0),
@@ -82,8 +80,8 @@ class One:
         self.sessions.snapshots[SESSION] = snapshot
 
     def begin(self, members, codec):
-        effect = Gather(SESSION, members, members.index(self.me), False, codec, 10.0)
-        return self.gathers.gather(effect, self.vector.size)
+        effect = Gather(SESSION, members, members.index(self.me), codec, 10.0)
+        return self.gathers.gather(effect)
 
     def release(self):
         self.gathers.release(SESSION)

@@ -219,12 +219,6 @@ def test_what_is_no_model_is_refused(given, quick):
     one_sentence(error)
 
 
-def test_averaging_an_optimizer_that_was_not_given_is_refused(quick):
-    with pytest.raises(ConfigError) as error:
-        Node(model(), config=replace(quick, average_optimizer=True))
-    assert "Node(model, optimizer)" in one_sentence(error)
-
-
 def test_an_optimizer_of_another_model_is_refused(quick):
     with pytest.raises(LayoutError) as error:
         Node(model(), torch.optim.SGD(model().parameters(), lr=0.1), config=quick)

@@ -202,7 +202,7 @@ def test_a_stream_whose_bound_is_not_known_fails_and_nothing_else():
     failures = []
     node.streams.spawn = lambda task, *arguments: failures.append(arguments)
     node.sessions.links[session] = link = object()
-    node.streams.transfer(Transfer(session, OTHER, False, "moniqua4", 1.0))
+    node.streams.transfer(Transfer(session, OTHER, "moniqua4", 1.0))
     assert failures == [(session, "overflow")]
     assert session not in node.sessions.table
     assert node.sessions.links[session] is link

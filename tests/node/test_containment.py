@@ -170,7 +170,7 @@ def test_what_is_the_users_or_nobodys_is_contained_nowhere(error):
 
 # -- what waits for a link ------------------------------------------------------------------------------------------
 def offer(session):
-    return Offer(session, "", b"", 0.0, 0.5, "fp32", ())
+    return Offer(session, "", b"", 0.0, 0.5, "fp32")
 
 
 @in_trio
@@ -180,7 +180,7 @@ async def test_an_offer_whose_session_is_over_is_not_sent_when_its_link_comes():
     ours, _ = link()
     for message in (
         offer(5),
-        Invite(6, "", b"", 0.0, "fp32", ()),
+        Invite(6, "", b"", 0.0, "fp32"),
         Fetch(8, (), 0, 0),
         Abort(5, "late"),
         Settled(9, True),
@@ -235,7 +235,7 @@ async def test_an_offer_that_is_refused_binds_no_link():
     await hears(node, ours, offer(5), Outcome(6), Fetch(7, (), 3, 1))  # the first of another layout
     assert not node.sessions.links
     ready = node.peer.local
-    await hears(node, ours, Offer(8, ready.fingerprint, ready.genesis, 0.0, 0.5, "fp32", ()))
+    await hears(node, ours, Offer(8, ready.fingerprint, ready.genesis, 0.0, 0.5, "fp32"))
     assert node.sessions.links == {8: ours}
     await hears(node, ours, Abort(8, "late"))
     assert not node.sessions.links
@@ -278,7 +278,7 @@ async def test_an_offer_over_a_link_that_this_node_is_closing_begins_nothing():
     node.perform(node.peer.linked(OTHER, OTHER_RECORD, node.now))
     ours.retire()
     local = node.peer.local
-    await hears(node, ours, Offer(8, local.fingerprint, local.genesis, 0.0, 0.5, "fp32", ()))
+    await hears(node, ours, Offer(8, local.fingerprint, local.genesis, 0.0, 0.5, "fp32"))
     assert not node.peer.exchanges.table
     assert not node.sessions.links
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -53,24 +52,3 @@ def test_a_group_goes_on_when_a_node_goes(train, until, quick):
     until(lambda: all(one.node.metrics().exchanges_done > 5 for one in nodes))
     nodes[0].stop()
     until(mixed(nodes[1:], 5))
-
-
-def test_the_optimizers_state_goes_along_where_it_is_averaged(train, until, quick):
-    config = dataclasses.replace(quick, mixing="group", average_optimizer=True)
-    models = [linear(0.0) for _ in range(3)]
-    adams = [torch.optim.Adam(model.parameters()) for model in models]
-    for model, adam in zip(models, adams, strict=True):
-        model(torch.ones(1, 40)).sum().backward()
-        adam.step()
-    nodes = [train(models[0], adams[0], config=config)]
-    for model, adam in zip(models[1:], adams[1:], strict=True):
-        nodes.append(train(model, adam, config=config, seeds=[nodes[0].node.address]))
-    until(lambda: all(one.node.metrics().members_alive == 3 for one in nodes))
-    for number, (one, model, adam) in enumerate(zip(nodes, models, adams, strict=True)):
-        one.do(lambda _, m=model, o=adam, k=number: o.state[m.weight]["exp_avg"].fill_(float(k)))
-
-    def moments():
-        return [float(adam.state[model.weight]["exp_avg"].mean()) for model, adam in zip(models, adams, strict=True)]
-
-    until(lambda: np.ptp(moments()) < 1e-4)
-    assert moments()[0] == pytest.approx(1.0, abs=0.1)

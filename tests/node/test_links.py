@@ -51,7 +51,7 @@ def test_no_chunk_goes_ahead_of_what_was_sent_before_it():
             for number in range(before):
                 link.send(Nack(number))
                 await trio.testing.wait_all_tasks_blocked()  # the first of them is being sent
-            link.send(Accept(7, 0.0, 0.5, (), "fp32"))
+            link.send(Accept(7, 0.0, 0.5, "fp32"))
             link.start_bulk(7, Sender(7, np.zeros(SIZE, np.float32), FP32, 1_024))
             with trio.fail_after(10):
                 assert await kinds(reader, before + 3) == [*[Nack] * before, Accept, Chunk, Chunk]

@@ -229,11 +229,11 @@ def test_a_megabit_is_125_000_bytes():
 def test_a_change_is_read_as_toml_or_as_text(file):
     changes = {
         "gossip.mix_every_steps": "4", "task.optimizer.lr": "0.2", "name": "a b", "task.model": "linear",
-        "membership": "{ mode = 'protocol' }", "gossip.average_optimizer": "true",
+        "membership": "{ mode = 'protocol' }", "gossip.staleness_exponent": "0.5",
     }  # fmt: skip
     scenario = Scenario.from_toml(file, seed=9, changes=changes)
     assert (scenario.seed, scenario.name, scenario.task.model) == (9, "a b", "linear")
-    assert scenario.gossip == Config.wan(mix_every_steps=4, average_optimizer=True)
+    assert scenario.gossip == Config.wan(mix_every_steps=4, staleness_exponent=0.5)
     assert scenario.task.optimizer == Optimizer(lr=0.2, momentum=0.9)
     assert scenario.membership == MembershipSpec()
 

@@ -292,8 +292,6 @@ def test_data_and_models_of_ones_own_are_trained(own):
 
 
 def test_what_the_simulator_does_not_do_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="average_optimizer"):
-        simulate(Scenario(peers=2, duration_s=1.0, gossip=Config(average_optimizer=True)), progress=False)
     slow = {"peers": 2, "duration_s": 1.0, "network": {"latency": {"kind": "constant", "value_s": 2.0}}}
     with pytest.raises(ConfigError, match=r"hello_timeout_s above 8"):
         simulate(Scenario.from_mapping(slow), progress=False)

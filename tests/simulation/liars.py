@@ -105,7 +105,7 @@ class Liar(Host):
             return
         self.say(to, self.rng.choice([
             Commit(session), Settled(session, True), Settled(session, False), Outcome(session), Busy(session),
-            Abort(session, "late"), Accept(session, 0.0, 0.5, (), "fp32"), Refuse(session, "genesis"),
+            Abort(session, "late"), Accept(session, 0.0, 0.5, "fp32"), Refuse(session, "genesis"),
         ]))  # fmt: skip
 
     def send(self, to: PeerId, message: Any) -> None:
@@ -152,7 +152,7 @@ class Liar(Host):
             rng.getrandbits(62) if rng.random() < 0.5 else self.session(), rng.choice(["f", "f", "f", "g"]),
             local.genesis, self.figure() if rng.random() < 0.3 else local.version,
             rng.choice([0.5, 0.5, 0.25, 1e-9, 2.0]),
-            rng.choice(["fp32", "fp32", "int8", "moniqua4", "none"]), rng.choice([(), (), ("exp_avg",)]),
+            rng.choice(["fp32", "fp32", "int8", "moniqua4", "none"]),
             "push" if self.config.pushes != (rng.random() < 0.1) else "pair",
             rng.choice([0.0, 1.0, 1.0, 2.0**32, 1e-9]),
             rng.choice(["all", "all", "mask 0.1", "top 0.01", "fragment 1/4", "nothing"]),
@@ -161,7 +161,7 @@ class Liar(Host):
     def lie_answer(self) -> Any:
         rng, session = self.rng, self.session()
         return rng.choice([
-            Accept(session, self.figure(), rng.choice([0.5, 0.25, 0.0, 3.0]), (), rng.choice(["fp32", "int8", "none"])),
+            Accept(session, self.figure(), rng.choice([0.5, 0.25, 0.0, 3.0]), rng.choice(["fp32", "int8", "none"])),
             Busy(session), Refuse(session, "genesis"), Commit(session), Commit(session), Abort(session, "late"),
             Abort(session, "checksum"), Outcome(session), Settled(session, True), Settled(session, False),
         ])  # fmt: skip
@@ -170,9 +170,9 @@ class Liar(Host):
         rng, session, local = self.rng, self.session(), self.peer.local
         members = tuple(sorted({self.id, *(self.someone() for _ in range(rng.randint(0, 5)))}))
         return rng.choice([
-            Invite(session, "f", local.genesis, local.version, "fp32", (), members),
-            Invite(rng.getrandbits(62), "f", local.genesis, local.version, "fp32", (), members),
-            Joined(session, self.figure(), "fp32", ()), Begin(session, members, self.figure(), "fp32", ()),
+            Invite(session, "f", local.genesis, local.version, "fp32", members),
+            Invite(rng.getrandbits(62), "f", local.genesis, local.version, "fp32", members),
+            Joined(session, self.figure(), "fp32"), Begin(session, members, self.figure(), "fp32"),
         ])  # fmt: skip
 
     def lie_fetch(self) -> Any:
