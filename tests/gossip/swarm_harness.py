@@ -176,14 +176,18 @@ class Swarm:
         return self.now - begin
 
     def later(self, delay_s: float, what: Callable[..., None], *arguments: Any) -> None:
+        self.plan(self.now + delay_s, what, *arguments)
+
+    def plan(self, when: float, what: Callable[..., None], *arguments: Any) -> None:
+        """At this very time: ``now + (when - now)`` may be less, and a deadline just ahead would stay for ever."""
         self.ties += 1
-        heapq.heappush(self.heap, (self.now + delay_s, self.ties, what, arguments))
+        heapq.heappush(self.heap, (when, self.ties, what, arguments))
 
     def arm(self, node: Node) -> None:
         deadline = node.peer.deadline
         if deadline < node.armed:
             node.armed = deadline
-            self.later(max(0.0, deadline - self.now), self.fire, node)
+            self.plan(max(deadline, self.now), self.fire, node)
 
     def fire(self, node: Node) -> None:
         if node.armed > self.now:

@@ -169,7 +169,7 @@ class Host:
         deadline = self.peer.deadline
         if deadline < self.armed:
             self.armed = deadline
-            self.later(max(0.0, deadline - self.world.now), self.fire)
+            self.world.plan(max(deadline, self.world.now), self.happen, self.fire, ())
 
     def fire(self) -> None:
         now = self.world.now

@@ -68,8 +68,12 @@ class World:
 
     # -- time ----------------------------------------------------------------------------------------------------
     def later(self, delay_s: float, what: Callable[..., None], *arguments: Any) -> None:
+        self.plan(self.now + delay_s, what, *arguments)
+
+    def plan(self, when: float, what: Callable[..., None], *arguments: Any) -> None:
+        """At this very time: ``now + (when - now)`` may be less, and a deadline just ahead would stay for ever."""
         self.ties += 1
-        heapq.heappush(self.heap, (self.now + delay_s, self.ties, what, arguments))
+        heapq.heappush(self.heap, (when, self.ties, what, arguments))
 
     def run(self, seconds: float) -> None:
         end, heap = self.now + seconds, self.heap
