@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[float, float, str]] = {
     "flood": (3.0, 60.0, "messages beyond every allowance"),
     "unread": (3.0, 60.0, "more questions than it reads answers"),  # a stopped one asks nothing, and is dialled in vain
     "wasted": (4.0, 900.0, "exchanges that it let come to nothing"),  # each finished one takes one back
-    "refused": (3.0, 60.0, "vectors that did not pass the checks"),
+    "refused": (3.0, 900.0, "vectors that did not pass the checks"),  # each is sat out for longer than the last
     "clipped": (16.0, 60.0, "vectors far from everybody's"),  # each that passes whole takes one back
     "pestering": (200.0, 0.05, "offers all the time while it was to wait"),  # with nobody else an honest one makes 16/s
     "claims": (3.0, 60.0, "numbers that cannot be"),

@@ -184,7 +184,7 @@ class Exchanges(Offering):
             if self.table.get(exchange.session) is not exchange:
                 continue  # it made way for a doubt
             if now < exchange.until and exchange.state is not State.DOUBT:
-                self.park(exchange)
+                self.park(exchange, now)
                 exchange.deadline = exchange.until
             elif exchange.state is State.OFFERED:
                 self.conduct.note(exchange.partner, "wasted", now)

@@ -29,7 +29,11 @@ FALLBACK = "int8"  # in place of a codec that must know the distance to others, 
 class Partners(Protocol):
     """Whom to mix with: :class:`gossip.partners.Partners`."""
 
-    def choose(self, asked: set[PeerId], now: float) -> PeerId | None: ...
+    wary_until: float
+
+    def choose(self, asked: set[PeerId], now: float, again: bool = False, crowded: bool = False) -> PeerId | None: ...
+    def strange(self, peer: PeerId) -> bool: ...
+    def slow(self, partner: PeerId, now: float) -> None: ...
     def declines(self, sender: PeerId, now: float) -> bool: ...
     def mixed(self, partner: PeerId, now: float) -> None: ...
     def here(self, partner: PeerId) -> bool: ...
@@ -105,12 +109,14 @@ class Offering(Ledger[Exchange]):
         if exchange.parked:
             return self.drop(exchange)
         asked = exchange.asked
-        partner = self.partners.choose(asked, now) if len(asked) < exchange.tries else None
+        strange, again = self.partners.strange, exchange.state is State.OFFERED
+        crowded = any(one is not exchange and strange(one.partner) for one in self.table.values())
+        partner = self.partners.choose(asked, now, again, crowded) if len(asked) < exchange.tries else None
         if partner is None:
             self.gave_up = True
             return self.drop(exchange)
         asked.add(partner)
-        renamed = self.rename(exchange) if exchange.state is State.OFFERED else []
+        renamed = self.rename(exchange) if again else []
         exchange.partner, exchange.state = partner, State.OFFERED
         exchange.weight = self.partners.cap(partner, self.moving)
         exchange.since, exchange.until = now, now + self.config.reply_timeout_s
@@ -141,12 +147,13 @@ class Offering(Ledger[Exchange]):
         return self.moving - leaving < (limit if self.config.plain else 1)
 
     # -- waiting -------------------------------------------------------------------------------------------------
-    def park(self, exchange: Exchange) -> bool:
+    def park(self, exchange: Exchange, now: float) -> bool:
         """It waits for its partner for longer than that takes: others go first from now on, where there is a place for
         it. Whose place is taken by others who say nothing keeps its slot until its time is up."""
         if exchange.parked or self.parked >= self.most_parked:
             return exchange.parked
         exchange.parked = True
+        self.partners.slow(exchange.partner, now)
         self.outgoing.pop(exchange.session, None)
         return True
 
@@ -222,6 +229,9 @@ class Offering(Ledger[Exchange]):
         limit = self.incoming(sender) + len(self.outgoing) - slots
         overdue = [] if self.room(limit, slots) else self.overdue(leaving, now)
         full = not self.room(limit - len(overdue), slots + len(overdue))
+        if self.partners.strange(sender):
+            strangers = any(self.partners.strange(own.partner) for own in self.table.values())
+            waiting = waiting or strangers or self.partners.wary_until > now
         asleep = now - local.boundary_at > self.config.boundary_patience_s
         if full or asleep or waiting or session in self.table or (crossed and self.me < sender):
             return [Send(sender, Busy(session))]  # of two offers that cross, the smaller id's is the exchange
@@ -229,7 +239,7 @@ class Offering(Ledger[Exchange]):
             self.conduct.note(sender, "pestering", now)
             return [Send(sender, Busy(session))]
         for own in overdue:
-            self.park(own)
+            self.park(own, now)
         self.gave_way = self.gave_way or slots > 0
         self.overtake()
         dropped = [effect for own in leaving for effect in self.drop(own)]

@@ -13,7 +13,7 @@ from gossip.ids import Address, PeerId
 from gossip.members import Members
 from gossip.messages import MAX_GROUP
 from gossip.ranks import Grid
-from gossip.selection import Selector
+from gossip.selection import Selector, Uniform
 
 __all__ = ["Partners"]
 
@@ -22,6 +22,9 @@ AT_ONCE = (
     32  # neighbours, at most, of those with whom a mix with all of them begins: a vector each. Others the next time
 )
 TRIED = 4  # of those that sit out, where nobody else is left
+NEVER = float("-inf")
+WARY = 2  # failures in a row with members that are new to us, from which on they are one: a machine that dies is one
+WARY_S = 5.0  # ten times what one that says nothing holds a slot for
 MET = 64  # partners of the last mixes remembered: more than anybody mixes with in half an interval
 
 
@@ -41,6 +44,8 @@ class Partners:
         self.mixes = 0  # of our own, begun
         self.pace = 1.0  # of the schedule: what of the configured interval lies between two mixes
         self.met: dict[PeerId, tuple[int, float]] = {}  # steps and time of the last mix with each, the oldest first
+        self.wary = 0  # failures with members that are new to us, less exchanges with such
+        self.wary_until = NEVER  # none of those is asked or heard
         self.pardoned: PeerId | None = None  # may be chosen although it sits out: there is nobody else
 
     # -- for the selector ----------------------------------------------------------------------------------------
@@ -80,9 +85,15 @@ class Partners:
         """Whether a mix is with all neighbours at once."""
         return self.config.partners == 0
 
-    def choose(self, asked: set[PeerId], now: float) -> PeerId | None:
-        """One that is not in ``asked``; where all who could be asked sit out, the one that failed longest ago."""
+    def choose(self, asked: set[PeerId], now: float, again: bool = False, crowded: bool = False) -> PeerId | None:
+        """One that is not in ``asked``; where all who could be asked sit out, the one that failed longest ago.
+        ``again``: another was asked for this very mix; ``crowded``: a strange one has an exchange."""
         self.now = now
+        wary = crowded or now < self.wary_until
+        familiar = self.familiar() if again or wary else []
+        left = [peer for peer in familiar if peer not in asked]
+        if left or (wary and familiar):
+            return self.rng.choice(left) if left else None
         chosen = self.find(asked)
         if chosen is None and not asked and self.bench.benched:
             for peer in self.bench.pardonable(now)[:TRIED]:
@@ -90,6 +101,19 @@ class Partners:
                 chosen = chosen or self.find(asked)
             self.pardoned = None
         return chosen
+
+    def familiar(self) -> list[PeerId]:
+        """Those that we mixed with lately, where the rule leaves the choice free. A crowd that says BUSY to everything
+        is asked once for each mix. Where everybody is honest that is a rare second choice, and nearly as random."""
+        if not isinstance(self.selector, Uniform):
+            return []
+        return [peer for peer in self.met if self.here(peer) and self.fits(peer)]
+
+    def strange(self, peer: PeerId) -> bool:
+        """Whether it is one of those with whom exchanges fail lately: those that are new to us. Identities cost
+        nothing, so that all of them count as one: they have one exchange at a time, and none for a while after it took
+        too long."""
+        return self.wary >= WARY and peer not in self.met and peer != self.me
 
     def find(self, asked: set[PeerId]) -> PeerId | None:
         if not self.everybody:
@@ -125,7 +149,8 @@ class Partners:
 
     def mixed(self, partner: PeerId, now: float) -> None:
         """An exchange with it is finished, whoever asked."""
-        self.met.pop(partner, None)
+        if self.met.pop(partner, None) is None:
+            self.wary = max(self.wary - 1, 0)
         self.met[partner] = self.local.steps, now
         if len(self.met) > MET:
             del self.met[next(iter(self.met))]
@@ -181,6 +206,14 @@ class Partners:
     def failed(self, partner: PeerId, now: float, silent: bool = False) -> None:
         """An exchange with it came to nothing; ``silent``: before it had answered."""
         self.bench.failed(partner, now, silent)
+        self.slow(partner, now)
+
+    def slow(self, partner: PeerId, now: float) -> None:
+        """An exchange with it takes too long, or has come to nothing."""
+        if partner not in self.met:
+            self.wary = min(self.wary + 1, WARY + 1)
+            if self.wary >= WARY:
+                self.wary_until = now + WARY_S
 
     def succeeded(self, partner: PeerId) -> None:
         self.bench.succeeded(partner)

@@ -7,11 +7,11 @@ import random
 
 import trio
 from attack import attack
-from foe import Foe, Member
+from foe import Foe, Member, nothing
 from line import Line, open_line
 
 from gossip.frames import encode
-from gossip.messages import Digest, Offer, Ping, PingReq, Reach, StatusQuery
+from gossip.messages import Chunk, Digest, Offer, Ping, PingReq, Reach, StatusQuery
 
 BATCH = 64  # frames written at once
 
@@ -98,6 +98,32 @@ async def crowd(foe: Foe) -> None:
             if line is not None:
                 await line.hear(member.heard)
             await trio.sleep(0.5)
+
+    async with trio.open_nursery() as nursery:
+        for address in foe.target.nodes:
+            for _ in range(75):
+                nursery.start_soon(one, address)
+                await trio.sleep(0.01)
+
+
+@attack("300 members that come and go: each takes every offer and makes its own, and streams nothing", named="")
+async def crowd_stall(foe: Foe) -> None:
+    async def one(address: object) -> None:
+        while True:
+            member = foe.quiet()
+            member.mixes, member.on[Chunk] = True, nothing
+            line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)  # type: ignore[arg-type]
+            if line is not None:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(offering, member, line)
+                    await line.hear(member.heard)
+                    nursery.cancel_scope.cancel()
+            await trio.sleep(0.5)
+
+    async def offering(member: Member, line: Line) -> None:
+        while line.open:
+            await member.offer(line)
+            await trio.sleep(1.0)
 
     async with trio.open_nursery() as nursery:
         for address in foe.target.nodes:

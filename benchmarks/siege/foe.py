@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import trio
+import trio.lowlevel
 from line import Line, chunk_of, hello_of, open_line
 
 from gossip.codecs import get_codec
@@ -268,6 +269,11 @@ class Member:
         body = bytearray(codec.encoded_bytes(vector.size))
         codec.encode(np.ascontiguousarray(vector, np.float32), body, session.number, 0)
         await session.line.send(chunk_of(session.number, 0, vector.size, bytes(body)), bytes(body))
+
+
+async def nothing(_line: Line, _message: Any, _body: bytes) -> None:
+    """What it does with what it is sent."""
+    await trio.lowlevel.checkpoint()
 
 
 class Foe:

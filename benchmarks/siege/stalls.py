@@ -9,7 +9,7 @@ import numpy as np
 import trio
 import trio.lowlevel
 from attack import attack
-from foe import Foe, Member
+from foe import Foe, Member, nothing
 from line import Line, chunk_of
 
 from gossip.messages import Abort, Accept, Busy, Chunk, Commit, Fetch, Invite, Joined, Offer, Outcome, Refuse, Serving
@@ -21,11 +21,6 @@ async def each(member: Member, pause_s: float, **offer: Any) -> None:
         for line in member.open_lines():
             await member.offer(line, **offer)
         await trio.sleep(pause_s)
-
-
-async def nothing(_line: Line, _message: Any, _body: bytes) -> None:
-    """What it does with what it is sent."""
-    await trio.lowlevel.checkpoint()
 
 
 @attack("offers to everybody, all the time, and streams nothing")

@@ -24,7 +24,7 @@ class Side:
         self.local = Local("f", ELEMENTS, 10, **fields)
         self.config = config or Config()
         self.sessions = itertools.count(first_session)
-        self.benched, self.declined, self.mixes, self.gone = [], [], [], []
+        self.benched, self.declined, self.mixes, self.gone, self.strangers = [], [], [], [], []
         self.exchanges = Exchanges(
             me,
             self.local,
@@ -33,7 +33,15 @@ class Side:
             self,
         )
 
-    def choose(self, asked, now):
+    wary_until = 0.0
+
+    def slow(self, partner, now):
+        """Nobody is strange by what it does."""
+
+    def strange(self, peer):
+        return peer in self.strangers
+
+    def choose(self, asked, now, again=False, crowded=False):
         return next((peer for peer in self.partners if peer not in asked), None)
 
     def failed(self, partner, now, silent=False):

@@ -7,11 +7,12 @@ import random
 import pytest
 
 from gossip.config import Config
+from gossip.effects import MemberState
 from gossip.errors import ConfigError
 from gossip.exchange import Local
 from gossip.graphs import Graph
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.partners import AT_ONCE, MET, Partners
+from gossip.partners import AT_ONCE, MET, WARY, WARY_S, Partners
 from gossip.selection import selector_of
 
 GENESIS = b"g" * 16
@@ -35,6 +36,9 @@ class Table:
 
     def record(self, peer):
         return self.records.get(peer)
+
+    def state(self, peer):
+        return MemberState.ALIVE if peer in self.records else None
 
 
 def record(peer, **changes):
@@ -298,3 +302,60 @@ def test_an_address_is_that_of_the_record_and_our_own_is_known():
     assert made.address(a) == Address("10.0.0.1", 1010)
     assert made.address(b) == Address("10.0.0.1", 1011)
     assert made.address(PeerId(b"z" * 16)) is None
+
+
+# -- strangers ---------------------------------------------------------------------------------------------------------
+def crowd():
+    """Two that we mixed with, among sixty that are new to us."""
+    a, b, c, *strangers = [PeerId(bytes([1 + i]) * 16) for i in range(63)]
+    made = partners(a, [a, b, c, *strangers])
+    for peer in (b, c):
+        made.mixed(peer, 0.0)
+    return made, b, c, strangers
+
+
+def test_the_second_who_is_asked_for_a_mix_is_one_we_know():
+    """A crowd that says BUSY to everything costs one question, and not all four."""
+    made, b, c, strangers = crowd()
+    firsts = {made.choose(set(), 9.0) for _ in range(200)}
+    assert firsts & set(strangers)
+    assert {made.choose({strangers[0]}, 9.0, again=True) for _ in range(50)} == {b, c}
+    assert made.choose({strangers[0], b, c}, 9.0, again=True) in strangers[1:], "where no other is left"
+
+
+def test_those_that_are_new_to_us_rest_once_exchanges_with_them_fail():
+    made, b, c, strangers = crowd()
+    for stranger in strangers[:WARY]:
+        assert not made.strange(strangers[-1])
+        made.slow(stranger, 10.0)
+    assert made.strange(strangers[-1])
+    assert not made.strange(b)
+    assert not made.strange(made.me)
+    assert {made.choose(set(), 10.0 + WARY_S - 0.1) for _ in range(50)} == {b, c}
+    assert made.choose({b, c}, 10.0 + WARY_S - 0.1) is None, "they are busy, and that is no reason to ask a strange one"
+    assert {made.choose(set(), 10.0 + WARY_S) for _ in range(200)} & set(strangers), "nobody is left out for good"
+    assert {made.choose(set(), 10.0 + WARY_S, crowded=True) for _ in range(50)} == {b, c}, "but one at a time"
+
+
+def test_exchanges_with_members_that_are_new_restore_trust_in_the_others():
+    made, *_, strangers = crowd()
+    for stranger in strangers[: WARY + 5]:
+        made.failed(stranger, 10.0)
+    for stranger in strangers[10:12]:
+        made.mixed(stranger, 20.0)
+    assert not made.strange(strangers[-1])
+
+
+def test_one_that_we_know_and_that_fails_makes_nobody_strange():
+    made, b, *_, strangers = crowd()
+    for _ in range(5):
+        made.failed(b, 10.0)
+    assert not made.strange(strangers[-1])
+
+
+def test_who_knows_nobody_asks_strangers_all_the_same():
+    made, *_, strangers = crowd()
+    made.met.clear()
+    for stranger in strangers[:5]:
+        made.failed(stranger, 10.0)
+    assert made.choose(set(), 10.1) is not None

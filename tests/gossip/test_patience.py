@@ -266,3 +266,16 @@ def test_a_far_one_among_near_ones_mixes(config):
     assert [kind for node in nodes for kind in node.kinds if kind == "suspicious"] == [], "being far is no misconduct"
     assert len(far.mixes) > 60, "86 with the outer step while everybody waited 5 s; then the near ones had 71, now 319"
     assert sum(len(node.mixes) for node in nodes[:4]) > 1_000
+
+
+def test_strangers_with_whom_exchanges_fail_have_one_at_a_time():
+    side = used_to(Side(partners=(B,)), 0.1)
+    x, side.strangers = side.exchanges, [E, F]
+    assert x.on_offer(E, offer(70), 0.0) == [Snapshot(70, False)]
+    assert x.on_offer(F, offer(71), 0.1) == [Send(F, Busy(71))]
+    assert x.on_offer(C, offer(72), 0.2) == [Snapshot(72, False)]
+    x.on_abort(E, 70, "late", 0.3)
+    side.wary_until = 5.0
+    assert x.on_offer(F, offer(73), 0.4) == [Send(F, Busy(73))]
+    side.local.boundary_at = 5.0
+    assert x.on_offer(F, offer(74), 5.0) == [Snapshot(74, False)]
