@@ -10,7 +10,7 @@ from gossip.codecs import CODECS
 from gossip.conduct import NEVER
 from gossip.effects import Effect, MemberState, Merge, Mix, Send
 from gossip.exchange import Exchange, State, version_gap, within
-from gossip.filters import FEW, clip_factor
+from gossip.filters import FEW, clip_factor, share
 from gossip.ids import PeerId
 from gossip.ledger import DOUBT_RETRY_S
 from gossip.messages import Abort, Accept, Busy, Commit, Outcome, Settled
@@ -117,8 +117,8 @@ class Exchanges(Offering):
         left = self.filter.left(exchange.partner, self.partners.here)
         if distance > left:
             self.refusals.add(exchange.partner, "budget")
-            share = math.floor(4096 * left / distance) / 4096
-            taken, distance = taken * share, distance * share
+            kept = share(left, distance)
+            taken, distance = taken * kept, distance * kept
         self.filter.took(exchange.partner, distance)
         return taken
 

@@ -54,12 +54,18 @@ def clip_factor(difference_sq: float, radius: float) -> float:
     """What share of the difference is taken: ``min(1, radius / |difference|)``, for a radius of 0 all of it.
 
     ``x_i + w clip(x_j - x_i, tau)`` (He, Karimireddy and Jaggi, "Byzantine-robust decentralized learning via
-    ClippedGossip", 2022). Rounded down to a 4,096th, so that sides of one ``clip_radius`` cut off the same: they may
-    add up the squares in another order.
+    ClippedGossip", 2022).
     """
     if radius <= 0 or difference_sq <= radius * radius:
         return 1.0
-    return math.floor(4096 * radius / math.sqrt(difference_sq)) / 4096
+    return share(radius, math.sqrt(difference_sq))
+
+
+def share(part: float, whole: float) -> float:
+    """``part / whole``, 1 at most, rounded down to a 4,096th, so that sides of one ``clip_radius`` cut off the same:
+    they may add up the squares in another order. What is a 4,096th up to that is one: of two that are as far apart as
+    the radius allows, one would take all and the other not."""
+    return min(1.0, math.floor(4096 * part / whole + 0.001) / 4096)
 
 
 def balance_accepts(difference_sq: float, own_sq: float, gamma: float, kappa: float, progress: float) -> bool:

@@ -25,6 +25,7 @@ from gossip.filters import (
     balance_accepts,
     clip_factor,
     norm_accepts,
+    share,
     trimmed_mean,
 )
 from gossip.ids import PeerId
@@ -354,3 +355,12 @@ def test_the_counts_are_bounded_and_what_happened_last_is_kept():
         counts.add(first, "norm")
     assert len(counts.counts) == REFUSALS
     assert counts.counts[first, "norm"] == REFUSALS + 21
+
+
+@pytest.mark.parametrize("kept", [4096, 4095, 2048, 1])
+def test_a_rounding_does_not_decide_what_share_is_taken(kept):
+    """Two sides may add up the squares of one difference in another order."""
+    radius, distance = 3.0 * kept / 4096, 3.0
+    nearby = [math.nextafter(distance, 0.0), distance, math.nextafter(distance, 4.0)]
+    assert {clip_factor(value * value, radius) for value in nearby} == {kept / 4096}
+    assert {share(radius, value) for value in nearby} == {kept / 4096}
