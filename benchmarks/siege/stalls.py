@@ -166,7 +166,7 @@ async def other_kinds(foe: Foe) -> None:
     number = itertools.count(1)
     while True:
         for line in member.open_lines():
-            await member.offer(line, part="top 1")
+            await member.offer(line, part="mask 1")
             await member.offer(line, part="fragment 0/1000000")
             await member.offer(line, mixing="push", mass=2.0**31)
             await line.send(Invite(next(number), target.fingerprint, target.genesis, 1.0, "fp32"))
