@@ -52,6 +52,7 @@ class TryDial:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Copy the live vector at the next step boundary and keep it under this session; report with ``snapshotted``.
+    ``part``: which elements of it the exchange mixes; no others of it are asked for.
 
     ``pushes``: this snapshot is given away to so many partners (0: it is exchanged). The mass that this one carries is
     taken from the model's at the same boundary, and reported.
@@ -60,6 +61,7 @@ class Snapshot:
     session: int
     full: bool  # with the optimizer's state
     pushes: int = 0
+    part: Part = ALL
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,9 +60,18 @@ class Offering(Ledger[Exchange]):
         self.filter = Filter(config)
         self.fragments = fragments_of(config, local.elements)
         self.part = Part.parse(config.part) or ALL
+        if self.part.kind == "mask":
+            self.part = self.part.drawn(new_session())
         self.gave_way = False  # our own mix has made way for another's since the last of ours was finished
         self.learns = needs_spread(config.codec)  # exchanges show how far apart the nodes are, as some codecs must know
         self.bounded = False  # one has shown it
+
+    @property
+    def next_part(self) -> Part:
+        """What the next mix of our own will be of: a driver may copy these elements before it begins."""
+        if self.local.settling:
+            return ALL  # to agree on everything
+        return self.part if self.fragments is None else self.fragments.next()
 
     # -- our own initiative --------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:
@@ -78,8 +87,9 @@ class Offering(Ledger[Exchange]):
         if not self.room(1 + self.partners.incoming()) or self.partners.choose(asked, now) is None:
             return []
         wanted = self.partners.wanted()
-        part = self.part if self.fragments is None else self.fragments.next()
-        part = ALL if self.local.settling else part  # to agree on everything
+        part = self.next_part
+        if part.kind == "mask":
+            self.part = part.drawn(self.new_session())
         self.overtake()
         effects: list[Effect] = []
         tries = len(asked) + TRIES * wanted
@@ -88,7 +98,7 @@ class Offering(Ledger[Exchange]):
             exchange.push, exchange.part, exchange.tries = self.push, part, tries
             exchange.steps = self.local.steps
             self.outgoing[exchange.session] = self.table[exchange.session] = exchange
-            effects.append(Snapshot(exchange.session, False, wanted - place if self.push else 0))
+            effects.append(Snapshot(exchange.session, False, wanted - place if self.push else 0, part))
         return effects
 
     def snapshotted(self, session: int, now: float, mass: float = 0.0) -> list[Effect]:
@@ -253,7 +263,7 @@ class Offering(Ledger[Exchange]):
         gap = local.version - offer.version
         cap = min(offer.weight, self.partners.cap(sender, self.moving))
         exchange.weight = pair_weight(gap, self.config.staleness_exponent, cap=cap)
-        return [*dropped, Snapshot(session, False)]
+        return [*dropped, Snapshot(session, False, part=part)]
 
     def refused(self, offer: Offer) -> str | None:
         """The reason to refuse whatever this node is doing at the moment."""

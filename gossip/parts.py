@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -24,7 +24,10 @@ Positions = NDArray[np.int64]
 MOST_FRAGMENTS = 256
 LARGEST_RUN = 4_096  # consecutive elements of one fragment: 16 KiB, so that cutting out is a copy and not a search
 LEAST_SHARE = 1e-6
-FORM = re.compile(r"all|mask ([0-9.]{1,20}(?:e-?[0-9]{1,2})?)|fragment ([0-9]{1,3})/([0-9]{1,3})")
+SEEDS = 2**32
+FORM = re.compile(
+    r"all|mask ([0-9.]{1,20}(?:e-?[0-9]{1,2})?)(?: (0|[1-9][0-9]{0,9}))?|fragment ([0-9]{1,3})/([0-9]{1,3})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,10 @@ class Part:
     """The elements of one exchange. ``str(part)`` is how it travels, and :meth:`parse` reads it back.
 
     - ``all``
-    - ``mask SHARE``: one element drawn from each of as many equal strata as the share asks for, by the session's number
-      (SPARTA; Baioumy and Cheema 2025, with strata in place of independent draws, so that the size is exact).
+    - ``mask SHARE SEED``: one element drawn from each of as many equal strata as the share asks for (SPARTA; Baioumy
+      and Cheema 2025, with strata in place of independent draws, so that the size is exact). The seed is below 2^32 and
+      not the session's number, which is another for each partner that is asked: the snapshot, which holds these
+      elements alone, is taken before the first is. Without a seed the session's number serves.
     - ``fragment I/N``: every N-th run of up to 4,096 consecutive elements, from the I-th on (the strided fragments of
       Streaming DiLoCo; Douillard et al. 2025).
     """
@@ -42,6 +47,7 @@ class Part:
     share: float = 1.0
     index: int = 0
     count: int = 1
+    seed: int | None = None
 
     def __str__(self) -> str:
         match self.kind:
@@ -49,7 +55,11 @@ class Part:
                 return "all"
             case "fragment":
                 return f"fragment {self.index}/{self.count}"
-        return f"mask {self.share:.6g}"
+        return f"mask {self.share:.6g}" + ("" if self.seed is None else f" {self.seed}")
+
+    def drawn(self, number: int) -> Part:
+        """The same with a seed of its own, where it needs one."""
+        return replace(self, seed=number % SEEDS) if self.kind == "mask" else self
 
     @classmethod
     def parse(cls, text: str) -> Part | None:
@@ -86,7 +96,7 @@ class Part:
         elements = self.elements(size)
         # Stratum k is [k size / m, (k + 1) size / m), rounded down: one position each. Some strata are one element
         # longer than others, and so all are turned by one more draw: then every position is equally likely.
-        draws = np.random.Generator(np.random.PCG64(session)).random(elements + 1)
+        draws = np.random.Generator(np.random.PCG64(session if self.seed is None else self.seed)).random(elements + 1)
         width, longer = divmod(size, elements)
         numbers = np.arange(elements + 1)
         edges = numbers * width + numbers * longer // elements
@@ -119,13 +129,15 @@ def read(text: str) -> Part | None:
     found = FORM.fullmatch(text)
     if found is None:
         return None
-    share, index, count = found.groups()
+    share, seed, index, count = found.groups()
     if share is not None:
         try:
             value = float(f"{float(share):.6g}")
         except ValueError:
             return None
-        return Part("mask", value) if LEAST_SHARE <= value <= 1 else None
+        number = None if seed is None else int(seed)
+        right = LEAST_SHARE <= value <= 1 and (number is None or number < SEEDS)
+        return Part("mask", value, seed=number) if right else None
     if count is None:
         return ALL
     place, of = int(index), int(count)
@@ -139,7 +151,7 @@ def check_part(text: str) -> None:
     if words[0] == "fragments" and len(words) == 2 and words[1].isdecimal() and 2 <= int(words[1]) <= MOST_FRAGMENTS:
         return
     meant = read(text)
-    if meant is not None and meant.kind != "fragment":
+    if meant is not None and meant.kind != "fragment" and meant.seed is None:
         if str(meant) == text:
             return
         raise ConfigError(f"part = {text!r} is not how a part is written: write {str(meant)!r}.")

@@ -22,6 +22,7 @@ from gossip.members import Members
 from gossip.membership import Membership
 from gossip.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Reached, Records
 from gossip.partners import Partners
+from gossip.parts import ALL, Part
 from gossip.runs import Run, Runs, outranks
 from gossip.schedule import Schedule
 from gossip.selection import Selector, selector_of
@@ -152,6 +153,11 @@ class Peer:
     def held(self) -> bool:
         """Whether the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""
         return self.exchanges.held(self.steps)
+
+    @property
+    def next_part(self) -> Part:
+        """Which elements the next mix of our own will be of."""
+        return ALL if isinstance(self.exchanges, Groups) else self.exchanges.next_part
 
     def may_mix(self, now: float) -> bool:
         """Whether a mix that is due may begin now, so that a driver takes a snapshot along. Not where there was nobody

@@ -45,7 +45,10 @@ class Progress:
 
     def since(self, snapshot: Floats) -> float:
         """The norm of what local steps did since the last call; nan at the first."""
-        now = snapshot[self.places]
+        return self.moved(snapshot[self.places])
+
+    def moved(self, now: Floats) -> float:
+        """The same of a :meth:`sample`, which is kept."""
         before, self.expected = self.expected, now
         if before is None:
             return math.nan

@@ -18,20 +18,36 @@ from numpy.typing import NDArray
 
 from gossip.errors import LayoutError
 from gossip.mixing import push_mass
+from gossip.parts import Part
 from node.kept import Kept
 from node.snapshot import ModelState, Parts, Pending
 
-__all__ = ["Boundary", "Done", "Lease", "Shift", "Vector", "VectorPool"]
+__all__ = ["Boundary", "Cut", "Done", "Lease", "Shift", "Vector", "VectorPool"]
 
 Floats = NDArray[np.float32]
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """The elements of the weights that a snapshot holds, where it does not hold all."""
+
+    part: Part
+    positions: Positions  # ascending
 
 
 @dataclass(slots=True, eq=False)
 class Vector:
     """A host vector of the pool, shared by ``users`` sessions."""
 
-    array: Floats
+    array: Floats  # with a cut: its elements, and behind them the sampled ones
     users: int = 1
+    cut: Cut | None = None
+
+    @property
+    def elements(self) -> int:
+        """Without the sampled ones."""
+        return self.array.size if self.cut is None else self.cut.positions.size
 
 
 class Lease:
@@ -131,11 +147,13 @@ class VectorPool:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """What an exchange brought: a difference to add, or with a mass a vector to merge, as effects.Merge says."""
+    """What an exchange brought: a difference to add, all or at these positions, or with a mass a vector to merge, as
+    effects.Merge says."""
 
     vector: Vector
     mass: float | None = None
     sample: Floats | None = None  # of a vector to merge, as gossip.progress asks for: to merge it overwrites it
+    positions: Positions | None = None
 
 
 @dataclass(slots=True)
@@ -182,7 +200,9 @@ class Boundary:
         self.wake = threading.Event()  # for a training thread that has nothing else to do (joining, settling)
         self.wanted = False
         self.outer_lock = threading.Lock()  # the outer step moves in the network's threads, is reset in ours
-        self.requests: dict[int, tuple[bool, int]] = {}  # session -> full, and to how many it is pushed
+        self.requests: dict[int, tuple[bool, int, Cut | None]] = {}  # session -> full, to how many it is pushed
+        self.expected: Cut | None = None  # what the next mix of our own will be of; None: all
+        self.sampled: Positions | None = None  # elements that every snapshot holds, for gossip.progress
         self.shifts: list[Shift] = []
         self.adoption: Adoption | None = None
         self.kept = Kept(state)  # what an adoption on trial overwrote
@@ -195,9 +215,9 @@ class Boundary:
         self.copy_s = 0.0  # what the last copy of the weights for nobody took
 
     # -- network thread ------------------------------------------------------------------------------------------
-    def want_snapshot(self, session: int, full: bool, pushes: int = 0) -> None:
+    def want_snapshot(self, session: int, full: bool, pushes: int = 0, cut: Cut | None = None) -> None:
         with self.lock:
-            self.requests[session] = full, pushes
+            self.requests[session] = full, pushes, cut
             self.signal()
 
     def cancel(self, session: int) -> None:
@@ -205,10 +225,15 @@ class Boundary:
             self.requests.pop(session, None)
             self.wanted = bool(self.requests or self.shifts or self.adoption or self.restoring)
 
-    def take_requests(self) -> list[int]:
-        """The sessions that want the weights alone, who need not wait for the next boundary: a spare copy is here."""
+    def take_requests(self, here: Cut | None = None) -> list[int]:
+        """The sessions that want these elements of the weights, who need not wait for the next boundary: a spare copy
+        is here."""
+        part = None if here is None else here.part
         with self.lock:
-            sessions = [session for session, (full, pushes) in self.requests.items() if not (full or pushes)]
+            sessions = [
+                session for session, (full, pushes, cut) in self.requests.items()
+                if not (full or pushes) and (None if cut is None else cut.part) == part
+            ]  # fmt: skip
         for session in sessions:
             self.cancel(session)
         return sessions
@@ -295,13 +320,12 @@ class Boundary:
         for shift in shifts:
             done.ratios.append(0.0 if shift.mass is None else shift.mass / (self.mass + shift.mass))
             done.copies.append(self.apply(shift))
-        taken: dict[Parts, Vector] = {}
-        for session, (full, pushes) in requests.items():
-            parts: Parts = "full" if full else "weights"
-            vector = taken.get(parts)
+        taken: dict[tuple[Parts, Part | None], Vector] = {}
+        for session, (full, pushes, cut) in requests.items():
+            what: tuple[Parts, Part | None] = "full" if full else "weights", None if cut is None else cut.part
+            vector = taken.get(what)
             if vector is None:
-                vector = taken[parts] = self.pool.take(parts)
-                done.copies.append(self.state.begin_read(vector.array, parts))
+                vector = taken[what] = self.copy(done, what[0], cut)
             else:
                 vector.users += 1
             mass = 0.0
@@ -309,18 +333,33 @@ class Boundary:
                 mass, self.mass = push_mass(self.mass, pushes, self.conserves)
             done.snapshots.append((session, vector, mass))
         if spare and current:
-            done.spare = self.pool.take("weights")
-            done.copies.append(self.state.begin_read(done.spare.array, "weights"))
+            done.spare = self.copy(done, "weights", self.expected)
         if keep:
             began = time.perf_counter()
-            done.kept = self.pool.take("weights")
-            done.copies.append(self.state.begin_read(done.kept.array, "weights"))
+            done.kept = self.copy(done, "weights", None)
             self.copy_s = time.perf_counter() - began
         done.lives = self.lives
         return done
 
+    def copy(self, done: Done, parts: Parts, cut: Cut | None) -> Vector:
+        """Of the live tensors, or of the elements that are asked for: a half percent of a large model is a two
+        hundredth of the memory's work."""
+        if cut is None:
+            vector = self.pool.take(parts)
+            done.copies.append(self.state.begin_read(vector.array, parts))
+            return vector
+        elements, sampled = cut.positions.size, self.sampled
+        vector = self.pool.take(parts, elements + (0 if sampled is None else sampled.size))
+        vector.cut = cut
+        done.copies.append(self.state.begin_read_at(vector.array[:elements], cut.positions))
+        if sampled is not None:
+            done.copies.append(self.state.begin_read_at(vector.array[elements:], sampled))
+        return vector
+
     def apply(self, shift: Shift) -> Pending:
         vector = shift.vector
+        if shift.positions is not None:
+            return self.state.add_at(vector.array, shift.positions)
         if shift.mass is None:
             return self.state.add(vector.array)
         total = self.mass + shift.mass

@@ -298,7 +298,8 @@ class Node:
         self.thread.check()
         runtime = self.runtime
         ahead = due and self.service.may_mix and self.may_copy_ahead
-        done = self.boundary.visit(self.adopted, ahead, report and not ahead and self.keeps(runtime))
+        whole = ahead and self.boundary.expected is None  # a snapshot of a part serves no newcomer
+        done = self.boundary.visit(self.adopted, ahead, report and not whole and self.keeps(runtime))
         if done.shifted and self.quasi_global is not None:
             self.quasi_global.mixed()
         if done.shifts_alone and not report:

@@ -138,8 +138,8 @@ class Runtime:
             match effect:
                 case Send(to, message):
                     self.send(to, message)
-                case Snapshot(session, full, pushes):
-                    self.boundary.want_snapshot(session, full, pushes)
+                case Snapshot(session, full, pushes, part):
+                    self.boundary.want_snapshot(session, full, pushes, None if full else streams.cut(part, session))
                 case Recall(session):
                     streams.recall(session)
                 case Transfer():
@@ -176,6 +176,7 @@ class Runtime:
                     assert_never(effect)
         if self.peer.deadline < self.armed:  # to wake the timer for every message would cost as much as the message
             self.rearm.set()
+        streams.expect()
         self.after_perform()
 
     def spawn(self, task: Callable[..., Any], *args: object) -> None:
@@ -271,7 +272,7 @@ class Runtime:
                 self.streams.snapshotted(session, vector, mass)
             else:  # an update was decided since: it is to be in what this exchange mixes
                 self.pool.give(vector)
-                self.boundary.want_snapshot(session, full=False)
+                self.boundary.want_snapshot(session, full=False, cut=vector.cut)
         if done.spare is not None:
             self.use_spare(done.spare, current)
         if done.kept is not None:
@@ -279,7 +280,7 @@ class Runtime:
 
     def use_spare(self, spare: Vector, current: bool) -> None:
         """The exchange that began at this boundary has its snapshot already, unless an update was decided since."""
-        for session in self.boundary.take_requests() if current else ():
+        for session in self.boundary.take_requests(spare.cut) if current else ():
             spare.users += 1
             self.streams.snapshotted(session, spare, 0.0)
         self.pool.give(spare)

@@ -29,6 +29,7 @@ __all__ = ["ModelState", "Parts", "Pending"]
 
 Parts = Literal["weights", "full"]
 Floats = NDArray[np.float32]
+Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,42 @@ class ModelState:
             events.append(side.record_event())
         return Pending(tuple(events))
 
+    @torch.no_grad()
+    def begin_read_at(self, out: Floats, positions: Positions) -> Pending:
+        """As :meth:`begin_read`, of the weights at these ascending positions alone: ``out`` has as many elements."""
+        events: list[torch.cuda.Event] = []
+        for device, pieces, host in self._pieces(out, positions):
+            if device.type != "cuda":
+                for live, at, values in pieces:
+                    values.copy_(live.reshape(-1).index_select(0, at))
+                continue
+            flat = torch.cat([live.reshape(-1).index_select(0, at.to(device)).float() for live, at, _ in pieces])
+            side = self._side_stream(device)
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                host.copy_(flat, non_blocking=True)
+            flat.record_stream(side)
+            events.append(side.record_event())
+        return Pending(tuple(events))
+
+    @torch.no_grad()
+    def add_at(self, shift: Floats, positions: Positions) -> Pending:
+        """As :meth:`add`, at these ascending positions alone: ``shift`` has as many elements."""
+        events: list[torch.cuda.Event] = []
+        for device, pieces, host in self._pieces(shift, positions):
+            if device.type == "cuda":
+                current, side = torch.cuda.current_stream(device), self._side_stream(device)
+                with torch.cuda.stream(side):
+                    host = host.to(device, non_blocking=True)
+                events.append(side.record_event())
+                current.wait_stream(side)
+                host.record_stream(current)
+            start = 0
+            for live, at, values in pieces:
+                _add_at(live, at.to(device), host[start : start + values.numel()])
+                start += values.numel()
+        return Pending(tuple(events))
+
     def add(self, shift: Floats) -> Pending:
         """``weights += shift``, each in its own dtype, rounded once; later work of the device sees the sum.
 
@@ -191,6 +228,24 @@ class ModelState:
             yield device, live, host[start:end]
             start = end
 
+    def _pieces(
+        self, vector: Floats, positions: Positions
+    ) -> Iterator[tuple[torch.device, list[tuple[Tensor, Tensor, Tensor]], Tensor]]:
+        """For each device the tensors that have some of these positions, each with where in it they lie and with its
+        piece of the host vector; and all of their pieces, as far as they are consecutive."""
+        assert vector.size == positions.size
+        tensors = self._tensors.current()
+        host, places = torch.from_numpy(vector), torch.from_numpy(positions)
+        ends = np.cumsum([tensor.numel() for tensor in tensors])
+        if positions.size and not 0 <= positions[0] <= positions[-1] < ends[-1]:
+            raise LayoutError("Positions lie outside the model, which has changed meanwhile: make a new Node.")
+        bounds = np.searchsorted(positions, ends).tolist()
+        rows = zip(tensors, [0, *bounds[:-1]], bounds, [0, *ends[:-1].tolist()], strict=True)
+        for device, run in groupby((row for row in rows if row[1] < row[2]), key=lambda row: row[0].device):
+            held = list(run)
+            pieces = [(live, places[low:high] - start, host[low:high]) for live, low, high, start in held]
+            yield device, pieces, host[held[0][1] : held[-1][2]]
+
     def _side_stream(self, device: torch.device) -> torch.cuda.Stream:
         """The stream of the host copies, so that training goes on beside them."""
         if device not in self._side:
@@ -205,6 +260,14 @@ def _cut(flat: Tensor, live: list[Tensor]) -> list[Tensor]:
 
 def _add(live: list[Tensor], flat: Tensor) -> None:
     torch._foreach_add_(live, _cut(flat, live))
+
+
+def _add_at(live: Tensor, at: Tensor, values: Tensor) -> None:
+    """Each element in the tensor's own dtype, rounded once. No position comes twice."""
+    flat = live.view(-1) if live.is_contiguous() else live.reshape(-1)
+    flat.index_copy_(0, at, (flat.index_select(0, at) + values).to(live.dtype))
+    if flat.data_ptr() != live.data_ptr():
+        live.copy_(flat.view(live.shape))
 
 
 def _merge(live: list[Tensor], flat: Tensor, weight: float) -> None:

@@ -17,9 +17,10 @@ from gossip.effects import Adopt, Collect, Effect, Gather, Serve, Transfer
 from gossip.joining import Phase
 from gossip.messages import Chunk
 from gossip.mixing import OuterStep, finite
+from gossip.parts import ALL, Part
 from gossip.peer import Peer
 from gossip.progress import Progress
-from node.boundary import Adoption, Boundary, Shift, Vector, VectorPool
+from node.boundary import Adoption, Boundary, Cut, Shift, Vector, VectorPool
 from node.faults import Faults
 from node.gathers import Gathers
 from node.links import Link, Links
@@ -76,7 +77,9 @@ class Streams:
         size = peer.local.elements
         self.spread = Spread(size) if needs_spread(config.codec) else None
         self.progress = Progress(size) if config.watches_movement else None
+        self.part = ALL  # of the next mix of our own
         if self.progress is not None:  # from the weights as they are now, before the first step
+            boundary.sampled = self.progress.places
             start = pool.take("weights")
             boundary.state.read(start.array)
             self.progress.since(start.array[:size])
@@ -124,8 +127,12 @@ class Streams:
         if not finite(vector.array):
             self.perform(self.peer.spoiled(session, self.now))
             return
-        self.pool.keep(vector)
-        moved = math.nan if self.progress is None else self.progress.since(vector.array)
+        moved = math.nan
+        if vector.cut is None:
+            self.pool.keep(vector)
+            moved = math.nan if self.progress is None else self.progress.since(vector.array)
+        elif self.progress is not None:
+            moved = self.progress.moved(vector.array[vector.elements :].copy())
         self.perform(self.peer.snapshotted(session, self.now, mass, moved))
 
     def recall(self, session: int) -> None:
@@ -149,6 +156,21 @@ class Streams:
             self.pool.keep(vector)
         self.pool.give(vector)
 
+    def cut(self, part: Part, session: int) -> Cut | None:
+        """Where the elements of a part lie; None for all of them."""
+        expected = self.boundary.expected
+        if expected is not None and expected.part == part:
+            return expected
+        positions = part.positions(self.peer.local.elements, session)
+        return None if positions is None else Cut(part, positions)
+
+    def expect(self) -> None:
+        """What the training thread copies when a mix is due: positions take as long to draw as elements to copy."""
+        part = self.peer.next_part
+        if part is not self.part:
+            self.part = part
+            self.boundary.expected = self.cut(part, 0)
+
     def transfer(self, effect: Transfer) -> None:
         snapshot = self.sessions.snapshots.get(effect.session)
         link = self.sessions.links.get(effect.session)
@@ -166,11 +188,9 @@ class Streams:
 
     def stream(self, session: Session, effect: Transfer) -> None:
         """Send ours, receive theirs, or both: all of the vector, or those elements of it that the part has."""
-        number, size = effect.session, self.peer.local.elements
-        positions = effect.part.positions(size, number)
-        ours = self.sessions.snapshots[number].array
-        if positions is not None:
-            ours = ours[positions]
+        number, snapshot = effect.session, self.sessions.snapshots[effect.session]
+        positions = None if snapshot.cut is None else snapshot.cut.positions
+        ours = snapshot.array[: snapshot.elements]
         session.positions = positions
         codec = get_codec(effect.codec)
         spread = self.spread if positions is None else None
@@ -260,16 +280,16 @@ class Streams:
         if job.generation == self.generation:
             sample = None
             if self.progress is not None and job.mass is None:
-                self.progress.added(vector.array)
+                self.progress.added(vector.array, job.positions)
             elif self.progress is not None:
                 sample = self.progress.sample(vector.array)
-            self.boundary.want_shift(Shift(vector, job.mass, sample))
+            self.boundary.want_shift(Shift(vector, job.mass, sample, job.positions))
         else:
             self.pool.give(vector)
             self.boundary.excuse()
 
     def shift(self, job: Mixed) -> Vector:
-        """The vector to add to the weights, or with a mass the one to merge."""
+        """The vector to add to the weights, all of them or at the job's positions, or with a mass the one to merge."""
         snapshot, difference = job.snapshot.array, job.difference
         if difference is None:
             back = self.pool.take("weights", snapshot.size)
@@ -279,16 +299,10 @@ class Streams:
             difference.array += snapshot[: difference.array.size]
             return difference
         positions = job.positions
-        own = snapshot if positions is None else snapshot[positions]
+        own = snapshot[: job.snapshot.elements]
         with self.boundary.outer_lock:
             self.outer.shift(own, difference.array, job.weight, positions, job.late, job.plain)
-        if positions is None:
-            return difference
-        whole = self.pool.take("weights", snapshot.size)
-        whole.array.fill(0.0)
-        whole.array[positions] = difference.array
-        self.pool.give(difference)
-        return whole
+        return difference
 
     def replace_weights(self) -> None:
         """The weights were replaced from outside (a checkpoint): what was on its way to the old ones is dropped."""

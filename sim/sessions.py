@@ -81,13 +81,13 @@ class Session:
         "transfer", "values",
     )  # fmt: skip
 
-    def __init__(self, since: float, pushes: int = 0) -> None:
+    def __init__(self, since: float, pushes: int = 0, positions: Positions | None = None) -> None:
         self.since = since  # when a snapshot was wanted
         self.pushes = pushes  # to how many partners the snapshot goes, when nothing comes back
-        self.snapshot: Floats | None = None
-        self.values: Floats | None = None  # the elements of it that are mixed, as the partner decodes them
+        self.snapshot: Floats | None = None  # of these positions alone
+        self.values: Floats | None = None  # the same, as the partner decodes them
         self.encoded: bytearray | None = None  # and the bytes, where those depend on what the partner holds
-        self.positions: Positions | None = None  # where they lie; None: everywhere
+        self.positions = positions  # which elements are mixed, ascending; None: all
         self.transfer: Transfer | None = None
         self.partner: PeerId | None = None  # whose stream is awaited
         self.codec: Codec | None = None
@@ -122,7 +122,8 @@ class Sessions:
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshot(self, host: Host, effect: Snapshot) -> None:
         assert not effect.full, "simulated peers have no optimizer state to share"
-        host.sessions[effect.session] = Session(self.events.now, effect.pushes)
+        positions = effect.part.positions(host.vector.size, effect.session)
+        host.sessions[effect.session] = Session(self.events.now, effect.pushes, positions)
         host.requests.append(effect.session)
         host.offering = bool(host.peer.exchanges.outgoing)
         self.training.wish(host)
@@ -156,9 +157,7 @@ class Sessions:
             self.events.push(self.events.now, self.on_failed, host, number, "broken")
             return
         session.codec, session.partner, session.transfer = CODECS[effect.codec], partner, effect
-        session.values, session.positions = session.snapshot, effect.part.positions(session.snapshot.size, number)
-        if session.positions is not None:
-            session.values = session.snapshot[session.positions]
+        session.values = session.snapshot
         if effect.sends:
             self.send(host, number, session)
 
@@ -309,9 +308,8 @@ class Sessions:
         else:
             own = -pair.difference if session.negative else pair.difference.copy()
             assert session.snapshot is not None
-            snapshot = session.snapshot if positions is None else session.snapshot[positions]
             values, negative = host.outer.shift(
-                snapshot, own, weight, positions, effect.late, effect.plain
+                session.snapshot, own, weight, positions, effect.late, effect.plain
             ), False  # fmt: skip
         host.shifts.append(Difference(values, negative) if positions is None else Part(values, negative, positions))
         if host.progress is not None:

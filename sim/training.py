@@ -29,6 +29,7 @@ from sim.shifts import Merged
 __all__ = ["REPORT_S", "OneByOne", "Trainer", "Training"]
 
 REPORT_S = 10.0  # a node reports four times a second, for people: here progress is told no more often than this
+Copy = tuple[Floats, Floats | None]  # what a session asked for, and what gossip.progress samples where that is not all
 LOOK_S = 0.1  # how often one who waits at a boundary looks round
 AHEAD = 32  # ends of steps drawn at once: 1 KiB a host
 
@@ -202,20 +203,19 @@ class Training:
         report = due or now - host.reported_at > REPORT_S or not ready
         spare = due and self.ahead and peer.may_mix(now)
         requests: list[int] = []
-        copy: Floats | None = None
+        copies: list[Copy] = []
         if host.wanted:
             host.wanted = False
             report = report or host.adopting or host.restoring or bool(host.requests)
-            requests, copy = self.fulfil(host)
+            requests, copies = self.fulfil(host)
         if report:
             host.reported_at = now
             self.perform(host, peer.stepped(host.steps, host.steps * host.samples_per_step, None, now))
-            if copy is not None:
-                self.snapped(host, requests, copy)
+            self.snapped(host, requests, copies)
             if spare and host.requests:  # the exchange that begins here has its snapshot at once
                 requests, host.requests = host.requests, []
                 self.need(host)
-                self.snapped(host, requests, host.vector.copy())
+                self.snapped(host, requests, self.copy(host, requests))
                 host.wanted = bool(host.shifts) or host.adopting or host.restoring
             if not peer.local.sound and not host.wanted:
                 self.look(host)
@@ -242,7 +242,7 @@ class Training:
             host.waiting = None
             host.ends[host.cursor :] = [end + (now - since) for end in ends]
 
-    def fulfil(self, host: Host) -> tuple[list[int], Floats | None]:
+    def fulfil(self, host: Host) -> tuple[list[int], list[Copy]]:
         """Add and take over what came, then copy the model for those who wanted it: what is sent includes what was
         received."""
         peer, now = host.peer, self.events.now
@@ -284,13 +284,28 @@ class Training:
                 host.mass = shift.add_to(vector, host.mass)
             if self.trainer is not None:
                 self.trainer.mixed(host.row)
-        copy = host.vector.copy() if requests else None  # before the peer hears anything, as in a node
+        copies = self.copy(host, requests)  # before the peer hears anything, as in a node
         if adopted:
             peer.counted(host.steps, host.steps * host.samples_per_step)
             self.perform(host, peer.adopted(now, *apart))
         if restored:
             self.perform(host, peer.restored(now))
-        return requests, copy
+        return requests, copies
+
+    @staticmethod
+    def copy(host: Host, requests: list[int]) -> list[Copy]:
+        """Of the model, or of the elements that a session mixes, and for each of these the sampled ones as well."""
+        whole: Floats | None = None
+        copies: list[Copy] = []
+        for session in requests:
+            positions = host.sessions[session].positions
+            if positions is not None:
+                sample = None if host.progress is None else host.progress.sample(host.vector)
+                copies.append((host.vector[positions], sample))
+                continue
+            whole = host.vector.copy() if whole is None else whole
+            copies.append((whole, None))
+        return copies
 
     def given(self, host: Host, pushes: int) -> float:
         """The mass that a snapshot carries away which is to be pushed to so many partners."""
@@ -299,17 +314,19 @@ class Training:
         mass, host.mass = push_mass(host.mass, pushes, self.conserves)
         return mass
 
-    def snapped(self, host: Host, requests: list[int], copy: Floats) -> None:
+    def snapped(self, host: Host, requests: list[int], copies: list[Copy]) -> None:
         peer = host.peer
-        for session in requests:
+        for session, (copy, sample) in zip(requests, copies, strict=True):
             if session in peer.exchanges.table or session in peer.donating.table:
                 own = host.sessions[session]
                 own.snapshot = copy
                 mass = self.given(host, own.pushes)
-                if not finite(copy):
+                if not (finite(copy) and (sample is None or finite(sample))):
                     self.perform(host, peer.spoiled(session, self.events.now))
                     continue
-                moved = math.nan if host.progress is None else host.progress.since(copy)
+                moved = math.nan
+                if host.progress is not None:
+                    moved = host.progress.since(copy) if sample is None else host.progress.moved(sample)
                 self.perform(host, peer.snapshotted(session, self.events.now, mass, moved))
 
     # -- steps ---------------------------------------------------------------------------------------------------

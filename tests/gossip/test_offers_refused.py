@@ -9,6 +9,7 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Send, Snapshot
 from gossip.messages import Refuse
+from gossip.parts import Part
 from tests.gossip.sides import B, Side, offer
 
 PUSH = {"mixing": "push", "mass": 1.0}
@@ -50,4 +51,4 @@ def test_an_offer_that_makes_no_sense_is_refused(mixing, changes, code):
 def test_one_that_makes_sense_is_not(mixing, changes):
     side = Side(config=Config(mixing=mixing))
     effects = side.exchanges.on_offer(B, replace(offer(), **changes), 0.0)
-    assert effects == [Snapshot(7, False)]
+    assert effects == [Snapshot(7, False, part=Part.parse(changes.get("part", "all")))]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gossip.config import Config
 from gossip.effects import Send
 from gossip.errors import ConfigError
+from gossip.ids import PeerId
 from gossip.messages import Offer, Refuse
 from gossip.offering import fragments_of
 from gossip.parts import ALL, LARGEST_RUN, MOST_FRAGMENTS, Fragments, Part
@@ -17,7 +18,8 @@ from tests.gossip.sides import B, Side
 
 sessions = st.integers(0, 2**62 - 1)
 shares = st.floats(1e-6, 1).map(lambda share: float(f"{share:.6g}"))
-masks = st.builds(lambda share: Part("mask", share), shares)
+seeds = st.one_of(st.none(), st.integers(0, 2**32 - 1))
+masks = st.builds(lambda share, seed: Part("mask", share, seed=seed), shares, seeds)
 fragments = st.integers(1, MOST_FRAGMENTS).flatmap(
     lambda count: st.builds(lambda index: Part("fragment", 1 / count, index, count), st.integers(0, count - 1))
 )
@@ -38,6 +40,40 @@ def test_both_sides_find_the_same_elements_from_what_travels(part, size, session
     theirs = Part.parse(str(part))
     assert theirs == part
     np.testing.assert_array_equal(theirs.positions(size, session), part.positions(size, session))
+
+
+@given(shares, st.integers(1, 5_000), sessions, sessions)
+def test_a_drawn_mask_is_where_it_is_whatever_the_session(share, size, one, other):
+    """Each partner that is asked knows another number, and the snapshot is taken before the first is asked."""
+    part = Part("mask", share).drawn(one)
+    np.testing.assert_array_equal(part.positions(size, one), part.positions(size, other))
+    assert len(str(part)) <= 32, "as long as an Offer has room for"
+    again = Part("mask", share).drawn(one + 1)
+    assert again.seed != part.seed
+    assert ALL.drawn(one) is ALL
+
+
+@pytest.mark.parametrize("text", ["mask 0.5 -1", "mask 0.5 07", "mask 0.5 4294967296", "mask 0.5 ", "fragment 1/4 5"])
+def test_a_seed_that_no_part_writes_is_none(text):
+    assert Part.parse(text) is None
+
+
+def test_the_next_mix_is_of_what_was_said_before_and_every_mix_of_another_mask():
+    side = Side(partners=(B, PeerId(b"C" * 16)), config=Config(part="mask 0.01"))
+    seen = []
+    for _ in range(3):
+        seen.append(side.exchanges.next_part)
+        [wish] = side.exchanges.begin(0.0)
+        assert wish.part is seen[-1]
+        [sent] = side.exchanges.snapshotted(wish.session, 0.0)
+        assert sent.message.part == str(seen[-1])
+        renamed, again = side.exchanges.on_busy(sent.to, wish.session, 0.0)
+        assert again.message.session == renamed.to != wish.session
+        assert again.message.part == str(seen[-1]), "the snapshot holds these elements"
+        side.exchanges.abandon()
+    assert len(set(seen)) == 3
+    side.local.settling = True
+    assert side.exchanges.next_part is ALL
 
 
 @given(st.integers(1, 5_000), sessions)

@@ -109,8 +109,8 @@ def test_the_exchange_that_is_due_has_its_snapshot_from_the_boundary_where_it_be
     def watch(node):
         plain = node.boundary.take_requests
 
-        def take_requests():
-            found = plain()
+        def take_requests(here):
+            found = plain(here)
             served.extend(found)
             return found
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import parse_address
 from node import Metrics, Node, service
@@ -24,6 +25,7 @@ from node.boundary import Boundary
 from node.identity import new_secret
 from node.node import ALONE_S
 from node.readings import members_of
+from node.snapshot import ModelState
 from node.status import query
 
 CHILD = """
@@ -164,6 +166,31 @@ def test_a_node_alone_copies_its_model_for_no_mix_and_for_newcomers_once_a_secon
     train(linear(1), seeds=[first.node.address])
     until(mixed(first))
     until(lambda: any(visits))
+
+
+@pytest.mark.parametrize("part", ["mask 0.05", "fragments 4"])
+def test_of_a_part_its_elements_alone_are_copied_and_added(train, until, monkeypatch, part):
+    """A half percent of a model cost a copy and an addition of all of it at every step."""
+    touched = []
+    for name in ("begin_read", "add", "begin_read_at", "add_at"):
+        method = getattr(ModelState, name)
+
+        def noted(self, vector, *more, name=name, method=method):
+            touched.append((name, vector.size))
+            return method(self, vector, *more)
+
+        monkeypatch.setattr(ModelState, name, noted)
+    monkeypatch.setattr(Node, "keeps", lambda self, runtime: False)  # a copy for newcomers now and then is whole
+    config = Config(part=part, mix_every_steps=1, progress_period_s=0.1, join_timeout_s=3.0)
+    models = [nn.Linear(400, 50), nn.Linear(400, 50)]
+    first = train(models[0], config=config)
+    second = train(models[1], config=config, seeds=[first.node.address])
+    until(mixed(first, second))  # the second has the first's weights, of which all were copied
+    touched.clear()
+    until(mixed(first, second, times=20))
+    seen = list(touched)
+    assert {name for name, _ in seen} == {"begin_read_at", "add_at"}
+    assert max(size for _, size in seen) < 50 * 401 / 3
 
 
 def test_the_members_at_the_end_can_be_asked_for_afterwards(train):

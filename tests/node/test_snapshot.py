@@ -38,6 +38,41 @@ def test_the_vector_is_the_parameters_then_the_float_buffers():
     np.testing.assert_array_equal(vector_of(state), expected)
 
 
+def mixed_kinds():
+    """Half, double, transposed and empty tensors, and one that has none of a part's elements."""
+    torch.manual_seed(3)
+    return {
+        "a": torch.randn(7, 5), "b": torch.randn(6, 4).t(), "c": torch.randn(50).bfloat16(),
+        "d": torch.randn(9).double(), "e": torch.zeros(0),
+        "f": torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("make", [convnet, mixed_kinds])
+def test_some_elements_are_read_and_added_as_all_of_them_are(make, share):
+    """Bit for bit what a copy of everything holds there, and what an addition of zeros elsewhere leaves."""
+    one, other = ModelState(make()), ModelState(make())
+    other.write(vector_of(one))
+    rng = np.random.default_rng(int(100 * share))
+    size = one.size()
+    positions = np.sort(rng.permutation(size)[: max(1, int(share * size))])
+    held = np.empty(positions.size, np.float32)
+    assert one.begin_read_at(held, positions).done()
+    np.testing.assert_array_equal(held, vector_of(one)[positions])
+    shift, whole = rng.standard_normal(positions.size).astype(np.float32), np.zeros(size, np.float32)
+    whole[positions] = shift
+    one.add_at(shift, positions)
+    other.add(whole)
+    np.testing.assert_array_equal(vector_of(one), vector_of(other))
+
+
+def test_positions_beyond_the_model_are_a_changed_model():
+    state = ModelState({"x": torch.zeros(5)})
+    with pytest.raises(LayoutError, match="outside"):
+        state.begin_read_at(np.empty(2, np.float32), np.array([1, 5]))
+
+
 def test_integer_buffers_are_neither_sent_nor_touched():
     model = convnet()
     for _ in range(3):

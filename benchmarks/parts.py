@@ -1,0 +1,77 @@
+"""What one mix of a part costs the training thread, beside what one of the whole model costs.
+
+    python benchmarks/parts.py [--elements 268435456] [--tensors 150] [--rounds 5]
+
+A boundary of a node: a snapshot is taken at one, and what the exchange brought is added at the next. Bytes are of host
+vectors, read and written once each; seconds are the median of the rounds, in the thread that trains. Drawing a mask's
+positions is the network thread's, and is timed beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from gossip.parts import Part
+from node.boundary import Boundary, Cut, Shift, VectorPool
+from node.snapshot import ModelState
+
+
+def median_s(what: Callable[[], object], rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        what()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--elements", type=int, default=1 << 28, help="of the model, float32")
+    parser.add_argument("--tensors", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    size = arguments.elements // arguments.tensors
+    state = ModelState({f"w{number}": torch.zeros(size) for number in range(arguments.tensors)})
+    pool = VectorPool(state)
+    boundary = Boundary(state, pool)
+    elements = state.layout.size
+    print(f"a model of {elements:,} parameters in {arguments.tensors} tensors, {4 * elements / 1e6:,.0f} MB")
+    whole = 0.0
+    for text in ("all", "fragment 0/8", "mask 0.005 7", "mask 0.0005 7"):
+        part = Part.parse(text)
+        assert part is not None
+        positions: list[np.ndarray | None] = []
+
+        def draw(part: Part = part, into: list[np.ndarray | None] = positions) -> None:
+            into[:] = [part.positions(elements, 0)]
+
+        drawn_s = median_s(draw, arguments.rounds)
+        cut = None if positions[0] is None else Cut(part, positions[0])
+
+        def mix(cut: Cut | None = cut) -> None:
+            boundary.want_snapshot(1, False, cut=cut)
+            [(_, snapshot, _)] = boundary.visit(lambda vector: None).snapshots
+            boundary.owe()
+            boundary.want_shift(Shift(snapshot, positions=None if cut is None else cut.positions))
+            for shift in boundary.visit(lambda vector: None).shifted:
+                pool.give(shift.vector)
+
+        mix()  # the first of a size gets its memory from the kernel
+        spent_s = median_s(mix, arguments.rounds)
+        whole = whole or spent_s
+        moved_mb = 2 * 4 * part.elements(elements) / 1e6
+        print(
+            f"{part!s:16} {moved_mb:9,.1f} MB  {1e3 * spent_s:8.1f} ms  {whole / spent_s:6.1f} times less"
+            f"  positions {1e3 * drawn_s:6.1f} ms"
+        )
+
+
+if __name__ == "__main__":
+    main()
