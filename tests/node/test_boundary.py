@@ -97,7 +97,7 @@ def wants_snapshot(node, session=7):
     exchange = next(iter(node.peer.exchanges.table.values()), None)
     if exchange is None:
         node.peer.linked_peers[OTHER] = 0.0
-        node.peer.partners.choose = lambda asked, now: OTHER if not asked else None
+        node.peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
         effects = node.peer.exchanges.begin(node.now)
         node.perform(effects)
         [wish] = [effect for effect in effects if isinstance(effect, Snapshot)]

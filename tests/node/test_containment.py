@@ -201,7 +201,7 @@ def waiting(link):
 async def test_what_began_and_waits_for_its_link_is_sent():
     node = runtime()
     peer = node.peer
-    peer.partners.choose = lambda asked, now: OTHER if not asked else None
+    peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
     [wish] = peer.exchanges.begin(node.now)
     [sent] = peer.exchanges.snapshotted(wish.session, node.now)
     assert meant(peer, OTHER, sent.message)
@@ -248,7 +248,7 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
     node.links.add(ours)
     node.perform(node.peer.linked(OTHER, OTHER_RECORD, node.now))
     peer, benched = node.peer, []
-    peer.partners.choose = lambda asked, now: OTHER if not asked else None
+    peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
     peer.partners.failed = lambda partner, now: benched.append(partner)
     node.perform(peer.exchanges.begin(node.now))
     node.shifted(node.boundary.visit(lambda vector: None))
