@@ -176,7 +176,7 @@ class Runtime:
                     assert_never(effect)
         if self.peer.deadline < self.armed:  # to wake the timer for every message would cost as much as the message
             self.rearm.set()
-        streams.expect()
+        streams.expect(self.peer.next_part)
         self.after_perform()
 
     def spawn(self, task: Callable[..., Any], *args: object) -> None:

@@ -164,9 +164,9 @@ class Streams:
         positions = part.positions(self.peer.local.elements, session)
         return None if positions is None else Cut(part, positions)
 
-    def expect(self) -> None:
-        """What the training thread copies when a mix is due: positions take as long to draw as elements to copy."""
-        part = self.peer.next_part
+    def expect(self, part: Part) -> None:
+        """The next mix of our own is of this part. Where it lies is drawn now, which takes as long as the copy that the
+        training thread makes when the mix is due."""
         if part is not self.part:
             self.part = part
             self.boundary.expected = self.cut(part, 0)
