@@ -256,10 +256,13 @@ class Boundary:
             self.signal()
 
     def want_adoption(self, adoption: Adoption) -> None:
-        """Shifts not yet applied belong to the weights that go: they are dropped."""
+        """Shifts not yet applied belong to the weights that go: they are dropped, but for a trial, after which those
+        may come back: what the partners have added already is in what is kept."""
         with self.lock:
             self.adoption = adoption
-            dropped, self.shifts = self.shifts, []
+            dropped: list[Shift] = []
+            if not adoption.trial:
+                dropped, self.shifts = self.shifts, []
             self.owed -= len(dropped)
             self.signal()
         for shift in dropped:
@@ -307,6 +310,9 @@ class Boundary:
             on_adopt(self.kept.put_back())
             done.restored = True
             self.lives += 1
+        for shift in shifts:
+            done.ratios.append(0.0 if shift.mass is None else shift.mass / (self.mass + shift.mass))
+            done.copies.append(self.apply(shift))
         if adoption is not None and adoption.trial and not self.kept.keep():
             done.not_kept, adoption = self.kept.why_not, None
         if adoption is not None:
@@ -317,9 +323,6 @@ class Boundary:
             done.adopted = True
             self.lives += 1
             self.mass = 1.0
-        for shift in shifts:
-            done.ratios.append(0.0 if shift.mass is None else shift.mass / (self.mass + shift.mass))
-            done.copies.append(self.apply(shift))
         taken: dict[tuple[Parts, Part | None], Vector] = {}
         for session, (full, pushes, cut) in requests.items():
             what: tuple[Parts, Part | None] = "full" if full else "weights", None if cut is None else cut.part

@@ -300,7 +300,7 @@ class Node:
         ahead = due and self.service.may_mix and self.may_copy_ahead
         whole = ahead and self.boundary.expected is None  # a snapshot of a part serves no newcomer
         done = self.boundary.visit(self.adopted, ahead, report and not whole and self.keeps(runtime))
-        if done.shifted and self.quasi_global is not None:
+        if done.shifted and self.quasi_global is not None and not done.adopted:
             self.quasi_global.mixed()
         if done.shifts_alone and not report:
             self.thread.call(runtime.shifted, done)

@@ -263,7 +263,7 @@ class Runtime:
     def copied(self, done: Done) -> None:
         progress = self.streams.progress
         for shift, ratio in zip(done.shifted, done.ratios, strict=True):
-            if shift.sample is not None and progress is not None:
+            if shift.sample is not None and progress is not None and not done.adopted:
                 progress.merged(shift.sample, ratio)
             self.pool.give(shift.vector)
         current = done.decided == self.boundary.decided

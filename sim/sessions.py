@@ -409,7 +409,8 @@ class Sessions:
 
     def adopt(self, host: Host, effect: Adopt) -> None:
         host.adopting, host.trial = True, effect.trial
-        host.shifts.clear()  # they belong to the weights that go
+        if not effect.trial:
+            host.shifts.clear()  # they belong to the weights that go, which do not come back
         self.training.wish(host)
 
     def confirm(self, host: Host, effect: Confirm) -> None:

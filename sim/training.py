@@ -261,6 +261,15 @@ class Training:
                 host.progress.expected = None  # as in a node, which has no snapshot of what came back
             if self.trainer is not None:
                 self.trainer.joined(host.row)
+        if shifts:
+            host.shifts = []
+            vector = host.vector
+            for shift in shifts:
+                if host.progress is not None and isinstance(shift, Merged):
+                    host.progress.merged(host.progress.sample(shift.values), shift.mass / (host.mass + shift.mass))
+                host.mass = shift.add_to(vector, host.mass)
+            if self.trainer is not None:
+                self.trainer.mixed(host.row)
         if adopted:
             assert host.joining_vector is not None
             if host.trial:
@@ -275,15 +284,6 @@ class Training:
             host.taken = host.steps
             if self.trainer is not None:
                 self.trainer.joined(host.row)
-        if shifts:
-            host.shifts = []
-            vector = host.vector
-            for shift in shifts:
-                if host.progress is not None and isinstance(shift, Merged):
-                    host.progress.merged(host.progress.sample(shift.values), shift.mass / (host.mass + shift.mass))
-                host.mass = shift.add_to(vector, host.mass)
-            if self.trainer is not None:
-                self.trainer.mixed(host.row)
         copies = self.copy(host, requests)  # before the peer hears anything, as in a node
         if adopted:
             peer.counted(host.steps, host.steps * host.samples_per_step)

@@ -216,6 +216,8 @@ class Swarm:
             assert node.kept is not None
             node.value, node.kept, node.restoring = node.kept, None, False
             self.call(node, "restored")
+        if node.trial:
+            self.apply_shifts(node)
         if node.adoption is not None:
             apart = float(node.adoption - node.value) ** 2, float(node.value) ** 2
             node.kept = node.value if node.trial else None

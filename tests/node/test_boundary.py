@@ -11,7 +11,7 @@ from gossip.config import Config
 from gossip.effects import Mix, Release, Snapshot, Transfer
 from gossip.filters import Filter
 from node import streams
-from node.boundary import Boundary, Done, Shift, VectorPool
+from node.boundary import Adoption, Boundary, Done, Shift, VectorPool
 from node.sessions import Session
 from node.snapshot import ModelState, Pending
 from sim.network import Network
@@ -295,6 +295,21 @@ def test_nor_are_they_in_a_node():
     node.boundary.state.read(live.array)
     assert (live.array == 0.5).all()
     assert progress.since(live.array) == 0.0
+
+
+def test_what_waits_for_the_boundary_is_in_the_weights_that_a_trial_keeps_and_goes_with_those_that_go():
+    for trial in (True, False):
+        meeting, pool, vector = boundary(1.0)
+        meeting.owe()
+        meeting.want_shift(shift_of(pool, 2.0))
+        meeting.want_adoption(Adoption(np.full(300, 9.0, np.float32), (), (), trial))
+        assert meeting.visit(ignore).adopted
+        assert (vector == 9.0).all()
+        assert not meeting.owed
+        if trial:
+            meeting.want_restore()
+            assert meeting.visit(ignore).restored
+            assert (vector == 3.0).all()
 
 
 # -- the newest snapshot, for newcomers --------------------------------------------------------------------------------

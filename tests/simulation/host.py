@@ -226,6 +226,8 @@ class Host:
             self.adoption = None
             self.pieces.clear()
             self.call("not_kept")
+        if trial:
+            model.apply()  # what is finished is in the weights that may come back
         adopted = self.adoption is not None
         apart = self.adopt() if adopted else (0.0, 0.0)
         model.apply()
