@@ -296,10 +296,14 @@ class Host:
     def up(self, link: Link, record: MemberRecord) -> None:
         place = link.place(self)
         other = link.ends[1 - place]
-        if self.gone or self.left or (link.broken and not link.open[1 - place] and other.gone):
-            link.broken = True
+        if self.gone or self.left:
+            self.world.network.cut_link(link)  # whoever finished its Hello is told by this machine's kernel
+            return
+        if link.broken and not link.open[1 - place] and other.gone:
             return
         link.open[place] = True
+        if link.broken:  # and this end was told before it had anything to lose
+            self.later(self.world.network.latency(), self.lost, link)
         first = other.id not in self.links
         self.links.setdefault(other.id, []).append(link)
         waiting = self.waiting.pop(other.id, ())
