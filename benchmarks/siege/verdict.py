@@ -109,7 +109,7 @@ def names(logs: Sequence[Path], identities: Iterable[str], address: bool) -> str
     wanted = [identity[:8] for identity in identities]
     for log in logs:
         for line in log.read_text(errors="replace").splitlines():
-            text = line.strip()
+            text = re.sub(r"^[0-9a-f]{8}  ", "", line.strip())  # whose notice it is
             if not any(word in text for word in NAMING):
                 continue
             if any(one in text for one in wanted) or (address and "127.0.0.1" in text):
