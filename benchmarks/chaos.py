@@ -39,7 +39,7 @@ import digits_node
 from forked import Forked
 from swarm_lab import Cut, Patient, namespaces_missing
 
-from node.identity import new_secret
+from node.identity.keys import new_secret
 
 NODES = 8
 STEP_MS = 40.0

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from node import Node
-from sim.data import digits, dirichlet_split, fashion_mnist
-from sim.models import cnn, mlp
+from sim.learning.corpora import digits, dirichlet_split, fashion_mnist
+from sim.learning.models import cnn, mlp
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("dataset", choices=["digits", "fashion-mnist"])

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gossip.filters import clip_factor
-from sim.data import mnist
+from gossip.exchange.acceptance import clip_factor
+from sim.learning.corpora import mnist
 
 CLIQUE = 10
 NODES = 2 * CLIQUE

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from sim import Scenario
-from sim.data import mnist
+from sim.learning.corpora import mnist
 from sim.simulation import Simulation
 
 STEP_S = 0.1  # of virtual time

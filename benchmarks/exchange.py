@@ -67,7 +67,7 @@ def trainer(kind, seconds, with_node, seed):
         )  # fmt: skip
         x, y = torch.randn(64, 1, 28, 28), torch.randint(0, 10, (64,))
     elif kind == "gpt-1m":
-        from sim.models import ByteGPT
+        from sim.learning.models import ByteGPT
 
         model = ByteGPT()
         x = torch.randint(0, 256, (16, 128))
@@ -208,7 +208,7 @@ def main():
     if args.role == "trainer":
         trainer(args.kind, args.seconds, args.node, args.seed)
         return
-    from node.identity import new_secret
+    from node.identity.keys import new_secret
 
     with tempfile.TemporaryDirectory() as folder:
         secret = Path(folder) / "swarm.secret"

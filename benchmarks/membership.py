@@ -23,8 +23,8 @@ import time
 import numpy as np
 
 from gossip.config import Config
-from sim.network import Network
-from sim.swarm import Swarm
+from sim.engine.swarm import Swarm
+from sim.world.network import Network
 
 NEVER = 10**9  # steps: no peer ever mixes
 STEP_S, NEVER_S = 1.0, 1e9

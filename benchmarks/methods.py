@@ -25,10 +25,10 @@ import torch
 from methods_page import write_page
 
 from gossip.config import Config, as_published
+from gossip.config.methods import METHODS
 from gossip.errors import ConfigError
-from gossip.published import METHODS
-from sim.measures import Measures
-from sim.scenario import Scenario
+from sim.engine.measures import Measures
+from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -3,7 +3,7 @@
 import statistics
 from pathlib import Path
 
-from gossip.published import METHODS
+from gossip.config.methods import METHODS
 
 PICTURE = "methods.png"
 LOWEST = 24.0  # points below the best that the picture shows

@@ -17,9 +17,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from gossip.parts import Part
-from node.boundary import Boundary, Cut, Shift, VectorPool
-from node.snapshot import ModelState
+from gossip.arithmetic.subsets import Part
+from node.model.snapshot import ModelState
+from node.transfers.boundary import Boundary, Cut, Shift, VectorPool
 
 
 def median_s(what: Callable[[], object], rounds: int) -> float:

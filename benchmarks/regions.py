@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 import sim.simulation
-from sim.flows import Flow, Flows
-from sim.measures import Measures
-from sim.network import Network
-from sim.scenario import Scenario
+from sim.engine.flows import Flow, Flows
+from sim.engine.measures import Measures
+from sim.scenario.scenario import Scenario
+from sim.world.network import Network
 
 REGION = 16  # peers
 NEAR_S, FAR_S = 0.001, 0.040  # one way

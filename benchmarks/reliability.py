@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from swarm_lab import Cut, Lab, Patient, namespaces_missing
 
 from gossip.ids import PeerId
-from node.sharding import Shard
+from node.data.sharding import Shard
 
 Figures = dict[str, Any]
 
@@ -282,7 +282,7 @@ def pauses(members: list[Patient], after: float) -> Figures:
 
 
 def secret_file(lab: Lab) -> str:
-    from node.identity import new_secret
+    from node.identity.keys import new_secret
 
     path = lab.folder / "secret"
     path.write_text(new_secret())

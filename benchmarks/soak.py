@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 from swarm_lab import Lab, Patient
 
-from node.identity import new_secret
+from node.identity.keys import new_secret
 
 FAULT_S = 90.0
 STOPPED_S, GONE_S = 15.0, 10.0

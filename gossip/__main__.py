@@ -104,7 +104,7 @@ def run(
     """Run a training script as one node of a swarm."""
     if threads is not None:  # before numpy and torch are imported: they read these once
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
-    from node import cli
+    from node.cli import main as cli
 
     settings = cli.RunSettings(
         seeds=tuple(seed or ()),
@@ -131,7 +131,7 @@ def local(
     log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Keeps each node's log and output.")] = None,
 ) -> None:
     """Start a swarm of processes on this machine, all running one script."""
-    from node import cli
+    from node.cli import main as cli
 
     raise typer.Exit(cli.local(script, args or [], nodes=nodes, threads=threads, config=config, log_dir=log_dir))
 
@@ -143,7 +143,7 @@ def demo(
     seconds_limit: Annotated[float, typer.Option(min=1, help="Give up after so many seconds.")] = 90.0,
 ) -> None:
     """Train on real data, kill the first node half-way, let another join, and show that it did not matter."""
-    from node import cli
+    from node.cli import main as cli
 
     raise typer.Exit(cli.demo(nodes=nodes, as_json=json, limit_s=seconds_limit))
 
@@ -157,7 +157,7 @@ def status(
     everybody: Annotated[bool, typer.Option("--all", help="Name those who left as well.")] = False,
 ) -> None:
     """Ask a running node for its id, its members and its metrics."""
-    from node import cli
+    from node.cli import main as cli
 
     cli.status(address, secret_file=secret_file, as_json=json, timeout_s=timeout_s, everybody=everybody)
 
@@ -165,7 +165,7 @@ def status(
 @app.command()
 def secret() -> None:
     """Make a swarm secret and print it."""
-    from node import cli
+    from node.cli import main as cli
 
     cli.secret()
 
@@ -177,7 +177,7 @@ def invite(
     timeout_s: TimeoutS = 5.0,
 ) -> None:
     """Print one line that lets a newcomer join through the node at HOST:PORT."""
-    from node import cli
+    from node.cli import main as cli
 
     cli.invite(address, secret_file=secret_file, timeout_s=timeout_s)
 
@@ -188,7 +188,7 @@ def methods(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List the published methods that are a configuration here, with their papers."""
-    from gossip import catalogue
+    from gossip.config import catalogue
 
     print(catalogue.as_json(name) if json else catalogue.one(name) if name else catalogue.all_methods())
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from gossip.arithmetic.subsets import ALL, Part
 from gossip.ids import Address, PeerId
-from gossip.messages import Message
-from gossip.parts import ALL, Part
+from gossip.wire.messages import Message
 
 __all__ = [
     "Adopt", "Collect", "Confirm", "Dial", "Effect", "Gather", "MemberChanged", "MemberState", "Merge", "Mix", "Notice",
@@ -90,8 +90,8 @@ class Transfer:
 @dataclass(frozen=True, slots=True)
 class Gather:
     """Send each of ``members`` its slice of the session's snapshot, make ours the mean of what comes
-    (:func:`gossip.gathering.group_mean`), send that to all, and report ``gathered`` when all slices are means; or
-    ``failed``. We are the ``place``-th of them. Said again when there is a link to one to whom there was none."""
+    (:func:`gossip.exchange.gathering.group_mean`), send that to all, and report ``gathered`` when all slices are means;
+    or ``failed``. We are the ``place``-th of them. Said again when there is a link to one to whom there was none."""
 
     session: int
     members: tuple[PeerId, ...]
@@ -106,7 +106,8 @@ class Mix:
 
     ``late``: whether they had was in doubt, and others were mixed with meanwhile. No outer momentum then, which would
     count the local progress since the last mix twice: the difference is added to the model and to what the outer step
-    holds of it alike (:meth:`gossip.mixing.OuterStep.shift`). ``plain``: no outer momentum either, but the mean.
+    holds of it alike (:meth:`gossip.arithmetic.mixing.OuterStep.shift`). ``plain``: no outer momentum either, but the
+    mean.
     """
 
     session: int

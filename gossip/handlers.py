@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gossip.bootstrap import TRY_EVERY_S, answer_reach
 from gossip.effects import Effect, Send
-from gossip.groups import Groups
+from gossip.exchange.groups import Groups
 from gossip.ids import PeerId
-from gossip.joining import Phase
-from gossip.messages import (
+from gossip.membership.discovery import TRY_EVERY_S, answer_reach
+from gossip.state_transfer.joining import Phase
+from gossip.wire.messages import (
     Abort,
     Accept,
     Begin,

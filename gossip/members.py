@@ -7,14 +7,14 @@ from typing import Protocol, Unpack
 
 from gossip.effects import Effect, MemberState
 from gossip.ids import MemberRecord, PeerId
-from gossip.messages import Message
-from gossip.myself import Own
+from gossip.membership.self_record import Own
+from gossip.wire.messages import Message
 
 __all__ = ["Members"]
 
 
 class Members(Protocol):
-    """:class:`gossip.membership.Membership` says what each of these does."""
+    """:class:`gossip.membership.protocol.Membership` says what each of these does."""
 
     @property
     def deadline(self) -> float: ...

@@ -6,27 +6,27 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 
-from gossip.bootstrap import Listening, Reachability, Seeds
+from gossip.arithmetic.subsets import ALL, Part
 from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.effects import Confirm, Dial, Effect, MemberState, Notice, Restore, Send
-from gossip.ending import Ending
-from gossip.exchange import Local, within
-from gossip.exchanges import Exchanges
-from gossip.filters import norm_accepts
-from gossip.groups import Groups
+from gossip.exchange.acceptance import norm_accepts
+from gossip.exchange.exchanges import Exchanges
+from gossip.exchange.groups import Groups
+from gossip.exchange.session import Local, within
 from gossip.handlers import HANDLERS
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.joining import LEFT_ALONE_S, Donating, Joining, Phase
 from gossip.members import Members
-from gossip.membership import Membership
-from gossip.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Reached, Records
-from gossip.partners import Partners
-from gossip.parts import ALL, Part
-from gossip.runs import Run, Runs, outranks
+from gossip.membership.discovery import Listening, Reachability, Seeds
+from gossip.membership.protocol import Membership
 from gossip.schedule import Schedule
-from gossip.selection import Selector, selector_of
-from gossip.trial import Judge
+from gossip.selection.partners import Partners
+from gossip.selection.registry import Selector, selector_of
+from gossip.state_transfer.ending import Ending
+from gossip.state_transfer.joining import LEFT_ALONE_S, Donating, Joining, Phase
+from gossip.state_transfer.runs import Run, Runs, outranks
+from gossip.state_transfer.trial import Judge
+from gossip.wire.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Reached, Records
 
 __all__ = ["Peer"]
 
@@ -141,7 +141,7 @@ class Peer:
 
     @property
     def consensus_distance(self) -> float:
-        """As :attr:`gossip.ledger.Ledger.consensus_distance`."""
+        """As :attr:`gossip.exchange.session_table.Ledger.consensus_distance`."""
         return self.exchanges.consensus_distance
 
     @property

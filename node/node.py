@@ -21,25 +21,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gossip.arithmetic.mixing import OuterStep
 from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import CheckpointError, ConfigError, LayoutError, LocalError
-from gossip.joining import Phase
-from gossip.mixing import OuterStep
 from gossip.peer import Peer
-from gossip.quasi_global import QuasiGlobal
-from node import checkpoint, leaving
-from node.boundary import Boundary, VectorPool
-from node.kept import Kept
-from node.progress import Figures
-from node.readings import Member, Metrics, View
+from gossip.state_transfer.joining import Phase
+from node.cli import leaving
+from node.data.sharding import Shard, samples_in
+from node.model import checkpoint
+from node.model.kept import Kept
+from node.model.quasi_global import QuasiGlobal
+from node.model.snapshot import ModelState
+from node.model.tensors import plain_name
+from node.observe.console import Figures
+from node.observe.metrics import Member, Metrics, View
 from node.runtime import Runtime
 from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
-from node.sharding import Shard, samples_in
-from node.snapshot import ModelState
-from node.tensors import plain_name
 from node.thread import NetworkThread
+from node.transfers.boundary import Boundary, VectorPool
 
 __all__ = ["Member", "Metrics", "Node"]
 

@@ -11,6 +11,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from gossip.arithmetic.mixing import OuterStep
 from gossip.config import Config
 from gossip.effects import (
     Adopt,
@@ -37,19 +38,30 @@ from gossip.effects import (
 from gossip.errors import ProtocolError, RemoteError
 from gossip.handlers import is_with, meant
 from gossip.ids import Address, MemberRecord, PeerId, short
-from gossip.messages import Abort, Chunk, Close, Fetch, Hello, Invite, Message, Offer, Outcome, StatusQuery, Unknown
-from gossip.mixing import OuterStep
 from gossip.peer import Peer
-from node.boundary import Boundary, Done, Vector, VectorPool
-from node.doors import Doors
+from gossip.wire.messages import (
+    Abort,
+    Chunk,
+    Close,
+    Fetch,
+    Hello,
+    Invite,
+    Message,
+    Offer,
+    Outcome,
+    StatusQuery,
+    Unknown,
+)
 from node.faults import leaves
-from node.handshake import Greeter
-from node.links import Link, Links, Network
-from node.lobby import neighbourhood
-from node.status import status_page
-from node.stream import BrokenLinkError
-from node.streams import Streams
-from node.tls import Contexts
+from node.observe.status import status_page
+from node.transfers.boundary import Boundary, Done, Vector, VectorPool
+from node.transfers.streams import Streams
+from node.transport.byte_stream import BrokenLinkError
+from node.transport.connector import Doors
+from node.transport.handshake import Greeter
+from node.transport.links import Link, Links, Network
+from node.transport.lobby import neighbourhood
+from node.transport.tls import Contexts
 
 __all__ = ["Runtime"]
 

@@ -12,23 +12,23 @@ from collections.abc import Callable
 
 import trio
 
+from gossip.arithmetic.mixing import OuterStep
 from gossip.errors import IdentityError
-from gossip.graphs import Graph
 from gossip.ids import Address, MemberRecord
-from gossip.mixing import OuterStep
 from gossip.peer import Peer
-from gossip.selection import selector_of
-from node.boundary import Boundary, VectorPool
-from node.handshake import Greeter
-from node.identity import Identity, verify
-from node.progress import Figures, Progress
-from node.readings import Member, View, members_of
+from gossip.selection.graphs import Graph
+from gossip.selection.registry import selector_of
+from node.identity.keys import Identity, verify
+from node.identity.statedir import Memory, StateDir
+from node.model.snapshot import ModelState
+from node.observe.console import Figures, Progress
+from node.observe.metrics import Member, View, members_of
 from node.runtime import Runtime
 from node.settings import Settings, advertised
-from node.snapshot import ModelState
-from node.statedir import Memory, StateDir
-from node.tcp import TcpNetwork
-from node.tls import swarm_contexts
+from node.transfers.boundary import Boundary, VectorPool
+from node.transport.handshake import Greeter
+from node.transport.tcp import TcpNetwork
+from node.transport.tls import swarm_contexts
 
 __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 

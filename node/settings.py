@@ -15,8 +15,8 @@ from pathlib import Path
 from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.ids import Address, PeerId, parse_address
-from node.identity import is_invite, keep_secret, kept_secret, parse_invite, read_secret
-from node.tcp import is_loopback
+from node.identity.keys import is_invite, keep_secret, kept_secret, parse_invite, read_secret
+from node.transport.tcp import is_loopback
 
 __all__ = ["Settings", "advertised"]
 

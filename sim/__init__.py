@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sim.report import Result, compare
-    from sim.scenario import Scenario
+    from sim.report.result import Result, compare
+    from sim.scenario.scenario import Scenario
     from sim.simulation import simulate
 
 __all__ = ["Result", "Scenario", "compare", "simulate"]
 
-HOMES = {"Result": "sim.report", "Scenario": "sim.scenario", "compare": "sim.report", "simulate": "sim.simulation"}
+HOMES = {
+    "Result": "sim.report.result",
+    "Scenario": "sim.scenario.scenario",
+    "compare": "sim.report.result",
+    "simulate": "sim.simulation",
+}
 
 
 def __getattr__(name: str) -> Any:

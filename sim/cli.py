@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from gossip.errors import ConfigError, LocalError
 
 if TYPE_CHECKING:
-    from sim.report import Progress, Result
-    from sim.scenario import Scenario
+    from sim.report.result import Progress, Result
+    from sim.scenario.scenario import Scenario
     from sim.sweep import Point, Sweep
 
 __all__ = ["run", "sweep"]
@@ -65,7 +65,7 @@ def run(
                 saved.append(folder)  # first, since its figures are there before its pictures
                 result.save(folder)
         if out is not None and len(done) > 1:
-            from sim.report import compare
+            from sim.report.result import compare
 
             compare(done, out)
     except KeyboardInterrupt as stopped:
@@ -90,7 +90,7 @@ def run(
 
 def read(files: Sequence[Path], seed: int | None, settings: Sequence[str]) -> list[Scenario]:
     """All scenarios, before any is played: a mistake in the last file should not cost the time of the first."""
-    from sim.scenario import Scenario
+    from sim.scenario.scenario import Scenario
 
     changes = changes_of(settings)
     return [Scenario.from_toml(file, seed=seed, changes=changes) for file in files]
@@ -114,7 +114,7 @@ def check_out(out: Path | None) -> None:
     """Whatever would keep a report from being written, before hours are spent on what goes into it."""
     if out is None:
         return
-    from sim.charts import require_matplotlib
+    from sim.report.charts import require_matplotlib
 
     require_matplotlib()
     try:
@@ -127,7 +127,7 @@ def check_out(out: Path | None) -> None:
 
 def folders_of(out: Path | None, scenarios: Sequence[Scenario]) -> list[Path | None]:
     """Where each result goes: one alone into the folder itself, several into folders of their names."""
-    from sim.report import folder_names
+    from sim.report.result import folder_names
 
     if out is None or len(scenarios) == 1:
         return [out] * len(scenarios)
@@ -140,7 +140,7 @@ def title_of(scenario: Scenario, number: int, count: int) -> str:
 
 def row_file(folder: Path | None) -> AbstractContextManager[Rows | None]:
     """Where rows go as they come: whatever ends the process, those until then are there."""
-    from sim.report import RowFile
+    from sim.report.result import RowFile
 
     return nullcontext() if folder is None else RowFile(folder)
 
@@ -163,7 +163,7 @@ def play(scenario: Scenario, title: str, quiet: bool, rows: Rows | None = None) 
 def bar(title: str, quiet: bool) -> AbstractContextManager[Shown | None]:
     if quiet or not sys.stderr.isatty():
         return nullcontext()
-    from sim.bar import Bar
+    from sim.report.progress_bar import Bar
 
     return Bar(title)
 

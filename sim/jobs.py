@@ -10,8 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 
 from gossip.errors import LocalError
-from sim.report import Result
-from sim.scenario import Scenario
+from sim.report.result import Result
+from sim.scenario.scenario import Scenario
 
 __all__ = ["cores", "side_by_side"]
 

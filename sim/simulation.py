@@ -17,16 +17,16 @@ import torch
 from numpy.typing import NDArray
 
 from gossip.errors import ConfigError, LocalError
-from sim.attackers import liars
-from sim.churn import Session, churn_of
-from sim.compute import StepTimes
-from sim.learners import Learners
-from sim.measures import Measures
-from sim.network import network_of
-from sim.report import Progress, Result
-from sim.scenario import Scenario
+from sim.engine.measures import Measures
+from sim.engine.swarm import Swarm
+from sim.learning.learners import Learners
+from sim.report.result import Progress, Result
+from sim.scenario.scenario import Scenario
 from sim.seeds import derive
-from sim.swarm import Swarm
+from sim.world.adversaries import liars
+from sim.world.churn import Session, churn_of
+from sim.world.network import network_of
+from sim.world.step_times import StepTimes
 
 __all__ = ["Simulation", "Stopped", "simulate"]
 
@@ -61,7 +61,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Simulation:
-    """One scenario under way. :meth:`slices` plays it; :class:`sim.measures.Measures` looks at it."""
+    """One scenario under way. :meth:`slices` plays it; :class:`sim.engine.measures.Measures` looks at it."""
 
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         ideal = scenario.membership.mode == "ideal"
@@ -193,7 +193,7 @@ def simulate(
     """
     if isinstance(progress, bool):
         if progress:
-            from sim.bar import Bar
+            from sim.report.progress_bar import Bar
 
             with Bar(scenario.name) as bar:
                 return simulate(scenario, bar.update, device, rows)

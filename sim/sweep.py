@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
-from sim import words
-from sim.report import Result, check_column, number, writing
-from sim.scenario import Scenario
-from sim.units import bytes_text, count_text, duration_text, figure_text, share_text
+from sim.report import describe as words
+from sim.report.result import Result, check_column, number, writing
+from sim.report.units import bytes_text, count_text, duration_text, figure_text, share_text
+from sim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -180,7 +180,8 @@ class Sweep:
 
     def save(self, folder: Path) -> None:
         """Write sweep.csv, sweep.png and report.html. Raises :class:`LocalError`."""
-        from sim import charts, page
+        from sim.report import charts
+        from sim.report import html as page
 
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +227,7 @@ class Sweep:
         return made
 
     def draw(self, axes: Axes, key: str) -> None:
-        from sim import panels
+        from sim.report import plots as panels
 
         first, *others = self.axes
         texts = list(self.axes[first])

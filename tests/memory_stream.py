@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from node.stream import BrokenLinkError
+from node.transport.byte_stream import BrokenLinkError
 
 MEMORY_PIPE_BYTES = 65_536  # less than any payload worth testing, so that tests meet backpressure as sockets have it
 

@@ -12,12 +12,12 @@ from attack import attack
 from foe import MAX, Foe, Member
 from line import Line, chunk_of, open_line
 
-from gossip.accusations import accusation
 from gossip.ids import Address, MemberRecord
-from gossip.messages import Fetch, Gossip, Reach, Records, Serving, StatusQuery
-from gossip.records import signed
-from node.identity import Identity
-from node.tls import swarm_contexts
+from gossip.membership.accusations import accusation
+from gossip.wire.messages import Fetch, Gossip, Reach, Records, Serving, StatusQuery
+from gossip.wire.records import signed
+from node.identity.keys import Identity
+from node.transport.tls import swarm_contexts
 
 SYBILS = 300
 
@@ -203,7 +203,7 @@ async def leavers(foe: Foe) -> None:
 
 @attack("says of a newcomer and of everybody that nobody can dial it", named="", newcomer=True)
 async def out_of_reach(foe: Foe) -> None:
-    from gossip.messages import Reached
+    from gossip.wire.messages import Reached
 
     member = await foe.member()
 

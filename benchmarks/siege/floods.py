@@ -10,8 +10,8 @@ from attack import attack
 from foe import Foe, Member, nothing
 from line import Line, open_line
 
-from gossip.frames import encode
-from gossip.messages import Chunk, Digest, Offer, Ping, PingReq, Reach, StatusQuery
+from gossip.wire.frames import encode
+from gossip.wire.messages import Chunk, Digest, Offer, Ping, PingReq, Reach, StatusQuery
 
 BATCH = 64  # frames written at once
 

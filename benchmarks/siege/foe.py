@@ -21,7 +21,7 @@ from line import Line, chunk_of, hello_of, open_line
 
 from gossip.codecs import get_codec
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import (
+from gossip.wire.messages import (
     Abort,
     Accept,
     Ack,
@@ -45,9 +45,9 @@ from gossip.messages import (
     Refuse,
     Settled,
 )  # fmt: skip
-from gossip.records import signed
-from node.identity import Identity
-from node.tls import Contexts, swarm_contexts
+from gossip.wire.records import signed
+from node.identity.keys import Identity
+from node.transport.tls import Contexts, swarm_contexts
 
 __all__ = ["Foe", "Member", "Target"]
 
@@ -135,8 +135,8 @@ class Member:
 
     async def serve(self, nursery: trio.Nursery) -> None:
         """Listen too, so that honest nodes dial us; before :meth:`live`."""
-        from node.tcp import TcpNetwork
-        from node.tls import TlsStream
+        from node.transport.tcp import TcpNetwork
+        from node.transport.tls import TlsStream
 
         network = TcpNetwork(Address("127.0.0.1", 0))
         address = await network.bind()

@@ -18,7 +18,7 @@ from forked import Forked
 from swarm_lab import Patient
 
 from gossip.ids import Address, parse_address
-from node.identity import new_secret, parse_secret
+from node.identity.keys import new_secret, parse_secret
 
 __all__ = ["Fortress"]
 

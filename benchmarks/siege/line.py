@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from gossip.frames import encode
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import Chunk, Close, Hello, Message
-from node.handshake import Greeter
-from node.links import FrameReader
-from node.stream import ByteStream
-from node.tcp import TcpNetwork
-from node.tls import Contexts, TlsStream
+from gossip.wire.frames import encode
+from gossip.wire.messages import Chunk, Close, Hello, Message
+from node.transport.byte_stream import ByteStream
+from node.transport.handshake import Greeter
+from node.transport.links import FrameReader
+from node.transport.tcp import TcpNetwork
+from node.transport.tls import Contexts, TlsStream
 
 __all__ = ["Heard", "Line", "chunk_of", "hello_of", "open_line", "plain", "tls"]
 

@@ -12,7 +12,20 @@ from attack import attack
 from foe import Foe, Member, nothing
 from line import Line, chunk_of
 
-from gossip.messages import Abort, Accept, Busy, Chunk, Commit, Fetch, Invite, Joined, Offer, Outcome, Refuse, Serving
+from gossip.wire.messages import (
+    Abort,
+    Accept,
+    Busy,
+    Chunk,
+    Commit,
+    Fetch,
+    Invite,
+    Joined,
+    Offer,
+    Outcome,
+    Refuse,
+    Serving,
+)
 
 
 async def each(member: Member, pause_s: float, **offer: Any) -> None:
@@ -69,7 +82,7 @@ async def stalls(foe: Foe) -> None:
         step = next(steps)
         whole = bytes(4 * foe.target.elements)
         if step == "half-frame":
-            from gossip.frames import encode
+            from gossip.wire.frames import encode
 
             await line.write(encode(chunk_of(session.number, 0, foe.target.elements, whole), len(whole)) + whole[:1000])
             await trio.sleep(4.0)

@@ -16,11 +16,11 @@ from attack import attack
 from foe import Foe
 from line import Line, open_line, plain, tls
 
-from gossip.frames import encode
 from gossip.ids import Address, MemberRecord
-from gossip.messages import MESSAGES, Chunk, Gossip, Hint, Message
-from node.identity import Identity
-from node.tls import swarm_contexts
+from gossip.wire.frames import encode
+from gossip.wire.messages import MESSAGES, Chunk, Gossip, Hint, Message
+from node.identity.keys import Identity
+from node.transport.tls import swarm_contexts
 
 
 async def hold(address: Address, first: bytes, drip_s: float = 0.0) -> None:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gossip.arithmetic.mixing import check_outer
+from gossip.arithmetic.subsets import check_part
 from gossip.codecs import AUTO, get_codec
 from gossip.config.keys import MOST_PARTNERS, Keys
+from gossip.config.methods import METHODS, method
+from gossip.config.removed import KEYS, check_removed
+from gossip.config.rules import check_together
 from gossip.config.setting import check, settings_of, shown
 from gossip.errors import ConfigError
-from gossip.mixing import check_outer
-from gossip.parts import check_part
-from gossip.published import METHODS, method
-from gossip.removed import KEYS, check_removed
-from gossip.together import check_together
 
 __all__ = ["PRESETS", "Config", "as_published", "read_toml", "unknown"]
 
@@ -140,7 +140,7 @@ class Config(Keys):
 
     @classmethod
     def published(cls, name: str, **changes: Any) -> Config:
-        """A method as its paper has it, by its name in :data:`gossip.published.METHODS` (``gossip methods`` lists
+        """A method as its paper has it, by its name in :data:`gossip.config.methods.METHODS` (``gossip methods`` lists
         them), with further changes."""
         return cls(**(as_published(name) | changes))
 

@@ -16,17 +16,17 @@ import trio
 import trio._core._run as scheduler
 import trio.testing
 
+from gossip.arithmetic.mixing import OuterStep
 from gossip.config import Config
 from gossip.ids import Address
-from gossip.mixing import OuterStep
 from gossip.peer import Peer
-from node.boundary import Boundary, VectorPool
-from node.handshake import Greeter
+from node.model.snapshot import ModelState
 from node.runtime import Runtime
-from node.snapshot import ModelState
-from node.stream import BrokenLinkError, ByteStream
-from sim.network import Network
-from sim.training import REPORT_S, next_look
+from node.transfers.boundary import Boundary, VectorPool
+from node.transport.byte_stream import BrokenLinkError, ByteStream
+from node.transport.handshake import Greeter
+from sim.engine.training import REPORT_S, next_look
+from sim.world.network import Network
 from tests.memory_stream import MemoryStream, memory_stream_pair
 
 PIPE_BYTES = 1 << 20  # more than anybody sends at one instant, so that all of it arrives at one instant

@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.peer import Peer
-from node.identity import Identity, verify
-from node.snapshot import ModelState
-from sim.network import Network
+from node.identity.keys import Identity, verify
+from node.model.snapshot import ModelState
+from sim.engine.swarm import Swarm
 from sim.seeds import derive
-from sim.swarm import Swarm
+from sim.world.network import Network
 from tests.agreement import memory_network
 from tests.agreement.memory_network import START_S, World
 

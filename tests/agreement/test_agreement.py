@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
-from sim.sessions import Sessions
+from sim.engine.sessions import Sessions
 from tests.agreement import scenario
 from tests.agreement.scenario import Floats, Outcome, Scenario, Script, identity, run_nodes, simulate, start_vector
 

@@ -17,10 +17,10 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gossip.errors import CheckpointError, IdentityError
-from gossip.records import MAX_INT, signed
-from node import checkpoint
-from node.identity import Identity, parse_invite, parse_secret, read_secret
-from node.statedir import Memory, StateDir, checksum
+from gossip.wire.records import MAX_INT, signed
+from node.identity.keys import Identity, parse_invite, parse_secret, read_secret
+from node.identity.statedir import Memory, StateDir, checksum
+from node.model import checkpoint
 from tests.fuzz.engine import Target
 from tests.fuzz.grammar import World, make_record
 from tests.fuzz.mutations import EDGE_TEXTS, mutated_bytes, mutated_text, mutated_value

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from gossip.ids import Address, MemberRecord, PeerId, peer_id_of
-from gossip.messages import MESSAGES, Hint
+from gossip.wire.messages import MESSAGES, Hint
 from tests.fuzz.mutations import EDGE_FLOATS, EDGE_INTS
 
 __all__ = ["World", "make_message", "make_record"]

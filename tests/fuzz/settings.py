@@ -8,16 +8,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from gossip.arithmetic.subsets import Part, check_part
 from gossip.codecs import get_codec
 from gossip.config import Config
+from gossip.config.methods import METHODS
 from gossip.errors import ConfigError, IdentityError
-from gossip.graphs import Graph
 from gossip.ids import parse_address
-from gossip.parts import Part, check_part
-from gossip.published import METHODS
+from gossip.selection.graphs import Graph
 from node.settings import Settings
-from sim.scenario import Scenario
-from sim.tables import toml_text
+from sim.scenario.scenario import Scenario
+from sim.scenario.tables import toml_text
 from tests.fuzz.engine import Target
 from tests.fuzz.files import OnDisk
 from tests.fuzz.mutations import EDGE_FLOATS, EDGE_INTS, edge_value, mutated_bytes, mutated_text, mutated_value

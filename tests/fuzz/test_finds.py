@@ -9,11 +9,11 @@ import pytest
 
 from gossip.config import Config
 from gossip.errors import ConfigError, IdentityError, ProtocolError
-from gossip.frames import PREFIX_BYTES, decode, encode
-from gossip.graphs import Graph
 from gossip.ids import parse_address
-from node.identity import Identity, read_secret
-from sim.scenario import Scenario
+from gossip.selection.graphs import Graph
+from gossip.wire.frames import PREFIX_BYTES, decode, encode
+from node.identity.keys import Identity, read_secret
+from sim.scenario.scenario import Scenario
 
 DEEP = "part = " + "[" * 3_000
 LONG = "mix_every_s = " + "9" * 5_000

@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gossip.codecs import CODECS, Overflow, Spread
 from gossip.errors import ProtocolError, RemoteError
-from gossip.frames import PREFIX_BYTES, decode
-from gossip.messages import Chunk
-from node.identity import Identity, verify
-from node.stream import BrokenLinkError
-from node.tls import TlsStream, _ca_certificate, leaf_peer_id, swarm_contexts
-from node.transfer import DifferenceReceiver, Sender
+from gossip.wire.frames import PREFIX_BYTES, decode
+from gossip.wire.messages import Chunk
+from node.identity.keys import Identity, verify
+from node.transfers.transfer import DifferenceReceiver, Sender
+from node.transport.byte_stream import BrokenLinkError
+from node.transport.tls import TlsStream, _ca_certificate, leaf_peer_id, swarm_contexts
 from tests.fuzz.engine import Target
 from tests.fuzz.mutations import EDGE_INTS, mutated_bytes
 

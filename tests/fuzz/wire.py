@@ -9,19 +9,19 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from gossip import frames
+from gossip.arithmetic.layout import Layout, Segment
 from gossip.config import Config
 from gossip.effects import Adopt, Collect, Dial, Gather, Mix, Send, Serve, Snapshot, Transfer, TryDial
 from gossip.errors import ProtocolError, RemoteError
-from gossip.frames import PREFIX_BYTES, decode, encode, read_prefix
 from gossip.ids import MemberRecord, peer_id_of
-from gossip.layout import Layout, Segment
 from gossip.peer import Peer
-from gossip.records import check, payload, trusting, unsigned
-from node.identity import verify
-from node.links import FrameReader
-from node.status import METRICS, read_pages
-from node.stream import BrokenLinkError
+from gossip.wire import frames
+from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
+from gossip.wire.records import check, payload, trusting, unsigned
+from node.identity.keys import verify
+from node.observe.status import METRICS, read_pages
+from node.transport.byte_stream import BrokenLinkError
+from node.transport.links import FrameReader
 from tests.fuzz.engine import Target
 from tests.fuzz.grammar import World, key_of, make_message, make_record
 from tests.fuzz.mutations import mutated_bytes, mutated_value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossip.mixing import OuterStep, difference
+from gossip.arithmetic.mixing import OuterStep, difference
 
 
 def exchange(a, b, codec, weight=0.5, steps=None):

@@ -9,9 +9,9 @@ from typing import Any
 
 from gossip.config import Config
 from gossip.effects import Effect, Gather
-from gossip.exchange import State
+from gossip.exchange.session import State
 from gossip.ids import PeerId
-from gossip.messages import Abort, Begin, Busy, Commit, Invite, Joined, Message, Outcome, Refuse, Settled
+from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Message, Outcome, Refuse, Settled
 from tests.gossip.swarm_harness import Node, Swarm
 
 GROUP = (Invite, Joined, Begin, Commit, Settled, Outcome, Abort, Busy, Refuse)

@@ -1,5 +1,5 @@
-"""A small swarm of real :class:`gossip.membership.Membership` objects in virtual time: a heap, and a network that can
-lose messages, be cut in two, and lose processes and machines."""
+"""A small swarm of real :class:`gossip.membership.protocol.Membership` objects in virtual time: a heap, and a network
+that can lose messages, be cut in two, and lose processes and machines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from gossip.config import Config
 from gossip.effects import Dial, Effect, MemberChanged, MemberState, Send
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.membership import Membership
-from gossip.messages import Message, Records
-from gossip.records import Verify, trusting, unsigned
+from gossip.membership.protocol import Membership
+from gossip.wire.messages import Message, Records
+from gossip.wire.records import Verify, trusting, unsigned
 
 CONNECT_TIMEOUT_S = 3.0
 

@@ -6,10 +6,10 @@ import itertools
 
 from gossip.config import Config
 from gossip.effects import Send, Snapshot, Transfer
-from gossip.exchange import Local
-from gossip.exchanges import Exchanges
+from gossip.exchange.exchanges import Exchanges
+from gossip.exchange.session import Local
 from gossip.ids import PeerId
-from gossip.messages import Accept, Commit, Offer
+from gossip.wire.messages import Accept, Commit, Offer
 
 A, B, C, D, E, F = (PeerId(bytes([65 + i]) * 16) for i in range(6))
 ELEMENTS = 100

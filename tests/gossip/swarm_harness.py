@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from gossip.arithmetic.mixing import push_mass
 from gossip.config import Config
 from gossip.effects import (
     Adopt,
@@ -32,10 +33,9 @@ from gossip.effects import (
     TryDial,
 )  # fmt: skip
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import Message
-from gossip.mixing import push_mass
 from gossip.peer import Peer
-from gossip.records import trusting, unsigned
+from gossip.wire.messages import Message
+from gossip.wire.records import trusting, unsigned
 
 ELEMENTS = 10_000
 

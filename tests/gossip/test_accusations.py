@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from gossip.accusations import FORGIVEN_S, MAX_ACCUSERS, SILENCE_S, STRIKES, Accusers, accusation, is_signed
 from gossip.effects import MemberState, Send
 from gossip.ids import PeerId
-from gossip.messages import Gossip, Hint, Ping
-from gossip.records import trusting
+from gossip.membership.accusations import FORGIVEN_S, MAX_ACCUSERS, SILENCE_S, STRIKES, Accusers, accusation, is_signed
+from gossip.wire.messages import Gossip, Hint, Ping
+from gossip.wire.records import trusting
 from tests.gossip.harness import World, acquainted, member, peer_id, record_of, sent
 
 ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gossip.bench import BENCHED, PARDON_S, SILENCE, Bench
+from gossip.selection.back_off import BENCHED, PARDON_S, SILENCE, Bench
 from tests.gossip.sides import A, B, C, D
 
 

@@ -8,14 +8,14 @@ from collections import Counter
 
 import pytest
 
-from gossip.bootstrap import ASKED, HOME_PING_S, PATIENCE_S, Reachability, Seeds, answer_reach
 from gossip.config import Config
 from gossip.effects import Dial, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import Ping, Reach, Reached
+from gossip.membership.discovery import ASKED, HOME_PING_S, PATIENCE_S, Reachability, Seeds, answer_reach
 from gossip.peer import Peer
-from gossip.records import trusting, unsigned
-from gossip.selection import uniform
+from gossip.selection.registry import uniform
+from gossip.wire.messages import Ping, Reach, Reached
+from gossip.wire.records import trusting, unsigned
 
 CONFIG = Config()
 HERE, THERE = Address("10.0.0.1", 1), Address("10.0.0.2", 2)

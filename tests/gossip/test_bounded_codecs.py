@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
+from gossip.arithmetic.subsets import Part
 from gossip.config import Config
 from gossip.effects import Send, Transfer
-from gossip.messages import Abort, Accept, Commit
-from gossip.parts import Part
+from gossip.wire.messages import Abort, Accept, Commit
 from tests.gossip.sides import B, Side, offer
 
 MONIQUA = Config(codec="moniqua4")

@@ -10,7 +10,7 @@ import pytest
 from gossip.config import PRESETS, Config
 from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
-from gossip.frames import MAX_BODY_BYTES
+from gossip.wire.frames import MAX_BODY_BYTES
 
 SETTINGS = settings_of(Config)
 CHOICES = {name: setting.choices for name, (_, setting) in SETTINGS.items() if setting.choices}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.credit import MOST_SAMPLES
-from gossip.messages import Gossip, Records
-from gossip.table import INCLUDED_S, STRANGERS_SAVE_S
+from gossip.membership.credit import MOST_SAMPLES
+from gossip.membership.table import INCLUDED_S, STRANGERS_SAVE_S
+from gossip.wire.messages import Gossip, Records
 from tests.gossip.harness import acquainted, member, peer_id, record_of
 from tests.gossip.swarm_harness import Swarm
 

@@ -6,10 +6,10 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import MemberState, Mix, Release, Send, Snapshot
-from gossip.exchange import State
+from gossip.exchange.session import State
+from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.ids import PeerId
-from gossip.ledger import DOUBT_RETRY_S
-from gossip.messages import Commit, Outcome, Settled
+from gossip.wire.messages import Commit, Outcome, Settled
 from tests.gossip.sides import A, B, C, D, Side, offer, verified
 from tests.gossip.swarm_harness import Swarm
 

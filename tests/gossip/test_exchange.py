@@ -7,9 +7,9 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
-from gossip.exchange import MAX_GAP, MAX_VERSION, State
-from gossip.messages import Abort, Accept, Busy, Commit, Offer, Refuse, Settled
-from gossip.offering import TRIES
+from gossip.exchange.offering import TRIES
+from gossip.exchange.session import MAX_GAP, MAX_VERSION, State
+from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Refuse, Settled
 from tests.gossip.sides import ELEMENTS, A, B, C, D, E, F, Side, answering, offer, streaming, verified
 from tests.gossip.swarm_harness import Swarm
 

@@ -10,9 +10,9 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
-from gossip.exchange import State
-from gossip.ledger import DOUBT_RETRY_S, VERDICTS
-from gossip.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
+from gossip.exchange.session import State
+from gossip.exchange.session_table import DOUBT_RETRY_S, VERDICTS
+from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 from tests.gossip.sides import A, B, C, Side, answering, offer, streaming, verified
 from tests.gossip.swarm_harness import Swarm
 

@@ -9,7 +9,7 @@ import itertools
 import pytest
 
 from gossip.config import Config
-from gossip.messages import Accept, Busy, Chunk, Offer
+from gossip.wire.messages import Accept, Busy, Chunk, Offer
 from tests.gossip.swarm_harness import Swarm
 
 OUTER = Config(outer_momentum=0.5, outer_rate=0.7)

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from gossip.config import Config
 from gossip.effects import Mix
-from gossip.filters import (
+from gossip.exchange.acceptance import (
     BUDGET,
     ENOUGH,
     OWN,
@@ -29,7 +29,7 @@ from gossip.filters import (
     trimmed_mean,
 )
 from gossip.ids import PeerId
-from gossip.messages import Offer
+from gossip.wire.messages import Offer
 from tests.gossip.sides import A, B, C, Side
 
 PEERS = [PeerId(number.to_bytes(16, "big")) for number in range(80)]

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.errors import ProtocolError
-from gossip.frames import (
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.wire.frames import (
     FIELDS,
     MAGIC,
     MAX_BODY_BYTES,
@@ -24,8 +25,7 @@ from gossip.frames import (
     encode,
     read_prefix,
 )  # fmt: skip
-from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import (
+from gossip.wire.messages import (
     MAX_RECORDS,
     MAX_UPDATES,
     MESSAGES,

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.codecs import ALIGN
-from gossip.gathering import group_mean, slices
-from gossip.messages import MAX_GROUP
+from gossip.exchange.gathering import group_mean, slices
+from gossip.wire.messages import MAX_GROUP
 
 BOUND = 10.0
 

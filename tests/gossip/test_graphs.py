@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gossip.errors import ConfigError
-from gossip.graphs import Graph
 from gossip.ids import Address, PeerId
+from gossip.selection.graphs import Graph
 
 
 def read(tmp_path, text):

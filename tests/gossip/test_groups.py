@@ -9,11 +9,11 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Dial, Gather, MemberState, Mix, Release, Send, Snapshot
-from gossip.exchange import MAX_GAP, Local, State
-from gossip.gathering import Gathering
-from gossip.groups import DOUBTS, Groups
+from gossip.exchange.gathering import Gathering
+from gossip.exchange.groups import DOUBTS, Groups
+from gossip.exchange.session import MAX_GAP, Local, State
 from gossip.ids import Address, PeerId
-from gossip.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Refuse, Settled
+from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Refuse, Settled
 
 A, B, C, D = (PeerId(bytes([n]) * 16) for n in (1, 2, 3, 4))
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from gossip.messages import Begin, Commit, Invite, Joined, Message, Settled
+from gossip.wire.messages import Begin, Commit, Invite, Joined, Message, Settled
 from tests.gossip.group_harness import GroupSwarm, together
 from tests.gossip.swarm_harness import Node
 

@@ -10,11 +10,11 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Adopt, Collect, Recall, Release, Send, Serve, Snapshot
-from gossip.exchange import Local
+from gossip.exchange.session import Local
 from gossip.ids import PeerId
-from gossip.joining import RETRY_S, SERVED_AT_ONCE, STANDS, SURVEY_S, Donating, Joining, Phase
-from gossip.messages import Abort, Busy, Fetch, Refuse, Serving
-from gossip.survey import agree
+from gossip.state_transfer.joining import RETRY_S, SERVED_AT_ONCE, STANDS, SURVEY_S, Donating, Joining, Phase
+from gossip.state_transfer.survey import agree
+from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 from tests.gossip.swarm_harness import Swarm
 
 DONORS = [PeerId(bytes([65 + i]) * 16) for i in range(8)]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossip.arithmetic.layout import Layout, LayoutSummary, Segment
 from gossip.errors import LayoutError, ProtocolError
-from gossip.layout import Layout, LayoutSummary, Segment
 
 WEIGHT = Segment("net.0.weight", (4, 3), "float32", "parameter")
 BIAS = Segment("net.0.bias", (4,), "float32", "parameter")

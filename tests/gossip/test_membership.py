@@ -6,11 +6,11 @@ import random
 import pytest
 
 from gossip.config import Config
-from gossip.detector import suspicion_s
 from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.errors import RemoteError
 from gossip.ids import Address
-from gossip.messages import MAX_RECORDS, Digest, Gossip, Hint, Ping, Records
+from gossip.membership.detector import suspicion_s
+from gossip.wire.messages import MAX_RECORDS, Digest, Gossip, Hint, Ping, Records
 from tests.gossip.harness import World, acquainted, meet, member, peer_id, record_of, sent
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT

@@ -6,11 +6,11 @@ import random
 
 from gossip.config import Config
 from gossip.effects import MemberChanged, MemberState, Notice, Send
-from gossip.frames import MAX_HEADER_BYTES, encode
 from gossip.ids import Address
-from gossip.messages import MAX_UPDATES, Ack, Digest, Gossip, Hint, Nack, Ping, PingReq, Records
-from gossip.rumours import Rumours, retransmits
-from gossip.table import Table
+from gossip.membership.dissemination import Rumours, retransmits
+from gossip.membership.table import Table
+from gossip.wire.frames import MAX_HEADER_BYTES, encode
+from gossip.wire.messages import MAX_UPDATES, Ack, Digest, Gossip, Hint, Nack, Ping, PingReq, Records
 from tests.gossip.harness import World, acquainted, meet, member, peer_id, record_of, sent
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT

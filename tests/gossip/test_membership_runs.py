@@ -10,9 +10,9 @@ from gossip.config import Config
 from gossip.effects import MemberChanged, MemberState, Send
 from gossip.errors import RemoteError
 from gossip.ids import Address, MemberRecord
-from gossip.membership import Membership
-from gossip.messages import Gossip, Hint, Records
-from gossip.table import Table
+from gossip.membership.protocol import Membership
+from gossip.membership.table import Table
+from gossip.wire.messages import Gossip, Hint, Records
 from tests.gossip.harness import World, acquainted, member, peer_id, record_of, sent
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT

@@ -10,10 +10,10 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Adopt, Confirm, Dial, Restore
-from gossip.exchange import State
-from gossip.joining import Phase
-from gossip.runs import STALEMATE_S
-from gossip.trial import ENOUGH, TRIAL_S, Judge
+from gossip.exchange.session import State
+from gossip.state_transfer.joining import Phase
+from gossip.state_transfer.runs import STALEMATE_S
+from gossip.state_transfer.trial import ENOUGH, TRIAL_S, Judge
 from tests.gossip.swarm_harness import Swarm, address_of
 
 LIAR = b"\xff" * 16

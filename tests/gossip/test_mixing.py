@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from gossip.arithmetic.mixing import OuterStep, difference, pair_weight, push_mass
 from gossip.codecs import CODECS
-from gossip.mixing import OuterStep, difference, pair_weight, push_mass
 from tests.gossip.averaging import exchange, spread
 
 finite = st.floats(-1e4, 1e4, width=32)

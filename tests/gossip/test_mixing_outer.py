@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossip.arithmetic.mixing import BLOCK_ELEMENTS, OuterStep, check_outer, stability_limit
 from gossip.codecs import CODECS
 from gossip.config import Config
+from gossip.config.methods import METHODS
 from gossip.errors import ConfigError
-from gossip.mixing import BLOCK_ELEMENTS, OuterStep, check_outer, stability_limit
-from gossip.published import METHODS
 from tests.gossip.averaging import exchange, spread
 
 # -- the outer step ---------------------------------------------------------------------------------------------------

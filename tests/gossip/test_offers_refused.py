@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from gossip.arithmetic.subsets import Part
 from gossip.config import Config
 from gossip.effects import Send, Snapshot
-from gossip.messages import Refuse
-from gossip.parts import Part
+from gossip.wire.messages import Refuse
 from tests.gossip.sides import B, Side, offer
 
 PUSH = {"mixing": "push", "mass": 1.0}

@@ -9,11 +9,11 @@ import pytest
 from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.errors import ConfigError
-from gossip.exchange import Local
-from gossip.graphs import Graph
+from gossip.exchange.session import Local
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.partners import AT_ONCE, MET, WARY, WARY_S, Partners
-from gossip.selection import selector_of
+from gossip.selection.graphs import Graph
+from gossip.selection.partners import AT_ONCE, MET, WARY, WARY_S, Partners
+from gossip.selection.registry import selector_of
 
 GENESIS = b"g" * 16
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossip.arithmetic.subsets import ALL, LARGEST_RUN, MOST_FRAGMENTS, Fragments, Part
 from gossip.config import Config
 from gossip.effects import Send
 from gossip.errors import ConfigError
+from gossip.exchange.offering import fragments_of
 from gossip.ids import PeerId
-from gossip.messages import Offer, Refuse
-from gossip.offering import fragments_of
-from gossip.parts import ALL, LARGEST_RUN, MOST_FRAGMENTS, Fragments, Part
+from gossip.wire.messages import Offer, Refuse
 from tests.gossip.sides import B, Side
 
 sessions = st.integers(0, 2**62 - 1)

@@ -9,9 +9,9 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Mix, Release, Send, Snapshot
-from gossip.exchange import State
-from gossip.messages import Abort, Accept, Busy
-from gossip.patience import KNOWN, LEAST_S, PARTNERS, Patience
+from gossip.exchange.patience import KNOWN, LEAST_S, PARTNERS, Patience
+from gossip.exchange.session import State
+from gossip.wire.messages import Abort, Accept, Busy
 from tests.gossip.sides import A, B, C, D, E, F, Side, offer
 from tests.gossip.swarm_harness import Swarm
 

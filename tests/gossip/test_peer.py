@@ -10,8 +10,8 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Dial, MemberState, Notice, Send, Snapshot, TryDial
 from gossip.ids import MemberRecord
-from gossip.joining import Phase
-from gossip.messages import Abort, Accept, Busy, Commit, Fetch, Offer, Outcome, Reach, Refuse, Settled
+from gossip.state_transfer.joining import Phase
+from gossip.wire.messages import Abort, Accept, Busy, Commit, Fetch, Offer, Outcome, Reach, Refuse, Settled
 from tests.gossip.swarm_harness import ELEMENTS, Swarm, address_of, peer_id
 
 G1, G2 = b"1" * 16, b"2" * 16

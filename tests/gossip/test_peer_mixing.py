@@ -10,7 +10,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import MemberState
-from gossip.messages import Busy
+from gossip.wire.messages import Busy
 from tests.gossip.swarm_harness import Swarm
 
 

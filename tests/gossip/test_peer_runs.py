@@ -8,9 +8,9 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Dial, Send
-from gossip.joining import Phase
-from gossip.messages import Busy, Fetch, Offer, Refuse
-from gossip.runs import Run, outranks
+from gossip.state_transfer.joining import Phase
+from gossip.state_transfer.runs import Run, outranks
+from gossip.wire.messages import Busy, Fetch, Offer, Refuse
 from tests.gossip.swarm_harness import Swarm, address_of
 
 G1, G2, G3 = b"1" * 16, b"2" * 16, b"3" * 16

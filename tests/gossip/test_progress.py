@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.progress import SAMPLED, Progress
+from gossip.arithmetic.movement import SAMPLED, Progress
 
 
 def test_nothing_is_known_at_the_first_look():

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from gossip.config import Config
+from gossip.config.methods import METHODS, method
 from gossip.errors import ConfigError
-from gossip.published import METHODS, method
 
 # What the papers' methods are at the least; further settings are theirs to choose.
 PUBLISHED = {

@@ -6,10 +6,10 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Merge, Release, Rename, Send, Snapshot, Transfer
-from gossip.exchange import State
-from gossip.ledger import DOUBT_RETRY_S
-from gossip.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
-from gossip.offering import MAX_MASS
+from gossip.exchange.offering import MAX_MASS
+from gossip.exchange.session import State
+from gossip.exchange.session_table import DOUBT_RETRY_S
+from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
 from tests.gossip.sides import B, C, D, E, F, Side
 
 SUM = Config(mixing="push-sum")

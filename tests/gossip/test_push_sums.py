@@ -8,11 +8,11 @@ from fractions import Fraction
 
 import pytest
 
+from gossip.arithmetic.mixing import push_mass
 from gossip.config import Config
 from gossip.effects import Merge, Release, Rename, Send, Snapshot, Transfer
-from gossip.exchange import State
-from gossip.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
-from gossip.mixing import push_mass
+from gossip.exchange.session import State
+from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
 from tests.gossip.sides import A, B, C, D, Side
 from tests.gossip.swarm_harness import Swarm
 

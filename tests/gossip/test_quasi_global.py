@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gossip.errors import ConfigError
-from gossip.quasi_global import QuasiGlobal
+from node.model.quasi_global import QuasiGlobal
 
 DECAY = 0.01
 

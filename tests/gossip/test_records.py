@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gossip.errors import RemoteError
 from gossip.ids import Address, MemberRecord, PeerId, peer_id_of
-from gossip.records import check, newer, payload, signed, trusting, unsigned
+from gossip.wire.records import check, newer, payload, signed, trusting, unsigned
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import Hint
-from gossip.records import mere_progress
-from gossip.rumours import PROGRESS_TELLINGS, Rumours, retransmits, told_of_progress
+from gossip.membership.dissemination import PROGRESS_TELLINGS, Rumours, retransmits, told_of_progress
+from gossip.wire.messages import Hint
+from gossip.wire.records import mere_progress
 
 
 def record_of(number, **fields):

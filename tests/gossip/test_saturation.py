@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.config import Config
-from gossip.frames import FIELDS, MAX_INT, PREFIX_BYTES, decode, encode
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.membership import Membership
-from gossip.messages import MESSAGES, Close, Gossip, Offer, Serving, StatusReply
-from gossip.records import check, trusting, unsigned
+from gossip.membership.protocol import Membership
+from gossip.wire.frames import FIELDS, MAX_INT, PREFIX_BYTES, decode, encode
+from gossip.wire.messages import MESSAGES, Close, Gossip, Offer, Serving, StatusReply
+from gossip.wire.records import check, trusting, unsigned
 from tests.gossip.harness import peer_id
 
 ANY_NUMBERS = st.one_of(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.config import Config
-from gossip.exchange import State
+from gossip.exchange.session import State
 from gossip.schedule import FASTEST, SLOWEST, Schedule
 from tests.gossip.swarm_harness import Swarm
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.errors import ConfigError
-from gossip.graphs import Graph
 from gossip.ids import Address, PeerId
-from gossip.nearest import Nearest
-from gossip.ranks import Grid, cell_mates, sides
-from gossip.selection import SELECTIONS, selector
+from gossip.selection.graphs import Graph
+from gossip.selection.nearest import Nearest
+from gossip.selection.registry import SELECTIONS, selector
+from gossip.selection.topologies import Grid, cell_mates, sides
 from tests.theory.mixing_matrices import (
     complete,
     dumbbell,

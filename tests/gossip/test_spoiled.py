@@ -8,8 +8,8 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Send
-from gossip.messages import Busy, Fetch, Offer, Refuse
-from gossip.runs import MEND_S
+from gossip.state_transfer.runs import MEND_S
+from gossip.wire.messages import Busy, Fetch, Offer, Refuse
 from tests.gossip.swarm_harness import Swarm
 
 

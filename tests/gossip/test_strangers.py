@@ -10,7 +10,7 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.ids import Address
-from gossip.messages import Gossip, Hint, Ping, Records
+from gossip.wire.messages import Gossip, Hint, Ping, Records
 from tests.gossip.harness import World, meet, member, peer_id, record_of, sent
 from tests.gossip.swarm_harness import Swarm
 

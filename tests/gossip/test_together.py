@@ -8,14 +8,14 @@ import itertools
 
 import pytest
 
-from gossip import together
+from gossip.arithmetic.subsets import Part
 from gossip.config import Config
+from gossip.config import rules as together
 from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
-from gossip.exchange import Local
-from gossip.exchanges import Exchanges
-from gossip.parts import Part
-from gossip.selection import selector
+from gossip.exchange.exchanges import Exchanges
+from gossip.exchange.session import Local
+from gossip.selection.registry import selector
 from tests.gossip.sides import A, Side
 
 CHOICES = {name: setting.choices for name, (_, setting) in settings_of(Config).items() if setting.choices}

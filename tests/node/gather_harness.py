@@ -12,15 +12,15 @@ import trio
 from gossip.codecs import CODECS
 from gossip.config import Config
 from gossip.effects import Gather
-from gossip.exchange import Local, State
-from gossip.filters import trimmed_mean
-from gossip.frames import PREFIX_BYTES, decode
-from gossip.gathering import slices
+from gossip.exchange.acceptance import trimmed_mean
+from gossip.exchange.gathering import slices
+from gossip.exchange.session import Local, State
 from gossip.ids import PeerId
-from node.boundary import VectorPool
-from node.gathers import Gathers
-from node.sessions import Sessions
-from node.snapshot import ModelState
+from gossip.wire.frames import PREFIX_BYTES, decode
+from node.model.snapshot import ModelState
+from node.transfers.boundary import VectorPool
+from node.transfers.gathers import Gathers
+from node.transfers.sessions import Sessions
 
 SESSION = 7
 

@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Any
 
-from gossip import messages
-from gossip.messages import integer, later, message, of
+from gossip.wire import messages
+from gossip.wire.messages import integer, later, message, of
 
 messages.VERSION_MAX = 2
 

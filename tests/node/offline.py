@@ -7,14 +7,14 @@ import functools
 import numpy as np
 import trio
 
+from gossip.arithmetic.mixing import OuterStep
 from gossip.config import Config
 from gossip.ids import PeerId
-from gossip.mixing import OuterStep
-from node.boundary import Boundary, VectorPool
-from node.handshake import Greeter
-from node.links import FrameReader, Link
+from node.model.snapshot import ModelState
 from node.runtime import Runtime
-from node.snapshot import ModelState
+from node.transfers.boundary import Boundary, VectorPool
+from node.transport.handshake import Greeter
+from node.transport.links import FrameReader, Link
 from tests.agreement.scenario import ELEMENTS, Scenario, identity, make_peer
 from tests.memory_stream import memory_stream_pair
 

@@ -17,9 +17,10 @@ from torch import nn
 
 from gossip.config import Config
 from gossip.errors import CheckpointError, ConfigError, IdentityError, LayoutError, LocalError
-from node import Node, checkpoint
-from node.identity import new_secret
-from node.statedir import StateDir
+from node import Node
+from node.identity.keys import new_secret
+from node.identity.statedir import StateDir
+from node.model import checkpoint
 
 
 def model(width=4):
@@ -129,7 +130,7 @@ def test_a_malformed_id_behind_a_seed_is_refused(quick):
 
 
 def test_a_malformed_invite_is_refused_and_not_repeated(quick):
-    from node.identity import INVITE_PREFIX
+    from node.identity.keys import INVITE_PREFIX
 
     with pytest.raises(IdentityError) as error:
         Node(model(), seeds=[INVITE_PREFIX + "c2VjcmV0"], config=quick)

@@ -9,13 +9,13 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Mix, Release, Snapshot, Transfer
-from gossip.filters import Filter
-from node import streams
-from node.boundary import Adoption, Boundary, Done, Shift, VectorPool
-from node.sessions import Session
-from node.snapshot import ModelState, Pending
-from sim.network import Network
-from sim.swarm import Swarm
+from gossip.exchange.acceptance import Filter
+from node.model.snapshot import ModelState, Pending
+from node.transfers import streams
+from node.transfers.boundary import Adoption, Boundary, Done, Shift, VectorPool
+from node.transfers.sessions import Session
+from sim.engine.swarm import Swarm
+from sim.world.network import Network
 from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
 
 PLAIN = Config(mix_every_steps=1, filter="none", progress_period_s=0.1)

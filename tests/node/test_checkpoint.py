@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from gossip.errors import CheckpointError
-from node import checkpoint
+from node.model import checkpoint
 
 torch.set_num_threads(1)
 
@@ -294,7 +294,7 @@ def test_the_systems_own_words_are_found_in_the_librarys(said, tmp_path, monkeyp
     def fail(*_):
         raise SafetensorError(said)
 
-    monkeypatch.setattr("node.checkpoint.save_file", fail)
+    monkeypatch.setattr("node.model.checkpoint.save_file", fail)
     with pytest.raises(
         CheckpointError, match=r"run\.safetensors: no space left on device; nothing was written; free room or"
     ):
@@ -305,7 +305,7 @@ def test_the_systems_own_words_are_found_in_the_librarys(said, tmp_path, monkeyp
 FULL_DISK = """
 import os, sys, torch
 from gossip.errors import CheckpointError
-from node import checkpoint
+from node.model import checkpoint
 path = sys.argv[1]
 checkpoint.save(path, {"w": torch.full((250_000,), 1.0)}, None, {"steps": 1})
 try:
@@ -339,7 +339,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint_and_no_rubbish(tmp_path):
 
 KILLS = """
 import json, os, random, signal, sys, time, torch
-from node import checkpoint
+from node.model import checkpoint
 torch.set_num_threads(1)
 path, kills = sys.argv[1], int(sys.argv[2])
 folder = os.path.dirname(path)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.errors import CheckpointError
-from node import checkpoint
+from node.model import checkpoint
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gossip.errors import CheckpointError
-from gossip.records import check, trusting
-from node import Node, checkpoint
+from gossip.wire.records import check, trusting
+from node import Node
+from node.model import checkpoint
 
 MOST = 2**53 - 1
 GENESIS = "ab" * 16

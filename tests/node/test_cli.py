@@ -18,8 +18,8 @@ import pytest
 from gossip import __main__ as command
 from gossip.errors import ConfigError, IdentityError
 from gossip.ids import Address, PeerId
-from node import cli
-from node.identity import Invite, new_secret, parse_secret, read_secret
+from node.cli import main as cli
+from node.identity.keys import Invite, new_secret, parse_secret, read_secret
 from node.settings import Settings
 
 SEED_ID = PeerId(bytes(range(16)))

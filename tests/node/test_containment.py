@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from gossip.errors import LocalError, ProtocolError
-from gossip.frames import PREFIX_BYTES, decode, encode
 from gossip.handlers import meant
-from gossip.messages import (
+from gossip.wire.frames import PREFIX_BYTES, decode, encode
+from gossip.wire.messages import (
     Abort,
     Chunk,
     Close,
@@ -27,9 +27,9 @@ from gossip.messages import (
     StatusQuery,
 )
 from node import runtime as runtimes
-from node import streams
 from node.faults import TOLD, Faults
 from node.runtime import FloodError
+from node.transfers import streams
 from tests.agreement.scenario import Scenario, make_peer
 from tests.node.offline import ELEMENTS, OTHER, in_trio, link, runtime
 

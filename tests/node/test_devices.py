@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from gossip.config import Config
-from gossip.quasi_global import QuasiGlobal
-from node.boundary import VectorPool
-from node.snapshot import ModelState
+from node.model.quasi_global import QuasiGlobal
+from node.model.snapshot import ModelState
+from node.transfers.boundary import VectorPool
 
 CUDA = pytest.param(
     "cuda",

@@ -9,11 +9,11 @@ import trio
 
 from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import Hello
-from node import tcp
-from node.doors import Doors
-from node.stream import BrokenLinkError
-from node.tcp import TcpNetwork
+from gossip.wire.messages import Hello
+from node.transport import tcp
+from node.transport.byte_stream import BrokenLinkError
+from node.transport.connector import Doors
+from node.transport.tcp import TcpNetwork
 from tests.memory_stream import memory_stream_pair
 
 THERE = Address("127.0.0.1", 7)

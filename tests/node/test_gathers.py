@@ -12,11 +12,11 @@ import xxhash
 
 from gossip.codecs import ALIGN, CODECS
 from gossip.errors import ProtocolError
-from gossip.exchange import State
-from gossip.frames import PREFIX_BYTES, decode
-from gossip.gathering import slices
+from gossip.exchange.gathering import slices
+from gossip.exchange.session import State
 from gossip.ids import PeerId
-from gossip.messages import Chunk
+from gossip.wire.frames import PREFIX_BYTES, decode
+from gossip.wire.messages import Chunk
 from tests.node.gather_harness import SESSION, End, Group, in_trio
 
 RAW = [name for name in CODECS if not CODECS[name].needs_spread]
@@ -91,7 +91,7 @@ def test_streams_to_a_member_begin_when_there_is_a_link():
 
 
 def test_a_large_slice_is_averaged_beside_and_comes_to_the_same(monkeypatch):
-    monkeypatch.setattr("node.gathers.INLINE_ELEMENTS", 0)
+    monkeypatch.setattr("node.transfers.gathers.INLINE_ELEMENTS", 0)
     group = Group(3, 9_000, "bf16", filter="trimmed")
 
     async def main():
@@ -110,7 +110,7 @@ def test_a_large_slice_is_averaged_beside_and_comes_to_the_same(monkeypatch):
 @pytest.mark.parametrize("after", [0, 1, 5, 15, 25, 1000])
 def test_whenever_a_group_ends_its_buffers_go_back(after, beside, monkeypatch):
     if beside:
-        monkeypatch.setattr("node.gathers.INLINE_ELEMENTS", 0)
+        monkeypatch.setattr("node.transfers.gathers.INLINE_ELEMENTS", 0)
     group = Group(3, 9_000, "int8")
 
     async def main():

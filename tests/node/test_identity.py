@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gossip.errors import IdentityError
 from gossip.ids import Address, PeerId, peer_id_of
-from node.identity import (
+from node.identity.keys import (
     INVITE_PREFIX,
     Identity,
     Invite,

@@ -8,14 +8,14 @@ import trio
 import trio.testing
 
 from gossip.codecs import get_codec
-from gossip.frames import encode
 from gossip.ids import PeerId
-from gossip.messages import MAX_RECORDS, Accept, Chunk, Hint, Nack, Records
-from node import links
-from node.boundary import VectorPool
-from node.links import CONTROL_BURST, FrameReader, Link
-from node.snapshot import ModelState
-from node.transfer import Sender
+from gossip.wire.frames import encode
+from gossip.wire.messages import MAX_RECORDS, Accept, Chunk, Hint, Nack, Records
+from node.model.snapshot import ModelState
+from node.transfers.boundary import VectorPool
+from node.transfers.transfer import Sender
+from node.transport import links
+from node.transport.links import CONTROL_BURST, FrameReader, Link
 from tests.memory_stream import memory_stream_pair
 
 SIZE = 2_048

@@ -10,15 +10,15 @@ import trio
 import trio.testing
 
 from gossip.config import Config
-from gossip.frames import encode
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import VERSION_MAX, VERSION_MIN, Hello
-from node.doors import DIALS, STRANGERS_WAITING, TO_STRANGERS, Doors, reason
-from node.handshake import Greeter
-from node.links import FrameReader
-from node.lobby import FIRST_FLIGHT_S, OF_ONE, OF_OTHERS, PLACES, Lobby, neighbourhood
-from node.stream import BrokenLinkError, PlainStream
-from node.tcp import TcpNetwork
+from gossip.wire.frames import encode
+from gossip.wire.messages import VERSION_MAX, VERSION_MIN, Hello
+from node.transport.byte_stream import BrokenLinkError, PlainStream
+from node.transport.connector import DIALS, STRANGERS_WAITING, TO_STRANGERS, Doors, reason
+from node.transport.handshake import Greeter
+from node.transport.links import FrameReader
+from node.transport.lobby import FIRST_FLIGHT_S, OF_ONE, OF_OTHERS, PLACES, Lobby, neighbourhood
+from node.transport.tcp import TcpNetwork
 
 ME = MemberRecord(PeerId(b"m" * 16), b"", 1, address=Address("10.0.0.1", 7))
 

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from node import demo, local
+from node.cli import demo, local
 
 # One pretended node: listens, logs a few rows, and ends with a JSON line.
 PRETENDED = """
     import json, os, socket, sys, time
-    from node.progress import Figures, Progress
+    from node.observe.console import Figures, Progress
 
     host, port = os.environ["GOSSIP_LISTEN"].split(":")
     try:

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from gossip.joining import SERVED_AT_ONCE
-from gossip.messages import Fetch
+from gossip.state_transfer.joining import SERVED_AT_ONCE
+from gossip.wire.messages import Fetch
 from node import Node
-from node.statedir import StateDir
+from node.identity.statedir import StateDir
 from tests.node.conftest import Trainee
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
-from gossip.published import METHODS
+from gossip.config.methods import METHODS
 
 ELEMENTS = 600  # three blocks of a codec, the last one short
 NODES = 3

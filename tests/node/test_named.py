@@ -8,17 +8,17 @@ import socket
 import trio
 from torch import nn
 
-from gossip.frames import encode
 from gossip.ids import MemberRecord, parse_address
-from gossip.messages import Gossip, Ping
-from gossip.records import signed
-from node import links
-from node.handshake import Greeter
-from node.identity import Identity
-from node.links import FrameReader
-from node.status import query
-from node.stream import BrokenLinkError
-from node.tcp import TcpNetwork
+from gossip.wire.frames import encode
+from gossip.wire.messages import Gossip, Ping
+from gossip.wire.records import signed
+from node.identity.keys import Identity
+from node.observe.status import query
+from node.transport import links
+from node.transport.byte_stream import BrokenLinkError
+from node.transport.handshake import Greeter
+from node.transport.links import FrameReader
+from node.transport.tcp import TcpNetwork
 
 
 async def speak(node, identity, words):

@@ -21,12 +21,12 @@ from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import parse_address
 from node import Metrics, Node, service
-from node.boundary import Boundary
-from node.identity import new_secret
+from node.identity.keys import new_secret
+from node.model.snapshot import ModelState
 from node.node import ALONE_S
-from node.readings import members_of
-from node.snapshot import ModelState
-from node.status import query
+from node.observe.metrics import members_of
+from node.observe.status import query
+from node.transfers.boundary import Boundary
 
 CHILD = """
 import sys, time, torch

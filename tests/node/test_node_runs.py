@@ -10,7 +10,7 @@ import torch
 
 from gossip.errors import LocalError
 from gossip.ids import parse_address
-from node import checkpoint
+from node.model import checkpoint
 from tests.node.conftest import Trainee
 from tests.node.test_node import linear, spread
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from node import Node
-from node.notices import LEVELS, LOGGER
+from node.observe.notices import LEVELS, LOGGER
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys, logging
 {setup}
-from node.progress import Progress
+from node.observe.console import Progress
 progress = Progress.from_environment(0.0, "3f2a91bc" + 24 * "0", "127.0.0.1:7700", {variables})
 progress.event(0.0, "alone", "This node is alone.")
 progress.event(0.0, "joined", "Took the weights.")

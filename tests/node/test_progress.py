@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gossip.errors import ConfigError
-from node.progress import Figures, Progress
+from node.observe.console import Figures, Progress
 
 ID = "3f2a91bc" + 24 * "0"
 START_S = 1_000_000.0

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from gossip.quasi_global import QuasiGlobal
-from node import Node, checkpoint
-from node.snapshot import ModelState
+from node import Node
+from node.model import checkpoint
+from node.model.quasi_global import QuasiGlobal
+from node.model.snapshot import ModelState
 
 
 def linear(seed=0):

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 from gossip.codecs import CODECS
 from gossip.ids import PeerId
-from gossip.messages import Chunk
-from node.sessions import Session, Sessions
-from node.transfer import Receiver
+from gossip.wire.messages import Chunk
+from node.transfers.sessions import Session, Sessions
+from node.transfers.transfer import Receiver
 from tests.node.gather_harness import in_trio
 
 B = PeerId(b"B" * 16)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gossip.errors import LayoutError
-from node.snapshot import ModelState, Pending
+from node.model.snapshot import ModelState, Pending
 from tests.node.vectors import mlp, slow_vector, vector_of
 
 

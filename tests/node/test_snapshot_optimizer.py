@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gossip.errors import LayoutError
-from node.snapshot import ModelState
+from node.model.snapshot import ModelState
 from tests.node.vectors import mlp, slow_vector, vector_of
 
 

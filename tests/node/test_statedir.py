@@ -13,11 +13,11 @@ from torch import nn
 from gossip.config import Config
 from gossip.errors import IdentityError, LocalError
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.records import MAX_INT
+from gossip.wire.records import MAX_INT
 from node import Node
-from node.identity import Invite
+from node.identity.keys import Invite
+from node.identity.statedir import VERSION, Memory, StateDir, checksum
 from node.settings import Settings, advertised, own_addresses
-from node.statedir import VERSION, Memory, StateDir, checksum
 
 BOOK = [
     MemberRecord(PeerId(bytes([n]) * 16), b"k" * 32, n, address=Address("10.0.0.5", 7700 + n), extra=("new", n))
@@ -84,7 +84,7 @@ def test_counts_that_cannot_be_are_damage_whatever_the_checksum_says(tmp_path):
 HOLDS = """
 import sys
 from pathlib import Path
-from node.statedir import StateDir
+from node.identity.statedir import StateDir
 print(StateDir(Path(sys.argv[1])).take(), flush=True)
 sys.stdin.read()
 """
@@ -133,7 +133,11 @@ def test_an_address_that_changed_is_the_one_that_others_learn_whatever_the_direc
 ):
     """The directory was older than what others knew of the node: they tried the address of its earlier life, found
     nobody, and the node withdrew the new one."""
-    for name in ("gossip.bootstrap.PATIENCE_S", "gossip.bootstrap.TRY_EVERY_S", "gossip.handlers.TRY_EVERY_S"):
+    for name in (
+        "gossip.membership.discovery.PATIENCE_S",
+        "gossip.membership.discovery.TRY_EVERY_S",
+        "gossip.handlers.TRY_EVERY_S",
+    ):
         monkeypatch.setattr(name, 1.0)
     first = train(nn.Linear(4, 2))
     second = train(nn.Linear(4, 2), seeds=[first.node.address], state_dir=tmp_path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from node.boundary import VectorPool
-from node.snapshot import ModelState
+from node.model.snapshot import ModelState
+from node.transfers.boundary import VectorPool
 
 SIZE = 2_000
 

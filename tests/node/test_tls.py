@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.errors import GossipError, ProtocolError, RefusedError
-from node import tls
-from node.identity import Identity
-from node.stream import BrokenLinkError, ByteStream, PlainStream
-from node.tls import Contexts, TlsStream, leaf_peer_id, swarm_contexts
+from node.identity.keys import Identity
+from node.transport import tls
+from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
+from node.transport.tls import Contexts, TlsStream, leaf_peer_id, swarm_contexts
 from tests.memory_stream import MemoryStream, memory_stream_pair
 
 SECRET = bytes(range(32))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gossip.codecs import ALIGN, CODECS, Spread, get_codec
 from gossip.errors import ProtocolError
-from gossip.frames import PREFIX_BYTES, decode
-from node.transfer import DifferenceReceiver, Sender, SliceReceiver
+from gossip.wire.frames import PREFIX_BYTES, decode
+from node.transfers.transfer import DifferenceReceiver, Sender, SliceReceiver
 
 
 def frames(sender):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.notices import LEVELS
+from node.observe.notices import LEVELS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")

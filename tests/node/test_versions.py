@@ -14,13 +14,13 @@ import trio
 from torch import nn
 
 from gossip.errors import ProtocolError, RefusedError
-from gossip.frames import PREFIX, encode
 from gossip.ids import PeerId, parse_address
-from gossip.messages import VERSION_MAX, StatusQuery, StatusReply
-from node.handshake import Greeter
-from node.links import FrameReader, Link
-from node.status import METRICS, query, read_pages
-from node.stream import BrokenLinkError
+from gossip.wire.frames import PREFIX, encode
+from gossip.wire.messages import VERSION_MAX, StatusQuery, StatusReply
+from node.observe.status import METRICS, query, read_pages
+from node.transport.byte_stream import BrokenLinkError
+from node.transport.handshake import Greeter
+from node.transport.links import FrameReader, Link
 from tests.memory_stream import memory_stream_pair
 
 NEWER = Path(__file__).with_name("newer.py")
@@ -192,7 +192,7 @@ def test_what_is_no_status_is_refused_in_a_sentence(page):
 
 
 def test_a_node_that_never_comes_to_an_end_is_left(monkeypatch):
-    monkeypatch.setattr("node.status.MAX_ROWS", 3)
+    monkeypatch.setattr("node.observe.status.MAX_ROWS", 3)
     pages = [StatusReply(METRIC_VALUES, ((bytes([number]) * 16,),), True) for number in range(1, 9)]
     with pytest.raises(BaseExceptionGroup) as error:
         ask(*pages)

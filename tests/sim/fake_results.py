@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from sim.report import COLUMNS, Result
-from sim.scenario import Scenario
+from sim.report.result import COLUMNS, Result
+from sim.scenario.scenario import Scenario
 
 ROWS = 41
 

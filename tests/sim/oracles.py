@@ -18,8 +18,8 @@ from collections.abc import Callable
 import numpy as np
 
 from gossip.config import Config
-from sim.network import Network
-from sim.swarm import Swarm
+from sim.engine.swarm import Swarm
+from sim.world.network import Network
 
 BOUND = 4.0  # standard errors
 SEED = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossip.config import Config
-from sim.scenario import ChurnSpec, Compute, Cut, Distribution, Latency, NetworkSpec, Optimizer, Scenario, Task
+from sim.scenario.scenario import ChurnSpec, Compute, Cut, Distribution, Latency, NetworkSpec, Optimizer, Scenario, Task
 from sim.simulation import Simulation, simulate
 
 MOMENTUM = Optimizer(lr=0.05, momentum=0.9)

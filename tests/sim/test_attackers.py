@@ -12,13 +12,22 @@ from hypothesis import strategies as st
 
 from gossip.config import Config
 from gossip.errors import ConfigError
-from sim.attackers import AttackersSpec, Liar, liars, unguarded
-from sim.measures import Measures
-from sim.network import network_of
-from sim.scenario import ChurnSpec, Distribution, Latency, MembershipSpec, NetworkSpec, Optimizer, Scenario, Task
+from sim.engine.measures import Measures
+from sim.engine.swarm import Swarm
+from sim.report.describe import in_words
+from sim.scenario.scenario import (
+    ChurnSpec,
+    Distribution,
+    Latency,
+    MembershipSpec,
+    NetworkSpec,
+    Optimizer,
+    Scenario,
+    Task,
+)
 from sim.simulation import simulate
-from sim.swarm import Swarm
-from sim.words import in_words
+from sim.world.adversaries import AttackersSpec, Liar, liars, unguarded
+from sim.world.network import network_of
 from tests.sim.scenarios import played, small
 
 NAMES = [str(index) for index in range(40)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.batches import Batches
+from sim.learning.batches import Batches
 
 SEED = 9
 
@@ -82,5 +82,5 @@ def test_every_sample_is_as_likely_at_every_place(size):
 
 def test_many_large_parts_are_shuffled_piece_by_piece(monkeypatch):
     whole = made([100] * 9, 10).draw(np.arange(9), np.arange(9))
-    monkeypatch.setattr("sim.batches.SORTED_AT_ONCE", 256)  # two parts of 128
+    monkeypatch.setattr("sim.learning.batches.SORTED_AT_ONCE", 256)  # two parts of 128
     assert np.array_equal(made([100] * 9, 10).draw(np.arange(9), np.arange(9)), whole)

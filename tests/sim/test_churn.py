@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gossip.errors import ConfigError, DataError
-from sim.churn import Session, churn_of
-from sim.scenario import ChurnSpec, Distribution
+from sim.scenario.scenario import ChurnSpec, Distribution
+from sim.world.churn import Session, churn_of
 
 SPOT = ChurnSpec.of("spot_v100_2023_02")
 HOUR = 3600.0

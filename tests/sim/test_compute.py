@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from sim.compute import StepTimes
-from sim.scenario import Compute, Distribution, Stragglers
+from sim.scenario.scenario import Compute, Distribution, Stragglers
+from sim.world.step_times import StepTimes
 
 LOGNORMAL = Distribution.lognormal(0.1, 0.3)
 

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.errors import DataError
-from sim import data, datasets
+from sim.learning import corpora as data
+from sim.learning import datasets
 
 labels_and_parts = st.lists(st.integers(0, 9), min_size=1, max_size=300).flatmap(
     lambda labels: st.tuples(st.just(torch.tensor(labels)), st.integers(1, min(len(labels), 40)))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sim.distribution import Distribution
+from sim.scenario.distribution import Distribution
 
 EACH = [
     Distribution.constant(3.0), Distribution.uniform(1.0, 4.0), Distribution.lognormal(2.0, 0.6),

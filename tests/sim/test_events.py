@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sim.events import Events
+from sim.engine.events import Events
 
 
 class Plain:

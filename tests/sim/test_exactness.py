@@ -7,11 +7,11 @@ import pytest
 
 from gossip.config import Config
 from sim import simulation
-from sim.learners import Learners
-from sim.network import Network
-from sim.scenario import ChurnSpec, MembershipSpec, Scenario, Task
+from sim.engine.swarm import Swarm
+from sim.learning.learners import Learners
+from sim.scenario.scenario import ChurnSpec, MembershipSpec, Scenario, Task
 from sim.simulation import Simulation
-from sim.swarm import Swarm
+from sim.world.network import Network
 from tests.sim.scenarios import ADAMW, COMING_AND_GOING, MOMENTUM, log_of, played, small
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.events import Events
-from sim.flows import Flow, Flows
-from sim.network import Network
+from sim.engine.events import Events
+from sim.engine.flows import Flow, Flows
+from sim.world.network import Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ import pytest
 
 from gossip.codecs import get_codec
 from gossip.config import Config
-from gossip.gathering import slices
-from sim.attackers import AttackersSpec, Liar
-from sim.network import Network
-from sim.swarm import Swarm
+from gossip.exchange.gathering import slices
+from sim.engine.swarm import Swarm
+from sim.world.adversaries import AttackersSpec, Liar
+from sim.world.network import Network
 from tests.sim.test_oracles import STEP_S, exchange, told_to_mix
 
 ELEMENTS = 5_000  # 20 blocks, the last one short

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from gossip.arithmetic.mixing import stability_limit
 from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.ids import PeerId
-from gossip.mixing import stability_limit
-from sim.swarm import Swarm
+from sim.engine.swarm import Swarm
 from tests.sim.test_oracles import SEED, STEP_S, Measured, disagreement, exchange, holds, told_to_mix
 
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from gossip.config import Config
 from gossip.effects import MemberState
-from gossip.graphs import Graph
 from gossip.ids import MemberRecord, PeerId
-from sim.ideal import Registry
-from sim.network import Network
-from sim.scenario import Compute, Distribution, MembershipSpec, Optimizer, Scenario, Task
+from gossip.selection.graphs import Graph
+from sim.engine.ideal import Registry
+from sim.engine.swarm import Swarm
+from sim.scenario.scenario import Compute, Distribution, MembershipSpec, Optimizer, Scenario, Task
 from sim.simulation import simulate
-from sim.swarm import Swarm
+from sim.world.network import Network
 
 ELEMENTS = 16
 LATENCY_S = 0.25

@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional as F
 
 from gossip.errors import ConfigError, DataError
-from sim import datasets, partitions
-from sim.batches import Batches
-from sim.learners import Learners
-from sim.scenario import Optimizer, Partition, Task
+from sim.learning import datasets, partitions
+from sim.learning.batches import Batches
+from sim.learning.learners import Learners
+from sim.scenario.scenario import Optimizer, Partition, Task
 
 SEED = 5
 NAMES = ["ada", "bob", "cyd", "dan", "eve"]
@@ -208,7 +208,7 @@ def test_an_evaluation_is_the_loss_and_accuracy_on_the_held_out_samples(model):
 
 
 def test_evaluating_many_models_is_evaluating_each(monkeypatch):
-    monkeypatch.setattr("sim.stacked.LOGITS_AT_ONCE", 50_000)  # two models at a time
+    monkeypatch.setattr("sim.learning.perceptrons.LOGITS_AT_ONCE", 50_000)  # two models at a time
     learners = Learners(Task(samples_per_peer=16), NAMES, SEED)
     learners.train(np.arange(5), np.arange(5) * 10)
     losses, accuracies = learners.evaluate(learners.matrix)

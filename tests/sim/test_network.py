@@ -9,9 +9,9 @@ import random
 import numpy as np
 import pytest
 
-from sim import worlds
-from sim.network import Network, network_of
-from sim.scenario import Distribution, Latency, NetworkSpec, Rate
+from sim.scenario import worlds
+from sim.scenario.scenario import Distribution, Latency, NetworkSpec, Rate
+from sim.world.network import Network, network_of
 
 INTERNET = Latency("quantiles", name="internet")
 CLOUD = Latency("matrix", name="cloud")

@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 from gossip.config import Config
 from gossip.errors import ConfigError
-from gossip.quasi_global import QuasiGlobal
-from sim import datasets, partitions
-from sim.batches import Batches
-from sim.learners import Learners
-from sim.network import Network
-from sim.scenario import MembershipSpec, Optimizer, Scenario, Task
+from node.model.quasi_global import QuasiGlobal
+from sim.engine.swarm import Swarm
+from sim.learning import datasets, partitions
+from sim.learning.batches import Batches
+from sim.learning.learners import Learners
+from sim.scenario.scenario import MembershipSpec, Optimizer, Scenario, Task
 from sim.simulation import Simulation
-from sim.swarm import Swarm
+from sim.world.network import Network
 from tests.sim.scenarios import AVERAGING, COMING_AND_GOING, log_of, played, small
 from tests.sim.test_exactness import OneStepAtATime, assert_exact_with_churn, both_ways
 from tests.sim.test_learners import NAMES, ROUNDING, SEED, TOLERANCE

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from sim.network import Network
-from sim.scenario import Scenario
+from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
+from sim.world.network import Network
 from tests.sim.oracles import SEED, STEP_S, Measured, batch_error, disagreement, exchange, holds, told_to_mix
 
 

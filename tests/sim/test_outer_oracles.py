@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from gossip.arithmetic.mixing import stability_limit
 from gossip.config import Config
 from gossip.errors import ConfigError
-from gossip.mixing import stability_limit
 from tests.sim.oracles import SEED, STEP_S, Measured, batch_error, disagreement, exchange, holds, told_to_mix
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gossip.errors import DataError
-from sim import datasets
-from sim.partitions import parts
-from sim.scenario import Partition, Task
+from sim.learning import datasets
+from sim.learning.partitions import parts
+from sim.scenario.scenario import Partition, Task
 
 VECTORS = "tests.sim.jobs:vectors"
 TEXT = "tests.sim.jobs:text"

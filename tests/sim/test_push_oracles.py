@@ -6,8 +6,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from gossip.mixing import push_mass
-from sim.shifts import Merged
+from gossip.arithmetic.mixing import push_mass
+from sim.engine.shifts import Merged
 
 
 def push(values: np.ndarray, sender: int, receiver: int) -> None:

@@ -18,11 +18,13 @@ import pytest
 
 from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
-from sim import charts, panels, words
-from sim.report import COLUMNS, Progress, compare, folder_names
-from sim.scenario import Scenario
+from sim.report import charts
+from sim.report import describe as words
+from sim.report import plots as panels
+from sim.report.result import COLUMNS, Progress, compare, folder_names
+from sim.report.units import bytes_axis, bytes_text, count_text, duration_text, share_text, time_axis
+from sim.scenario.scenario import Scenario
 from sim.sweep import Sweep
-from sim.units import bytes_axis, bytes_text, count_text, duration_text, share_text, time_axis
 from tests.sim.fake_results import fake_result
 
 WAN_WITH_A_CUT = {"preset": "wan", "partitions": [{"at_s": 600, "until_s": 900, "groups": 2}]}
@@ -371,14 +373,14 @@ def test_axes_have_units_that_keep_their_figures_short():
 
 # -- a bar -------------------------------------------------------------------------------------------------------------
 def test_the_bar_says_virtual_time_events_a_second_and_what_is_left():
-    from sim.bar import figures_of
+    from sim.report.progress_bar import figures_of
 
     shown = figures_of(Progress(125.0, 0.25, 1_000_000, 123_456.7, 90.0))
     assert shown == "2 min 5 s virtual  123,457 events/s  1 min 30 s left"
 
 
 def test_the_bar_writes_nothing_where_nobody_looks(capfd):
-    from sim.bar import Bar
+    from sim.report.progress_bar import Bar
 
     with Bar("lan") as bar:
         bar.update(Progress(1.0, 0.5, 10, 100.0, 1.0))
@@ -386,8 +388,8 @@ def test_the_bar_writes_nothing_where_nobody_looks(capfd):
 
 
 STOPPED = """
-from sim.bar import Bar
-from sim.report import Progress
+from sim.report.progress_bar import Bar
+from sim.report.result import Progress
 with Bar("a [red]name that is longer than there is room for") as bar:
     bar.update(Progress(60.0, 0.5, 10, 100.0, 1.0))
     raise KeyboardInterrupt
@@ -417,7 +419,7 @@ def test_in_a_terminal_the_bar_is_drawn_and_at_ctrl_c_it_is_gone_and_the_cursor_
 
 
 def test_in_a_notebook_the_bar_is_an_output_of_the_cell_that_is_replaced_and_emptied_at_the_end(monkeypatch):
-    from sim.bar import Bar
+    from sim.report.progress_bar import Bar
 
     shown = []
 

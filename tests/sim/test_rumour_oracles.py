@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
-from gossip.rumours import retransmits
-from sim.network import Network
-from sim.swarm import Swarm
+from gossip.membership.dissemination import retransmits
+from sim.engine.swarm import Swarm
+from sim.world.network import Network
 from tests.sim.oracles import NEVER_S, SEED, Measured, holds
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.config import Config
-from sim import worlds
-from sim.scenario import (
+from sim.scenario import worlds
+from sim.scenario.scenario import (
     ChurnSpec,
     Compute,
     Cut,

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from gossip.errors import ConfigError
-from sim.scenario import Optimizer, Scenario
+from sim.scenario.scenario import Optimizer, Scenario
 
 
 def sentence(table):

@@ -10,9 +10,9 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 from gossip.errors import ConfigError
-from sim.learners import Learners
-from sim.optimizers import Cosine, schedule
-from sim.scenario import MembershipSpec, Optimizer, Scenario, Task
+from sim.learning.learners import Learners
+from sim.learning.optimizers import Cosine, schedule
+from sim.scenario.scenario import MembershipSpec, Optimizer, Scenario, Task
 from tests.sim.scenarios import COMING_AND_GOING, played, small
 from tests.sim.test_exactness import assert_exact_with_churn
 from tests.sim.test_learners import (

@@ -13,7 +13,9 @@ import pytest
 
 from gossip import __main__ as command
 from gossip.errors import ConfigError
-from sim import charts, cli, jobs, report
+from sim import cli, jobs
+from sim.report import charts
+from sim.report import result as report
 from sim.simulation import Simulation
 from sim.sweep import Sweep
 from tests.sim.fake_results import fake_result

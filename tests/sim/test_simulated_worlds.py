@@ -9,8 +9,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import MemberState
-from sim.churn import Churn, churn_of
-from sim.scenario import (
+from sim.scenario.scenario import (
     ChurnSpec,
     Compute,
     Cut,
@@ -23,6 +22,7 @@ from sim.scenario import (
     Task,
 )
 from sim.simulation import Simulation, simulate
+from sim.world.churn import Churn, churn_of
 
 MODES = pytest.mark.parametrize("mode", ["protocol", "ideal"])
 ELEMENTS = 8

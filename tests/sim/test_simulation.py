@@ -16,10 +16,10 @@ from gossip.config import Config
 from gossip.effects import Merge, Mix
 from gossip.errors import ConfigError, LocalError
 from sim import simulation
-from sim.learners import Learners
-from sim.measures import Measures
-from sim.report import Progress
-from sim.scenario import (
+from sim.engine.measures import Measures
+from sim.learning.learners import Learners
+from sim.report.result import Progress
+from sim.scenario.scenario import (
     ChurnSpec,
     Cut,
     Distribution,

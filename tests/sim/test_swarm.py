@@ -14,10 +14,10 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Collect, MemberState
 from gossip.errors import ConfigError
-from gossip.exchange import State
-from sim.host import Host
-from sim.network import Network
-from sim.swarm import Swarm
+from gossip.exchange.session import State
+from sim.engine.host import Host
+from sim.engine.swarm import Swarm
+from sim.world.network import Network
 
 ROOT = Path(__file__).parents[2]
 ELEMENTS = 16

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gossip.config import Config
-from gossip.exchange import State
+from gossip.exchange.session import State
 from gossip.ids import MemberRecord
 from tests.simulation.host import ELEMENTS
 

@@ -30,11 +30,11 @@ from gossip.effects import (
     TryDial,
 )  # fmt: skip
 from gossip.errors import RemoteError
-from gossip.exchange import State
+from gossip.exchange.session import State
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import Fetch, Offer, Outcome
 from gossip.peer import Peer
-from gossip.records import trusting, unsigned
+from gossip.wire.messages import Fetch, Offer, Outcome
+from gossip.wire.records import trusting, unsigned
 from tests.simulation.vectors import Model
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from gossip.effects import Gather, MemberChanged, MemberState, Merge, Mix, Rename, Transfer
-from gossip.groups import DOUBTS, Groups
+from gossip.exchange.groups import DOUBTS, Groups
 from gossip.ids import PeerId
-from gossip.joining import Phase
-from gossip.messages import Commit
+from gossip.state_transfer.joining import Phase
+from gossip.wire.messages import Commit
 
 if TYPE_CHECKING:
     from tests.simulation.host import Host, Session

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from gossip.effects import Effect
 from gossip.errors import GossipError
-from gossip.frames import decode, encode
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.messages import (
+from gossip.wire.frames import decode, encode
+from gossip.wire.messages import (
     Abort,
     Accept,
     Ack,

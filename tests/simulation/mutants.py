@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gossip.durations import Durations
 from gossip.effects import Effect, MemberState, Send
-from gossip.exchange import State
-from gossip.exchanges import Exchanges
-from gossip.groups import Groups
-from gossip.joining import Joining
-from gossip.ledger import Ledger
-from gossip.messages import Abort, Settled
-from gossip.myself import Myself
-from gossip.offering import Offering
-from gossip.view import View
+from gossip.exchange.durations import Durations
+from gossip.exchange.exchanges import Exchanges
+from gossip.exchange.groups import Groups
+from gossip.exchange.offering import Offering
+from gossip.exchange.session import State
+from gossip.exchange.session_table import Ledger
+from gossip.membership.self_record import Myself
+from gossip.membership.states import View
+from gossip.state_transfer.joining import Joining
+from gossip.wire.messages import Abort, Settled
 
 __all__ = ["MUTANTS", "planted"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord
-from gossip.joining import Phase
+from gossip.state_transfer.joining import Phase
 from tests.simulation.bounds import check_bounds, check_exchanges, longest_s
 from tests.simulation.host import Host, Manners
 from tests.simulation.liars import Liar

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from gossip.mixing import push_mass
+from gossip.arithmetic.mixing import push_mass
 
 __all__ = ["Model"]
 

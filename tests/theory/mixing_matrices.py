@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from gossip.graphs import Graph
-from gossip.nearest import NEAR
+from gossip.selection.graphs import Graph
+from gossip.selection.nearest import NEAR
 
 Matrix = NDArray[np.float64]  # (n, n): entry [i, j] is of what i takes from j
 

@@ -1,0 +1,1 @@
+"""What vectors are made of, and how they combine."""

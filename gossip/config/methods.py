@@ -1,0 +1,164 @@
+"""Methods as their papers publish them, each a configuration: what ``Config.published(name)`` gives."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from typing import Any
+
+from gossip.errors import ConfigError
+
+__all__ = ["METHODS", "Method", "method"]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """``changes`` are settings of :class:`~gossip.config.Config`; ``needs`` what the training loop must bring beside
+    them, and ``differs`` in what this is not the paper's to the letter."""
+
+    name: str
+    title: str
+    paper: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    needs: str = ""
+    differs: str = ""
+
+
+EVERY_STEP = {"mix_every_steps": 1, "staleness_exponent": 0.0}
+RING = {"selection": "ring", "partners": 0}
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method(
+            "d-psgd",
+            "D-PSGD",
+            "Lian et al., NeurIPS 2017, arXiv:1705.09056",
+            {**EVERY_STEP, **RING, "max_version_gap": 0.0},
+            differs="a ring, where no graph is given; nobody waits for a neighbour that is gone",
+        ),
+        Method(
+            "ad-psgd",
+            "AD-PSGD",
+            "Lian et al., ICML 2018, arXiv:1710.06952",
+            {**EVERY_STEP},
+            differs="both sides commit, so that an exchange that fails moves no mean",
+        ),
+        Method(
+            "sgp",
+            "SGP",
+            "Assran et al., ICML 2019, arXiv:1811.10792",
+            {**EVERY_STEP, "selection": "exponential", "mixing": "push-sum", "max_version_gap": 0.0},
+            differs="the model is the de-biased vector, and local steps are taken on it",
+        ),
+        Method(
+            "osgp",
+            "Overlap SGP",
+            "Assran et al., ICML 2019, arXiv:1811.10792",
+            {**EVERY_STEP, "selection": "exponential", "mixing": "push-sum", "max_version_gap": 1.0},
+            differs="as SGP; a push may be under way for one step",
+        ),
+        Method(
+            "gosgd",
+            "GoSGD",
+            "Blot et al., 2016, arXiv:1611.09726",
+            {"mix_every_steps": 8, "mixing": "push-sum"},
+            differs="pushes at intervals jittered by a quarter, not with a probability at each step",
+        ),
+        Method(
+            "epidemic",
+            "Epidemic Learning",
+            "de Vos et al., NeurIPS 2023, arXiv:2310.01972",
+            {"mix_every_steps": 8, "mixing": "row-stochastic", "partners": 7, "max_version_gap": 0.0},
+            differs="7 partners, the logarithm of a hundred nodes: set partners to that of your swarm's size",
+        ),
+        Method(
+            "moshpit",
+            "Moshpit SGD",
+            "Ryabinin et al., NeurIPS 2021, arXiv:2103.03239",
+            {"mix_every_steps": 8, "selection": "grid", "mixing": "group", "group_size": 4},
+            differs="a group mixes as a whole or not at all; groups are found by the sorted ids, without a table apart",
+        ),
+        Method(
+            "diloco",
+            "DiLoCo",
+            "Douillard et al., 2023, arXiv:2311.08105",
+            {"mix_every_steps": 50, "mixing": "group", "group_size": 0, "outer_momentum": 0.9, "outer_rate": 0.7},
+            needs="an inner AdamW, as published",
+            differs="16 nodes together at most; heavy-ball momentum and not Nesterov's",
+        ),
+        Method(
+            "noloco",
+            "NoLoCo",
+            "Kolehmainen et al., 2025, arXiv:2506.10911",
+            {"mix_every_steps": 50, "outer_momentum": 0.5, "outer_rate": 0.7},
+            needs="an inner Adam, as published",
+            differs="its two outer rates are one, so that one vector travels and not two",
+        ),
+        Method(
+            "streaming-diloco",
+            "Streaming DiLoCo",
+            "Douillard et al., 2025, arXiv:2501.18512",
+            {
+                "mix_every_steps": 10,
+                "part": "fragments 4",
+                "outer_momentum": 0.5,
+                "outer_rate": 0.7,
+                "codec": "int4",
+                "max_version_gap": 0.5,
+            },
+            needs="an inner Adam, as published",
+            differs="random pairs and not everybody; fragments are runs of elements and not layers",
+        ),
+        Method(
+            "sparta",
+            "SPARTA",
+            "Baioumy and Cheema, 2025",
+            {**EVERY_STEP, "part": "mask 0.005"},
+            differs="random pairs and not everybody",
+        ),
+        Method(
+            "qg-dsgdm",
+            "QG-DSGDm",
+            "Lin et al., ICML 2021, arXiv:2102.04761",
+            {**EVERY_STEP, **RING, "max_version_gap": 0.0},
+            needs="node.model.quasi_global.QuasiGlobal as the optimizer",
+        ),
+        Method(
+            "moniqua",
+            "Moniqua",
+            "Lu and De Sa, ICML 2020, arXiv:2002.11787",
+            {**EVERY_STEP, "codec": "moniqua4"},
+            differs="4 bits; the bound is learned, and one that was exceeded is seen and never averaged",
+        ),
+        Method(
+            "clippedgossip",
+            "ClippedGossip",
+            "He, Karimireddy and Jaggi, 2022, arXiv:2202.01545",
+            {**EVERY_STEP, **RING, "filter": "clip", "clip_radius": 1.0, "max_version_gap": 0.0},
+        ),
+        Method(
+            "balance",
+            "BALANCE",
+            "Fang et al., CCS 2024, arXiv:2406.10416",
+            {**EVERY_STEP, **RING, "filter": "balance", "max_version_gap": 0.0},
+            differs="a vector that one side refuses is not averaged on the other either",
+        ),
+        Method(
+            "local-sgd",
+            "Local SGD without averaging",
+            "Stich, ICLR 2019, arXiv:1805.09767",
+            {"mix_every_steps": 1_000_000_000},
+            differs="nobody is ever asked: the baseline that averaging must beat",
+        ),
+    )
+}
+
+
+def method(name: str) -> Method:
+    """The method of this name; raises :class:`ConfigError` with those that there are."""
+    if isinstance(name, str) and name in METHODS:  # a file may hold anything
+        return METHODS[name]
+    near = difflib.get_close_matches(str(name), METHODS, n=1)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ConfigError(f"No method is called {name!r}{meant}: there are {', '.join(METHODS)}.")

@@ -1,0 +1,1 @@
+"""Exchanges of pairs, pushes and groups: whether they happen."""

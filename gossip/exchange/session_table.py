@@ -1,0 +1,125 @@
+"""What a peer's exchanges keep, be they of pairs or of groups: those under way, and what became of the others."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from gossip.conduct import Conduct
+from gossip.config import Config
+from gossip.effects import Effect, Release
+from gossip.exchange.acceptance import Refusals
+from gossip.exchange.durations import Durations
+from gossip.exchange.session import Local, State
+from gossip.ids import PeerId
+
+__all__ = ["DOUBT_RETRY_S", "REASONS", "VERDICTS", "Ledger"]
+
+VERDICTS = 4_096  # ends remembered, 100 B each: doubt_s of asking after them at 100 exchanges a second
+REASONS = frozenset({
+    "unanswered", "unreached",  # an offer: nobody said a word in time; the link broke, or could not be made
+    "broken", "stalled", "deadline", "checksum", "overflow", "layout", "terms",  # a stream
+    "not-finite", "norm", "balance",  # a vector
+    "doubt", "aborted", "late", "replaced",  # never known; known to have failed; the partner had given up, or joined
+})  # fmt: skip
+DOUBT_RETRY_S = 1.0  # between two questions how an exchange in doubt ended
+
+
+class UnderWay(Protocol):
+    """What a pair's :class:`~gossip.exchange.session.Exchange` and a group's
+    :class:`~gossip.exchange.gathering.Gathering` have in common."""
+
+    session: int
+    initiator: bool
+    state: State
+    since: float
+    deadline: float
+    steps: int  # of the training loop at the snapshot
+
+    @property
+    def idle(self) -> bool: ...
+
+
+One = TypeVar("One", bound=UnderWay)
+Key = tuple[PeerId, int] | int  # who may ask how it ended: one partner, or whoever knows a group's session
+
+
+class Ledger(Generic[One]):
+    """What Peer and the drivers read of :class:`gossip.exchange.exchanges.Exchanges` and
+    :class:`gossip.exchange.groups.Groups`."""
+
+    def __init__(self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int]) -> None:
+        self.me, self.local, self.config, self.new_session = me, local, config, new_session
+        self.table: dict[int, One] = {}
+        self.outgoing: dict[int, One] = {}  # those of our own mix: one, or as many as it has partners
+        self.verdicts: dict[Key, bool] = {}  # how they ended, for those who ask; the oldest first
+        self.durations = Durations()
+        self.refusals = Refusals()
+        self.conduct = Conduct()  # Peer's own, once there is one
+        # |theirs - ours|^2, for a group what a pair's would be, and |ours|^2 of the last exchanges
+        self.seen: deque[tuple[float, float]] = deque(maxlen=8)
+        self.done = 0
+        self.failed_by: dict[str, int] = {}  # how many came to nothing, by the reason: one of REASONS
+        self.last_partner: PeerId | None = None
+        self.mixed_at: list[PeerId] = []  # partners of exchanges finished since Peer last looked
+        self.own_mixed = False  # and one of them was ours
+        self.gave_up = False  # our own mix ended without a partner since Peer last looked
+
+    @property
+    def moving(self) -> int:
+        """How many take a slot. One in doubt moves nothing any more, and one that is parked may never."""
+        return sum([not one.idle for one in self.table.values()])
+
+    def beyond(self, doubts: int) -> One | None:
+        """The one in doubt the longest, where more are than these: each holds two vectors."""
+        in_doubt = [one for one in self.table.values() if one.state is State.DOUBT]
+        return min(in_doubt, key=lambda one: one.since) if len(in_doubt) > doubts else None
+
+    @property
+    def deadline(self) -> float:
+        return min([one.deadline for one in self.table.values()], default=float("inf"))
+
+    @property
+    def consensus_distance(self) -> float:
+        """sqrt(mean |x_i - mean|^2) over the swarm, estimated from the last exchanges: for two random members the
+        expectation of |x_i - x_j|^2 is twice that mean square (times n/(n-1)). nan before the first exchange."""
+        seen = self.seen
+        return math.sqrt(0.5 * sum([square for square, _ in seen]) / len(seen)) if seen else math.nan
+
+    def agreement(self) -> float:
+        """The largest |theirs - ours| / |ours| of the last three exchanges; inf before the first."""
+        last = list(self.seen)[-3:]
+        return math.sqrt(max(square / own if own > 0 else square for square, own in last)) if last else math.inf
+
+    def held(self, steps: int) -> bool:
+        """Whether the training loop, so many steps into its life, must wait at its boundary: a mix began
+        ``max_version_gap`` intervals ago."""
+        gap, every = self.config.max_version_gap, self.config.mix_every_steps
+        if gap is None or every is None:
+            return False
+        return any(
+            steps - one.steps >= gap * every and one.state is not State.DOUBT
+            for one in self.table.values() if one.initiator or one.state is not State.PREPARING
+        )  # fmt: skip
+
+    @property
+    def failures(self) -> int:
+        """How many exchanges came to nothing, offers that nobody answered among them."""
+        return sum(self.failed_by.values())
+
+    def count(self, code: str) -> None:
+        """One came to nothing. What a partner gives for a reason is a text of its own choice."""
+        reason = code if code in REASONS else "other"
+        self.failed_by[reason] = self.failed_by.get(reason, 0) + 1
+
+    def remember(self, key: Key, committed: bool) -> None:
+        self.verdicts[key] = committed
+        if len(self.verdicts) > VERDICTS:
+            del self.verdicts[next(iter(self.verdicts))]
+
+    def end(self, one: One) -> list[Effect]:
+        self.table.pop(one.session, None)
+        self.outgoing.pop(one.session, None)
+        return [Release(one.session)]

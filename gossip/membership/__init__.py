@@ -1,0 +1,1 @@
+"""Who is there: SWIM with Lifeguard, signed records, push-pull."""

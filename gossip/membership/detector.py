@@ -1,0 +1,315 @@
+"""Probing, as SWIM (Das 2002) with Lifeguard (Dadgar 2018): who did not answer us, nor those whom we asked to ask.
+
+The detector only says whose probe failed. What follows from that, suspicion, is :mod:`gossip.membership.protocol`'s.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+
+from gossip.config import Config
+from gossip.effects import Effect, MemberState, Send
+from gossip.ids import PeerId
+from gossip.membership.dissemination import Rumours
+from gossip.membership.table import Entry, Table
+from gossip.wire.messages import Ack, Nack, Ping, PingReq, Update
+
+__all__ = ["PIGGYBACK", "Detector", "suspicion_s"]
+
+ALIVE, SUSPECT = MemberState.ALIVE, MemberState.SUSPECT
+PIGGYBACK = 8  # updates on a Ping or Ack, 2 KiB: they are many and must stay small beside a transfer
+MAX_HEALTH = 8  # Lifeguard's saturation: probes at a ninth of their rate
+MAX_PROBES = (
+    32  # our own at once: when all our links break we ask about 32 members at a time, and the ring does the rest
+)
+MAX_RELAYS = 256  # for others at once: 3 each from 85 members
+NACK_AFTER = 0.8  # of the probe timeout: it must arrive before the asker gives up (Lifeguard, section IV-A)
+CONFIRMATIONS = 3  # independent accusers beyond the first that bring suspicion down to its least (Lifeguard's K)
+
+
+def suspicion_s(config: Config, members: int, accusers: int) -> float:
+    """How long a member of ``members`` is suspected under so many independent accusers, in seconds.
+
+    ``max - (max - min) log(C + 1) / log(K + 1)`` with C accusers beyond the first (Lifeguard, section IV-B), where max
+    is ``suspicion_periods * max(1, log10 N)`` probe periods and min a third of it.
+    """
+    longest = config.suspicion_periods * max(1.0, math.log10(members)) * config.probe_period_s
+    shortest = longest / 3
+    expected = min(CONFIRMATIONS, members - 2)  # without the suspect and its first accuser
+    if expected < 1:
+        return shortest  # nobody else could ever confirm
+    share = math.log(accusers) / math.log(expected + 1)
+    return max(shortest, longest - (longest - shortest) * share)
+
+
+class Probe:
+    """One Ping on its way, our own or for another; an own one goes on to indirect probes when it times out."""
+
+    __slots__ = ("asked", "asker", "asker_seq", "due_s", "indirect", "nacks", "seq", "started_s", "target")
+
+    def __init__(self, seq: int, target: PeerId, now: float) -> None:
+        self.seq = seq
+        self.target = target
+        self.started_s = now
+        self.due_s = math.inf
+        self.indirect = False
+        self.asked: set[PeerId] = set()  # the others, who ping it for us
+        self.nacks: set[PeerId] = set()
+        self.asker: PeerId | None = None  # we ping it for this one
+        self.asker_seq = 0
+
+
+class Detector:
+    """Probes one member each period; ``health`` counts, 0 to 8, how far we have reason to doubt ourselves."""
+
+    def __init__(self, table: Table, rumours: Rumours, config: Config, rng: random.Random, now: float) -> None:
+        self.health = 0
+        self.targets: dict[PeerId, list[Probe]] = {}  # probes under way by whom they ask after
+        self._table, self._rumours, self._config, self._rng = table, rumours, config, rng
+        self._probes: dict[int, Probe] = {}
+        self._relays = 0
+        self._timers: list[tuple[float, int]] = []  # (when, seq); stale when the probe is over or due at another time
+        self._ring: list[PeerId] = []  # still to be probed in this round, the last first,
+        self._waiting: set[PeerId] = set()  # and each of them once, however often it announces itself anew
+        self._next_s = now + rng.random() * config.probe_period_s
+        self._seq = rng.getrandbits(48)  # an Ack to an earlier life matches nothing
+        self.deadline = self._next_s  # when tick wants to be called; kept, since drivers ask after every message
+
+    # -- events --------------------------------------------------------------------------------------------------------
+    def tick(self, now: float, out: list[Effect]) -> list[Entry]:
+        """Give up on what is due, and probe the next. Returns the members whose probe failed, as most methods here."""
+        failed: list[Entry] = []
+        while self._timers and self._timers[0][0] <= now:
+            due_s, seq = heapq.heappop(self._timers)
+            probe = self._probes.get(seq)
+            if probe is not None and probe.due_s == due_s:
+                self._give_up(probe, now, out, failed)
+        if now >= self._next_s:
+            self._next_s = now + self._config.probe_period_s * (1 + self.health)
+            self._probe_next(now, out, failed)
+        self._settle()
+        return failed
+
+    def joined(self, peer: PeerId) -> None:
+        """A member that we met became ALIVE: it takes a random place in this round (SWIM, section 4.3)."""
+        if peer in self._waiting:
+            return
+        ring = self._ring
+        self._waiting.add(peer)
+        ring.append(peer)
+        place = int(self._rng.random() * len(ring))
+        ring[place], ring[-1] = ring[-1], ring[place]
+
+    def request(self, asker: PeerId, message: PingReq, now: float, out: list[Effect]) -> None:
+        """Another asks us to probe."""
+        entry = self._table.entries.get(message.target)
+        if entry is self._table.mine:
+            out.append(Send(asker, Ack(message.seq, ())))
+        elif entry is None or not entry.reachable or self._relays >= MAX_RELAYS:
+            out.append(Send(asker, Nack(message.seq)))
+        else:
+            probe = self._begin(entry, now)
+            probe.asker, probe.asker_seq = asker, message.seq
+            self._relays += 1
+            self._arm(probe, now + NACK_AFTER * self._timeout_s(entry))
+            self._ping(probe, entry, out)
+
+    def acked(self, sender: PeerId, seq: int, now: float) -> None:
+        """An Ack: of the target itself, or of one that we asked (its word is taken: a liar can only keep the dead alive
+        for us, and we ask three others next time). From the target it is a round trip too."""
+        probe = self._probes.get(seq)
+        if probe is None:
+            return
+        if sender == probe.target:
+            entry = self._table.entries.get(sender)
+            if entry is not None and not probe.indirect:
+                rtt_s = now - probe.started_s
+                # Jacobson 1988: 1/8 of the news.
+                entry.rtt_s = rtt_s if entry.rtt_s is None else entry.rtt_s + (rtt_s - entry.rtt_s) / 8
+        elif sender in probe.asked:
+            self.blame_ourselves(-1)
+            self._end(probe)
+
+    def nacked(self, sender: PeerId, seq: int) -> list[Entry]:
+        """One that we asked could not reach the target either, but is there to say so."""
+        probe = self._probes.get(seq)
+        failed: list[Entry] = []
+        if probe is not None and sender in probe.asked:
+            probe.nacks.add(sender)
+            if len(probe.nacks) == len(probe.asked):
+                self._fail(probe, failed)  # nobody is left to wait for
+        return failed
+
+    def proved(self, peer: PeerId, out: list[Effect]) -> None:
+        """Anything at all came from ``peer``: every probe of it has succeeded."""
+        for probe in self.targets.get(peer, ())[:]:
+            if probe.asker is not None:
+                out.append(Send(probe.asker, Ack(probe.asker_seq, ())))
+            else:
+                self.blame_ourselves(-1)
+            self._end(probe)
+
+    def acknowledged(self, peer: PeerId) -> None:
+        """Something else than a message of ours came from ``peer``; those who asked us wait for its own Ack."""
+        probe = self._own(peer)
+        if probe is not None:
+            self.blame_ourselves(-1)
+            self._end(probe)
+
+    def doubt(self, entry: Entry, now: float, out: list[Effect]) -> list[Entry]:
+        """Its last link broke, or its suspicion ran out in spite of traffic: ask at once."""
+        failed: list[Entry] = []
+        probe = self._own(entry.record.id)
+        if probe is None:
+            self._probe(entry, now, out, failed)
+        elif not probe.indirect:
+            self._ping(probe, entry, out)  # the first one may have been lost with the link
+        return failed
+
+    def unreachable(self, entry: Entry, now: float, out: list[Effect]) -> list[Entry]:
+        """A dial to it failed: so have the direct probes under way, and if there is none, one has just failed."""
+        failed: list[Entry] = []
+        if entry.linked:
+            return self.doubt(entry, now, out)
+        peer = entry.record.id
+        accused = entry.accused_by(self._table.mine.record.id)  # then another failure says nothing new
+        if peer not in self.targets and entry.state in (ALIVE, SUSPECT) and entry.met and not accused:
+            # Not for one that another asked us to ping: if helpers asked helpers in turn, one death would have
+            # everybody ask everybody (5,600 requests a death among 1,000 members).
+            self._probe(entry, now, out, failed, refused=True)
+        for probe in self.targets.get(peer, ())[:]:
+            if not probe.indirect:
+                self._give_up(probe, now, out, failed)
+        return failed
+
+    def blame_ourselves(self, degrees: int) -> None:
+        """Lifeguard's local health: the slower we are ourselves, the longer others have to answer."""
+        self.health = max(0, min(MAX_HEALTH, self.health + degrees))
+
+    def slept(self, gap_s: float) -> None:
+        """Nobody is judged by the time in which this process was stopped."""
+        self.blame_ourselves(1)
+        self._timers = [(when + gap_s, seq) for when, seq in self._timers]  # the order stays
+        for probe in self._probes.values():
+            probe.due_s += gap_s
+        self._settle()
+
+    # -- one probe -----------------------------------------------------------------------------------------------------
+    def _probe_next(self, now: float, out: list[Effect], failed: list[Entry]) -> None:
+        entries = self._table.entries
+        for _ in range(2):
+            while self._ring:
+                peer = self._ring.pop()
+                self._waiting.discard(peer)
+                entry = entries.get(peer)
+                if entry is not None and self._is_ours(entry) and self._own(entry.record.id) is None:
+                    return self._probe(entry, now, out, failed)
+            self._ring = [*self._table.met, *self._table.suspects]  # once in N periods
+            self._rng.shuffle(self._ring)
+            self._waiting = set(self._ring)
+        return None
+
+    def _is_ours(self, entry: Entry) -> bool:
+        """Whether we are one to probe it: a stranger that does not answer may never have been, and would have us blame
+        ourselves; those who met it probe it. A member that nobody can dial is probed over its links: by those who hold
+        one, by its homes, and by everyone once no home is ALIVE to do it."""
+        if (entry.state is not ALIVE and entry.state is not SUSPECT) or not entry.met:
+            return False
+        homes = entry.record.homes
+        if entry.reachable or self._table.mine.record.id in homes:
+            return True
+        entries = self._table.entries
+        return bool(homes) and not any(home in entries and entries[home].state is ALIVE for home in homes)
+
+    def _probe(self, entry: Entry, now: float, out: list[Effect], failed: list[Entry], refused: bool = False) -> None:
+        if len(self._probes) - self._relays >= MAX_PROBES:
+            return
+        probe = self._begin(entry, now)
+        if entry.reachable and not refused:
+            self._arm(probe, now + self._timeout_s(entry))
+            self._ping(probe, entry, out)
+        else:
+            self._ask_others(probe, entry, now, out, failed)
+
+    def _ping(self, probe: Probe, entry: Entry, out: list[Effect]) -> None:
+        updates: tuple[Update, ...] = self._rumours.take(PIGGYBACK, 1, self._table.size)
+        if entry.state is SUSPECT:
+            updates = (entry.hint(), *updates)  # Lifeguard's buddy system: the suspect hears it from its prober
+        out.append(Send(entry.record.id, Ping(probe.seq, updates)))
+
+    def _give_up(self, probe: Probe, now: float, out: list[Effect], failed: list[Entry]) -> None:
+        entry = self._table.entries.get(probe.target)
+        if probe.asker is not None:
+            out.append(Send(probe.asker, Nack(probe.asker_seq)))
+            self._end(probe)
+        elif entry is None or probe.indirect:
+            self._fail(probe, failed)
+        else:
+            self._ask_others(probe, entry, now, out, failed)
+
+    def _ask_others(self, probe: Probe, entry: Entry, now: float, out: list[Effect], failed: list[Entry]) -> None:
+        config, entries, target = self._config, self._table.entries, entry.record.id
+        probe.indirect = True
+        helpers: list[Entry] = []
+        if entry.record.address is None:  # only those with a link to it can ask
+            homes = [entries[home] for home in entry.record.homes if home in entries]
+            helpers = [h for h in homes if h.state is ALIVE and h is not self._table.mine and h.met and h.reachable]
+        helpers = helpers or self._table.sample(config.indirect_probes, self._rng, without=target)
+        if not helpers:
+            self._fail(probe, failed)
+            return
+        probe.asked = {helper.record.id for helper in helpers}
+        period_s = config.probe_period_s * (1 + self.health)
+        self._arm(probe, max(probe.started_s + period_s, now + config.probe_timeout_max_s * (1 + self.health)))
+        request = PingReq(probe.seq, target, ())
+        out.extend(Send(helper.record.id, request) for helper in helpers)
+
+    def _timeout_s(self, entry: Entry) -> float:
+        config = self._config
+        longest = config.probe_timeout_max_s
+        timeout_s = longest if entry.rtt_s is None else min(longest, max(config.probe_timeout_min_s, 3 * entry.rtt_s))
+        return timeout_s * (1 + self.health)
+
+    def _fail(self, probe: Probe, failed: list[Entry]) -> None:
+        # Those we asked and who said nothing at all count against us; with nobody to ask, we cannot tell (Lifeguard).
+        self.blame_ourselves(len(probe.asked) - len(probe.nacks) if probe.asked else 1)
+        self._end(probe)
+        entry = self._table.entries.get(probe.target)
+        if entry is not None and entry.state in (ALIVE, SUSPECT):
+            failed.append(entry)
+
+    # -- bookkeeping ---------------------------------------------------------------------------------------------------
+    def _own(self, peer: PeerId) -> Probe | None:
+        return next((probe for probe in self.targets.get(peer, ()) if probe.asker is None), None)
+
+    def _begin(self, entry: Entry, now: float) -> Probe:
+        self._seq += 1
+        probe = self._probes[self._seq] = Probe(self._seq, entry.record.id, now)
+        self.targets.setdefault(probe.target, []).append(probe)
+        return probe
+
+    def _arm(self, probe: Probe, due_s: float) -> None:
+        probe.due_s = due_s
+        heapq.heappush(self._timers, (due_s, probe.seq))
+        self._settle()
+
+    def _end(self, probe: Probe) -> None:
+        if self._probes.pop(probe.seq, None) is None:
+            return
+        self._relays -= probe.asker is not None
+        same = self.targets[probe.target]
+        same.remove(probe)
+        if not same:
+            del self.targets[probe.target]
+        while self._timers:  # a stale timer in front would wake the driver for nothing
+            due_s, seq = self._timers[0]
+            front = self._probes.get(seq)
+            if front is not None and front.due_s == due_s:
+                break
+            heapq.heappop(self._timers)
+        self._settle()
+
+    def _settle(self) -> None:
+        self.deadline = min(self._next_s, self._timers[0][0]) if self._timers else self._next_s

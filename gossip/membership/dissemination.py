@@ -1,0 +1,125 @@
+"""What is still to be told: each update goes out a number of times, the least told and then the newest first."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from gossip.ids import MemberRecord, PeerId
+from gossip.wire.messages import Update
+
+__all__ = ["Rumours", "retransmits", "told_of_progress"]
+
+LEVELS = 24  # over the 20 retransmissions of the largest table
+PROGRESS_TELLINGS = 4  # as often as in the smallest swarm; what some miss, the next progress of its owner replaces
+MAX_RUMOURS = 1024  # beyond this the push-pull carries the rest: 32 a frame and 6 frames a second are told in 5 s
+
+
+@lru_cache(1024)
+def retransmits(members: int) -> int:
+    """How often each member passes an update on: ``4 ceil(log10(N + 1))`` (SWIM, section 4.1; memberlist's factor)."""
+    return 4 * math.ceil(math.log10(members + 1))
+
+
+class Rumours:
+    """One record and one hint for each member at most, a newer one in the place of an older."""
+
+    def __init__(self, period_s: float, now: float) -> None:
+        self.due_s = math.inf  # when the next frame of gossip goes out; never while there is nothing to say
+        self._period_s = period_s
+        self._gossiped_s = now - period_s
+        self._levels: list[dict[bytes, Update]] = [{} for _ in range(LEVELS)]  # times told -> what, newest last
+        self._told: dict[bytes, int] = {}  # key -> times told
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def put(self, update: Update, now: float, told: int = 0) -> None:
+        """Start telling this, at once if we have been silent, and stop telling what it replaces.
+
+        ``told``: begin as if it had been told so often already, unless what it replaces was told less.
+        """
+        if self.due_s == math.inf:
+            self.due_s = max(now, self._gossiped_s + self._period_s)
+        # A hint does not replace a record nor the other way: progress of a suspect would silence its accusers.
+        key = update.id if isinstance(update, MemberRecord) else hint_key(update.peer)
+        before = self._told.get(key)
+        if before is not None:
+            del self._levels[before][key]
+            told = min(told, before)
+        self._levels[told][key] = update
+        self._told[key] = told
+        if len(self._told) > MAX_RUMOURS:
+            most_told = next(level for level in reversed(self._levels) if level)
+            self._discard(next(iter(most_told)))
+
+    def gossiped(self, now: float) -> None:
+        """A frame of gossip went out: the next one a period later, if anything is left to say."""
+        self._gossiped_s = now
+        self.due_s = now + self._period_s if self._told else math.inf
+
+    def nobody(self) -> None:
+        """There is nobody to tell. Whoever comes is news, and starts this again."""
+        self.due_s = math.inf
+
+    def somebody(self, now: float) -> None:
+        """There is somebody to tell."""
+        if self._told and self.due_s == math.inf:
+            self.due_s = max(now, self._gossiped_s + self._period_s)
+
+    def silence(self, peer: PeerId) -> None:
+        """Stop telling a hint about this member: it was refuted."""
+        self._discard(hint_key(peer))
+
+    def silence_all(self) -> None:
+        """Everybody knows it all."""
+        for level in self._levels:
+            level.clear()
+        self._told.clear()
+        self.due_s = math.inf
+
+    def take(self, count: int, copies: int, members: int) -> tuple[Update, ...]:
+        """At most ``count`` updates for a frame that goes to ``copies`` peers, counted as told that often."""
+        if not self._told:
+            return ()
+        levels, limit = self._levels, min(retransmits(members), LEVELS)
+        taken: list[Update] = []
+        moved: list[tuple[int, dict[bytes, Update]]] = []  # times told -> what, newest last
+        for told, waiting in enumerate(levels):
+            if not waiting:
+                continue
+            room = count - len(taken)
+            if len(waiting) <= room:  # most are few, and move as they are
+                some, levels[told] = waiting, {}
+            else:
+                some = dict([waiting.popitem() for _ in range(room)][::-1])
+            taken += reversed(some.values())
+            moved.append((told + copies, some))
+            if len(taken) == count:
+                break
+        for told, some in moved:
+            if told < limit:
+                if levels[told]:
+                    levels[told] |= some
+                else:
+                    levels[told] = some
+                self._told |= dict.fromkeys(some, told)
+            else:
+                for key in some:
+                    del self._told[key]
+        return tuple(taken)
+
+    def _discard(self, key: bytes) -> None:
+        told = self._told.pop(key, None)
+        if told is not None:
+            del self._levels[told][key]
+
+
+@lru_cache(1024)
+def told_of_progress(members: int) -> int:
+    """How often a mere progress counts as told before it is: it goes out behind all else, and leaves first."""
+    return min(retransmits(members), LEVELS) - PROGRESS_TELLINGS
+
+
+def hint_key(peer: PeerId) -> bytes:
+    return peer + b"!"

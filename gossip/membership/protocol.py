@@ -1,0 +1,467 @@
+"""Who is alive, and why we think so: SWIM with Lifeguard over a full table, and push-pull against what gossip missed.
+
+``states`` holds the rules for states, ``detector`` probes, ``anti_entropy`` compares tables, ``self_record`` keeps our
+own; here are the messages and the times.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, Unpack
+
+from gossip.conduct import Conduct
+from gossip.config import Config
+from gossip.effects import Dial, Effect, MemberState, Notice, Send
+from gossip.errors import RemoteError
+from gossip.ids import MemberRecord, PeerId
+from gossip.membership.anti_entropy import PushPull
+from gossip.membership.credit import MOST_SAMPLES
+from gossip.membership.detector import PIGGYBACK, Detector
+from gossip.membership.dissemination import Rumours
+from gossip.membership.self_record import Myself, Own
+from gossip.membership.states import TELL_EVERY_S, View
+from gossip.membership.strangers import Introductions
+from gossip.membership.table import Entry, Table
+from gossip.wire.messages import (
+    MAX_UPDATES,
+    Ack,
+    Digest,
+    Gossip,
+    Hint,
+    Message,
+    Nack,
+    Ping,
+    PingReq,
+    Records,
+    Update,
+)  # fmt: skip
+from gossip.wire.records import Sign, Verify, acceptable, claims_more, signed
+
+__all__ = ["Membership"]
+
+FAREWELLS = 8  # members told directly, beside those linked, that we leave
+HEAL_ALONE = 3  # dials each probe period while nobody is alive to us
+ENOUGH_LINKS = 24  # among 1,000 members records were as fresh as when all were told through strangers
+BOOK = 1_024  # records kept for the next start: 256 KiB
+ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD  # an Enum's attributes are slow
+
+
+class Membership:
+    """One peer's view of the swarm. Effects are returned; after every call ``deadline`` says when to call :meth:`tick`.
+
+    ``me`` is our record as it should first appear; its ``steps`` are those of earlier lives. A message
+    with a record that its owner did not sign raises :class:`~gossip.errors.RemoteError` and changes nothing.
+    """
+
+    def __init__(
+        self, me: MemberRecord, *, sign: Sign, verify: Verify, config: Config, rng: random.Random, now: float,
+        conduct: Conduct | None = None,
+    ) -> None:  # fmt: skip
+        me = signed(acceptable(me), sign)
+        self._mine = me.id
+        self._config, self._rng = config, rng
+        self._table = Table(me, 2 * config.max_members, now, config.fastest_member)
+        self._rumours = Rumours(config.gossip_period_s, now)
+        self._detector = Detector(self._table, self._rumours, config, rng, now)
+        self._introductions = Introductions(self._table, rng, now)
+        self.conduct = conduct if conduct is not None else Conduct()
+        self._view = View(
+            self._table, self._rumours, self._detector, self._introductions, sign, verify, config, now, self.conduct
+        )  # fmt: skip
+        self._myself = Myself(me, self._table, self._rumours, sign, config, now)
+        self._push_pull = PushPull(me.id, self._table, config, rng, now)
+        self._heal_s = now + rng.random() * config.heal_period_s
+        self._left = False
+        self.deadline = now  # when to call tick
+        self.changes = 0  # counts those of owners()
+        self.company = (
+            False  # whether anybody else whom we met is ALIVE; like the two above kept, since drivers ask every time
+        )
+        self._handlers: dict[type, Callable[[PeerId, Entry | None, Any, float, list[Effect]], None]] = {
+            Ping: self._on_ping,
+            Ack: self._on_ack,
+            PingReq: self._on_ping_req,
+            Nack: self._on_nack,
+            Gossip: self._on_gossip,
+            Digest: self._push_pull.on_digest,
+            Records: self._on_records,
+        }
+        self._arm()
+
+    # -- driver --------------------------------------------------------------------------------------------------------
+    def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
+        """A Ping, Ack, PingReq, Nack, Gossip, Digest or Records arrived over a link to ``sender``."""
+        out: list[Effect] = []
+        if self._left:
+            return out
+        self._notice_sleep(now)
+        entry = self._table.entries.get(sender)
+        if entry is not None:
+            entry.acked_s = now
+        self._handlers[type(message)](sender, entry, message, now, out)
+        if sender in self._detector.targets:
+            self._detector.proved(sender, out)
+        if entry is not None and (entry.state is SUSPECT or entry.state is DEAD):
+            if entry.restored:
+                self._view.trust(entry, entry.record, now)
+            else:
+                self._view.warn(entry, now, out)
+        return self._done(out)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what is due."""
+        out: list[Effect] = []
+        if self._left:
+            return out
+        self._notice_sleep(now)
+        self._table.settle(now)
+        if now >= self._detector.deadline:
+            self._suspect(self._detector.tick(now, out), now)
+        if now >= self._view.deadline:
+            self._view.tick(now, out)
+        if now >= self._myself.due_s:
+            self._myself.tick(now)
+        if now >= self._rumours.due_s:
+            self._gossip(now, out)
+        if now >= self._push_pull.due_s:
+            self._push_pull.tick(now, out)
+        if now >= self._heal_s:
+            self._heal(now, out)
+        if now >= self._introductions.due_s:
+            self._introductions.tick(now, out)
+        return self._done(out)
+
+    def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
+        """A first link to ``peer`` came up, and this is the record of its Hello. Raises as :meth:`receive` does."""
+        out: list[Effect] = []
+        if self._left or peer == self._mine:
+            return out
+        self._notice_sleep(now)
+        entries = self._table.entries
+        known = entries.get(peer)
+        stranger = known is None or known.state is not ALIVE
+        same = known is not None and known.record is record  # as mostly: then there is nothing to compare
+        if known is not None and not same and claims_more(known.record, record):
+            out.append(Send(peer, Gossip((known.record,))))  # it has started anew and does not know how far it was
+        if (known is None or not same or known.restored) and self._view.is_news(record, linked=True):
+            self._view.hear(record, now)
+        entry = entries.get(peer)
+        if entry is None:
+            if self._table.forgot(peer):  # it was gone for a day, and must come back with a higher incarnation
+                out.append(Send(peer, Gossip((self._view.own(record, True),))))
+            return self._done(out)
+        entry.linked = True
+        self._table.links[peer] = None
+        self._view.meet(entry, now)
+        entry.acked_s = now
+        if peer in self._detector.targets:
+            self._detector.proved(peer, out)
+        if entry.restored:
+            self._view.trust(entry, entry.record, now)
+        elif entry.state is DEAD or entry.state is SUSPECT:
+            self._view.warn(entry, now, out)
+        # A member that we already held ALIVE is of our swarm: what we know, it knows but for what gossip missed.
+        alone = len(self._table.met) <= (entry.state is ALIVE)
+        if alone or stranger:
+            self._push_pull.ask(entry, now, out, everything=alone)
+        return self._done(out)
+
+    def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
+        """The last link to ``peer`` is gone. Unless it was closed in order, for want of use, the peer is asked at once,
+        over a new one, before anybody is accused."""
+        out: list[Effect] = []
+        entry = self._table.entries.get(peer)
+        if entry is not None:
+            entry.linked = False
+            self._table.links.pop(peer, None)
+            if not orderly and not self._left and entry.state in (ALIVE, SUSPECT):
+                self._suspect(self._detector.doubt(entry, now, out), now)
+        return self._done(out)
+
+    def dial_failed(self, peer: PeerId, now: float) -> list[Effect]:
+        """No link to ``peer`` could be opened: a direct probe has failed, and others are asked."""
+        out: list[Effect] = []
+        entry = self._table.entries.get(peer)
+        if entry is not None and not self._left:
+            if not entry.met and self._introductions.failed(entry, now) and entry.state is ALIVE:
+                self._view.suspect_ourselves(entry, now)  # whoever knows better says so, first of all itself
+            self._suspect(self._detector.unreachable(entry, now, out), now)
+        return self._done(out)
+
+    def acknowledged(self, peer: PeerId, now: float) -> None:
+        """Proof of life that is none of our messages, as a finished exchange."""
+        entry = self._table.entries.get(peer)
+        if entry is not None:
+            entry.acked_s = now
+            if peer in self._detector.targets:
+                self._detector.acknowledged(peer)
+                self._arm()
+
+    def update_me(self, now: float, **changes: Unpack[Own]) -> None:
+        """Change our own record; ``steps`` and ``samples`` count this life. Steps, samples, loss and version alone are
+        signed at most every ``max(progress_period_s, 0.1 s * N)``, the last values then; anything else at once."""
+        if not self._left:
+            self._myself.update(changes, now)
+            self._arm()
+
+    def leave(self, now: float) -> list[Effect]:
+        """Say LEFT, to those linked and a few more. Nothing else comes from this membership afterwards."""
+        if self._left:
+            return []
+        self._myself.announce(now, left=True)
+        self._left = True
+        self._arm()
+        whom = dict.fromkeys(entry.record.id for entry in self._table.sample(FAREWELLS, self._rng))
+        whom |= dict.fromkeys(sorted(self._table.links))
+        farewell = Gossip((self.me,))
+        return [Send(peer, farewell) for peer in whom]
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+    def _on_ping(self, sender: PeerId, entry: Entry | None, ping: Ping, now: float, out: list[Effect]) -> None:
+        self._absorb(ping.updates, sender, entry, now, out)
+        out.append(Send(sender, Ack(ping.seq, self._rumours.take(PIGGYBACK, 1, self._table.size))))
+
+    def _on_ack(self, sender: PeerId, entry: Entry | None, ack: Ack, now: float, out: list[Effect]) -> None:
+        self._absorb(ack.updates, sender, entry, now, out)
+        self._detector.acked(sender, ack.seq, now)
+
+    def _on_ping_req(self, sender: PeerId, entry: Entry | None, asked: PingReq, now: float, out: list[Effect]) -> None:
+        self._absorb(asked.updates, sender, entry, now, out)
+        self._detector.request(sender, asked, now, out)
+
+    def _on_nack(self, sender: PeerId, entry: Entry | None, nack: Nack, now: float, out: list[Effect]) -> None:
+        self._suspect(self._detector.nacked(sender, nack.seq), now)
+
+    def _on_gossip(self, sender: PeerId, entry: Entry | None, gossip: Gossip, now: float, out: list[Effect]) -> None:
+        self._absorb(gossip.updates, sender, entry, now, out)
+
+    def _on_records(self, sender: PeerId, entry: Entry | None, records: Records, now: float, out: list[Effect]) -> None:
+        quiet = self._push_pull.quiet(entry, now)
+        self._absorb(records.records, sender, entry, now, out, quiet=quiet)
+        self._push_pull.answer(sender, entry, records, out)
+
+    def _absorb(
+        self, updates: tuple[Update, ...], sender: PeerId, entry: Entry | None, now: float, out: list[Effect],
+        *, quiet: bool = False,
+    ) -> None:  # fmt: skip
+        # All signatures first: a message is taken whole, or refused with nothing changed.
+        mine = self._mine
+        for update in self._view.fresh(updates, sender, entry, now):
+            if isinstance(update, Hint):
+                if update.peer == mine:
+                    self._on_own_hint(update, sender, entry, now, out)
+                else:
+                    self._view.accused(update, entry, now, out)
+            elif update.id == mine:
+                if claims_more(update, self.me) and self._myself.continue_from(update, now):
+                    out.append(Notice("twin", "Another process signs with this node's key: stop one of the two."))
+            else:
+                self._view.hear(update, now, sender, quiet)
+
+    def _on_own_hint(self, hint: Hint, sender: PeerId, entry: Entry | None, now: float, out: list[Effect]) -> None:
+        if hint.incarnation > self.me.incarnation:
+            return  # of an earlier life at best: its record says so signed, while hints could drive us out of bounds
+        if hint.incarnation == self.me.incarnation:
+            if not self._myself.accused(now):
+                return  # soon: we have just refuted another
+            if self._view.accused_us(hint, now):
+                self._detector.blame_ourselves(1)  # we were too slow for somebody (Lifeguard, section IV-A)
+        # Not the limit of warnings: two that hold each other DEAD would spend it on those, and never answer.
+        if entry is not None and entry.answered_s <= now - TELL_EVERY_S:
+            entry.answered_s = now
+            out.append(Send(sender, Gossip((self.me,))))
+
+    def _suspect(self, failed: list[Entry], now: float) -> None:
+        for entry in failed:
+            self._view.suspect_ourselves(entry, now)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+    def _gossip(self, now: float, out: list[Effect]) -> None:
+        targets = self._listeners()
+        if not targets:
+            self._rumours.nobody()
+            return
+        updates = self._rumours.take(MAX_UPDATES, len(targets), self._table.size)
+        if updates:  # Pings may have told it all
+            gossip = Gossip(updates)
+            out.extend(Send(entry.record.id, gossip) for entry in targets)
+        self._rumours.gossiped(now)
+
+    def _listeners(self) -> list[Entry]:
+        """Whom a frame of gossip goes to: one out of all, and the others out of those we are linked with, if they are
+        enough to be a random sample of the swarm themselves. Exchanges make the links, with random partners, and a
+        random graph of so many spreads a rumour as well as strangers do, who must be dialled first: in a swarm of 1,000
+        that was six dials a second for each member."""
+        fanout, links = self._config.gossip_fanout, self._table.links
+        if len(links) < ENOUGH_LINKS:
+            return self._table.sample(fanout, self._rng, suspects=True)  # who is suspected must hear of it
+        targets = self._table.sample(1, self._rng, suspects=True)
+        entries = self._table.entries
+        for peer in self._rng.sample(list(links), fanout - 1):
+            entry = entries[peer]
+            if (entry.state is ALIVE or entry.state is SUSPECT) and entry not in targets:
+                targets.append(entry)
+        return targets
+
+    def _heal(self, now: float, out: list[Effect]) -> None:
+        """Dial somebody DEAD: it may only have been cut off. Also forgets those who are gone for long enough."""
+        config, dead = self._config, self._table.dead
+        self._table.forget(now - config.dead_kept_s)
+        alone = not self._table.met
+        self._heal_s = now + (config.probe_period_s if alone else config.heal_period_s)
+        for peer in self._rng.sample(dead, min(len(dead), HEAL_ALONE if alone else 1)):
+            entry = self._table.entries[peer]
+            if entry.linked:  # a link that outlived the silence opens no second time
+                self._view.warn(entry, now, out)
+            elif entry.record.address is not None:
+                out.append(Dial(entry.record.address, peer))
+
+    def _done(self, out: list[Effect]) -> list[Effect]:
+        self._arm()
+        if self._view.before:
+            self._view.changed(out)
+        if self.conduct.news:
+            out.extend(self.conduct.take())
+        return out
+
+    def _arm(self) -> None:
+        table = self._table
+        self.changes, self.company = table.changes, bool(table.met)
+        if self._left:
+            self.deadline = math.inf
+            return
+        due_s = self._detector.deadline  # after every message: comparing costs half of what min() does
+        if self._view.deadline < due_s:
+            due_s = self._view.deadline
+        if self._rumours.due_s < due_s:
+            due_s = self._rumours.due_s
+        if self._myself.due_s < due_s:
+            due_s = self._myself.due_s
+        if self._push_pull.due_s < due_s:
+            due_s = self._push_pull.due_s
+        if self._introductions.due_s < due_s:
+            due_s = self._introductions.due_s
+        self.deadline = self._heal_s if self._heal_s < due_s else due_s
+
+    def _notice_sleep(self, now: float) -> None:
+        """When a timer is half a second late this process was stopped: nobody is judged by that time."""
+        gap_s = now - self.deadline
+        if gap_s > self._config.probe_timeout_min_s:
+            self._detector.slept(gap_s)
+            self._view.slept(gap_s)
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+    @property
+    def me(self) -> MemberRecord:
+        """Our own record, as last signed."""
+        return self._myself.record
+
+    @property
+    def turnover(self) -> int:
+        """Counts comings and goings: what was sorted by who is there is out of date when it grows."""
+        return self._table.changes
+
+    def alive(self) -> list[PeerId]:
+        """The ALIVE without ourselves, in no order: the list itself, to be read and not kept. Some of them we may know
+        by hearsay alone."""
+        return self._table.alive
+
+    def met(self) -> list[PeerId]:
+        """Those of the ALIVE with whom we had a link, likewise: who may be a partner, a donor, an owner."""
+        return self._table.met
+
+    def remembers(self, peer: PeerId) -> bool:
+        """Whether we had a link with it in this life or an earlier one."""
+        entry = self._table.entries.get(peer)
+        return entry is not None and entry.introducer in (None, self._mine)
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether we had a link with it in this life."""
+        entry = self._table.entries.get(peer)
+        return entry is not None and entry.met
+
+    def owners(self) -> list[PeerId]:
+        """Sorted ids of the ALIVE and ready that we met, ourselves included, and of those that nobody can dial and for
+        whom a home vouches: who shares the data."""
+        return self._table.owners()
+
+    def state(self, peer: PeerId) -> MemberState | None:
+        entry = self._table.entries.get(peer)
+        return None if entry is None else entry.state
+
+    def record(self, peer: PeerId) -> MemberRecord | None:
+        entry = self._table.entries.get(peer)
+        return None if entry is None else entry.record
+
+    def runs(self) -> list[bytes]:
+        """The geneses of the ALIVE and ready that we met, our own among them once we are ready."""
+        return self._table.runs()
+
+    def sharing(self, genesis: bytes) -> list[MemberRecord]:
+        """The ALIVE and ready of this run that we met, without ourselves. Walks the table."""
+        entries = self._table.entries
+        records = [entries[peer].record for peer in self._table.met]
+        return [record for record in records if record.ready and record.genesis == genesis]
+
+    def members(self) -> list[tuple[MemberRecord, MemberState]]:
+        """Everyone else we know of. Walks the table: for people, not for every message."""
+        return [(entry.record, entry.state) for entry in self._table.entries.values() if entry is not self._table.mine]
+
+    @property
+    def my_samples(self) -> int:
+        """Our own, of this life and for our run."""
+        return self._myself.samples
+
+    @property
+    def swarm_samples(self) -> int:
+        """Samples behind the weights of our run: those when we came to it, and what its members, ourselves among them,
+        trained since, the departed included."""
+        not_signed = self._myself.samples - self.me.samples
+        return min(self._table.samples + not_signed, MOST_SAMPLES)
+
+    def samples_of(self, genesis: bytes) -> int:
+        """What is credited to the members of one run, and to the base that they state (gossip.credit)."""
+        return self._table.samples_of(genesis)
+
+    def claimed_more(self, genesis: bytes) -> bool:
+        """Whether they state more than is credited by now."""
+        return self._table.claimed_more(genesis)
+
+    def rebase(self, base: int, now: float, *, included: bool, afresh: bool) -> None:
+        """The run of our own record has ``base`` samples behind it. ``included``: what its members stated so far is
+        among them. ``afresh``: what was credited to it so far is not counted beside them."""
+        self._table.rebase(base, now, included=included, afresh=afresh)
+
+    def meet(self, records: Iterable[MemberRecord], now: float) -> None:
+        """Members that are there from the beginning and know of us too, as those that one launcher started: ALIVE at
+        once, and nobody need be told."""
+        for record in records:
+            if record.id != self.me.id and self._view.is_news(record, linked=True):
+                self._view.hear(record, now, quiet=True)
+                if record.id in self._table.entries:
+                    self._view.meet(self._table.entries[record.id], now)
+        self._view.changed([])
+        self._rumours.silence_all()
+        self._myself.met(now, self._rng.random())
+        self._arm()
+
+    # -- between lives -------------------------------------------------------------------------------------------------
+    def book(self) -> list[MemberRecord]:
+        """At most 1,024 records of members with an address, most recently alive first."""
+        return self._table.latest(BOOK)
+
+    def restore(self, records: Iterable[MemberRecord], now: float) -> None:
+        """Remember a book as DEAD members, told to nobody and dialled at once; skips what is not acceptable."""
+        for record in records:
+            try:
+                news = self._view.is_news(record)
+            except RemoteError:
+                continue
+            if news and record.id == self.me.id:
+                self._myself.continue_from(record, now)
+            elif record.id not in self._table.entries:
+                self._table.add(record, DEAD, now, restored=True)
+        self._heal_s = now
+        self._arm()

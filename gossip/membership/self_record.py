@@ -1,0 +1,142 @@
+"""Our own record: the only one that we sign, and whose incarnation we raise."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypedDict
+
+from gossip.config import Config
+from gossip.effects import MemberState
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.membership.dissemination import Rumours, told_of_progress
+from gossip.membership.table import Table
+from gossip.wire.records import Sign, mere_progress, signed, within
+
+__all__ = ["Myself", "Own"]
+
+PROGRESS = frozenset({"steps", "samples", "loss", "version"})
+PROGRESS_S_PER_MEMBER = 0.1  # 10 progress updates a second in the whole swarm
+MAX_LIVES = 8  # different members may hold records of different age of an earlier life, but not many
+REFUTE_EVERY_S = 0.2  # so that accusing us costs the swarm five updates a second at most
+
+
+class Own(TypedDict, total=False):
+    """What a peer can change about itself. ``steps`` and ``samples`` count this life alone; with another ``genesis``
+    the record's samples begin at 0 again."""
+
+    address: Address | None
+    homes: tuple[PeerId, ...]
+    ready: bool
+    genesis: bytes
+    base_samples: int
+    steps: int
+    samples: int
+    loss: float | None
+    version: float
+    finished: bool
+
+
+class Myself:
+    """``record`` is as last signed; ``due_s`` is when :meth:`tick` has something to sign."""
+
+    def __init__(
+        self, record: MemberRecord, table: Table, rumours: Rumours, sign: Sign, config: Config, now: float
+    ) -> None:
+        self.record = record
+        self._table, self._rumours, self._sign, self._config = table, rumours, sign, config
+        self._earlier_steps = record.steps  # of earlier lives
+        self._life_samples = 0  # of this life, as last told
+        self._run_began_at = -record.samples  # of these, how many are behind other weights than the run's
+        self._pending: dict[str, Any] = {}  # not signed yet
+        self._progress_s = now  # progress alone is not signed before this
+        self._refuted_s = -math.inf
+        self._lives = 1
+        self._accused = False  # and not refuted yet
+        self.due_s = math.inf
+        rumours.put(record, now)
+
+    @property
+    def samples(self) -> int:
+        """Trained in this life for the run that we are of, signed or not."""
+        return int(self._pending.get("samples", self.record.samples))
+
+    def tick(self, now: float) -> None:
+        if self._accused and now >= self._refuted_s + REFUTE_EVERY_S:
+            self.refute(now)
+        elif self._pending and now >= self._progress_s:
+            self.announce(now)
+
+    def update(self, changes: Own, now: float) -> None:
+        """Progress alone is signed at most every ``max(progress_period_s, 0.1 s * N)``, anything else at once."""
+        fields: dict[str, Any] = {name: within(name, value) for name, value in changes.items()}
+        if "steps" in fields:
+            fields["steps"] = within("steps", fields["steps"] + self._earlier_steps)
+        self._life_samples = fields.get("samples", self._life_samples)
+        if "genesis" in fields and fields["genesis"] != self.record.genesis:
+            self._run_began_at = self._life_samples
+            fields["samples"] = 0
+        elif "samples" in fields:
+            fields["samples"] = within("samples", fields["samples"] - self._run_began_at)
+        for name, value in fields.items():
+            if value != self._pending.get(name, getattr(self.record, name)):
+                self._pending[name] = value
+        if self._pending and (now >= self._progress_s or not self._pending.keys() <= PROGRESS):
+            self.announce(now)
+        else:
+            self._settle()
+
+    def announce(self, now: float, **changes: Any) -> None:
+        """Sign a new record with what is pending and these changes, and tell it."""
+        changes = {"sequence": self.record.sequence + 1} | self._pending | changes
+        changes = {name: within(name, value) for name, value in changes.items()}
+        self._pending, before = {}, self.record
+        self.record = signed(dataclasses.replace(self.record, **changes), self._sign)
+        state = MemberState.LEFT if self.record.left else MemberState.ALIVE
+        self._table.place(self._table.mine, self.record, state, now)
+        self._progress_s = now + self._pause_s()
+        told = told_of_progress(self._table.size) if mere_progress(self.record, before) else 0
+        self._rumours.put(self.record, now, told)
+        self._settle()
+
+    def met(self, now: float, share: float) -> None:
+        """Everybody knows our record; the next is signed after this share of the time between two, or all who begin
+        together would tell of their progress at once and for ever after."""
+        self._progress_s = now + share * self._pause_s()
+        self._settle()
+
+    def _pause_s(self) -> float:
+        return max(self._config.progress_period_s, PROGRESS_S_PER_MEMBER * self._table.size)
+
+    def accused(self, now: float) -> bool:
+        """Somebody doubts our present incarnation. Returns whether it is refuted now, rather than soon."""
+        self._accused = True
+        if now < self._refuted_s + REFUTE_EVERY_S:
+            self._settle()
+            return False
+        self.refute(now)
+        return True
+
+    def refute(self, now: float) -> None:
+        self._accused = False
+        self._refuted_s = now
+        self.announce(now, incarnation=self.record.incarnation + 1, sequence=0)
+
+    def continue_from(self, record: MemberRecord, now: float) -> bool:
+        """A record of ours that is newer than ours, or counts more steps, comes from an earlier life: go on above it,
+        and from its steps. Returns True once there were too many for that: some other process is living it now."""
+        self._lives += 1
+        incarnation = max(record.incarnation, self.record.incarnation) + 1
+        if self._lives >= MAX_LIVES:  # two that add each other's counts to their own would double them without end
+            self.announce(now, incarnation=incarnation, sequence=0)
+            return self._lives == MAX_LIVES
+        more = max(0, record.steps - self._earlier_steps)
+        self._earlier_steps += more
+        steps = self._pending.get("steps", self.record.steps) + more
+        self.announce(now, incarnation=incarnation, sequence=0, steps=steps)
+        return False
+
+    def _settle(self) -> None:
+        self.due_s = self._progress_s if self._pending else math.inf
+        if self._accused:
+            self.due_s = min(self.due_s, self._refuted_s + REFUTE_EVERY_S)

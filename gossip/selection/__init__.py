@@ -1,0 +1,1 @@
+"""With whom: rules that name partners, and who sits out."""

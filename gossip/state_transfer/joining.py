@@ -1,0 +1,418 @@
+"""A newcomer takes the swarm's weights: surveyed, then fetched in pieces from several members at once, resumably.
+
+    IDLE -> SURVEY (what do the donors have?) -> COLLECTING (pieces) -> ADOPTING (at our step boundary) -> IDLE
+
+A donor that dies, stalls or is busy gives its piece back, from the last whole chunk on, and another takes it. The
+pieces come from different members, whose weights differ by the consensus distance: the newcomer starts inside the
+swarm's spread, and its first exchanges draw it in like any other member.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from gossip.config import Config
+from gossip.effects import Adopt, Collect, Effect, Recall, Release, Send, Serve, Snapshot
+from gossip.exchange.acceptance import FEW
+from gossip.exchange.session import MAX_VERSION, Local
+from gossip.ids import PeerId
+from gossip.state_transfer.comparing import FEWEST, Comparison, odd_ones, spread_sq
+from gossip.state_transfer.survey import agree
+from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
+
+__all__ = ["Donating", "Joining"]
+
+STANDS = "asleep"  # a donor's reason: the state of its optimizer is not to be had until its loop takes a step
+SERVED_AT_ONCE = 2  # pieces a donor streams at once: each holds one snapshot
+SURVEY_S = 1.0  # from the first answer on, how long the others are waited for
+LEFT_ALONE_S = 60.0  # members of a run that serve nobody (their loops are paused) hold nobody up for longer
+RETRY_S = 1.0  # with every donor busy
+MOST_RUNS = 64  # that are left alone for a while; far more than ever meet
+MOST_DOUBLINGS = 10  # of the time a run is left alone whose weights were worse: 17 hours
+
+
+class Phase(Enum):
+    IDLE = auto()
+    SURVEY = auto()
+    COLLECTING = auto()
+    ADOPTING = auto()
+
+
+@dataclass(slots=True)
+class Piece:
+    """Elements [start, stop) of the joining vector; ``start`` advances with what has arrived, from ``began`` on."""
+
+    start: int
+    stop: int
+    donor: PeerId
+    deadline: float
+    began: int
+
+
+class Joining:
+    """The taking side. ``local.genesis`` changes when the weights are ours, not before."""
+
+    def __init__(self, local: Local, config: Config, new_session: Callable[[], int]) -> None:
+        self.local, self.config, self.new_session = local, config, new_session
+        self.phase = Phase.IDLE
+        self.left_alone: dict[bytes, float] = {}  # runs whose members gave nothing, until when
+        self.genesis = b""
+        self.began = 0.0
+        self.deadline = float("inf")
+        self.surveys: dict[int, PeerId] = {}
+        self.answers: dict[PeerId, Serving] = {}
+        self.pieces: dict[int, Piece] = {}  # by session
+        self.missing: list[tuple[int, int]] = []  # ranges nobody is sending
+        self.given: list[tuple[int, int, PeerId]] = []  # ranges that are here, and who gave them
+        self.comparisons: dict[int, Comparison] = {}  # by session
+        self.compared_all: list[Comparison] = []
+        self.checked = False
+        self.candidates: list[PeerId] = []  # donors that may be asked, the best first
+        self.keys: tuple[str, ...] = ()
+        self.scalars: tuple[tuple[str, float], ...] = ()
+        self.version = 0.0
+        self.swarm_samples = 0  # behind the weights that are fetched
+        self.finished = False  # their run
+        self.refused: dict[bytes, int] = {}  # how often the weights of a run failed their trial here
+        self.donors: set[PeerId] = set()
+        self.starving_since = float("inf")
+        self.standing = False  # nobody gives the optimizer's state, and somebody's loop takes no step
+        self.stateless = False  # it is done without
+
+    @property
+    def size(self) -> int:
+        return self.local.elements + len(self.keys) * self.local.trained_elements
+
+    def begin(self, genesis: bytes, candidates: list[PeerId], now: float) -> list[Effect]:
+        """Ask up to ``config.donors`` members what they have; candidates: ready members of that genesis, shuffled."""
+        self.phase, self.genesis, self.began = Phase.SURVEY, genesis, now
+        self.answers, self.pieces, self.missing, self.donors = {}, {}, [], set()
+        self.given, self.comparisons, self.compared_all, self.checked = [], {}, [], False
+        self.standing = self.stateless = False
+        self.candidates = candidates[: 4 * self.config.donors]
+        self.deadline = now + self.config.reply_timeout_s
+        self.surveys = {self.new_session(): peer for peer in self.candidates[: self.config.donors]}
+        return [Send(peer, Fetch(session, (), 0, 0)) for session, peer in self.surveys.items()]
+
+    def on_serving(self, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
+        piece = self.pieces.get(serving.session)
+        if piece is not None and piece.donor == sender:
+            same = serving.genesis == self.genesis and serving.optimizer_keys == self.keys
+            return [] if same else self.give_back(serving.session, now)
+        comparison = self.comparisons.get(serving.session)
+        if comparison is not None and comparison.other == sender:
+            same = serving.genesis == self.genesis and serving.optimizer_keys == self.keys
+            return [] if same else self.end_comparison(serving.session, now)
+        if self.phase is not Phase.SURVEY or self.surveys.get(serving.session) != sender:
+            return []
+        del self.surveys[serving.session]
+        if serving.genesis == self.genesis and 0 <= serving.version < MAX_VERSION:
+            self.answers[sender] = serving
+            self.deadline = min(self.deadline, now + SURVEY_S)
+        return [] if self.surveys else self.collect(now)
+
+    def on_refused(self, sender: PeerId, session: int, now: float, code: str = "") -> list[Effect]:
+        """Busy, Refuse or Abort, with the reason that these two give."""
+        if self.surveys.get(session) == sender:
+            del self.surveys[session]
+            return self.collect(now) if self.phase is Phase.SURVEY and not self.surveys else []
+        comparison = self.comparisons.get(session)
+        if comparison is not None and comparison.other == sender:
+            return self.end_comparison(session, now, False)
+        piece = self.pieces.get(session)
+        if piece is None or piece.donor != sender:
+            return []
+        if piece.stop > self.local.elements:
+            self.standing = code == STANDS  # and not where one who is merely busy could give it later
+        return self.give_back(session, now, False)
+
+    def collect(self, now: float) -> list[Effect]:
+        """The survey is over: agree on what to take, cut it into pieces, ask for them."""
+        if not self.answers:
+            return self.stop()
+        # A module trained by an optimizer takes the optimizer's state too; otherwise there is nowhere to put it.
+        agreed = agree(self.answers, self.local.optimizer_keys, bool(self.local.trained_elements))
+        self.keys, self.scalars, self.version = agreed.keys, agreed.scalars, agreed.version
+        self.swarm_samples, self.finished = agreed.swarm_samples, agreed.finished
+        donors = list(agreed.donors)
+        self.phase, self.deadline = Phase.COLLECTING, float("inf")
+        unasked = [peer for peer in self.candidates if peer not in self.answers]  # and not those who disagreed
+        self.candidates = donors + unasked
+        # Of each donor as much, be the model smaller than a chunk: what one alone gave nobody could compare.
+        share, step = max(-(-self.size // len(donors)), FEW), self.config.chunk_elements
+        share = share if share < step else -(-share // step) * step
+        parts = ((0, self.local.elements), (self.local.elements, self.size))  # whose loop stands can give the first
+        self.missing = [(at, min(at + share, stop)) for start, stop in parts for at in range(start, stop, share)]
+        return self.assign(now)
+
+    def assign(self, now: float) -> list[Effect]:
+        """Give missing ranges to donors that send us nothing at the moment."""
+        effects: list[Effect] = []
+        sending = {piece.donor for piece in self.pieces.values()}
+        free = [peer for peer in self.candidates if peer not in sending]
+        if self.keys:
+            self.missing.sort(reverse=True)  # the weights first, which whoever stands can give
+        while self.missing and free and len(self.pieces) < self.config.donors:
+            (start, stop), donor, session = self.missing.pop(), free.pop(0), self.new_session()
+            seconds = allowed_s(self.config, stop - start)
+            self.pieces[session] = Piece(start, stop, donor, now + seconds, start)
+            effects.append(Collect(session, donor, start, stop, self.size, seconds))
+            effects.append(Send(donor, Fetch(session, self.keys, start, stop)))
+        if self.missing and not self.pieces:
+            self.deadline = now + RETRY_S  # everybody refused: Peer finds other candidates
+            self.starving_since = min(self.starving_since, now)
+        return effects
+
+    def collected(self, session: int, position: int, now: float) -> list[Effect]:
+        """Elements up to ``position`` of this piece have arrived and passed their checksums."""
+        piece = self.pieces.get(session)
+        if piece is None:
+            return []
+        piece.start = position
+        self.starving_since = float("inf")  # and not before: one that agrees and gives nothing feeds nobody
+        if piece.stop > self.local.elements:
+            self.standing = False
+        if position < piece.stop:
+            return []
+        del self.pieces[session]
+        self.donors.add(piece.donor)
+        self.given.append((piece.began, piece.stop, piece.donor))
+        if self.missing:
+            return [Release(session), *self.assign(now)]
+        return [Release(session)] if self.pieces else [Release(session), *self.whole(now)]
+
+    def whole(self, now: float) -> list[Effect]:
+        """Everything is here: compare what some gave with what others have, once, and then take it."""
+        self.starving_since = self.deadline = float("inf")
+        if not self.checked:
+            self.checked = True
+            effects = self.compare(now)
+            if effects:
+                return effects
+        self.phase = Phase.ADOPTING
+        keys, scalars = ((), ()) if self.stateless else (self.keys, self.scalars)
+        return [Adopt(keys, scalars, trial=self.local.ready)]
+
+    def compare(self, now: float) -> list[Effect]:
+        """Ask of each donor a chunk that the one before it gave: which, nobody can know who gave it."""
+        first = {donor: (start, stop) for start, stop, donor in reversed(self.given) if start < stop}
+        donors = [donor for donor in first if donor in self.candidates]
+        if len(donors) < FEWEST:
+            return []
+        effects: list[Effect] = []
+        for owner, other in zip(donors, [*donors[1:], donors[0]], strict=True):
+            (start, stop), step, session = first[owner], self.config.chunk_elements, self.new_session()
+            start += self.new_session() % -(-(stop - start) // step) * step
+            stop = min(stop, start + step)
+            seconds = allowed_s(self.config, stop - start)
+            self.comparisons[session] = Comparison(owner, other, start, stop, now + seconds)
+            effects.append(Collect(session, other, start, stop, self.size, seconds, compare=True))
+            effects.append(Send(other, Fetch(session, self.keys, start, stop)))
+        return effects
+
+    def compared(self, session: int, apart_sq: float, own_sq: float, now: float) -> list[Effect]:
+        """What the other donor has of this chunk, beside what its owner gave."""
+        comparison = self.comparisons.get(session)
+        if comparison is None:
+            return []
+        comparison.apart_sq, comparison.own_sq = apart_sq, own_sq
+        self.compared_all.append(comparison)
+        return self.end_comparison(session, now, False)
+
+    def end_comparison(self, session: int, now: float, tell: bool = True) -> list[Effect]:
+        """Compared, or not to be. After the last, what the odd ones gave is fetched of others."""
+        comparison = self.comparisons.pop(session)
+        effects: list[Effect] = [Release(session)]
+        if tell:
+            effects.append(Send(comparison.other, Abort(session, "moved")))
+        if self.comparisons:
+            return effects
+        odd = odd_ones(self.compared_all)
+        self.missing = [(start, stop) for start, stop, donor in self.given if donor in odd and start < stop]
+        self.given = [one for one in self.given if one[2] not in odd]
+        self.candidates = [peer for peer in self.candidates if peer not in odd]
+        self.donors -= odd
+        return effects + (self.assign(now) if self.missing else self.whole(now))
+
+    @property
+    def spread_sq(self) -> float:
+        """As :func:`gossip.state_transfer.comparing.spread_sq` of the donors' weights."""
+        return spread_sq(self.compared_all, self.local.elements)
+
+    def give_back(self, session: int, now: float, tell: bool = True) -> list[Effect]:
+        """This piece's donor failed; what has not arrived goes to another. ``tell``: it may still be sending."""
+        if session in self.comparisons:
+            return self.end_comparison(session, now, tell)
+        piece = self.pieces.pop(session, None)
+        if piece is None:
+            return []
+        if piece.start < piece.stop:
+            self.missing.append((piece.start, piece.stop))
+        self.given.append((piece.began, piece.start, piece.donor))
+        if piece.donor in self.candidates:
+            self.candidates.remove(piece.donor)
+        told = [Send(piece.donor, Abort(session, "moved"))] if tell else []
+        return [Release(session), *told, *self.assign(now)]
+
+    def unlinked(self, peer: PeerId, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for session in [one for one, donor in self.surveys.items() if donor == peer]:
+            effects += self.on_refused(peer, session, now)
+        for session in [one for one, piece in self.pieces.items() if piece.donor == peer]:
+            effects += self.give_back(session, now, False)
+        for session in [one for one, comparison in self.comparisons.items() if comparison.other == peer]:
+            effects += self.end_comparison(session, now, False)
+        return effects
+
+    def more_candidates(self, candidates: list[PeerId], now: float) -> list[Effect]:
+        """Go on with these; give up when there was nobody for ``join_timeout_s``: that run may have died out. Where all
+        weights are here and those who have the optimizer's state take no step, go without: it begins afresh."""
+        alone = all(start >= self.local.elements for start, _ in self.missing)
+        if alone and self.standing:
+            self.stateless, self.missing = True, []
+            self.given = [one for one in self.given if one[0] < self.local.elements]
+            return self.whole(now)
+        if now - self.starving_since >= self.config.join_timeout_s:
+            self.leave_alone(self.genesis, now + LEFT_ALONE_S)
+            return self.stop()
+        self.candidates, self.deadline = candidates[: 4 * self.config.donors], float("inf")
+        return self.assign(now)
+
+    def leave_alone(self, genesis: bytes, until: float) -> None:
+        self.left_alone.pop(genesis, None)
+        self.left_alone[genesis] = until
+        while len(self.left_alone) > MOST_RUNS:
+            self.left_alone.pop(next(iter(self.left_alone)))
+
+    def failed_trial(self, now: float) -> float:
+        """This run's weights were worse than ours: returns for how long it is left alone, twice as long each time."""
+        times = self.refused.pop(self.genesis, 0)
+        self.refused[self.genesis] = min(times + 1, MOST_DOUBLINGS)
+        while len(self.refused) > MOST_RUNS:
+            self.refused.pop(next(iter(self.refused)))
+        seconds = LEFT_ALONE_S * (1 << times)
+        self.leave_alone(self.genesis, now + seconds)
+        return seconds
+
+    def gives(self, genesis: bytes, now: float) -> bool:
+        """Whether to ask this run's members: not while they are left alone for having given nothing."""
+        return now >= self.left_alone.get(genesis, now)
+
+    @property
+    def starved(self) -> bool:
+        """Ranges are missing and no donor is left: Peer should name others."""
+        return self.phase is Phase.COLLECTING and bool(self.missing) and not self.pieces
+
+    def tick(self, now: float) -> list[Effect]:
+        if self.phase is Phase.SURVEY and self.deadline <= now:
+            self.surveys = {}
+            return self.collect(now)
+        effects: list[Effect] = []
+        for session in [one for one, piece in self.pieces.items() if piece.deadline <= now]:
+            effects += self.give_back(session, now)
+        for session in [one for one, comparison in self.comparisons.items() if comparison.deadline <= now]:
+            effects += self.end_comparison(session, now)
+        return effects
+
+    def next_deadline(self) -> float:
+        deadlines = [piece.deadline for piece in self.pieces.values()]
+        deadlines += [comparison.deadline for comparison in self.comparisons.values()]
+        return min(deadlines) if deadlines else self.deadline
+
+    def stop(self) -> list[Effect]:
+        """Give up, or done: back to IDLE."""
+        effects: list[Effect] = []
+        for session, piece in self.pieces.items():
+            effects += [Send(piece.donor, Abort(session, "moved")), Release(session)]
+        for session, comparison in self.comparisons.items():
+            effects += [Send(comparison.other, Abort(session, "moved")), Release(session)]
+        self.comparisons = {}
+        self.phase, self.deadline, self.starving_since = Phase.IDLE, float("inf"), float("inf")
+        self.pieces, self.surveys, self.answers, self.missing = {}, {}, {}, []
+        return effects
+
+
+class Donating:
+    """The giving side: a snapshot a piece, at most two at once."""
+
+    def __init__(self, local: Local, config: Config) -> None:
+        self.local, self.config = local, config
+        self.table: dict[int, tuple[PeerId, Fetch, float]] = {}
+        self.awaited: dict[int, float] = {}  # those without a snapshot yet, and until when the loop is waited for
+
+    def on_fetch(
+        self, sender: PeerId, fetch: Fetch, scalars: tuple[tuple[str, float], ...], now: float, swarm_samples: int = 0
+    ) -> list[Effect]:
+        local = self.local
+        if not local.ready:
+            return [Send(sender, Refuse(fetch.session, "not-ready"))]
+        if fetch.start == fetch.stop:
+            keys, finished = local.optimizer_keys, local.finished
+            answer = Serving(fetch.session, local.version, local.genesis, keys, scalars, swarm_samples, finished)
+            return [Send(sender, answer)]
+        size = local.elements + len(fetch.optimizer_keys) * local.trained_elements
+        if not 0 <= fetch.start < fetch.stop <= size or fetch.optimizer_keys not in ((), local.optimizer_keys):
+            return [Send(sender, Refuse(fetch.session, "range"))]
+        asleep = now - local.boundary_at > self.config.boundary_patience_s
+        if len(self.table) >= SERVED_AT_ONCE or fetch.session in self.table:
+            return [Send(sender, Busy(fetch.session))]
+        seconds = allowed_s(self.config, fetch.stop - fetch.start)
+        self.table[fetch.session] = (sender, fetch, now + seconds)
+        if fetch.stop > local.elements:
+            self.awaited[fetch.session] = now + self.config.reply_timeout_s / 2  # and the newcomer hears of it in time
+            return [Snapshot(fetch.session, True)]
+        self.awaited[fetch.session] = now + self.config.boundary_patience_s
+        return self.stands(fetch.session) if asleep else [Snapshot(fetch.session, False)]
+
+    def stands(self, session: int) -> list[Effect]:
+        """The training loop reaches no boundary at which to take a snapshot. Of the weights there may be an earlier
+        one, of the optimizer's state there is none."""
+        sender, fetch, _ = self.table[session]
+        if fetch.stop <= self.local.elements:
+            self.awaited[session] = math.inf
+            return [Recall(session)]
+        return [Send(sender, Refuse(session, STANDS)), *self.end(session)]
+
+    def snapshotted(self, session: int) -> list[Effect]:
+        if self.awaited.pop(session, None) is None:
+            return []
+        sender, fetch, _ = self.table[session]
+        local = self.local
+        return [
+            Send(sender, Serving(session, local.version, local.genesis, fetch.optimizer_keys, ())),
+            Serve(session, sender, fetch.start, fetch.stop),
+        ]
+
+    def end(self, session: int) -> list[Effect]:
+        """Served, or the stream broke, or the newcomer took the piece elsewhere."""
+        self.awaited.pop(session, None)
+        return [Release(session)] if self.table.pop(session, None) is not None else []
+
+    def unlinked(self, peer: PeerId) -> list[Effect]:
+        return [e for session in [s for s, (p, _, _) in self.table.items() if p == peer] for e in self.end(session)]
+
+    def tick(self, now: float) -> list[Effect]:
+        late = self.abandon([session for session, (_, _, deadline) in self.table.items() if deadline <= now])
+        standing = [session for session, until in self.awaited.items() if until <= now]
+        return late + [effect for session in standing for effect in self.stands(session)]
+
+    def abandon(self, sessions: list[int]) -> list[Effect]:
+        """End these, and tell the newcomer to go to another at once."""
+        effects: list[Effect] = []
+        for session in sessions:
+            effects.append(Send(self.table[session][0], Abort(session, "ended")))
+            effects += self.end(session)
+        return effects
+
+    @property
+    def deadline(self) -> float:
+        deadlines = [deadline for _, _, deadline in self.table.values()]
+        return min([*deadlines, *self.awaited.values()], default=math.inf)
+
+
+def allowed_s(config: Config, elements: int) -> float:
+    """Seconds that a donor has for so many elements of float32."""
+    return config.reply_timeout_s + 4 * elements / (config.slowest_rate_mb_s * 1e6)

@@ -1,0 +1,1 @@
+"""What travels: messages, frames, and records that are signed."""

@@ -1,0 +1,321 @@
+"""Bytes <-> messages, with every limit; no sockets.
+
+A frame is a 12-byte prefix (magic, header length, body length), one msgpack map, and a raw body. Only a Chunk has a
+body, and its length is checked against our own layout by whoever expects it, so nothing a peer says sets how much we
+allocate.
+
+What a newer version adds is read past: keys that are not known here, and messages where the sender's Hello named a
+newer version than ours. What it adds to a record is kept, for its owner signed it. All of it counts against the limits
+of a header.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from gossip.errors import ProtocolError
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.wire.messages import (
+    MESSAGES,
+    REQUIRED,
+    TAGS,
+    VERSION_MAX,
+    VERSION_MIN,
+    Chunk,
+    Hello,
+    Hint,
+    Kind,
+    Message,
+    Unknown,
+    Update,
+)  # fmt: skip
+from gossip.wire.records import MAX_EXTRA, finite, keepable, nameable, whole
+
+__all__ = ["MAX_BODY_BYTES", "MAX_HEADER_BYTES", "PREFIX_BYTES", "decode", "encode", "read_prefix"]
+
+MAGIC = b"GSP1"
+PREFIX = struct.Struct(">4sII")
+PREFIX_BYTES = PREFIX.size
+MAX_HEADER_BYTES = 65_536  # a full Records message fits, whatever its records hold
+MAX_BODY_BYTES = 4 << 20  # the largest chunk a Config allows, in fp32
+MAX_INT = 2**63 - 1
+MAX_HINT_EXTRA = 4  # values of newer versions
+MAX_DEPTH = 4  # of nested values: a layout's summary needs three
+
+
+def encode(message: Message, body_bytes: int = 0) -> bytes:
+    """The prefix and header of a frame; the caller sends ``body_bytes`` of body after it.
+
+    Numbers and texts beyond the bounds of their fields are written as the nearest that the other side reads, so that no
+    figure of ours, however it came about, ends a link. ValueError for what no figure makes: a header over its limit.
+    """
+    cls = type(message)
+    header: dict[str, Any] = {"t": TAGS[cls]}
+    for name, kind in FIELDS[cls]:
+        value = getattr(message, name)
+        writer = WRITERS.get(kind.form)
+        header[name] = value if writer is None else writer(value, kind.bound)
+    packed: bytes = msgpack.packb(header, use_bin_type=True)
+    if len(packed) > MAX_HEADER_BYTES:
+        raise ValueError(f"a {TAGS[cls]} header of {len(packed)} bytes is over the limit of {MAX_HEADER_BYTES}")
+    return PREFIX.pack(MAGIC, len(packed), body_bytes) + packed
+
+
+def read_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """(header bytes, body bytes) of the frame that begins with these 12 bytes; raises ProtocolError over a limit."""
+    if len(prefix) != PREFIX_BYTES:
+        raise ProtocolError(f"A frame's prefix has {len(prefix)} bytes instead of {PREFIX_BYTES}.")
+    magic, header_bytes, body_bytes = PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise ProtocolError("The other side does not speak this protocol (wrong magic).")
+    if not 1 <= header_bytes <= MAX_HEADER_BYTES:
+        raise ProtocolError(f"A frame claims a header of {header_bytes} bytes; the limit is {MAX_HEADER_BYTES}.")
+    if body_bytes > MAX_BODY_BYTES:
+        raise ProtocolError(f"A frame claims a body of {body_bytes} bytes; the limit is {MAX_BODY_BYTES}.")
+    return header_bytes, body_bytes
+
+
+def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0, newer: bool = False) -> Message:
+    """The message of one header; raises ProtocolError for anything a correct peer does not send.
+
+    ``newer``: the sender speaks a newer version too, and a message that is not known here is Unknown, with its body.
+    """
+    try:
+        table = msgpack.unpackb(
+            header, raw=False, strict_map_key=True, object_pairs_hook=unique_keys,
+            max_ext_len=0, max_array_len=4096, max_map_len=256, max_str_len=4096, max_bin_len=8192,
+        )  # fmt: skip
+    except ProtocolError:
+        raise
+    except Exception as error:  # msgpack raises ValueError, its own kinds, UnicodeDecodeError and RecursionError
+        raise ProtocolError(f"A frame's header is not valid msgpack ({type(error).__name__}).") from None
+    if not isinstance(table, dict) or not isinstance(table.get("t"), str):
+        raise ProtocolError("A frame's header is not a message.")
+    tag = table["t"]
+    cls = MESSAGES.get(tag)
+    if cls is None:
+        if newer:
+            return Unknown(tag)
+        raise ProtocolError("A frame holds a message of unknown type.")
+    if body_bytes and cls is not Chunk:
+        raise ProtocolError(f"A {TAGS[cls]} message came with a body; only chunks have one.")
+    if cls is Hello and not meets(table.get("version_min"), table.get("version_max")):
+        return Hello(table["version_min"], table["version_max"], "", "", (), None)
+    values = []
+    for name, kind in FIELDS[cls]:
+        if name not in table:
+            if kind.default is REQUIRED:
+                raise ProtocolError(f"A {TAGS[cls]} message lacks its field {name}.")
+            values.append(kind.default)
+            continue
+        try:
+            values.append(READERS[kind.form](table[name], kind.bound))
+        except (ValueError, TypeError, KeyError):
+            raise ProtocolError(f"A {TAGS[cls]} message has a wrong {name}.") from None
+    built: Message = cls(*values)
+    return built
+
+
+def meets(oldest: Any, newest: Any) -> bool:
+    """Whether a Hello is to be read: of a version that we do not speak the two numbers alone, which both sides name
+    when they part; the rest of it may be anything."""
+    if type(oldest) is not int or type(newest) is not int or not 0 <= oldest <= newest <= 255:
+        return True  # for the readers of these fields to refuse
+    return oldest <= VERSION_MAX and newest >= VERSION_MIN
+
+
+def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ProtocolError("A frame's header repeats a key.")
+    return table
+
+
+# -- records -----------------------------------------------------------------------------------------------------
+RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord) if field.name != "extra")
+HINT_FIELDS = len(dataclasses.fields(Hint))  # a record has twice as many, so that the two cannot be mistaken
+LOSS, VERSION = RECORD_FIELDS.index("loss"), RECORD_FIELDS.index("version")
+
+
+def pack_record(record: MemberRecord) -> list[Any]:
+    values = [getattr(record, name) for name in RECORD_FIELDS]
+    values[LOSS] = None if record.loss is None else float(record.loss)
+    values[VERSION] = float(record.version)
+    values += record.extra
+    return values
+
+
+def pack_update(update: Update) -> list[Any]:
+    if isinstance(update, Hint):
+        return [update.peer, update.incarnation, update.dead, update.by, update.signature]
+    return pack_record(update)
+
+
+def read_record(value: Any) -> MemberRecord:
+    known = len(RECORD_FIELDS)
+    if not isinstance(value, list) or not known <= len(value) <= known + MAX_EXTRA:
+        raise ValueError
+    extra = tuple(value[known:])
+    if extra and not keepable(extra):
+        raise ValueError
+    (peer, key, incarnation, sequence, left, address, homes, ready, genesis, base, steps, samples, loss, version,
+     finished, signature) = value[:known]  # fmt: skip
+    return MemberRecord(
+        id=read_id(peer), public_key=read_bytes(key, 32), incarnation=read_int(incarnation, MAX_INT),
+        sequence=read_int(sequence, MAX_INT), left=read_bool(left), address=read_address(address),
+        homes=tuple(read_id(home) for home in read_list(homes, 3)), ready=read_bool(ready),
+        genesis=read_bytes(genesis, 16), base_samples=read_int(base, MAX_INT), steps=read_int(steps, MAX_INT),
+        samples=read_int(samples, MAX_INT), loss=None if loss is None else read_float(loss),
+        version=read_float(version), finished=read_bool(finished), signature=read_bytes(signature, 64), extra=extra,
+    )  # fmt: skip
+
+
+def read_update(value: Any) -> Update:
+    if isinstance(value, list) and HINT_FIELDS <= len(value) <= HINT_FIELDS + MAX_HINT_EXTRA:
+        peer, incarnation, dead, by, signature = value[:HINT_FIELDS]
+        accuser, signed = read_id(by), read_bytes(signature, 64)
+        return Hint(read_id(peer), read_int(incarnation, MAX_INT), read_bool(dead), accuser, signed)
+    return read_record(value)
+
+
+def read_address(value: Any) -> Address | None:
+    if value is None:
+        return None
+    host, port = read_list(value, 2)
+    name = read_text(host, 255)
+    if not nameable(name):
+        raise ValueError
+    return Address(name, read_int(port, 65_535))
+
+
+# -- plain values -------------------------------------------------------------------------------------------------
+def read_int(value: Any, bound: int) -> int:
+    if type(value) is not int or not 0 <= value <= bound:
+        raise ValueError
+    return value
+
+
+def read_float(value: Any, _: int = 0) -> float:
+    if type(value) is not float or not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def read_bool(value: Any, _: int = 0) -> bool:
+    if type(value) is not bool:
+        raise ValueError
+    return value
+
+
+def read_text(value: Any, bound: int) -> str:
+    if type(value) is not str or len(value) > bound or not value.isprintable():  # a terminal obeys control characters
+        raise ValueError
+    return value
+
+
+def read_bytes(value: Any, bound: int) -> bytes:
+    if type(value) is not bytes or len(value) > bound:
+        raise ValueError
+    return value
+
+
+def read_id(value: Any, _: int = 0) -> PeerId:
+    if type(value) is not bytes or len(value) != 16:
+        raise ValueError
+    return PeerId(value)
+
+
+def read_list(value: Any, bound: int) -> list[Any]:
+    if type(value) is not list or len(value) > bound:
+        raise ValueError
+    return value
+
+
+def read_scalar(value: Any) -> tuple[str, float]:
+    name, number = read_list(value, 2)
+    return read_text(name, 64), read_float(number)
+
+
+def read_any(value: Any, bound: int) -> Any:
+    """Plain nested values for a person or a comparison; whoever uses them checks them again."""
+    return tuple(freeze(item, 1) for item in read_list(value, bound))
+
+
+# -- what is written of our own values ----------------------------------------------------------------------------
+def write_int(value: Any, bound: int) -> int:
+    return value if type(value) is int and 0 <= value <= bound else whole(value, bound)
+
+
+def write_float(value: Any, _: int = 0) -> float:
+    """Finite, and a float: an int would be refused, as another type than declared."""
+    return value if type(value) is float and math.isfinite(value) else finite(value)
+
+
+def write_text(value: str, bound: int) -> str:
+    if len(value) <= bound and value.isprintable():
+        return value
+    return "".join(letter if letter.isprintable() else "?" for letter in value[:bound])
+
+
+def write_any(value: Any, _: int = 0) -> Any:
+    """Nested values with nothing in them that msgpack, or whoever reads them, refuses."""
+    if isinstance(value, tuple | list):
+        return [write_any(item) for item in value]
+    if type(value) is int:
+        return max(-MAX_INT, min(value, MAX_INT))
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if type(value) is str:
+        return value.encode(errors="replace").decode()  # half a character has no UTF-8
+    return value
+
+
+def freeze(value: Any, depth: int) -> Any:
+    """msgpack unpacks a thousand levels, and walking them would exhaust Python's own stack."""
+    if type(value) is list:
+        if depth == MAX_DEPTH:
+            raise ValueError
+        return tuple(freeze(item, depth + 1) for item in value)
+    if value is None or type(value) in (bool, str, bytes) or (type(value) is float and math.isfinite(value)):
+        return value
+    if type(value) is int and -MAX_INT <= value <= MAX_INT:  # what could not be said again is not heard either
+        return value
+    raise ValueError
+
+
+READERS: dict[str, Callable[[Any, int], Any]] = {
+    "int": read_int,
+    "float": read_float,
+    "bool": read_bool,
+    "text": read_text,
+    "bytes": read_bytes,
+    "id": read_id,
+    "ids": lambda value, bound: tuple(read_id(item) for item in read_list(value, bound)),
+    "record?": lambda value, _: None if value is None else read_record(value),
+    "updates": lambda value, bound: tuple(read_update(item) for item in read_list(value, bound)),
+    "records": lambda value, bound: tuple(read_update(item) for item in read_list(value, bound)),
+    "names": lambda value, bound: tuple(read_text(item, 64) for item in read_list(value, bound)),
+    "scalars": lambda value, bound: tuple(read_scalar(item) for item in read_list(value, bound)),
+    "any": read_any,
+}
+WRITERS: dict[str, Callable[[Any, int], Any]] = {  # of the others the value itself
+    "int": write_int,
+    "float": write_float,
+    "bool": lambda value, _: bool(value),
+    "text": write_text,
+    "record?": lambda value, _: None if value is None else pack_record(value),
+    "updates": lambda value, _: [pack_update(update) for update in value],
+    "records": lambda value, _: [pack_update(update) for update in value],
+    "names": lambda value, _: [write_text(item, 64) for item in value],
+    "scalars": lambda value, _: [(write_text(name, 64), write_float(number)) for name, number in value],
+    "any": write_any,
+}
+FIELDS: dict[type, tuple[tuple[str, Kind], ...]] = {
+    cls: tuple((field.name, field.metadata["kind"]) for field in dataclasses.fields(cls)) for cls in MESSAGES.values()
+}

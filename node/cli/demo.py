@@ -1,0 +1,180 @@
+"""`gossip demo`: a swarm on real data loses its first node half-way, gains another, and learns all the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gossip.errors import DataError
+from node.cli.local import ERROR_LINES, POLL_PERIOD_S, Child, LocalSwarm, Screen, ending_on_signals, last_lines
+
+__all__ = ["Outcome", "run_demo"]
+
+SAMPLES = 48_000  # of the whole swarm: 33 epochs, three times what 96 % takes
+STEP_DELAY_S = 0.03  # 750 steps of 16 on each of four nodes: some 25 s to watch
+TARGET = 0.96  # of digits' test set
+TOLD = ("joined", "merged", "finished")  # what nodes log that is worth telling here
+STILL_S = 20.0  # without a sample or a node more, beyond the limit, for the time to be up: machines differ in speed
+MOST_LIMITS = 10  # times the limit, after which it is up all the same
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What happened, for the table and for ``--json``."""
+
+    ok: bool = False
+    seconds: float = 0.0
+    target: float = TARGET
+    samples: int = SAMPLES
+    events: list[str] = field(default_factory=list)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run_demo(*, nodes: int, as_json: bool, limit_s: float, job: Path | None = None) -> int:
+    """Stage it; 0 if every survivor and the newcomer end at 96 % or more of digits' test set, else 1.
+
+    ``job`` is another script than :mod:`node.cli.demo_job`, taking the same arguments and printing the same line.
+    Raises :class:`DataError` without scikit-learn.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        raise DataError("The demo trains on scikit-learn's digits: pip install 'gossip-trainer[examples]'.")
+    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="gossip-demo-") as name:
+        folder = Path(name)
+        # A copy, since a script's own folder comes first on sys.path, and in ours node.py would hide the package node.
+        script = Path(shutil.copy(job or Path(__file__).with_name("demo_job.py"), folder / "digits.py"))
+        arguments = ["--samples", str(SAMPLES), "--step-delay", str(STEP_DELAY_S)]
+        with LocalSwarm(script, arguments, folder=folder) as swarm, Screen(swarm) as screen:
+            stage = Stage(swarm, screen)
+            stage.play(nodes, limit_s)
+        outcome = stage.outcome
+        outcome.nodes = [describe(child, child is stage.killed, child is stage.newcomer) for child in swarm.children]
+        outcome.ok = stage.newcomer is not None and all(row["ok"] for row in outcome.nodes if not row["killed"])
+        if as_json:
+            print(json.dumps(asdict(outcome)))
+        else:
+            print_outcome(outcome)
+        for child in stage.broken:
+            print(*last_lines(child.err, ERROR_LINES), sep="\n", file=sys.stderr)
+    return 0 if outcome.ok else 1
+
+
+class Stage:
+    """The plot: start, kill the first node at half of the samples, let one join through a living node, wait."""
+
+    def __init__(self, swarm: LocalSwarm, screen: Screen) -> None:
+        self.outcome = Outcome()
+        self.killed: Child | None = None
+        self.newcomer: Child | None = None
+        self.broken: list[Child] = []  # ended with an error of their own
+        self._swarm = swarm
+        self._screen = screen
+        self._since_s = self._moved_s = time.monotonic()
+        self._known = (0, 0)  # samples, and nodes that listen
+
+    def late(self, limit_s: float, trained: int) -> bool:
+        """Whether time is up: a slow machine has more of it, for as long as something happens."""
+        now = time.monotonic()
+        known = trained, sum(child.address is not None for child in self._swarm.children)
+        if known != self._known:
+            self._known, self._moved_s = known, now
+        passed_s = now - self._since_s
+        return passed_s > limit_s and (now - self._moved_s > min(STILL_S, limit_s) or passed_s > MOST_LIMITS * limit_s)
+
+    def play(self, nodes: int, limit_s: float) -> None:
+        """Until all have ended, or time is up."""
+        first = self._swarm.start()
+        while self._swarm.running:
+            for child, row in self._swarm.new_rows():
+                if row["event"] in TOLD and child is not self.killed:
+                    self._tell(f"node {child.number}: {row['sentence']}")
+            if len(self._swarm.children) < nodes and first.address is not None:
+                for _ in range(nodes - 1):
+                    self._swarm.start(seed=first.address)
+                self._tell(f"node 0 listens on {first.address}; nodes 1 to {nodes - 1} know nothing but that address")
+            trained = max(int(child.figures.get("swarm_samples", 0)) for child in self._swarm.children)
+            others = [child for child in self._swarm.running if child is not first and child.address is not None]
+            if self.killed is None and first.code is None and others and trained >= SAMPLES // 2:
+                self._turn(first, others[len(others) // 2], trained)
+            self._screen.show()
+            self.broken = [child for child in self._swarm.children if child.code and child is not self.killed]
+            if self.broken:  # nothing is shown by waiting for the rest
+                self._tell(f"node {self.broken[0].number} ended with code {self.broken[0].code}")
+                break
+            if self.late(limit_s, trained):
+                self._tell(f"time is up after {time.monotonic() - self._since_s:.0f} s")
+                break
+            time.sleep(POLL_PERIOD_S)
+        self._swarm.new_rows()
+        self.outcome.seconds = round(time.monotonic() - self._since_s, 1)
+
+    def _turn(self, first: Child, through: Child, trained: int) -> None:
+        first.process.kill()
+        first.process.wait()
+        self.killed = first
+        self._tell(f"node 0 (the seed) killed with -9 at {trained:,} samples")
+        self.newcomer = self._swarm.start(seed=through.address)
+        self._tell(f"node {self.newcomer.number} starts, and knows nothing but the address of node {through.number}")
+
+    def _tell(self, sentence: str) -> None:
+        line = f"{time.monotonic() - self._since_s:5.1f} s  {sentence}"
+        self.outcome.events.append(line.strip())
+        self._screen.say(line)
+
+
+def describe(child: Child, killed: bool, newcomer: bool) -> dict[str, Any]:
+    """One row of the table. A newcomer to whom a busy machine gave its turn when all was trained has nothing to do."""
+    figures = child.figures
+    result = result_of(child)
+    accuracy = result.get("accuracy")
+    return {
+        "node": child.number,
+        "killed": killed,
+        "ok": child.code == 0
+        and accuracy is not None
+        and accuracy >= TARGET
+        and (newcomer or figures.get("steps", 0) > 0),
+        "exit_code": child.code,
+        "steps": figures.get("steps", 0),
+        "samples": figures.get("samples", 0),
+        "exchanges": figures.get("exchanges_done", 0),
+        "failed": figures.get("exchanges_failed", 0),
+        "mb_sent": round(figures.get("bytes_sent", 0) / 1e6, 2),
+        "consensus_distance": result.get("consensus_distance"),
+        "accuracy": accuracy,
+    }
+
+
+def result_of(child: Child) -> dict[str, Any]:
+    """The JSON line that a job ends with; empty if it did not come so far."""
+    for line in last_lines(child.out, 1):
+        try:
+            result = json.loads(line)
+        except ValueError:
+            break
+        if isinstance(result, dict):
+            return result
+    return {}
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """The closing table and the verdict, on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table("node", "steps", "samples", "exchanges", "failed", "MB sent", "test accuracy", title="digits")
+    for row in outcome.nodes:
+        accuracy = row["accuracy"]
+        shown = "killed" if row["killed"] else "-" if accuracy is None else f"{accuracy:.1%}"
+        counts = (f"{row[key]:,}" for key in ("steps", "samples", "exchanges", "failed"))
+        table.add_row(str(row["node"]), *counts, f"{row['mb_sent']:.2f}", shown)
+    console.print(table)
+    verdict = "Every survivor and the newcomer reached" if outcome.ok else "Not every survivor and the newcomer reached"
+    console.print(f"{verdict} {outcome.target:.0%} in {outcome.seconds:.0f} s.")

@@ -1,0 +1,285 @@
+"""What the `gossip` command does, once `gossip.__main__` has read its options."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ipaddress
+import json
+import os
+import runpy
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from gossip.config import Config
+from gossip.errors import ConfigError, GossipError
+from gossip.ids import Address, PeerId, parse_address
+from node.cli import leaving
+from node.identity.keys import Invite, is_invite, keep_secret, kept_secret, parse_invite, read_secret
+from node.identity.keys import new_secret as make_secret
+
+__all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """The options of `gossip run`. What is None is left to the environment, and to Node's own defaults."""
+
+    seeds: tuple[str, ...] = ()  # host:port or invites
+    listen: str | None = None
+    advertise: str | None = None
+    secret_file: Path | None = None
+    insecure: bool = False
+    state_dir: Path | None = None
+    must_join: float | None = None  # seconds
+    config: Path | None = None
+    log: Path | None = None
+    quiet: bool = False
+
+
+# -- gossip run --------------------------------------------------------------------------------------------------------
+def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
+    """Run a training script in this process with the settings in its environment; its exit code.
+
+    Raises :class:`GossipError` (of ours before the script starts, or one that the script let through) and
+    :class:`SystemExit` (the script's own, or 143 after SIGTERM).
+    """
+    check_script(script)
+    for name, value in environment_of(settings, os.environ).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    signal.signal(signal.SIGTERM, leave)
+    sys.argv = [str(script), *args]
+    sys.path[0] = str(script.resolve().parent)
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except KeyboardInterrupt:
+        return 130
+    except GossipError:
+        raise
+    except Exception as error:
+        print_script_error(error, str(script))
+        return 1
+    return 0
+
+
+def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
+    """SIGTERM: unwind the script, so that `with Node` says LEFT. A second one ends the process at once. Where an import
+    catches what is raised here, the script ends as it begins to train."""
+    leaving.ask()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise SystemExit(143)
+
+
+def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Changes to the variables that Node reads (None: unset), checked before the script spends minutes loading.
+
+    Raises :class:`GossipError`, one sentence for each setting that cannot work.
+    """
+    changes: dict[str, str | None] = {}
+    secret_file = settings.secret_file
+    if settings.insecure and secret_file is not None:
+        raise ConfigError("--insecure and --secret-file exclude each other: leave one out.")
+    if settings.seeds:
+        seeds, invited = resolve_seeds(settings.seeds)
+        changes["GOSSIP_SEEDS"] = ",".join(seeds)
+        if invited is not None:
+            if settings.insecure or secret_file is not None:
+                raise ConfigError("An invite carries the swarm's secret: leave out --secret-file and --insecure.")
+            secret_file = keep_invited(invited, settings.state_dir)
+    if settings.insecure:
+        changes["GOSSIP_INSECURE"] = "1"
+        changes["GOSSIP_SECRET_FILE"] = None  # the option wins over an inherited secret
+    elif secret_file is None and (inherited := environment.get("GOSSIP_SECRET_FILE")):
+        secret_file = Path(inherited)
+    if secret_file is not None:
+        read_secret(secret_file)
+        changes["GOSSIP_SECRET_FILE"] = str(secret_file.resolve())
+        changes["GOSSIP_INSECURE"] = None
+    elif not settings.insecure and settings.state_dir is not None:
+        kept = kept_secret(settings.state_dir)  # of an invite, at an earlier start
+        if kept is not None and not environment.get("GOSSIP_INSECURE"):
+            secret_file = kept
+            changes["GOSSIP_SECRET_FILE"] = str(kept.resolve())
+    listen = settings.listen or environment.get("GOSSIP_LISTEN")
+    if listen:
+        insecure = settings.insecure or bool(environment.get("GOSSIP_INSECURE"))
+        if secret_file is None and not insecure and not is_loopback(parse_address(listen)):
+            raise ConfigError(
+                f"Listening on {listen} without a secret would let anybody in: give --secret-file"
+                " (`gossip secret` makes one), or --insecure if you mean it."
+            )
+        changes["GOSSIP_LISTEN"] = listen
+    if settings.advertise:
+        if parse_address(settings.advertise).port == 0:
+            raise ConfigError(f"--advertise {settings.advertise} cannot be dialled: name the port.")
+        changes["GOSSIP_ADVERTISE"] = settings.advertise
+    if settings.state_dir is not None:
+        changes["GOSSIP_STATE_DIR"] = str(settings.state_dir.resolve())
+    if settings.must_join is not None:
+        changes["GOSSIP_MUST_JOIN"] = f"{settings.must_join:g}"
+    if settings.config is not None:
+        Config.from_toml(settings.config)
+        changes["GOSSIP_CONFIG"] = str(settings.config.resolve())
+    if settings.log is not None:
+        if not settings.log.resolve().parent.is_dir():
+            raise ConfigError(f"The log's folder {settings.log.resolve().parent} does not exist: make it first.")
+        changes["GOSSIP_LOG"] = str(settings.log.resolve())  # absolute: scripts may change their directory
+    changes["GOSSIP_PROGRESS"] = "off" if settings.quiet else "line"
+    return changes
+
+
+def resolve_seeds(texts: Sequence[str]) -> tuple[list[str], bytes | None]:
+    """Seeds as Node reads them, ``host:port`` or ``host:port#id``, and the secret if any was an invite."""
+    seeds: list[str] = []
+    secrets: set[bytes] = set()
+    for text in texts:
+        if is_invite(text):
+            invite = parse_invite(text)
+            secrets.add(invite.secret)
+            seeds += [f"{address}#{invite.seed_id.hex()}" for address in invite.seeds]
+        else:
+            address = parse_address(text)
+            if address.port == 0:
+                raise ConfigError(f"--seed {text} cannot be dialled: name the port.")
+            seeds.append(str(address))
+    if len(secrets) > 1:
+        raise ConfigError("These invites belong to different swarms: give those of one swarm.")
+    return seeds, next(iter(secrets), None)
+
+
+def keep_invited(secret: bytes, state_dir: Path | None) -> Path:
+    """Write an invite's secret where its owner alone can read it: the state directory, or one that goes with us."""
+    if state_dir is not None:
+        return keep_secret(secret, state_dir)
+    folder = Path(tempfile.mkdtemp(prefix="gossip-"))  # mode 0700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return keep_secret(secret, folder)
+
+
+def is_loopback(address: Address) -> bool:
+    """Whether only this machine can reach the address. A name other than localhost may mean anything, so it is not."""
+    if address.host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address.host).is_loopback
+    return False
+
+
+def check_script(script: Path) -> None:
+    if not script.is_file():
+        raise ConfigError(f"There is no script {script}: name a Python file.")
+
+
+def print_script_error(error: BaseException, script: str) -> None:
+    """The script's traceback as if Python had run it: without the frames of this command and of runpy."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != script:
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames)
+
+
+# -- gossip local and demo ---------------------------------------------------------------------------------------------
+def local(
+    script: Path, args: Sequence[str], *, nodes: int, threads: int, config: Path | None, log_dir: Path | None
+) -> int:
+    """A swarm of processes on this machine; the worst of their exit codes."""
+    from node.cli.local import run_local
+
+    check_script(script)
+    if config is not None:
+        Config.from_toml(config)
+    return run_local(script, args, nodes=nodes, threads=threads, config=config, log_dir=log_dir)
+
+
+def demo(*, nodes: int, as_json: bool, limit_s: float) -> int:
+    """The demonstration; 0 if every survivor and the newcomer learned the digits."""
+    from node.cli.demo import run_demo
+
+    return run_demo(nodes=nodes, as_json=as_json, limit_s=limit_s)
+
+
+# -- gossip status, secret, invite -------------------------------------------------------------------------------------
+def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: float, everybody: bool = False) -> None:
+    """Print what a running node says of itself. Of those who left people see a count, unless they ask for
+    ``everybody``: a node knows them for a day. Programs get them all."""
+    answer = ask(address, secret_file, timeout_s)
+    if as_json:
+        # A diverged loss travels as NaN, which JSON does not have.
+        print(json.dumps(json.loads(json.dumps(answer), parse_constant=lambda _: None)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(f"node {answer['id']} at {answer['address'] or address}, swarm {answer['swarm']!r}", soft_wrap=True)
+    metrics = Table(show_header=False)
+    for name, value in answer["metrics"].items():
+        if name not in ("refused", "suspicious"):
+            metrics.add_row(name, shown(value))
+    members = Table("member", "address", "state", "steps", "samples", "loss", "ready")
+    left = 0
+    for member in answer["members"]:
+        if member["state"] == "left" and not everybody:
+            left += 1
+            continue
+        cells = (member[key] for key in ("address", "state", "steps", "samples", "loss", "ready"))
+        members.add_row(member["id"][:8], *map(shown, cells))
+    console.print(metrics)
+    if members.row_count:
+        console.print(members)
+    if left:
+        console.print(f"and {left:,} who left within a day; --all names them")
+    for name, heading in (("refused", "refused or cut off, from"), ("suspicious", "misbehaves")):
+        rows = answer["metrics"].get(name)  # of another version perhaps none
+        if rows:
+            shown_rows = Table(heading, "reason", "times")
+            for who, code, count in rows:
+                shown_rows.add_row(str(who)[:15], str(code), str(count))  # an id's first digits, or an address
+            console.print(shown_rows)
+
+
+def secret() -> None:
+    """Print a new secret on stdout, and on stderr how to keep it."""
+    print(make_secret())
+    print(
+        "Keep it private: (umask 077; gossip secret > swarm.secret), and copy that file to every node.", file=sys.stderr
+    )
+
+
+def invite(address: str, *, secret_file: Path, timeout_s: float) -> None:
+    """Print an invite through the node at an address, with the id that it proves to hold."""
+    answer = ask(address, secret_file, timeout_s)
+    print(Invite(read_secret(secret_file), (parse_address(address),), PeerId(bytes.fromhex(answer["id"]))).text)
+
+
+def ask(address: str, secret_file: Path | None, timeout_s: float) -> dict[str, Any]:
+    secret = None if secret_file is None else read_secret(secret_file)
+    where = parse_address(address)
+    from node.observe.status import query  # here: it brings trio
+
+    return query(where, secret, timeout_s)
+
+
+def shown(value: Any) -> str:
+    """A figure for a person."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:.4g}"
+    return str(value)

@@ -1,0 +1,1 @@
+"""Keys, secrets, invites, and what a node keeps on disk about itself."""

@@ -1,0 +1,1 @@
+"""The training program's tensors, its optimizer's state, and files of them."""

@@ -1,0 +1,305 @@
+"""A checkpoint: one safetensors file that holds everything, replaced as a whole, and a small JSON beside it for people.
+
+Weights keep their own names, so that any tool that reads safetensors reads them. Optimizer tensors stand beside them
+under ``optimizer/``; the optimizer's structure and the meta data are JSON in the file's header, because one rename can
+only replace one file: what `load` needs is never spread over two. Nothing is ever pickled or unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gossip.errors import CheckpointError
+from gossip.wire.records import within
+
+__all__ = ["Checkpoint", "Figures", "figures", "load", "save"]
+
+_SUFFIX: Final = ".safetensors"
+_VERSION: Final = 1
+_KEY: Final = "gossip"  # our entry in the header's __metadata__
+_OPTIMIZER: Final = "optimizer/"
+_OTHERS: Final = '{"version": 1, "optimizer": null, "tied": {}, "meta": {}}'  # of weights that somebody else wrote
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a file held. Tensors are on the CPU; tied ones are the same object again."""
+
+    tensors: dict[str, Tensor]
+    optimizer_state: dict[str, Any] | None  # as `optimizer.load_state_dict` takes it
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a run's checkpoint says of the run; ``genesis`` None: weights of no run."""
+
+    genesis: bytes | None
+    swarm_samples: int
+    version: float
+
+
+def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Figures:
+    """The run's figures in a checkpoint's meta data, within the bounds of a record: a run in which somebody lied has
+    numbers beyond them, and its weights are worth as much as before.
+
+    Raises :class:`CheckpointError` for a genesis that is none: under another one the run would silently be another.
+    """
+    given = meta.get("genesis")
+    try:
+        genesis = None if given is None else bytes.fromhex(given)
+    except (ValueError, TypeError):
+        genesis = b""
+    if genesis is not None and len(genesis) != 16:
+        raise CheckpointError(
+            f"{path} names a run that cannot be: genesis should be 32 hexadecimal digits. The file was altered; use "
+            "another one."
+        )
+    return Figures(
+        genesis, within("base_samples", meta.get("swarm_samples", 0)), within("version", meta.get("version", 0))
+    )
+
+
+def save(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    optimizer_state: Mapping[str, Any] | None,
+    meta: Mapping[str, Any],
+) -> None:
+    """Writes ``path`` (a name without any ending gets ``.safetensors``) and, beside it, a ``.json`` that describes it.
+
+    ``tensors`` may live on any device; ``optimizer_state`` is an optimizer's ``state_dict()``; ``meta`` maps names to
+    numbers, strings, None, and lists, tuples and mappings of them. Killed at any moment, or out of room, it leaves the
+    previous checkpoint readable: both files are written beside it, synced, then renamed. Several processes may save to
+    one path at once; the last one stays. Missing directories are made.
+
+    Raises :class:`CheckpointError` in one sentence that says whether the previous checkpoint is intact.
+    """
+    target = _with_suffix(path)
+    # An ending of the caller's own stays in the name, or "run.1" and "run.2" would share one description.
+    beside = target.with_suffix(".json") if target.suffix == _SUFFIX else target.with_name(target.name + ".json")
+    everything, document = _plan(tensors, optimizer_state, meta)
+    elements = sum(tensor.numel() for name, tensor in everything.items() if not name.startswith(_OPTIMIZER))
+    described = {"checkpoint": target.name, "version": _VERSION, "elements": elements, "meta": document["meta"]}
+    try:
+        for place in (target, beside):
+            if place.exists() and not place.is_file():
+                raise CheckpointError(f"Could not save to {place}: it is no regular file; choose another path.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _folder_beside(target) as folder:
+            text, weights = folder / "text", folder / "weights"
+            text.write_text(json.dumps(described, indent=2, allow_nan=False) + "\n")
+            save_file(everything, weights, {"format": "pt", _KEY: json.dumps(document, allow_nan=False)})
+            shutil.copymode(text, weights)  # what the umask allows; the library's are for their owner alone
+            for file in (text, weights):
+                _sync(file)
+            os.replace(text, beside)
+            os.replace(weights, target)  # the last: until here the previous checkpoint stands
+    except KeyError as error:  # so the library says that it has no such type
+        names = [name for name, tensor in everything.items() if tensor.dtype in error.args]
+        raise _cannot_hold(names[0], everything[names[0]]) from error
+    except (OSError, SafetensorError) as error:
+        before = "the previous checkpoint is intact" if os.path.exists(target) else "nothing was written"
+        number, reason = _reason(error)
+        advice = "free room or choose another path" if number in _NO_ROOM else "choose another path"
+        raise CheckpointError(f"Could not save to {target}: {reason}; {before}; {advice}.") from error
+
+
+def load(path: str | os.PathLike[str]) -> Checkpoint:
+    """Reads a checkpoint, or any safetensors file of weights (which then has no optimizer state and no meta data).
+
+    Raises :class:`CheckpointError` in one sentence when the file is missing, cut off, corrupt, a pickle, or newer than
+    this version. The file is checked as the format demands; bits that flipped within a tensor are not seen.
+    """
+    place = _with_suffix(path)
+    if not os.path.exists(place) and os.path.exists(path):
+        place = Path(path)  # a name without an ending that somebody else gave, if only to refuse it
+    try:
+        if place.exists() and not place.is_file():
+            raise CheckpointError(f"Could not read {place}: it is no regular file; give a checkpoint's path.")
+        with safe_open(place, framework="pt", device="cpu") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            document = json.loads((file.metadata() or {}).get(_KEY, _OTHERS))
+        if document["version"] != _VERSION:
+            version = document["version"]
+            raise CheckpointError(f"{place} has format {version}, this version reads {_VERSION}; upgrade it.")
+        for key, kind in (("optimizer", dict | None), ("tied", dict), ("meta", dict)):
+            if not isinstance(document[key], kind):
+                raise TypeError(key)
+        for alias, kept in document["tied"].items():
+            stored[alias] = stored[kept]
+        weights = {name: tensor for name, tensor in stored.items() if not name.startswith(_OPTIMIZER)}
+        return Checkpoint(weights, _decode(document["optimizer"], stored), _decode(document["meta"], {}))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"There is no checkpoint at {place}; check the path.") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"Could not read {place}: {_reason(error)[1]}; check the path and its permissions."
+        ) from error
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        sentence = "is cut off, corrupt, or no checkpoint; use another one."
+        if _looks_like_a_pickle(place):
+            sentence = (
+                "is a pickle, which may run code when it is opened; convert it to safetensors where you trust it."
+            )
+        raise CheckpointError(f"{place} {sentence}") from error
+
+
+# What is in the file --------------------------------------------------------------------------------------------------
+
+
+def _plan(
+    tensors: Mapping[str, Tensor], optimizer_state: Mapping[str, Any] | None, meta: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Every tensor to store, each once, on the host, and the JSON that says what they are."""
+    for name in tensors:
+        if name == "__metadata__" or name.startswith(_OPTIMIZER):
+            raise CheckpointError(f"Could not save: a tensor may not be called {name!r} in a checkpoint; rename it.")
+    given = dict(tensors)
+    optimizer = _encode(optimizer_state, "the optimizer's state", "", given)
+    everything: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    names: dict[tuple[Any, ...], str] = {}  # by what is seen of which memory
+    storages: set[int] = set()
+    for name, tensor in given.items():
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise _cannot_hold(name, tensor)
+        view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj())
+        if tensor.numel() and names.setdefault(view, name) != name:
+            tied[name] = names[view]
+            continue
+        host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if host.untyped_storage().data_ptr() in storages:  # views that overlap are written apart
+            host = host.clone()
+        storages.add(host.untyped_storage().data_ptr())
+        everything[name] = host
+    described = _encode(meta, "meta", "", None)
+    return everything, {"version": _VERSION, "optimizer": optimizer, "tied": tied, "meta": described}
+
+
+def _encode(value: Any, what: str, where: str, tensors: dict[str, Tensor] | None) -> Any:
+    """``value`` as strict JSON. Tensors go into ``tensors`` under ``optimizer/<where>`` (None: there may be none).
+
+    What JSON lacks is written as an object with one key: ``$tensor``, ``$tuple``, ``$float`` (nan, inf), ``$map``.
+    """
+    if isinstance(value, np.generic):  # a schedule computed in numpy: 1e-3 is still a number
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor) and tensors is not None:
+        name = _OPTIMIZER + where
+        while name in tensors:  # the keys 0 and "0", say
+            name += "'"
+        tensors[name] = value
+        return {"$tensor": name}
+    if isinstance(value, tuple | list):
+        items = [_encode(item, what, f"{where}.{index}".lstrip("."), tensors) for index, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
+        pairs = [[key, _encode(item, what, f"{where}.{key}".lstrip("."), tensors)] for key, item in value.items()]
+        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        return dict(pairs) if plain else {"$map": pairs}
+    place = f"{where!r} in {what}" if where else what
+    allowed = "plain data" if tensors is None else "a tensor or plain data"
+    raise CheckpointError(f"Could not save: {place} is {type(value).__name__}, not {allowed}; remove or convert it.")
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The reverse of :func:`_encode`; KeyError, ValueError or TypeError for what it never wrote."""
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"$tensor": name}:
+            return tensors[name]
+        case {"$tuple": items}:
+            return tuple(_decode(item, tensors) for item in items)
+        case {"$float": text}:
+            return float(text)
+        case {"$map": pairs}:
+            return {key: _decode(item, tensors) for key, item in pairs}
+    return {key: _decode(item, tensors) for key, item in value.items()}
+
+
+def _cannot_hold(name: str, tensor: Tensor) -> CheckpointError:
+    kind = f"{tensor.dtype} on {tensor.device} with layout {tensor.layout}"
+    return CheckpointError(f"Could not save: {name} is {kind}, which safetensors cannot hold; convert it first.")
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def _with_suffix(path: str | os.PathLike[str]) -> Path:
+    given = Path(path)
+    if os.path.isdir(given) or not given.name:  # os.path answers False where Path raises PermissionError
+        raise CheckpointError(f"{given} is a directory; give a file name, as in {given / 'run.safetensors'}.")
+    return given if given.suffix else given.with_name(given.name + _SUFFIX)
+
+
+@contextlib.contextmanager
+def _folder_beside(target: Path) -> Iterator[Path]:
+    """A folder of its own beside ``target``, gone at the end; what was renamed out of it is then on the disk.
+
+    Everybody who writes here holds the directory's lock together with the others. Who gets it alone knows that all that
+    is left of ``target`` is of writers that were killed, and removes it, so that kills do not fill the disk.
+    """
+    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # others write here, or a filesystem without locks: then nobody sweeps
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+                shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            fcntl.flock(directory, fcntl.LOCK_SH)
+        with tempfile.TemporaryDirectory(".tmp", f".{target.name}.", target.parent, True) as folder:
+            yield Path(folder)
+            with contextlib.suppress(OSError):  # some network filesystems refuse it; the renames have happened
+                os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+
+
+def _looks_like_a_pickle(place: Path) -> bool:
+    """Asked only about a file already refused: torch's archives are zip files, plain pickles start with 0x80."""
+    try:
+        with place.open("rb") as file:
+            return file.read(4).startswith((b"PK\x03\x04", b"\x80"))
+    except OSError:
+        return False
+
+
+def _reason(error: OSError | SafetensorError) -> tuple[int | None, str]:
+    """The system's error number and its words. The library hides them in a sentence: ``(os error 28)``, and in
+    older versions ``Os { code: 28, ...``."""
+    hidden = re.search(r"(?:\(os error |Os \{ code: )(\d+)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(hidden[1]) if hidden else None
+    text = os.strerror(number) if number is not None else str(error)
+    return number, text[:1].lower() + text[1:]

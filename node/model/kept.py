@@ -1,0 +1,65 @@
+"""The weights that a node gives up for another run's, kept until the others have proved themselves: in memory, to put
+them back at once, and on disk, for whoever wants them back later."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gossip.arithmetic.mixing import difference
+from gossip.errors import CheckpointError
+from node.model.snapshot import ModelState
+
+__all__ = ["Kept"]
+
+Floats = NDArray[np.float32]
+
+
+class Kept:
+    """``save`` writes the live model and optimizer to disk; what it cannot write is not given up. Used by the training
+    thread alone."""
+
+    def __init__(
+        self, state: ModelState, optimizer: torch.optim.Optimizer | None = None, save: Callable[[], None] = lambda: None
+    ) -> None:
+        self.state, self.live, self.save = state, optimizer, save
+        self.weights: Floats | None = None
+        self.optimizer: dict[str, Any] | None = None
+        self.why_not = ""  # the last could not be kept
+
+    def keep(self) -> bool:
+        """Whether the weights may be overwritten now."""
+        try:
+            self.save()
+        except CheckpointError as error:
+            self.why_not = str(error)
+            return False
+        self.weights = np.empty(self.state.layout.size, np.float32)
+        self.state.read(self.weights)
+        self.optimizer = None if self.live is None else copy.deepcopy(self.live.state_dict())
+        return True
+
+    def distance(self, theirs: Floats) -> tuple[float, float]:
+        """``|theirs - kept|^2`` and ``|kept|^2``, over the weights."""
+        assert self.weights is not None
+        out = np.empty_like(self.weights)
+        apart = difference(theirs[: self.weights.size], self.weights, out)
+        return apart, float(np.dot(self.weights, self.weights))
+
+    def put_back(self) -> Floats:
+        """Overwrite the live weights and the optimizer's state; returns the weights."""
+        weights, self.weights = self.weights, None
+        assert weights is not None
+        self.state.write(weights)
+        if self.optimizer is not None and self.live is not None:
+            self.live.load_state_dict(self.optimizer)
+        self.optimizer = None
+        return weights
+
+    def forget(self) -> None:
+        self.weights = self.optimizer = None

@@ -1,0 +1,293 @@
+"""A live model <-> one flat float32 host vector, at a step boundary.
+
+The training thread calls in here between two steps; nobody else ever touches live tensors. A copy is two or three large
+calls: one C++ call cuts the flat buffer into tensors of the right shapes, one foreach call moves them all. (Cutting
+takes 1 us a tensor, so the pieces are not kept: a cache of them would pin every buffer it ever saw.)
+
+The CUDA branch is written for, and tested as far as CPU allows; it is not yet measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors
+
+from gossip.errors import LayoutError
+from node.model.optimizer_state import OptimizerState
+from node.model.tensors import LiveTensors
+
+__all__ = ["ModelState", "Parts", "Pending"]
+
+Parts = Literal["weights", "full"]
+Floats = NDArray[np.float32]
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A copy under way. Until it is done, the host array is not to be read (after a read) or written (after an add)."""
+
+    events: tuple[torch.cuda.Event, ...] = ()
+
+    def done(self) -> bool:
+        """Whether the copy has finished; always true on CPU. May be asked from any thread."""
+        return all(event.query() for event in self.events)  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Block until it has."""
+        for event in self.events:
+            event.synchronize()
+
+
+class ModelState:
+    """A model's floating-point tensors, and its optimizer's, as flat float32 vectors.
+
+    ``model`` is a module: its parameters (tied ones once, frozen ones too), then its persistent floating-point buffers.
+    Or it is a mapping of names to tensors, writable numpy arrays, or anything with ``__dlpack__`` that may be written:
+    all of them are parameters, shared and never copied. Integer and boolean tensors are left alone in both.
+
+    The vector of parts "weights" is the layout's. "full" continues with the optimizer's state: for each of
+    :attr:`optimizer_keys`, the tensors of all trained parameters in the layout's order. A trained parameter requires a
+    gradient and is held by the optimizer.
+
+    Raises :class:`LayoutError`: here for what cannot be exchanged, and at any later call when a tensor was replaced by
+    another object, or changed its shape or dtype, since. ``load_state_dict()`` and ``to(device)`` are no such change.
+    """
+
+    def __init__(self, model: nn.Module | Mapping[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
+        self._tensors = LiveTensors(model)
+        self._state = OptimizerState(self._tensors, optimizer)
+        self._side: dict[torch.device, torch.cuda.Stream] = {}
+        self.layout = self._tensors.layout
+
+    @property
+    def optimizer_keys(self) -> tuple[str, ...]:
+        """Names of the float state that the optimizer keeps for EVERY trained parameter in its shape, sorted.
+
+        Empty before the first optimizer step, for an optimizer without state, and without an optimizer.
+        """
+        return self._state.keys
+
+    def optimizer_scalars(self) -> dict[str, float]:
+        """The scalars among the optimizer's state (``step``), for a node that takes this one's state over.
+
+        The largest over the parameters: one that gets a gradient in every step has it, and a bias correction that is
+        too small only makes the next steps smaller.
+        """
+        return self._state.scalars()
+
+    @property
+    def trained_elements(self) -> int:
+        """Elements of the trained parameters, which is what each of :attr:`optimizer_keys` takes in the vector."""
+        return sum(parameter.numel() for parameter in self._state.trained())
+
+    def sound(self) -> bool:
+        """Whether every weight is finite. Waits for the device."""
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self._tensors.current())
+
+    def forget_spoiled(self) -> None:
+        """Drop what the optimizer keeps that is not finite: with it the next step would spoil sound weights again."""
+        self._state.forget_spoiled()
+
+    def size(self, parts: Parts = "weights") -> int:
+        """Elements of the vector of those parts, now: "full" grows when the optimizer first keeps state."""
+        if parts == "weights":
+            return self.layout.size
+        return self.layout.size + len(self.optimizer_keys) * self.trained_elements
+
+    def buffer(self, elements: int) -> Floats:
+        """A host vector to read into and add from: page-locked where the model is on CUDA, so that copies overlap."""
+        pinned = any(tensor.is_cuda for tensor in self._tensors.current())
+        host: Floats = torch.zeros(elements, dtype=torch.float32, pin_memory=pinned).numpy()
+        return host
+
+    def read(self, out: Floats, parts: Parts = "weights") -> None:
+        """Copy the live tensors into ``out``, float32 of ``size(parts)`` elements."""
+        self.begin_read(out, parts).wait()
+
+    @torch.no_grad()
+    def begin_read(self, out: Floats, parts: Parts = "weights") -> Pending:
+        """As :meth:`read`, as of now: later steps change nothing of it, and on CUDA the copy ends beside them."""
+        events: list[torch.cuda.Event] = []
+        for device, live, host in self._runs(out, parts):
+            if device.type != "cuda":
+                torch._foreach_copy_(_cut(host, live), live)
+                continue
+            flat = torch.empty(host.numel(), dtype=torch.float32, device=device)
+            torch._foreach_copy_(_cut(flat, live), live)
+            side = self._side_stream(device)
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                host.copy_(flat, non_blocking=True)
+            flat.record_stream(side)  # or the allocator hands it out again while it is being read
+            events.append(side.record_event())
+        return Pending(tuple(events))
+
+    @torch.no_grad()
+    def begin_read_at(self, out: Floats, positions: Positions) -> Pending:
+        """As :meth:`begin_read`, of the weights at these ascending positions alone: ``out`` has as many elements."""
+        events: list[torch.cuda.Event] = []
+        for device, pieces, host in self._pieces(out, positions):
+            if device.type != "cuda":
+                for live, at, values in pieces:
+                    values.copy_(live.reshape(-1).index_select(0, at))
+                continue
+            flat = torch.cat([live.reshape(-1).index_select(0, at.to(device)).float() for live, at, _ in pieces])
+            side = self._side_stream(device)
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                host.copy_(flat, non_blocking=True)
+            flat.record_stream(side)
+            events.append(side.record_event())
+        return Pending(tuple(events))
+
+    @torch.no_grad()
+    def add_at(self, shift: Floats, positions: Positions) -> Pending:
+        """As :meth:`add`, at these ascending positions alone: ``shift`` has as many elements."""
+        events: list[torch.cuda.Event] = []
+        for device, pieces, host in self._pieces(shift, positions):
+            if device.type == "cuda":
+                current, side = torch.cuda.current_stream(device), self._side_stream(device)
+                with torch.cuda.stream(side):
+                    host = host.to(device, non_blocking=True)
+                events.append(side.record_event())
+                current.wait_stream(side)
+                host.record_stream(current)
+            start = 0
+            for live, at, values in pieces:
+                _add_at(live, at.to(device), host[start : start + values.numel()])
+                start += values.numel()
+        return Pending(tuple(events))
+
+    def add(self, shift: Floats) -> Pending:
+        """``weights += shift``, each in its own dtype, rounded once; later work of the device sees the sum.
+
+        On CUDA ``shift`` may be written again once the returned copy is done.
+        """
+        return self._apply(shift, _add)
+
+    def merge(self, vector: Floats, weight: float) -> Pending:
+        """``weights += weight (vector - weights)``, as :meth:`add`."""
+        return self._apply(vector, partial(_merge, weight=weight))
+
+    @torch.no_grad()
+    def _apply(self, vector: Floats, change: Callable[[list[Tensor], Tensor], None]) -> Pending:
+        events: list[torch.cuda.Event] = []
+        for device, live, host in self._runs(vector, "weights"):
+            if device.type != "cuda":
+                change(live, host.to(device))
+                continue
+            current = torch.cuda.current_stream(device)
+            side = self._side_stream(device)
+            with torch.cuda.stream(side):
+                flat = host.to(device, non_blocking=True)
+            events.append(side.record_event())
+            current.wait_stream(side)
+            flat.record_stream(current)
+            change(live, flat)
+        return Pending(tuple(events))
+
+    @torch.no_grad()
+    def write(
+        self, vector: Floats, optimizer_keys: Sequence[str] = (), scalars: Mapping[str, float] | None = None
+    ) -> None:
+        """Overwrite the weights, and with ``optimizer_keys`` the optimizer's state, from another node's vector.
+
+        ``vector`` is the weights followed by the trained parameters' state for each key, as a "full" read gives it.
+        State that the optimizer does not have yet is created (a joiner's fresh Adam); ``scalars`` go to every trained
+        parameter; ``param_groups`` stay as they are. Raises :class:`LayoutError` before the first tensor changes, also
+        for state that this optimizer would not keep itself: with half of its state Adam fails in its next step.
+        """
+        keys, numbers = tuple(optimizer_keys), dict(scalars or {})
+        examples = self._state.examples(keys, numbers)
+        live = self._tensors.current()
+        host = _host(vector, self.layout.size + len(keys) * self.trained_elements)
+        live += self._state.create(keys, examples)
+        torch._foreach_copy_(live, _cut(host, live))
+        self._state.set_scalars(numbers, examples)
+
+    def _runs(self, vector: Floats, parts: Parts) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
+        """Consecutive tensors on one device, with their piece of the host vector: one run, but for a split model."""
+        tensors = self._tensors.current()
+        if parts == "full":
+            tensors += self._state.tensors(self.optimizer_keys)
+        host = _host(vector, sum(tensor.numel() for tensor in tensors))
+        start = 0
+        for device, run in groupby(tensors, key=lambda tensor: tensor.device):
+            live = list(run)
+            end = start + sum(tensor.numel() for tensor in live)
+            yield device, live, host[start:end]
+            start = end
+
+    def _pieces(
+        self, vector: Floats, positions: Positions
+    ) -> Iterator[tuple[torch.device, list[tuple[Tensor, Tensor, Tensor]], Tensor]]:
+        """For each device the tensors that have some of these positions, each with where in it they lie and with its
+        piece of the host vector; and all of their pieces, as far as they are consecutive."""
+        assert vector.size == positions.size
+        tensors = self._tensors.current()
+        host, places = torch.from_numpy(vector), torch.from_numpy(positions)
+        ends = np.cumsum([tensor.numel() for tensor in tensors])
+        if positions.size and not 0 <= positions[0] <= positions[-1] < ends[-1]:
+            raise LayoutError("Positions lie outside the model, which has changed meanwhile: make a new Node.")
+        bounds = np.searchsorted(positions, ends).tolist()
+        rows = zip(tensors, [0, *bounds[:-1]], bounds, [0, *ends[:-1].tolist()], strict=True)
+        for device, run in groupby((row for row in rows if row[1] < row[2]), key=lambda row: row[0].device):
+            held = list(run)
+            pieces = [(live, places[low:high] - start, host[low:high]) for live, low, high, start in held]
+            yield device, pieces, host[held[0][1] : held[-1][2]]
+
+    def _side_stream(self, device: torch.device) -> torch.cuda.Stream:
+        """The stream of the host copies, so that training goes on beside them."""
+        if device not in self._side:
+            self._side[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._side[device]
+
+
+def _cut(flat: Tensor, live: list[Tensor]) -> list[Tensor]:
+    """Views of the flat tensor in the shapes of ``live``: the call that DDP and FSDP make, one step into C++."""
+    return list(_unflatten_dense_tensors(flat, live))  # type: ignore[no-untyped-call]
+
+
+def _add(live: list[Tensor], flat: Tensor) -> None:
+    torch._foreach_add_(live, _cut(flat, live))
+
+
+def _add_at(live: Tensor, at: Tensor, values: Tensor) -> None:
+    """Each element in the tensor's own dtype, rounded once. No position comes twice."""
+    flat = live.view(-1) if live.is_contiguous() else live.reshape(-1)
+    flat.index_copy_(0, at, (flat.index_select(0, at) + values).to(live.dtype))
+    if flat.data_ptr() != live.data_ptr():
+        live.copy_(flat.view(live.shape))
+
+
+def _merge(live: list[Tensor], flat: Tensor, weight: float) -> None:
+    """In float32, whatever the tensors' dtypes: half-precision would round the difference before it is weighted."""
+    pieces = _cut(flat, live)
+    current = [tensor.float() for tensor in live]  # those of float32 are themselves
+    torch._foreach_sub_(pieces, current)
+    torch._foreach_mul_(pieces, weight)
+    torch._foreach_add_(live, pieces)
+
+
+def _host(vector: Floats, expected: int) -> Tensor:
+    """The host vector as a flat tensor over the same memory."""
+    assert vector.dtype == np.float32, vector.dtype
+    assert vector.ndim == 1, vector.shape
+    assert vector.flags.c_contiguous
+    assert vector.flags.writeable
+    if vector.size != expected:
+        raise LayoutError(
+            f"The vector has {vector.size} elements where {expected} belong: the model, or its optimizer's state, "
+            "changed since the vector was sized."
+        )
+    return torch.from_numpy(vector)

@@ -1,0 +1,152 @@
+"""The tensors of a model by name: found once, and looked up anew at each use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.dlpack import from_dlpack
+
+from gossip.arithmetic.layout import Kind, Layout, Segment
+from gossip.errors import LayoutError
+
+__all__ = ["LiveTensors", "plain_name"]
+
+Owner = Mapping[str, Any]  # the dictionary that holds a tensor: a module's parameters or buffers, or the user's mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one tensor of the layout lives: looked up anew at each use, since ``module.to()`` replaces buffers."""
+
+    name: str
+    owner: Owner
+    key: str
+    source: object  # the object that must still be there; None for a buffer, which may be replaced
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class LiveTensors:
+    """Of a module its parameters and persistent buffers, of a mapping all that it names; only those of floating point.
+    :class:`node.model.snapshot.ModelState` says more. Raises :class:`LayoutError` for what cannot be exchanged."""
+
+    def __init__(self, model: nn.Module | Mapping[str, Any]) -> None:
+        self._modules: tuple[tuple[nn.Module, str, nn.Module], ...] = ()  # (parent, name, child)
+        self._counts: tuple[tuple[nn.Module, int, int], ...] = ()  # of each module its parameters and children
+        self._shared: dict[str, Tensor] = {}  # tensors over memory that is not torch's, by name
+        segments: list[Segment] = []
+        slots: list[Slot] = []
+        places: set[object] = set()
+        for name, owner, key, kind in self._walk(model):
+            tensor: Tensor = self._shared[name] if name in self._shared else owner[key]
+            if is_lazy(tensor):
+                raise LayoutError(f"Tensor {name!r} has no shape yet: run one batch through the model first.")
+            if not tensor.is_floating_point() and not tensor.is_complex():
+                continue
+            if tensor.layout != torch.strided or tensor.is_meta:
+                raise LayoutError(f"Tensor {name!r} is sparse or has no memory: only dense tensors can be averaged.")
+            # One tensor under two names (tied weights in a state_dict) is added to once, as in a module.
+            place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+            if not isinstance(model, nn.Module) and tensor.numel() and place in places:
+                continue
+            places.add(place)
+            segments.append(Segment(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind))
+            slots.append(
+                Slot(name, owner, key, owner[key] if kind == "parameter" else None, tensor.shape, tensor.dtype)
+            )
+        self.layout = Layout(segments)
+        by_name = {slot.name: slot for slot in slots}
+        self._slots = tuple(by_name[segment.name] for segment in self.layout.segments)
+
+    def current(self) -> list[Tensor]:
+        """The live tensors in the layout's order, each still the one that the layout describes.
+
+        One Python loop, of lookups alone: 0.2 us a tensor, once an exchange.
+        """
+        for parent, name, child in self._modules:
+            if parent._modules.get(name) is not child:
+                raise LayoutError(f"Submodule {name!r} was replaced while the node was running: make a new Node.")
+        for module, parameters, children in self._counts:
+            if len(module._parameters) > parameters or len(module._modules) > children:
+                self._refuse_newcomers(module)
+        tensors: list[Tensor] = []
+        for slot in self._slots:
+            found: Any = slot.owner.get(slot.key)
+            if found is None or (slot.source is not None and found is not slot.source):
+                raise LayoutError(
+                    f"Tensor {slot.name!r} was replaced while the node was running: write into it in place, or make a "
+                    "new Node."
+                )
+            tensor: Tensor = self._shared.get(slot.name, found)
+            if tensor.shape != slot.shape or tensor.dtype != slot.dtype:
+                raise LayoutError(
+                    f"Tensor {slot.name!r} was {slot.dtype} {tuple(slot.shape)} and is now {tensor.dtype} "
+                    f"{tuple(tensor.shape)}: make a new Node after changing a model."
+                )
+            tensors.append(tensor)
+        return tensors
+
+    def _refuse_newcomers(self, module: nn.Module) -> None:
+        """Something was added to a module: without parameters it is nobody's business, with some it is another model,
+        of which a part would be trained and never exchanged."""
+        known = {id(slot.source) for slot in self._slots}
+        for name, parameter in module.named_parameters():
+            if parameter.is_floating_point() and id(parameter) not in known:
+                raise LayoutError(
+                    f"Parameter {name!r} was added to a {type(module).__name__} while the node was running and would "
+                    "never be exchanged: make a new Node after changing a model."
+                )
+
+    def _walk(self, model: nn.Module | Mapping[str, Any]) -> Iterator[tuple[str, Owner, str, Kind]]:
+        """Every tensor with its name, the dictionary that holds it, and its key there."""
+        if isinstance(model, nn.Module):
+            self._modules = tuple(
+                (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
+            )
+            self._counts = tuple((m, len(m._parameters), len(m._modules)) for m in model.modules())
+            saved = model.state_dict(keep_vars=True).keys()  # tells persistent buffers from others
+            for name, _ in model.named_parameters():
+                path, _, key = name.rpartition(".")
+                yield plain_name(name), model.get_submodule(path)._parameters, key, "parameter"
+            for name, _ in model.named_buffers():
+                path, _, key = name.rpartition(".")
+                if name in saved:
+                    yield plain_name(name), model.get_submodule(path)._buffers, key, "buffer"
+        elif isinstance(model, Mapping):
+            for name, value in model.items():
+                if not isinstance(name, str):
+                    raise LayoutError(f"A tensor's name is {name!r}: names in the mapping must be text.")
+                if isinstance(value, np.ndarray) and value.dtype.kind in "iub":
+                    continue
+                if not isinstance(value, Tensor):
+                    self._shared[name] = _share(name, value)
+                yield name, model, name, "parameter"
+        else:
+            raise LayoutError(
+                f"A model is a torch module or a mapping of names to tensors, not {type(model).__name__}."
+            )
+
+
+def plain_name(name: str) -> str:
+    """A compiled module wraps another and puts a prefix before its names; a node that compiles is the same model."""
+    return name.replace("_orig_mod.", "")
+
+
+def _share(name: str, value: Any) -> Tensor:
+    """A tensor over the memory of a numpy array, or of another framework's array."""
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        raise LayoutError(f"Array {name!r} is read-only, so averages cannot be written to it: pass a writable copy.")
+    try:
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(value)
+        if hasattr(value, "__dlpack__"):
+            return from_dlpack(value)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise LayoutError(f"Array {name!r} cannot be shared with torch ({error}): pass a plain float array.") from error
+    raise LayoutError(f"{name!r} is {type(value).__name__}: the mapping holds tensors, numpy arrays or DLPack arrays.")

@@ -1,0 +1,266 @@
+"""What people see of one node: a live line, a JSONL log, and a closing table.
+
+No thread and no clock of its own: whoever drives the node calls ``tick`` a few times a second and says what time it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self, TextIO, TypedDict
+
+from gossip.errors import ConfigError
+from node.observe import notices
+
+__all__ = ["Figures", "Progress", "line_of"]
+
+REWRITE_PERIOD_S = 0.25  # on a terminal: as fast as an eye follows numbers
+LINE_PERIOD_S = 10.0  # in a file: 360 lines an hour
+ROW_PERIOD_S = 1.0  # the pace at which members' own counts arrive
+
+
+class Figures(TypedDict):
+    """One look at a node: its counts since the start."""
+
+    steps: int
+    samples: int
+    swarm_samples: int  # of the whole swarm, the departed included
+    loss: float | None
+    members_alive: int  # with this node
+    exchanges_done: int
+    exchanges_failed: int
+    exchange_seconds: float | None  # median of late ones; None before the first
+    bytes_sent: int
+    bytes_received: int
+    partner: str | None  # short id of the last partner
+    alone: bool
+
+
+class Progress:
+    """The live line on ``stream`` (rewritten on a terminal, a plain line every 10 s elsewhere) and the rows in ``log``.
+
+    Rows are JSON objects with ``t`` (unix seconds), the node's ``id`` and ``event``: ``listening`` (with ``address``),
+    ``progress`` once a second, ``final``, and whatever kinds the node reports. All times are unix seconds. A log that
+    was renamed or removed (logrotate) is begun anew under its name. Neither output ever stops training: what cannot be
+    written is turned off, the log with one notice.
+    Notices that no stream shows go to Python's logging (:mod:`node.observe.notices`); ``embedded``: no command is there
+    that shows them, so that warnings appear even where the program has set up no logging.
+    Raises :class:`ConfigError` when the log cannot be opened.
+    """
+
+    def __init__(
+        self,
+        now_s: float,
+        node_id: str,
+        address: str,
+        *,
+        log: Path | None = None,
+        line: bool = True,
+        stream: TextIO | None = None,
+        embedded: bool = False,
+    ) -> None:
+        self._id = node_id
+        self._embedded, self._closed = embedded, False
+        self._stream: TextIO | None = (stream or sys.stderr) if line else None
+        self._terminal = self._stream is not None and self._stream.isatty()
+        self._line_period_s = REWRITE_PERIOD_S if self._terminal else LINE_PERIOD_S
+        self._log = None if log is None else _Log.open(log)
+        self._row_s = self._line_s = now_s
+        self._rate = _Rate(now_s)
+        self.event(now_s, "listening", f"Node {node_id[:8]} listens on {address}.", address=address)
+
+    @classmethod
+    def from_environment(cls, now_s: float, node_id: str, address: str, environment: Mapping[str, str]) -> Self:
+        """As ``gossip run`` passes it: ``GOSSIP_LOG`` names the log, ``GOSSIP_PROGRESS`` is ``line`` or ``off``.
+
+        Without ``GOSSIP_PROGRESS`` there is no line: a program that holds a Node of its own accord keeps its terminal,
+        and hears of warnings.
+        """
+        log = environment.get("GOSSIP_LOG")
+        line = environment.get("GOSSIP_PROGRESS", "off") == "line"
+        embedded = "GOSSIP_PROGRESS" not in environment
+        return cls(now_s, node_id, address, log=Path(log) if log else None, line=line, embedded=embedded)
+
+    def tick(self, now_s: float, look: Callable[[], Figures]) -> None:
+        """Write the line and the row that are due; ``look`` is called only when one is."""
+        # A clock set back must not silence us until it has caught up, hence the absolute difference.
+        row_due = self._log is not None and abs(now_s - self._row_s) >= ROW_PERIOD_S
+        line_due = self._stream is not None and abs(now_s - self._line_s) >= self._line_period_s
+        if not row_due and not line_due:
+            return
+        figures = self._with_rates(now_s, look())
+        if row_due:
+            self._row_s = now_s
+            self._write_row(now_s, {"event": "progress", **figures})
+        if line_due:
+            self._line_s = now_s
+            line = f"{self._id[:8]}  {line_of(figures)}"
+            if self._terminal:
+                width = shutil.get_terminal_size().columns - 1  # a full last column would wrap
+                self._print(f"\r{line[:width]}\x1b[K")
+            else:
+                self._print(f"{line}\n")
+
+    def event(self, now_s: float, kind: str, sentence: str, **fields: Any) -> None:
+        """Something worth a sentence: printed at once with the node's id, and a row of its own."""
+        self._write_row(now_s, {"event": kind, "sentence": sentence, **fields})
+        shown = sentence if kind == "listening" else f"{self._id[:8]}  {sentence}"
+        self._print(f"\r\x1b[K{shown}\n" if self._terminal else f"{shown}\n")
+        if self._stream is None and not self._closed:
+            notices.log(self._id, kind, sentence, self._embedded)
+
+    def close(self, now_s: float, final: Figures) -> None:
+        """The last row, and this node's table; nothing is written after it."""
+        figures = self._with_rates(now_s, final)
+        self._write_row(now_s, {"event": "final", **figures})
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        if self._stream is not None:
+            self._print("\r\x1b[K" if self._terminal else "")
+            if final["steps"]:  # one that never got to train has said why, and a table of zeros would hide that
+                with contextlib.suppress(OSError, ValueError):
+                    print_table(self._id, final, self._stream)
+            self._stream = None
+        self._closed = True
+
+    def _with_rates(self, now_s: float, figures: Figures) -> dict[str, Any]:
+        sent, received = self._rate.of(now_s, figures["bytes_sent"], figures["bytes_received"])
+        return {**figures, "mb_s_sent": sent, "mb_s_received": received}
+
+    def _write_row(self, now_s: float, row: dict[str, Any]) -> None:
+        if self._log is None:
+            return
+        trouble = self._log.write({"t": round(now_s, 3), "id": self._id, **row})
+        if trouble is not None:
+            path, self._log = self._log.path, None
+            # Told even where the line is off: nobody looks for what a log does not say.
+            notice = f"The log {path} cannot be written ({trouble}) and is off from here; training goes on."
+            if self._stream is not None:
+                self._print(f"{notice}\n")
+            elif self._embedded:
+                notices.log(self._id, "log", notice, True)
+            else:
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(f"{notice}\n")
+
+    def _print(self, text: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # the terminal is gone, or the script closed stderr
+            self._stream = None
+
+
+class _Rate:
+    """Bytes a second, in MB/s, over windows of about a second, so that 4 Hz does not flicker between 0 and 40."""
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s, self._sent, self._received = now_s, 0, 0
+        self._rates = (0.0, 0.0)
+
+    def of(self, now_s: float, sent: int, received: int) -> tuple[float, float]:
+        passed_s = now_s - self._since_s
+        if abs(passed_s) >= ROW_PERIOD_S:
+            if passed_s > 0:
+                scale = 1e-6 / passed_s
+                self._rates = (round((sent - self._sent) * scale, 3), round((received - self._received) * scale, 3))
+            self._since_s, self._sent, self._received = now_s, sent, received
+        return self._rates
+
+
+class _Log:
+    """JSON lines, each appended by one write, so that a kill costs at most the row it falls on."""
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self.path = path
+        self._handle = handle
+
+    @classmethod
+    def open(cls, path: Path) -> _Log:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            size = os.fstat(handle).st_size
+            if size and os.pread(handle, 1, size - 1) != b"\n":  # an earlier run was killed inside its last row
+                os.write(handle, b"\n")
+        except OSError as error:
+            raise ConfigError(f"The log {path} cannot be opened ({error.strerror}): name another file.") from None
+        return cls(path, handle)
+
+    def write(self, row: Mapping[str, Any]) -> str | None:
+        """None, or why the row could not be written."""
+        text = json.dumps({key: _finite(value) for key, value in row.items()}, separators=(",", ":"), allow_nan=False)
+        data = (text + "\n").encode()
+        self._follow()
+        try:
+            if os.write(self._handle, data) != len(data):  # a disk fills up in the middle of a row
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self.close()
+            return error.strerror or "unknown"
+        return None
+
+    def _follow(self) -> None:
+        """Open the file anew where its name is another's or nobody's: it was rotated. A device is not looked at; where
+        it cannot be opened, the rows go on into the one that we have."""
+        ours = os.fstat(self._handle)
+        if not stat.S_ISREG(ours.st_mode):
+            return
+        with contextlib.suppress(OSError, ConfigError):
+            if not self.path.exists() or not os.path.samestat(self.path.stat(), ours):
+                fresh = _Log.open(self.path)
+                os.close(self._handle)
+                self._handle = fresh._handle
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._handle)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: a loss that diverged becomes null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """Figures with rates as one line, what matters most first, since a narrow terminal cuts it."""
+    loss = row["loss"]
+    company = "alone" if row["alone"] else f"{row['members_alive']} members"
+    failed = f" ({row['exchanges_failed']:,} failed)" if row["exchanges_failed"] else ""
+    partner = f", last with {row['partner']}" if row["partner"] else ""
+    rates = f"{row['mb_s_sent']:.1f}/{row['mb_s_received']:.1f} MB/s"  # out, in
+    return (
+        f"step {row['steps']:,}  samples {row['samples']:,} of {row['swarm_samples']:,}"
+        f"  loss {'-' if loss is None else format(loss, '.4f')}  {company}"
+        f"  {row['exchanges_done']:,} exchanges{failed}  {rates}{partner}"
+    )
+
+
+def print_table(node_id: str, final: Figures, stream: TextIO) -> None:
+    """This node's whole run, as a table of two columns."""
+    from rich.console import Console  # here: nobody who prints no table pays 50 ms for it
+    from rich.table import Table
+
+    loss, exchange_s = final["loss"], final["exchange_seconds"]
+    table = Table(title=f"node {node_id[:8]}", show_header=False, title_justify="left")
+    for name, value in (
+        ("steps", f"{final['steps']:,}"),
+        ("samples", f"{final['samples']:,} of the swarm's {final['swarm_samples']:,}"),
+        ("loss", "-" if loss is None else f"{loss:.4f}"),
+        ("members", "alone" if final["alone"] else f"{final['members_alive']:,}"),
+        ("exchanges", f"{final['exchanges_done']:,} done, {final['exchanges_failed']:,} failed"),
+        ("an exchange takes", "-" if exchange_s is None else f"{exchange_s:.3f} s (median)"),
+        ("sent, received", f"{final['bytes_sent'] / 1e6:,.1f} MB, {final['bytes_received'] / 1e6:,.1f} MB"),
+    ):
+        table.add_row(name, value)
+    Console(file=stream, highlight=False).print(table)

@@ -1,0 +1,164 @@
+"""What a running node says of itself when asked, page by page; and how to ask."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from gossip.errors import LocalError, ProtocolError, RefusedError, RemoteError
+from gossip.ids import Address
+from gossip.peer import Peer
+from gossip.wire.frames import encode
+from gossip.wire.messages import StatusQuery, StatusReply, Unknown
+from node.identity.keys import Identity
+from node.transport.byte_stream import ByteStream
+from node.transport.handshake import Greeter
+from node.transport.links import FrameReader
+from node.transport.tcp import TcpNetwork
+from node.transport.tls import TlsStream, swarm_contexts
+
+if TYPE_CHECKING:
+    from node.runtime import Runtime
+
+__all__ = ["PAGE", "query", "status_page"]
+
+PAGE = 100  # members of at most 400 B (a host name has 255) in one header of 64 KiB
+SHOWN_REFUSALS = 16
+MAX_ROWS = 50_000  # members that are asked for: 40 MB, twice what a table holds; the node that answers may be anybody's
+MAX_TEXT = 300  # characters: an address
+METRICS = (
+    "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
+    "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone", "refused",
+    "messages_ignored", "suspicious",
+)  # fmt: skip
+"""In this order; later versions add theirs behind these."""
+
+
+def status_page(runtime: Runtime, after: bytes) -> StatusReply:
+    """Members with ids after ``after``, in order, and the metrics."""
+    peer = runtime.peer
+    me = peer.membership.me
+    distance = peer.consensus_distance
+    address = str(me.address) if me.address is not None else None
+    metrics = (
+        me.id.hex(), address, runtime.config.swarm, me.steps, me.samples, peer.membership.swarm_samples, me.loss,
+        len(peer.membership.met()) + 1, peer.exchanges.done, peer.exchanges.failures, runtime.links.bytes_sent,
+        runtime.links.bytes_received, None if math.isnan(distance) else distance, peer.ready, peer.alone,
+        refusals(peer), runtime.links.ignored, tuple(itertools.islice(peer.conduct.rows(), SHOWN_REFUSALS)),
+    )  # fmt: skip
+    rows = sorted((record.id, record, state) for record, state in peer.members() if record.id > after)
+    page = tuple(
+        (record.id, str(record.address) if record.address else None, state.value, record.steps, record.samples,
+         record.loss, record.ready)
+        for _, record, state in rows[:PAGE]
+    )  # fmt: skip
+    return StatusReply(metrics, page, len(rows) > PAGE)
+
+
+def refusals(peer: Peer) -> tuple[tuple[str, str, int], ...]:
+    """What was refused or cut off most often: from whom, why, how often."""
+    counts = sorted(peer.exchanges.refusals.counts.items(), key=lambda item: item[1], reverse=True)[:SHOWN_REFUSALS]
+    return tuple((partner.hex(), code, count) for (partner, code), count in counts)
+
+
+def query(
+    address: Address, secret: bytes | None = None, timeout_s: float = 5.0, state_dir: Path | None = None
+) -> dict[str, Any]:
+    """Ask the node at ``address`` for its id, members and metrics, as an observer who joins nothing.
+
+    Raises LocalError in one sentence when nobody answers there, or the secret is not theirs.
+    """
+    try:
+        return trio.run(ask, address, secret, timeout_s)
+    except RefusedError as error:
+        raise LocalError(str(error)) from error
+    except (OSError, RemoteError, trio.TooSlowError) as error:
+        how = "is its secret this one" if secret is not None else "does it need --secret-file"
+        raise LocalError(f"No node answers at {address}: is it running, is the address right, and {how}?") from error
+
+
+async def ask(address: Address, secret: bytes | None, timeout_s: float) -> dict[str, Any]:
+    with trio.fail_after(timeout_s):
+        stream: ByteStream = await TcpNetwork(None, timeout_s).connect(address)
+        try:
+            if secret is not None:
+                tls = TlsStream(stream, swarm_contexts(Identity.fresh(), secret), server_side=False)
+                await tls.handshake()
+                stream = tls
+            reader = FrameReader(stream)
+            await Greeter("", None).greet(stream, reader, None, None, None)
+            return await read_pages(stream, reader)
+        finally:
+            stream.close_now()
+
+
+async def read_pages(stream: ByteStream, reader: FrameReader) -> dict[str, Any]:
+    """All pages as one answer. A node of another version has more values or fewer: what it does not say is None."""
+    members: list[dict[str, Any]] = []
+    after = b""
+    while True:
+        await stream.send_all(encode(StatusQuery(after)))
+        reply = await next_reply(reader)
+        for row in reply.members:
+            members.append(member_of(row, after))
+            after = bytes.fromhex(members[-1]["id"])
+        if not reply.more or not reply.members:
+            break
+        if len(members) >= MAX_ROWS:
+            raise ProtocolError("The node names more members than a swarm can have.")
+    values = (*reply.metrics, *[None] * len(METRICS))
+    metrics = {name: plain(value) for name, value in zip(METRICS, values, strict=False)}
+    for name in ("refused", "suspicious"):
+        metrics[name] = refused_of(values[METRICS.index(name)])
+    identity = metrics.pop("id")
+    if not isinstance(identity, str) or len(identity) != 32 or set(identity) - set("0123456789abcdef"):
+        raise ProtocolError("The node's answer is not a status.")
+    return {
+        "id": identity, "address": metrics.pop("address"), "swarm": metrics.pop("swarm"), "metrics": metrics,
+        "members": members,
+    }  # fmt: skip
+
+
+async def next_reply(reader: FrameReader) -> StatusReply:
+    while True:
+        got = await reader.message()
+        if got is None:
+            raise ProtocolError("The node closed the connection.")
+        message, body_bytes = got
+        if isinstance(message, StatusReply):
+            return message
+        if isinstance(message, Unknown):
+            await reader.discard(body_bytes)
+
+
+def member_of(row: Any, after: bytes) -> dict[str, Any]:
+    """One member of a page. Their ids rise, or a node could go on for ever with the same ones."""
+    peer = row[0] if isinstance(row, tuple) and row else None
+    if type(peer) is not bytes or len(peer) != 16 or peer <= after:
+        raise ProtocolError("The node's answer is not a status.")
+    values = (*row[1:], *[None] * 6)
+    where, state, steps, samples, loss, ready = (plain(value) for value in values[:6])
+    return {
+        "id": peer.hex(), "address": where, "state": state, "steps": steps, "samples": samples, "loss": loss,
+        "ready": ready,
+    }  # fmt: skip
+
+
+def refused_of(value: Any) -> tuple[tuple[Any, ...], ...]:
+    """(member, code, count) of what a node refused, or of who misbehaves; what has another shape is left out."""
+    rows = value if isinstance(value, tuple) else ()
+    return tuple(
+        tuple(plain(item) for item in row[:3]) for row in rows[:SHOWN_REFUSALS]
+        if isinstance(row, tuple) and len(row) >= 3
+    )  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """A value that may be shown: a number, or a short text that no terminal obeys. None in the place of others."""
+    if isinstance(value, str):
+        return value if len(value) <= MAX_TEXT and value.isprintable() else None
+    return value if isinstance(value, bool | int | float) else None

@@ -1,0 +1,1 @@
+"""Vectors on their way between the model and the network."""

@@ -1,0 +1,218 @@
+"""A vector streamed both ways at once, chunk by chunk, each decoded, checked and subtracted while still in cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from gossip.arithmetic.mixing import difference
+from gossip.codecs import ALIGN, Codec, Overflow, Spread, get_codec
+from gossip.codecs.base import peaks
+from gossip.errors import ProtocolError
+from gossip.wire.frames import encode
+from gossip.wire.messages import MIN_CHUNK_ELEMENTS, Chunk
+from node.transfers.boundary import Lease
+
+__all__ = [
+    "INLINE_ELEMENTS", "DifferenceReceiver", "Receiver", "Sender", "SliceReceiver",
+]  # fmt: skip
+
+Floats = NDArray[np.float32]
+
+INLINE_ELEMENTS = 1 << 20  # arithmetic on up to 4 MB is done in place, 1 to 2 ms; on more in a worker thread
+
+
+class Sender:
+    """A vector as frames: views of it for a raw codec, encoded into one reused buffer for the others.
+
+    ``codec`` is bound already where it needs bounds: ``get_codec(name).bound(spread)``, one for a session's sender and
+    receiver both, since what the partner decodes of us (``quantised``) depends on the bounds.
+    """
+
+    def __init__(
+        self, session: int, vector: Floats, codec: Codec, chunk_elements: int, origin: int = 0,
+        lease: Lease | None = None,
+    ) -> None:  # fmt: skip
+        """``origin``: where the vector begins in the one that it is a slice of; ``lease``: of what it is a view of."""
+        self.lease = lease
+        self.session, self.vector, self.codec, self.origin = session, vector, codec, origin
+        self.chunk_elements = min(chunk_elements // ALIGN * ALIGN, vector.size)  # scales belong to positions
+        self.position = 0
+        self.buffer = bytearray(0 if codec.raw else codec.encoded_bytes(self.chunk_elements))
+
+    def next_frame(self) -> tuple[bytes, memoryview] | None:
+        """The link sends a frame wholly before it asks for the next, so one buffer is enough."""
+        if self.done:
+            return None
+        values = self.vector[self.position : self.position + self.chunk_elements]
+        if self.codec.raw:
+            body = memoryview(values.data).cast("B")
+        else:
+            body = memoryview(self.buffer)[: self.codec.encoded_bytes(values.size)]
+            self.codec.encode(values, body, self.session, self.origin + self.position)
+        chunk = Chunk(self.session, self.origin + self.position, values.size, xxhash.xxh3_64_intdigest(body))
+        self.position += values.size
+        return encode(chunk, len(body)), body
+
+    def let_go(self) -> None:
+        if self.lease is not None:
+            self.lease.end()
+
+    @property
+    def done(self) -> bool:
+        return self.position == self.vector.size
+
+
+class Receiver:
+    """Chunks in order into a place of ours. What is allocated is bounded by our own vector and by the largest chunk
+    allowed; a frame that does not fit is a protocol error. Subclasses say where bytes go and what becomes of them."""
+
+    def __init__(self, session: int, size: int, codec: Codec, origin: int = 0) -> None:
+        self.session, self.size, self.codec, self.origin = session, size, codec, origin
+        self.position = 0
+        self.body = memoryview(b"")
+        self.bytes = bytearray()  # of scratch
+        self.filling = False  # a link reads into our buffer at the moment
+        self.fault = ""  # why `arrived` said no: checksum or overflow
+
+    def place(self, chunk: Chunk, body_bytes: int) -> memoryview:
+        """Where the body of the next chunk goes; raises ProtocolError for any other chunk than the next."""
+        left = self.size - self.position
+        start = chunk.start - self.origin
+        if start != self.position or not min(left, MIN_CHUNK_ELEMENTS) <= chunk.elements <= left or not left:
+            raise ProtocolError(f"{chunk.elements} elements came for {start} where {self.position} is next.")
+        if chunk.elements % ALIGN and chunk.elements != left:
+            raise ProtocolError(f"A chunk ends at {chunk.start + chunk.elements}, which is no multiple of {ALIGN}.")
+        expected = self.codec.encoded_bytes(chunk.elements)
+        if body_bytes != expected:
+            raise ProtocolError(f"A chunk of {body_bytes} bytes came where {expected} belong.")
+        self.body = self.buffer(slice(start, start + chunk.elements), expected)
+        self.filling = True
+        return self.body
+
+    def arrived(self, chunk: Chunk) -> bool:
+        """The body is filled: check it and use it. False when the transfer has failed, with the reason in ``fault``:
+        "checksum", or "overflow" where the codec's bound was exceeded and another codec would do."""
+        self.filling = False
+        if xxhash.xxh3_64_intdigest(self.body) != chunk.checksum:
+            self.fault = "checksum"
+            return False
+        try:
+            self.use(slice(self.position, self.position + chunk.elements))
+        except Overflow:
+            self.fault = "overflow"
+            return False
+        self.position += chunk.elements
+        return True
+
+    @property
+    def done(self) -> bool:
+        return self.position == self.size
+
+    def scratch(self, expected: int) -> memoryview:
+        """Bytes to read into before they are used: grown at the first chunk, as a rule, since all are of one size."""
+        if len(self.bytes) < expected:
+            self.bytes = bytearray(expected)
+        return memoryview(self.bytes)[:expected]
+
+    def buffer(self, where: slice, expected: int) -> memoryview:
+        raise NotImplementedError
+
+    def use(self, where: slice) -> None:
+        raise NotImplementedError
+
+
+class DifferenceReceiver(Receiver):
+    """``out = Q(theirs) - Q(ours)``, with both squared norms added up on the way; with ``spread``, also the largest
+    differences of each block, while they are in cache. Call :meth:`learn` once the exchange is accepted."""
+
+    def __init__(
+        self, session: int, ours: Floats, out: Floats, codec: Codec, spread: Spread | None = None, plain: bool = False,
+        origin: int = 0,
+    ) -> None:  # fmt: skip
+        """``plain``: ours is not sent, and taken as it is."""
+        super().__init__(session, ours.size, codec, origin)
+        self.ours, self.out, self.spread, self.plain = ours, out, spread, plain
+        blocks = 0 if spread is None else -(-ours.size // ALIGN)
+        self.peaks, self.errors = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
+        self.difference_sq = self.own_sq = 0.0
+        self.theirs = self.quantised = np.empty(0, np.float32)
+
+    def buffer(self, where: slice, expected: int) -> memoryview:
+        if self.codec.raw:
+            return memoryview(self.out[where].data).cast("B")
+        elements = where.stop - where.start
+        if self.theirs.size < elements:
+            self.theirs, self.quantised = np.empty(elements, np.float32), np.empty(elements, np.float32)
+        return self.scratch(expected)
+
+    def use(self, where: slice) -> None:
+        ours, out = self.ours[where], self.out[where]
+        if self.codec.raw:
+            self.difference_sq += difference(out, ours, out)
+            self.own_sq += float(np.dot(ours, ours))
+        else:
+            theirs, quantised = self.theirs[: out.size], self.quantised[: out.size]
+            self.codec.decode(self.body, theirs, ours, self.session, self.origin + where.start)
+            if self.plain:
+                quantised = ours
+            else:
+                self.codec.quantised(ours, quantised, self.session, self.origin + where.start)
+            self.difference_sq += difference(theirs, quantised, out)
+            self.own_sq += float(np.dot(quantised, quantised))
+        if self.spread is not None:
+            blocks = slice(where.start // ALIGN, -(-where.stop // ALIGN))
+            self.peaks[blocks] = peaks(out, ALIGN)
+            self.errors[blocks] = self.codec.errors(ours, where.start)
+
+    def learn(self) -> None:
+        """The whole difference was accepted: what it shows of the partners' distance goes into the node's spread."""
+        assert self.done, "only a whole difference is learned from"
+        if self.spread is not None:
+            self.spread.learn(self.peaks, self.errors)
+
+
+class SliceReceiver(Receiver):
+    """A raw slice [start, stop) of another's vector into the same place of ours; reports each whole chunk. Bytes arrive
+    in a buffer of its own: what a donor that was given up still sends must not land on what another has sent."""
+
+    def __init__(self, session: int, out: Floats, start: int, stop: int, report: Callable[[int], None]) -> None:
+        super().__init__(session, stop - start, get_codec("fp32"))
+        self.out, self.start, self.report = out, start, report
+
+    def buffer(self, where: slice, expected: int) -> memoryview:
+        return self.scratch(expected)
+
+    def use(self, where: slice) -> None:
+        values = np.frombuffer(self.body, np.dtype("<f4"))
+        if not np.isfinite(values).all():
+            raise ProtocolError("A donor's weights are not finite.")
+        self.out[self.start + where.start : self.start + where.stop] = values
+        self.report(self.start + where.stop)
+
+
+class ComparingReceiver(Receiver):
+    """A raw slice [start, stop) of another's vector, beside the same place of ours, which stays as it is; reports
+    ``|theirs - ours|^2`` and ``|ours|^2`` when it is whole."""
+
+    def __init__(
+        self, session: int, ours: Floats, start: int, stop: int, report: Callable[[float, float], None]
+    ) -> None:
+        super().__init__(session, stop - start, get_codec("fp32"))
+        self.ours, self.left, self.start, self.report = ours, stop - start, start, report
+        self.apart_sq = self.own_sq = 0.0
+
+    def buffer(self, where: slice, expected: int) -> memoryview:
+        return self.scratch(expected)
+
+    def use(self, where: slice) -> None:
+        theirs = np.frombuffer(self.body, np.dtype("<f4"))
+        ours = self.ours[self.start + where.start : self.start + where.stop]
+        self.apart_sq += difference(theirs, ours, np.empty_like(ours))
+        self.own_sq += float(np.dot(ours, ours))
+        self.left -= len(ours)
+        if not self.left:
+            self.report(self.apart_sq, self.own_sq)

@@ -1,0 +1,272 @@
+"""How links come to be: dialling and accepting, up to the finished Hello, with a bound on strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+import trio
+
+from gossip.config import Config
+from gossip.errors import RefusedError, RemoteError
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.wire.messages import Hello
+from node.faults import Faults
+from node.transport.byte_stream import BrokenLinkError, ByteStream
+from node.transport.handshake import Greeter
+from node.transport.links import FrameReader, Link, Network
+from node.transport.lobby import Lobby, neighbourhood
+from node.transport.tcp import is_loopback, is_private
+from node.transport.tls import Contexts, TlsStream
+
+__all__ = ["Doors"]
+
+OBSERVED_S = 30.0  # for an observer to read the status, page by page
+DIALS = 16  # at once
+TO_STRANGERS = 2  # of them, to members of whom we only heard: their addresses may be anybody's, and swallow packets
+TO_SILENT = 8  # of them, to addresses where the last dial was not even refused
+STRANGERS_WAITING = 64  # dials to strangers that wait for one of their two; more fail at once
+SILENT_S = 1.0  # a dial that took longer and failed was not refused
+REMEMBERED = 4_096  # addresses that were silent
+TOLD = 64  # different refusals told to people: strangers fill no log
+
+
+class Doors:
+    """``me`` gives our own record, ``run_link`` takes a greeted link to its end, ``dial_failed`` hears of whom we did
+    not reach (None: a seed), ``on_event`` tells people. ``familiar``: whether we had a link with a member;
+    ``seed_answered`` hears of seeds that accept a connection, whatever comes of it; ``hosts``: of members we know."""
+
+    def __init__(
+        self, network: Network, greeter: Greeter, contexts: Contexts | None, config: Config,
+        me: Callable[[], MemberRecord], run_link: Callable[[Link, Hello], Awaitable[None]],
+        dial_failed: Callable[[PeerId | None], None], on_event: Callable[[str, str], None], seeds: frozenset[Address],
+        familiar: Callable[[PeerId], bool] = lambda peer: True,
+        seed_answered: Callable[[Address], None] = lambda address: None,
+        hosts: Callable[[], Collection[str]] = lambda: (), turned_out: Callable[[str], None] = lambda host: None,
+    ) -> None:  # fmt: skip
+        self.network, self.greeter, self.contexts, self.config = network, greeter, contexts, config
+        self.me, self.run_link, self.dial_failed, self.on_event = me, run_link, dial_failed, on_event
+        self.faults = Faults(on_event)
+        self.seeds = seeds  # what they say against us is final; a stale address book is not
+        self.dialling: dict[Address, set[PeerId | None]] = {}  # whom we hope to find there
+        self.familiar, self.seed_answered, self.hosts = familiar, seed_answered, hosts
+        self.dial_limit = trio.CapacityLimiter(DIALS)
+        self.stranger_limit, self.silent_limit = trio.CapacityLimiter(TO_STRANGERS), trio.CapacityLimiter(TO_SILENT)
+        self.strange: set[Address] = set()  # dialled for members of whom we only heard
+        self.silent: OrderedDict[Address, None] = OrderedDict()  # where the last dial was not even refused
+        self.lobby = Lobby(self.neighbours, lambda stream: getattr(stream, "heard", True), turned_out)
+        self.failures: dict[Address, str] = {}  # what became of the last dial to each seed that did not answer
+        self.refusal: RefusedError | None = None  # the first that says more than "closed"
+        self.told: set[str] = set()
+        self.turned_out = turned_out  # hears where each came from that never said who it is
+        self.nursery: trio.Nursery | None = None
+        self.closed = False
+
+    def open(self, nursery: trio.Nursery) -> None:
+        """Dial and accept from now on, until cancelled; links live in ``nursery``."""
+        self.nursery = nursery
+        nursery.start_soon(self.network.serve, self.accept, nursery)
+
+    def spawn(self, task: Callable[..., Any], *args: object) -> None:
+        if self.nursery is not None and not self.closed:
+            self.nursery.start_soon(task, *args)
+
+    def dial(self, address: Address, expect: PeerId | None) -> None:
+        """Begin a link to ``address``, where ``expect`` should answer; one dial at a time to one address."""
+        if self.closed or address == self.me().address or (expect is not None and not self.may_dial(address)):
+            self.spawn(self.report, {expect})
+            return
+        if address in self.dialling:
+            self.dialling[address].add(expect)
+            return
+        strange = expect is not None and address not in self.seeds and not self.familiar(expect)
+        if strange and len(self.strange) >= TO_STRANGERS + STRANGERS_WAITING:
+            self.spawn(self.report, {expect})
+            return
+        if strange:
+            self.strange.add(address)
+        self.dialling[address] = {expect}
+        self.spawn(self.dial_task, address, expect)
+
+    def turn(self, address: Address) -> contextlib.AbstractAsyncContextManager[object]:
+        """What a dial waits for before it waits for one of the 16: honest members never stand behind addresses that
+        swallow packets for as long as a dial may take."""
+        if address in self.strange:
+            return self.stranger_limit
+        return self.silent_limit if address in self.silent else contextlib.nullcontext()
+
+    def neighbours(self) -> Collection[str]:
+        """Where those live for whom places are kept: members, seeds and ourselves."""
+        mine = self.me().address
+        hosts = {seed.host for seed in self.seeds} | ({mine.host} if mine is not None else set())
+        return {neighbourhood(host) for host in hosts}.union(self.hosts())
+
+    def may_dial(self, address: Address) -> bool:
+        """Addresses in records come from others: a node on a public address dials no private one, and one on a network
+        no loopback."""
+        mine = self.me().address
+        if mine is None or is_loopback(mine.host):
+            return True
+        return not is_loopback(address.host) and (is_private(mine.host) or not is_private(address.host))
+
+    async def report(self, hoped: set[PeerId | None]) -> None:
+        await trio.lowlevel.checkpoint()  # never from inside the decision that dialled
+        self.missed(hoped)
+
+    def missed(self, hoped: set[PeerId | None]) -> None:
+        for peer in hoped:
+            self.dial_failed(peer)
+
+    async def dial_task(self, address: Address, expect: PeerId | None) -> None:
+        greeted: tuple[Link, Hello] | None = None
+        hoped: set[PeerId | None] = set()
+        failure, refused, began = "", None, trio.current_time()
+        try:
+            async with self.turn(address), self.dial_limit:
+                began = trio.current_time()
+                with trio.move_on_after(self.config.hello_timeout_s):
+                    stream = await self.connect(address)
+                    if address in self.seeds:
+                        self.seed_answered(address)
+                    failure = "accepted the connection, and then nothing came"
+                    greeted = await self.handshake(stream, False, expect, address)
+        except RefusedError as error:
+            self.note_refusal(error, address, expect)
+            refused = error
+        except (OSError, RemoteError) as error:
+            failure = failure or reason(error)
+        finally:
+            hoped = self.dialling.pop(address, set())
+            self.strange.discard(address)
+        if greeted is None and trio.current_time() - began > SILENT_S:
+            self.silent[address] = None
+            if len(self.silent) > REMEMBERED:
+                self.silent.popitem(last=False)
+        else:
+            self.silent.pop(address, None)
+        if address in self.seeds:
+            self.note_seed(address, greeted is not None, failure or "did not answer", refused)
+        if greeted is not None and greeted[1].record is None:  # only those who dial may observe
+            greeted[0].stream.close_now()
+            greeted = None
+        if greeted is None:
+            self.missed(hoped)
+            return
+        self.missed(hoped - {None, greeted[0].peer})  # nothing may wait between the Hello and who closes the stream
+        await self.run_link(*greeted)
+
+    def note_seed(self, address: Address, greeted: bool, failure: str, refused: RefusedError | None) -> None:
+        """Say once for each seed and cause why there is no link to it."""
+        if greeted:
+            self.failures.pop(address, None)
+        elif refused is not None:  # which is told as a refusal
+            self.failures[address] = f"refused this node: {refused}"
+        else:
+            self.failures[address] = failure
+            self.tell(f"Seed {address} {failure}; it is tried again and again.", "seed")
+
+    def why_alone(self) -> str:
+        """What became of the last dial to each seed."""
+        if not self.failures:
+            return "nobody there gave its weights"
+        return "; ".join(f"seed {address} {failure}" for address, failure in self.failures.items())
+
+    def note_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
+        if error.code == "self" or (error.code == "closed" and expect is not None):
+            return
+        if address in self.seeds and (self.refusal is None or self.refusal.code == "closed"):
+            self.refusal = error
+        self.tell(f"{address}: {error}")
+
+    async def accept(self, stream: ByteStream) -> None:
+        if self.closed:
+            stream.close_now()
+            return
+        visitor = self.lobby.enter(stream, trio.current_time())
+        try:
+            greeted = await self.greet_stranger(stream)
+            if greeted is None:
+                stream.close_now()
+                if visitor in self.lobby.visitors:  # else the lobby has said so
+                    self.turned_out(stream.peer_host)
+                return
+            if greeted[1].record is None:
+                with trio.move_on_after(OBSERVED_S):  # an observer stays a stranger, and does not stay for long
+                    await self.run_link(*greeted)
+                return
+        finally:
+            self.lobby.leave(visitor)
+        await self.run_link(*greeted)
+
+    async def greet_stranger(self, stream: ByteStream) -> tuple[Link, Hello] | None:
+        try:
+            with trio.move_on_after(self.config.hello_timeout_s):
+                return await self.handshake(stream, True, None, None)
+        except RefusedError as error:
+            if error.code in ("layout", "swarm", "version", "secret"):
+                self.tell(str(error))
+        except RemoteError:
+            pass
+        return None
+
+    async def handshake(
+        self, stream: ByteStream, server_side: bool, expect: PeerId | None, dialled: Address | None
+    ) -> tuple[Link, Hello]:
+        try:
+            proven = None
+            if self.contexts is not None:
+                tls = TlsStream(stream, self.contexts, server_side=server_side)
+                await tls.handshake()
+                stream, proven = tls, tls.peer_id
+            reader = FrameReader(stream)
+            theirs = await self.greeter.greet(stream, reader, self.me(), proven, expect)
+        except (OSError, RemoteError):
+            stream.close_now()
+            raise
+        except Exception as error:
+            stream.close_now()
+            self.faults.contain(error, "What a stranger said first", "its link is closed")
+            raise BrokenLinkError("This program met a fault in its handshake.") from None
+        except BaseException:
+            stream.close_now()
+            raise
+        peer = theirs.record.id if theirs.record is not None else PeerId(b"observer")
+        return Link(stream, reader, peer, dialled), theirs
+
+    async def try_dial(self, address: Address) -> bool:
+        """Whether a connection to ``address`` can be opened at all."""
+        if self.may_dial(address):
+            with trio.move_on_after(self.config.hello_timeout_s), contextlib.suppress(OSError, RemoteError):
+                stream = await self.connect(address)
+                await stream.aclose()
+                return True
+        return False
+
+    async def connect(self, address: Address) -> ByteStream:
+        """An address is others' word, and whatever it brings out is no more than a dial that failed."""
+        try:
+            return await self.network.connect(address)
+        except (OSError, RemoteError):
+            raise
+        except Exception as error:
+            self.faults.contain(error, "An address that others gave", "it is not dialled")
+            raise BrokenLinkError(f"{address} cannot be dialled.") from None
+
+    def tell(self, sentence: str, kind: str = "refused") -> None:
+        if sentence not in self.told and len(self.told) < TOLD:
+            self.told.add(sentence)
+            self.on_event(kind, sentence)
+
+
+def reason(error: OSError | RemoteError) -> str:
+    """Why a connection did not come to be, for people."""
+    if isinstance(error, socket.gaierror):
+        return "has a name that cannot be resolved"
+    if isinstance(error, ConnectionRefusedError):
+        return "refused the connection: no node listens there"
+    if isinstance(error, RemoteError):
+        return "did not answer" if error.code == "broken" else f"did not greet: {error}"
+    return f"cannot be reached: {(error.strerror or str(error)).lower()}"

@@ -1,0 +1,142 @@
+"""The first frames of a link: both sides say who they are and what they train, and only then trust each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+
+from gossip.arithmetic.layout import Layout
+from gossip.errors import GossipError, ProtocolError, RefusedError, RemoteError
+from gossip.ids import MemberRecord, PeerId, short
+from gossip.wire.frames import encode
+from gossip.wire.messages import VERSION_MAX, VERSION_MIN, Close, Hello
+from gossip.wire.records import check
+from node.identity.keys import verify
+from node.transport.byte_stream import BrokenLinkError, ByteStream
+from node.transport.links import FrameReader
+
+__all__ = ["Greeter"]
+
+LAST_WORDS_S = 1.0  # for the other side's Close, which names its layout
+
+
+@dataclass(frozen=True, slots=True)
+class Greeter:
+    """What we say of ourselves. ``layout`` None: an observer, which has no record and trains nothing."""
+
+    swarm: str
+    layout: Layout | None
+
+    def hello(self, record: MemberRecord | None) -> Hello:
+        fingerprint = self.layout.fingerprint if self.layout is not None else ""
+        return Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), record)
+
+    async def greet(
+        self,
+        stream: ByteStream,
+        reader: FrameReader,
+        record: MemberRecord | None,
+        proven: PeerId | None,
+        expected: PeerId | None,
+    ) -> Hello:
+        """Exchange Hellos. ``proven`` is the id that TLS proved (None without TLS), ``expected`` whom we dialled.
+
+        Raises RefusedError with a sentence for people when the two cannot work together. The caller bounds the time.
+        """
+        await stream.send_all(encode(self.hello(record)))
+        try:
+            got = await reader.message()
+        except BrokenLinkError:  # a node that expects TLS resets what does not speak it
+            got = None
+        if got is None:
+            raise RefusedError(
+                "closed", f"{stream.peer_host} closed the connection at once; is it a node of this swarm, and do both "
+                "or neither use a secret?"
+            )  # fmt: skip
+        theirs = got[0]
+        if isinstance(theirs, Close):
+            raise RefusedError(theirs.code, f"{stream.peer_host} refused: {theirs.sentence}")
+        if not isinstance(theirs, Hello):
+            raise ProtocolError(f"{stream.peer_host} did not begin with a Hello.")
+        try:
+            self.check(theirs, stream, record, proven, expected)
+        except RefusedError as error:
+            raise await self.refuse(stream, reader, theirs, error) from None
+        except RemoteError as error:
+            await self.refuse(stream, reader, theirs, error)
+            raise
+        reader.newer = theirs.version_max > VERSION_MAX
+        return theirs
+
+    def check(
+        self,
+        theirs: Hello,
+        stream: ByteStream,
+        record: MemberRecord | None,
+        proven: PeerId | None,
+        expected: PeerId | None,
+    ) -> None:
+        host = stream.peer_host
+        if theirs.version_min > VERSION_MAX or theirs.version_max < VERSION_MIN:
+            raise RefusedError(
+                "version",
+                f"{host} speaks protocol {spoken(theirs.version_min, theirs.version_max)}, this node "
+                f"{spoken(VERSION_MIN, VERSION_MAX)}: install releases that have one in common.",
+            )
+        if theirs.swarm != self.swarm and None not in (record, theirs.record):  # an observer is of no swarm
+            raise RefusedError("swarm", f"{host} belongs to another swarm than {self.swarm!r}: check Config.swarm.")
+        if theirs.record is None:
+            return  # an observer
+        check(theirs.record, verify)
+        if proven is not None and theirs.record.id != proven:
+            raise ProtocolError(f"{host} says it is another member than its certificate proves.")
+        if expected is not None and theirs.record.id != expected:
+            raise RefusedError(
+                "identity", f"{host} is member {short(theirs.record.id)}, not {short(expected)} who was expected there."
+            )
+        if record is not None and theirs.record.id == record.id:
+            if theirs.record.address == record.address:
+                raise RefusedError("self", f"{host} is this node itself.")
+            raise RefusedError(
+                "twin",
+                f"the node at {theirs.record.address or host} has this node's key: give each a state directory of its "
+                "own, and not a copy of one.",
+            )
+        if self.layout is not None and theirs.fingerprint != self.layout.fingerprint:
+            raise RefusedError("layout", "")
+
+    async def refuse(self, stream: ByteStream, reader: FrameReader, theirs: Hello, error: RemoteError) -> RefusedError:
+        """Say why with a Close (never the exception's own text), hear the other side's, and name the difference."""
+        layout = self.layout
+        sentence = {
+            "version": f"this node speaks protocol {spoken(VERSION_MIN, VERSION_MAX)}, the other side "
+            f"{spoken(theirs.version_min, theirs.version_max)}: install releases that have one in common.",
+            "swarm": "this node belongs to another swarm.",
+            "layout": "this node trains another model.",
+            "identity": "another member was expected at this address.",
+            "self": "this is the same node.",
+            "twin": "this node has the same key: its state directory is shared, or a copy.",
+        }.get(error.code, "the Hello was not acceptable.")
+        summary = layout.summary() if layout is not None and error.code == "layout" else ()
+        difference = ""
+        with trio.move_on_after(LAST_WORDS_S):
+            try:
+                await stream.send_all(encode(Close(error.code, sentence, summary)))
+                got = await reader.message()
+                if error.code == "layout" and got is not None and isinstance(got[0], Close) and layout is not None:
+                    difference = layout.difference(Layout.parse(got[0].layout))
+            except GossipError:
+                pass
+        if error.code != "layout" or layout is None:
+            return RefusedError(error.code, str(error))
+        return RefusedError(
+            "layout",
+            f"{stream.peer_host} trains another model (its fingerprint {theirs.fingerprint[:12]}, ours "
+            f"{layout.fingerprint[:12]})" + (f"; first difference: {difference}" if difference else "."),
+        )
+
+
+def spoken(oldest: int, newest: int) -> str:
+    """A range of versions as people read it."""
+    return f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"

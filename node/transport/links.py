@@ -1,0 +1,334 @@
+"""Connections: one Link is one stream after its Hello, with control frames ahead of bulk and a bound on everything."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import trio
+
+from gossip.errors import ProtocolError
+from gossip.ids import Address, PeerId
+from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
+from gossip.wire.messages import Chunk, Close, Message, Unknown
+from node.transport.byte_stream import BrokenLinkError, ByteStream
+
+__all__ = ["Bulk", "FrameReader", "Link", "Links", "Network"]
+
+READ_AHEAD_BYTES = 16_384  # a few control frames; more would copy the start of every chunk twice
+OUTBOX_FRAMES = 1_024  # a peer that reads none of so many has stopped: the link is closed
+OUTBOX_BYTES = 8 << 20  # the same: the largest table of members, 10,000 records of 519 B, is 5 MB
+OUTBOXES_BYTES = 64 << 20  # of all links together: beyond it the one that holds most is closed
+CONTROL_BURST = 32  # control frames between two chunks, so that neither starves the other
+BURST_BYTES = 256 << 10  # of them: they are copied into one
+
+
+class Network(Protocol):
+    """Where streams come from: TCP, or memory in tests."""
+
+    async def connect(self, address: Address) -> ByteStream:
+        """Raises OSError or BrokenLinkError when nobody answers."""
+
+    async def serve(self, handler: Callable[[ByteStream], Awaitable[None]], nursery: trio.Nursery) -> None:
+        """Accept until cancelled; ``handler`` is an async function, started in ``nursery`` for each stream."""
+
+
+class Bulk(Protocol):
+    """Something to stream over a link, a chunk at a time."""
+
+    def next_frame(self) -> tuple[bytes, memoryview] | None:
+        """The next frame's prefix and header, and its body; None when all is sent."""
+
+    def let_go(self) -> None:
+        """The link reads nothing of it any more; may be said twice, and before all is sent."""
+
+
+class FrameReader:
+    """Frames from a stream: small reads ahead for headers, bodies straight into the receiver's buffer."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.stream = stream
+        self.buffer = memoryview(bytearray(READ_AHEAD_BYTES))
+        self.start = self.end = 0
+        self.bytes_received = 0
+        self.newer = False  # the other side's Hello named a newer version than ours: it may send what we do not know
+
+    async def message(self) -> tuple[Message, int] | None:
+        """The next frame's message and the length of its body, which must be read next; None at a proper end."""
+        prefix = bytearray(PREFIX_BYTES)
+        if self.start == self.end:
+            self.start = self.end = 0
+            if not await self.fill():
+                return None
+        await self.exactly(memoryview(prefix))
+        header_bytes, body_bytes = read_prefix(prefix)
+        header = bytearray(header_bytes)
+        await self.exactly(memoryview(header))
+        return decode(header, body_bytes, self.newer), body_bytes
+
+    async def fill(self) -> int:
+        count = await self.stream.receive_into(self.buffer[self.end :])
+        self.end += count
+        self.bytes_received += count
+        return count
+
+    async def exactly(self, out: memoryview) -> None:
+        """Fill ``out``: what was read ahead first, then directly for what is large."""
+        filled = 0
+        while filled < len(out):
+            ready = min(self.end - self.start, len(out) - filled)
+            if ready:
+                out[filled : filled + ready] = self.buffer[self.start : self.start + ready]
+                self.start += ready
+                filled += ready
+                continue
+            self.start = self.end = 0
+            if len(out) - filled >= READ_AHEAD_BYTES:
+                count = await self.stream.receive_into(out[filled:])
+                self.bytes_received += count
+                filled += count
+            else:
+                count = await self.fill()
+            if not count:
+                raise BrokenLinkError(f"The connection to {self.stream.peer_host} ended inside a frame.")
+
+    async def discard(self, count: int) -> None:
+        scratch = memoryview(bytearray(min(count, 65_536)))
+        while count:
+            piece = scratch[: min(count, len(scratch))]
+            await self.exactly(piece)
+            count -= len(piece)
+
+
+class Link:
+    """An authenticated connection to one peer."""
+
+    def __init__(self, stream: ByteStream, reader: FrameReader, peer: PeerId, dialled: Address | None) -> None:
+        self.stream, self.reader, self.peer, self.dialled = stream, reader, peer, dialled
+        self.outbox: deque[bytes] = deque()
+        self.outbox_bytes = 0  # what is being sent included
+        self.queued = self.taken = 0  # control frames that were ever put into the outbox, and taken out of it
+        self.bulk: dict[int, Bulk] = {}  # by session
+        self.behind: dict[int, int] = {}  # by session: how many control frames go before its first chunk
+        self.sending: Bulk | None = None  # whose chunk is being sent at the moment
+        self.links: Links | None = None  # all of them, once it is one of a member
+        self.wake = trio.Event()
+        self.used_at = trio.current_time()
+        self.bytes_sent = 0
+        self.ignored = 0  # messages of a newer version
+        self.fault = ""  # ours, for which this link is closed
+        self.unread = False  # it is closed because the other side asks for more than it reads
+        self.closing = False
+        self.orderly = False  # closed for want of use, by either side
+        self.closed = False
+        self.cancel_scope: trio.CancelScope | None = None
+
+    @property
+    def bytes_received(self) -> int:
+        return self.reader.bytes_received
+
+    @property
+    def ending(self) -> bool:
+        """Whether either side closes it, and nothing is to begin on it."""
+        return self.closing or self.orderly or self.closed
+
+    def send(self, message: Message) -> None:
+        try:
+            frame = encode(message)
+        except (OverflowError, ValueError, TypeError) as error:  # whatever it is, it is this link's alone
+            kind = type(message).__name__
+            self.fault = f"A {kind} could not be written ({type(error).__name__}): its link is closed."
+            self.close_now()
+            return
+        if len(self.outbox) >= OUTBOX_FRAMES or self.outbox_bytes + len(frame) > OUTBOX_BYTES:
+            self.unread = self.unread or not self.closed
+            self.close_now()
+            return
+        self.outbox.append(frame)
+        self.outbox_bytes += len(frame)
+        self.queued += 1
+        self.wake.set()
+        if self.links is not None:
+            self.links.waits(len(frame))
+
+    def start_bulk(self, session: int, bulk: Bulk) -> None:
+        """Stream this, behind what was sent before: a chunk ahead of its Accept would end the link."""
+        self.bulk[session] = bulk
+        self.behind[session] = self.queued
+        self.wake.set()
+
+    def stop_bulk(self, session: int, bulk: Bulk) -> None:
+        """Send no more of it. A chunk that is being sent is sent to its end, and the bulk let go only then."""
+        self.bulk.pop(session, None)
+        self.behind.pop(session, None)
+        if self.sending is not bulk:
+            bulk.let_go()
+
+    def finish(self) -> None:
+        """Close once the outbox is sent."""
+        self.closing = True
+        self.wake.set()
+
+    def retire(self) -> None:
+        """Close a link nobody needs at the moment, saying so: a link that ends without a word is a peer in doubt."""
+        self.orderly = True
+        self.send(Close("idle", "this link is not needed at the moment.", ()))
+        self.finish()
+
+    def close_now(self) -> None:
+        self.closed = True
+        if self.links is not None:
+            self.links.forget(self)
+        self.stream.close_now()
+        if self.cancel_scope is not None:
+            self.cancel_scope.cancel()
+
+    async def write_loop(self, sent: Callable[[int], None], finished: Callable[[int], None]) -> None:
+        """Send until closed: control frames first, then one chunk of each bulk stream in turn."""
+        while True:
+            if not self.outbox and not self.bulk:
+                if self.closing:
+                    return
+                self.wake = trio.Event()
+                await self.wake.wait()
+                continue
+            await self.send_control()
+            session = next((session for session in self.bulk if self.behind[session] <= self.taken), None)
+            if session is not None:
+                bulk = self.bulk.pop(session)
+                frame = bulk.next_frame()
+                if frame is None:
+                    del self.behind[session]
+                    bulk.let_go()
+                    finished(session)
+                    continue
+                self.bulk[session] = bulk  # to the back of the row
+                await self.send_chunk(session, bulk, *frame)
+                sent(session)
+
+    async def send_control(self) -> None:
+        frames: list[bytes] = []
+        count = 0
+        while self.outbox and len(frames) < CONTROL_BURST and count < BURST_BYTES:
+            frames.append(self.outbox.popleft())
+            count += len(frames[-1])
+        self.taken += len(frames)
+        if frames:
+            await self.stream.send_all(frames[0] if len(frames) == 1 else b"".join(frames))
+            self.outbox_bytes -= count
+            self.bytes_sent += count
+            self.used_at = trio.current_time()
+            if self.links is not None:
+                self.links.waits(-count)
+
+    async def send_chunk(self, session: int, bulk: Bulk, header: bytes, body: memoryview) -> None:
+        self.sending = bulk
+        try:
+            await self.stream.send_all(header)
+            await self.stream.send_all(body)
+        finally:
+            self.sending = None
+            if self.bulk.get(session) is not bulk:  # stopped in the middle
+                bulk.let_go()
+        self.bytes_sent += len(header) + body.nbytes
+        self.used_at = trio.current_time()
+
+    async def read_loop(
+        self,
+        on_message: Callable[[Message], None],
+        on_chunk: Callable[[Chunk, int], memoryview | None],
+        on_body: Callable[[Chunk], None],
+    ) -> None:
+        """Read until the other side ends. ``on_chunk`` gives the buffer for a body of that many bytes, or None when the
+        session is over and the body is to be thrown away; ``on_body`` is called when it is filled."""
+        while True:
+            got = await self.reader.message()
+            if got is None:
+                return
+            message, body_bytes = got
+            self.used_at = trio.current_time()
+            if not isinstance(message, Chunk):
+                if isinstance(message, Unknown):
+                    self.ignored += 1
+                    await self.reader.discard(body_bytes)
+                on_message(message)  # an Unknown too: it counts against what one link may send
+                continue
+            if not body_bytes:
+                raise ProtocolError("A chunk came without a body.")
+            place = on_chunk(message, body_bytes)
+            if place is None:
+                await self.reader.discard(body_bytes)
+            else:
+                await self.reader.exactly(place)
+                on_body(message)
+
+
+class Links:
+    """The pool: several links to one peer may exist for a moment (both dialled at once); the newest one is used."""
+
+    def __init__(self) -> None:
+        self.by_peer: dict[PeerId, list[Link]] = {}
+        self.closed_bytes_sent = 0
+        self.closed_bytes_received = 0
+        self.closed_ignored = 0
+        self.waiting_bytes = 0  # in all outboxes
+
+    def add(self, link: Link) -> bool:
+        """True when this is the first link to its peer."""
+        link.links = self
+        self.waits(link.outbox_bytes)
+        links = self.by_peer.setdefault(link.peer, [])
+        links.append(link)
+        return len(links) == 1
+
+    def remove(self, link: Link) -> bool:
+        """True when no link to its peer is left."""
+        self.forget(link)
+        self.closed_bytes_sent += link.bytes_sent
+        self.closed_bytes_received += link.bytes_received
+        self.closed_ignored += link.ignored
+        links = self.by_peer.get(link.peer, [])
+        if link in links:
+            links.remove(link)
+        if not links:
+            self.by_peer.pop(link.peer, None)
+        return not links
+
+    def waits(self, count: int) -> None:
+        """So many bytes more wait in outboxes. Many members that read nothing must not fill our memory together."""
+        self.waiting_bytes += count
+        if self.waiting_bytes > OUTBOXES_BYTES:
+            max(self.all(), key=lambda link: -1 if link.closed else link.outbox_bytes).close_now()
+
+    def forget(self, link: Link) -> None:
+        """What waits there is never sent."""
+        if link.links is not None:
+            link.links = None
+            self.waiting_bytes -= link.outbox_bytes
+
+    def newest(self, peer: PeerId) -> Link | None:
+        """To begin something on: not one that either side is closing, over which nothing comes back."""
+        for link in reversed(self.by_peer.get(peer, ())):
+            if not link.ending:
+                return link
+        return None
+
+    def all(self) -> list[Link]:
+        return [link for links in list(self.by_peer.values()) for link in list(links)]  # read by the other thread too
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.closed_bytes_sent + sum(link.bytes_sent for link in self.all())
+
+    @property
+    def bytes_received(self) -> int:
+        return self.closed_bytes_received + sum(link.bytes_received for link in self.all())
+
+    @property
+    def ignored(self) -> int:
+        """Messages of newer versions that were read past."""
+        return self.closed_ignored + sum(link.ignored for link in self.all())
+
+    def __len__(self) -> int:
+        return sum(len(links) for links in self.by_peer.values())

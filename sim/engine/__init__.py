@@ -1,0 +1,1 @@
+"""Peers on one heap of events."""

@@ -1,0 +1,79 @@
+"""Streams under way, which share their ends' bandwidth fairly.
+
+Each peer divides its upload rate equally among the streams it sends, and its download rate among those it receives; a
+stream runs at the lesser of its two shares. What one end leaves unused is not given to the other streams of the other
+end, so this is a little slower than max-min fairness, which needs a computation over the whole swarm at each change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from sim.engine.events import Events
+from sim.world.network import Network
+
+__all__ = ["Flow", "Flows"]
+
+
+class Flow:
+    """One stream. ``due`` is when its last byte is sent, if nothing else begins or ends before."""
+
+    __slots__ = ("done", "due", "rate", "receiver", "remaining", "sender", "since")
+
+    def __init__(self, sender: int, receiver: int, size_bytes: float, now: float, done: Callable[[], None]) -> None:
+        self.sender, self.receiver, self.remaining, self.since, self.done = sender, receiver, size_bytes, now, done
+        self.rate = 0.0  # bytes a second
+        self.due = math.inf
+
+
+class Flows:
+    """Streams between peers, by number. Streams between unlimited peers take no time."""
+
+    def __init__(self, events: Events, network: Network) -> None:
+        self.events, self.network = events, network
+        self.sending: dict[int, dict[Flow, None]] = {}
+        self.receiving: dict[int, dict[Flow, None]] = {}
+
+    def start(self, sender: int, receiver: int, size_bytes: int, done: Callable[[], None]) -> Flow | None:
+        """Begin to send; ``done`` is called when the last byte is sent. None: that is now, and it was."""
+        up, down = self.network.up_bytes_s(sender), self.network.down_bytes_s(receiver)
+        if math.isinf(up) and math.isinf(down):
+            done()
+            return None
+        flow = Flow(sender, receiver, float(size_bytes), self.events.now, done)
+        self.sending.setdefault(sender, {})[flow] = None
+        self.receiving.setdefault(receiver, {})[flow] = None
+        self.share(sender, receiver)
+        return flow
+
+    def stop(self, flow: Flow) -> None:
+        """End it, whether all was sent or not; ``done`` is not called any more."""
+        if self.sending[flow.sender].pop(flow, 0) is None:
+            del self.receiving[flow.receiver][flow]
+            flow.due = math.inf
+            self.share(flow.sender, flow.receiver)
+
+    def share(self, sender: int, receiver: int) -> None:
+        """Set the rates of all streams that have an end in common with one from here to there."""
+        outgoing, incoming = self.sending.get(sender, {}), self.receiving.get(receiver, {})
+        for flow in (*outgoing, *(flow for flow in incoming if flow not in outgoing)):
+            self.pace(flow)
+
+    def pace(self, flow: Flow) -> None:
+        now, network = self.events.now, self.network
+        rate = min(
+            network.up_bytes_s(flow.sender) / len(self.sending[flow.sender]),
+            network.down_bytes_s(flow.receiver) / len(self.receiving[flow.receiver]),
+        )
+        if rate == flow.rate:
+            return
+        flow.remaining = max(0.0, flow.remaining - flow.rate * (now - flow.since))
+        flow.since, flow.rate = now, rate
+        flow.due = now + flow.remaining / rate
+        self.events.push(flow.due, self.on_due, flow, flow.due)
+
+    def on_due(self, flow: Flow, due: float) -> None:
+        if due == flow.due:
+            self.stop(flow)
+            flow.done()

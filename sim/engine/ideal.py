@@ -1,0 +1,228 @@
+"""A perfect sampler in the place of the membership protocol: everybody knows at once who is there.
+
+For runs too large for full tables, and to tell what the protocol costs a method from what the method does. Exchanges,
+joins and streams are as ever; probes, gossip, dials and links are not there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Unpack
+
+from gossip.config import Config
+from gossip.effects import Dial, Effect, MemberState, Send
+from gossip.ids import MemberRecord, PeerId
+from gossip.membership.self_record import Own
+from gossip.wire.messages import Message
+from sim.engine.events import Events
+from sim.engine.host import Host
+from sim.engine.links import Links
+from sim.world.network import Network
+
+__all__ = ["IdealLinks", "IdealMembers", "Registry"]
+
+
+class Registry:
+    """Who is there, for all peers together. ``alive`` is in no order."""
+
+    def __init__(self) -> None:
+        self.alive: list[PeerId] = []
+        self.records: dict[PeerId, MemberRecord] = {}
+        self.samples: dict[bytes, int] = {}  # by run
+        self.ready: dict[bytes, int] = {}  # members of each run that hold its weights
+        self.changes = 0  # of the set of runs: who wants to know whether there is another one need not look before
+        self.turnover = 0  # comings and goings, of those ready and others
+        self._places: dict[PeerId, int] = {}
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._places
+
+    def enter(self, record: MemberRecord) -> None:
+        self._places[record.id] = len(self.alive)
+        self.alive.append(record.id)
+        self.put(record)
+
+    def put(self, record: MemberRecord) -> None:
+        """The record of one that is there, new or another."""
+        self.turnover += 1
+        before = self.records.get(record.id)
+        self.records[record.id] = record
+        if before is not None:
+            self._count(before, -1)
+        self._count(record, 1)
+
+    def leave(self, peer: PeerId) -> None:
+        place = self._places.pop(peer, None)
+        if place is None:
+            return
+        self.turnover += 1
+        last = self.alive.pop()
+        if last != peer:
+            self.alive[place] = last
+            self._places[last] = place
+        self._count(self.records.pop(peer), -1)
+
+    def _count(self, record: MemberRecord, more: int) -> None:
+        if record.ready:
+            ready = self.ready.get(record.genesis, 0) + more
+            self.changes += ready == 0 or (ready == 1 and more == 1)
+            if ready:
+                self.ready[record.genesis] = ready
+            else:
+                del self.ready[record.genesis]
+
+
+class IdealMembers:
+    """One peer's view: :class:`gossip.members.Members` without a protocol."""
+
+    __slots__ = ("_registry", "me", "my_samples")
+
+    deadline = math.inf
+
+    def __init__(self, registry: Registry, me: MemberRecord) -> None:
+        self.me, self.my_samples, self._registry = me, me.samples, registry
+        registry.enter(me)
+
+    # -- questions -----------------------------------------------------------------------------------------------
+    @property
+    def changes(self) -> int:
+        return self._registry.changes
+
+    @property
+    def turnover(self) -> int:
+        return self._registry.turnover
+
+    @property
+    def company(self) -> bool:
+        return len(self._registry.alive) > 1
+
+    @property
+    def swarm_samples(self) -> int:
+        return self.samples_of(self.me.genesis)
+
+    def alive(self) -> Sequence[PeerId]:
+        """Everybody's list, and so with ourselves in it: of us :meth:`record` says nothing, and we are never chosen."""
+        everybody = self._registry.alive
+        return everybody if len(everybody) > 1 else ()
+
+    def met(self) -> Sequence[PeerId]:
+        return self.alive()
+
+    def remembers(self, peer: PeerId) -> bool:
+        return self.knows(peer)
+
+    def knows(self, peer: PeerId) -> bool:
+        return peer in self._registry
+
+    def owners(self) -> list[PeerId]:
+        return sorted(peer for peer, record in self._registry.records.items() if record.ready)
+
+    def state(self, peer: PeerId) -> MemberState | None:
+        return MemberState.ALIVE if peer in self._registry else MemberState.DEAD
+
+    def record(self, peer: PeerId) -> MemberRecord | None:
+        return None if peer == self.me.id else self._registry.records.get(peer)
+
+    def members(self) -> list[tuple[MemberRecord, MemberState]]:
+        records = self._registry.records
+        return [(record, MemberState.ALIVE) for peer, record in records.items() if peer != self.me.id]
+
+    def runs(self) -> Iterable[bytes]:
+        return self._registry.ready
+
+    def sharing(self, genesis: bytes) -> list[MemberRecord]:
+        records, mine = self._registry.records.values(), self.me.id
+        return [record for record in records if record.ready and record.genesis == genesis and record.id != mine]
+
+    def samples_of(self, genesis: bytes) -> int:
+        return self._registry.samples.get(genesis, 0)
+
+    def claimed_more(self, genesis: bytes) -> bool:
+        return False
+
+    def rebase(self, base: int, now: float, *, included: bool, afresh: bool) -> None:
+        """Everybody's samples are known to all, from the first on."""
+
+    def book(self) -> list[MemberRecord]:
+        return []
+
+    # -- events --------------------------------------------------------------------------------------------------
+    def update_me(self, now: float, **changes: Unpack[Own]) -> None:
+        samples = changes.get("samples", self.my_samples)
+        genesis = self.me.genesis
+        if samples != self.my_samples:
+            counts = self._registry.samples
+            counts[genesis] = counts.get(genesis, 0) + samples - self.my_samples
+            self.my_samples = samples
+        ready, genesis = changes.get("ready", self.me.ready), changes.get("genesis", genesis)
+        if ready != self.me.ready or genesis != self.me.genesis:
+            self.me = dataclasses.replace(self.me, ready=ready, genesis=genesis)
+            self._registry.put(self.me)
+
+    def leave(self, now: float) -> list[Effect]:
+        self._registry.leave(self.me.id)
+        return []
+
+    def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
+        return []
+
+    def tick(self, now: float) -> list[Effect]:
+        return []
+
+    def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
+        return []
+
+    def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
+        return []
+
+    def dial_failed(self, peer: PeerId, now: float) -> list[Effect]:
+        return []
+
+    def acknowledged(self, peer: PeerId, now: float) -> None:
+        """Nobody doubts anybody."""
+
+    def restore(self, records: Iterable[MemberRecord], now: float) -> None:
+        """Everybody is known already."""
+
+
+class IdealLinks(Links):
+    """A link between every two that are there, without dialling."""
+
+    def __init__(
+        self, events: Events, network: Network, config: Config, perform: Callable[[Host, list[Effect]], None],
+        registry: Registry,
+    ) -> None:  # fmt: skip
+        super().__init__(events, network, config, perform)
+        self.registry = registry
+
+    def linked(self, host: Host, partner: PeerId) -> bool:
+        return partner in self.registry
+
+    def send(self, host: Host, effect: Send) -> None:
+        self.post(host, self.by_id[effect.to], effect.message)
+
+    def dial(self, host: Host, effect: Dial) -> None:
+        """Where it would dial, it is linked."""
+
+    def on_message(self, host: Host, sender: Host, message: Message) -> None:
+        if host.gone:
+            self.hang_up(host, sender.id)
+            return
+        self.deliver(host, sender, message)
+
+    def killed(self, host: Host) -> None:
+        """Those with whom it was in a session learn it a latency later, as a kernel would tell them."""
+        self.registry.leave(host.id)
+        peer = host.peer
+        partners = {partner: None for exchange in peer.exchanges.table.values() for partner in exchange.others}
+        partners |= {partner: None for partner, _, _ in peer.donating.table.values()}
+        partners |= {piece.donor: None for piece in peer.joining.pieces.values()}
+        for partner in partners:
+            if partner != host.id:
+                self.hang_up(host, partner)
+
+    def on_broken(self, host: Host, partner: PeerId) -> None:
+        if not host.gone:
+            self.broken(host, partner)

@@ -1,0 +1,405 @@
+"""The training loops of all hosts: when steps end, and when they are computed.
+
+A step depends on nothing but its own model and batch, so its result is not needed before somebody looks: to send the
+model, or to add what came from others. Steps are counted by the clock and left pending; the first time one of them is
+needed, **all steps that have begun by then are computed in one batched call**. That is exact and not an approximation,
+because a model is changed by others at a step boundary alone, and a step in progress cannot be changed any more.
+
+A host visits its boundary when its mix is due, when the network has a wish, or to report that it is alive, as a node's
+training loop does; the boundaries between them cost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.arithmetic.mixing import difference, finite, push_mass
+from gossip.config import Config
+from gossip.effects import Effect
+from sim.engine.events import Events
+from sim.engine.host import Floats, Host
+from sim.engine.shifts import Merged
+
+__all__ = ["REPORT_S", "OneByOne", "Trainer", "Training"]
+
+REPORT_S = 10.0  # a node reports four times a second, for people: here progress is told no more often than this
+Copy = tuple[Floats, Floats | None]  # what a session asked for, and what gossip.progress samples where that is not all
+LOOK_S = 0.1  # how often one who waits at a boundary looks round
+AHEAD = 32  # ends of steps drawn at once: 1 KiB a host
+
+
+class Trainer(Protocol):
+    """Computes steps. ``lazy``: may be asked for steps that have begun and not ended, many rows at once."""
+
+    lazy: bool
+
+    def train(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Row ``rows[i]`` takes its next ``counts[i]`` steps, in place."""
+
+    def reset(self, row: int) -> None:
+        """The loop of this row starts anew: forget the optimizer's state."""
+
+    def mixed(self, row: int) -> None:
+        """What exchanges brought was added to this row, all of whose steps so far were taken."""
+
+    def joined(self, row: int) -> None:
+        """The weights of this row were replaced by those of another run."""
+
+
+class OneByOne:
+    """A function of (index, vector, step) for each step, called when the step has ended: the plain way, which the
+    batched one must equal."""
+
+    lazy = False
+
+    def __init__(self, hosts: list[Host], on_step: Callable[[int, Floats, int], None]) -> None:
+        self.hosts, self.on_step = hosts, on_step
+
+    def train(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            host = self.hosts[row]
+            for step in range(host.taken - count + 1, host.taken + 1):
+                self.on_step(row, host.vector, step)
+
+    def reset(self, row: int) -> None:
+        """Nothing is kept."""
+
+    def mixed(self, row: int) -> None:
+        """Nothing is kept."""
+
+    def joined(self, row: int) -> None:
+        """Nothing is kept."""
+
+
+class Training:
+    """``perform(host, effects)`` is the swarm's. Without a trainer nobody's model changes between mixes."""
+
+    def __init__(
+        self, events: Events, hosts: list[Host], config: Config, perform: Callable[[Host, list[Effect]], None],
+        trainer: Trainer | None,
+    ) -> None:  # fmt: skip
+        self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
+        self.by_steps = config.mix_every_steps is not None
+        self.conserves = config.conserves
+        self.lockstep = config.max_version_gap is not None
+        self.ahead = config.mixing == "pair"  # what is pushed is copied when it is asked for: with its mass
+        self.steps = 0  # of all peers, as far as they have been counted
+
+    # -- the clock -----------------------------------------------------------------------------------------------
+    def begin(self, host: Host, first_end: float) -> None:
+        """The loop begins now, and its first step ends then."""
+        host.ends.append(first_end)
+        host.reported_at = self.events.now
+        self.plan(host)
+
+    def extend(self, host: Host) -> None:
+        """Draw further ends; those passed go, but for the last."""
+        if host.cursor > AHEAD:
+            del host.ends[: host.cursor - 1]
+            host.cursor = 1
+        ends, when = host.ends, host.ends[-1]
+        for step_s in host.times(AHEAD).tolist():
+            when += step_s
+            ends.append(when)
+
+    def passed(self, host: Host, when: float) -> int:
+        """How many steps have ended since the cursor."""
+        while host.ends[-1] <= when:
+            self.extend(host)
+        return bisect_right(host.ends, when, host.cursor) - host.cursor
+
+    def plan(self, host: Host) -> None:
+        """Schedule the next boundary at which there is something to do; one scheduled for later is forgotten."""
+        if host.waiting is not None:
+            self.stand(host)
+            return
+        ends, at = host.ends, host.cursor
+        if at >= len(ends):
+            self.extend(host)
+            ends, at = host.ends, host.cursor
+        if host.wanted or not host.ready:
+            when = ends[at]
+        else:
+            when = host.reported_at + REPORT_S
+            while ends[-1] <= when:
+                self.extend(host)
+            at = host.cursor
+            when = ends[bisect_right(ends, when, at)]
+            peer = host.peer
+            if self.by_steps and not peer.exchanges.outgoing:
+                due = at + max(peer.schedule.due_steps - host.steps - 1, 0)
+                if due < len(ends) and ends[due] < when:
+                    when = ends[due]
+        if when < host.visit_at or host.visit_at <= self.events.now:
+            self.visit(host, when)
+
+    def stand(self, host: Host) -> None:
+        """One who waits at a boundary looks there again at once for a wish, and else after a while."""
+        assert host.waiting is not None
+        now = self.events.now
+        when = now if host.wanted or not host.peer.held else next_look(host.waiting[0], now)
+        if when < host.visit_at or host.visit_at <= now:
+            self.visit(host, when)
+
+    def visit(self, host: Host, when: float) -> None:
+        host.visit_at = when
+        self.events.push(when, self.on_boundary, host, when)
+
+    def wish(self, host: Host) -> None:
+        """The network wants something at the next boundary."""
+        host.wanted = True
+        if host.waiting is not None:
+            self.stand(host)
+            return
+        when = host.ends[host.cursor + self.passed(host, self.events.now)]
+        if when < host.visit_at:
+            self.visit(host, when)
+
+    def released(self, host: Host) -> None:
+        """Its own exchange is over: the next may be due sooner than it would look."""
+        peer = host.peer
+        if host.waiting is not None:
+            self.stand(host)
+            return
+        if not self.by_steps or not host.ready or host.visit_at <= self.events.now:
+            return
+        passed = self.passed(host, self.events.now)
+        due = host.cursor + max(peer.schedule.due_steps - host.steps - 1, passed)
+        if due < len(host.ends) and host.ends[due] < host.visit_at:
+            self.visit(host, host.ends[due])
+
+    def count(self, host: Host, when: float) -> None:
+        """Count the steps that have ended."""
+        passed = self.passed(host, when)
+        host.cursor += passed
+        if host.ready or trains(host):
+            host.steps += passed
+            self.steps += passed
+
+    def seen(self, host: Host) -> None:
+        """Tell the peer how far its loop is, and when it was last at a boundary: others wait for it, or do not."""
+        self.count(host, self.events.now)
+        peer = host.peer
+        if host.cursor:
+            last = host.ends[host.cursor - 1] if host.waiting is None else self.events.now
+            peer.local.boundary_at = max(peer.local.boundary_at, last)
+        peer.counted(host.steps, host.steps * host.samples_per_step)
+
+    # -- a boundary ----------------------------------------------------------------------------------------------
+    def on_boundary(self, host: Host, when: float) -> None:
+        """What a node's boundary and its Runtime do, in their order."""
+        if when != host.visit_at or host.gone:
+            return
+        peer, now = host.peer, self.events.now
+        self.count(host, now)
+        ready, host.ready = peer.local.ready, trains(host)
+        due = self.by_steps and ready and not peer.exchanges.outgoing and host.steps >= peer.schedule.due_steps
+        report = due or now - host.reported_at > REPORT_S or not ready
+        spare = due and self.ahead and peer.may_mix(now)
+        requests: list[int] = []
+        copies: list[Copy] = []
+        if host.wanted:
+            host.wanted = False
+            report = report or host.adopting or host.restoring or bool(host.requests)
+            requests, copies = self.fulfil(host)
+        if report:
+            host.reported_at = now
+            self.perform(host, peer.stepped(host.steps, host.steps * host.samples_per_step, None, now))
+            self.snapped(host, requests, copies)
+            if spare and host.requests:  # the exchange that begins here has its snapshot at once
+                requests, host.requests = host.requests, []
+                self.need(host)
+                self.snapped(host, requests, self.copy(host, requests))
+                host.wanted = bool(host.shifts) or host.adopting or host.restoring
+            if not peer.local.sound and not host.wanted:
+                self.look(host)
+            host.ready = trains(host)
+        if self.lockstep:
+            self.hold(host)
+        self.plan(host)
+
+    def look(self, host: Host) -> None:
+        """Whether a loop has made weights finite again that were spoiled."""
+        self.need(host)
+        if finite(host.vector):
+            self.perform(host, host.peer.mended(self.events.now))
+
+    def hold(self, host: Host) -> None:
+        """The loop stands at this boundary for as long as its peer says so: the ends of its steps wait beside it."""
+        now = self.events.now
+        if host.waiting is None and host.peer.held:
+            host.waiting = now, host.ends[host.cursor :]
+            del host.ends[host.cursor :]
+            host.ends.append(math.inf)
+        elif host.waiting is not None and not host.peer.held:
+            since, ends = host.waiting
+            host.waiting = None
+            host.ends[host.cursor :] = [end + (now - since) for end in ends]
+
+    def fulfil(self, host: Host) -> tuple[list[int], list[Copy]]:
+        """Add and take over what came, then copy the model for those who wanted it: what is sent includes what was
+        received."""
+        peer, now = host.peer, self.events.now
+        adopted, host.adopting = host.adopting, False
+        restored, host.restoring = host.restoring, False
+        apart: tuple[float, float] = (0.0, 0.0)
+        shifts = host.shifts
+        requests, host.requests = host.requests, []
+        if shifts or requests or adopted or restored:
+            self.need(host)  # adopted: the batches and the optimizer go on from there
+        if restored:
+            assert host.kept is not None
+            host.vector[:], host.kept = host.kept, None
+            host.outer.reset(host.vector)
+            if host.progress is not None:
+                host.progress.expected = None  # as in a node, which has no snapshot of what came back
+            if self.trainer is not None:
+                self.trainer.joined(host.row)
+        if shifts:
+            host.shifts = []
+            vector = host.vector
+            for shift in shifts:
+                if host.progress is not None and isinstance(shift, Merged):
+                    host.progress.merged(host.progress.sample(shift.values), shift.mass / (host.mass + shift.mass))
+                host.mass = shift.add_to(vector, host.mass)
+            if self.trainer is not None:
+                self.trainer.mixed(host.row)
+        if adopted:
+            assert host.joining_vector is not None
+            if host.trial:
+                host.kept = host.vector.copy()
+                apart = difference(host.joining_vector, host.kept, np.empty_like(host.kept)), host.kept.dot(host.kept)
+            host.vector[:] = host.joining_vector
+            host.mass = 1.0
+            host.outer.reset(host.vector)
+            if host.progress is not None:
+                host.progress.since(host.vector)  # what was adopted is no movement
+            host.joining_vector = None
+            host.taken = host.steps
+            if self.trainer is not None:
+                self.trainer.joined(host.row)
+        copies = self.copy(host, requests)  # before the peer hears anything, as in a node
+        if adopted:
+            peer.counted(host.steps, host.steps * host.samples_per_step)
+            self.perform(host, peer.adopted(now, *apart))
+        if restored:
+            self.perform(host, peer.restored(now))
+        return requests, copies
+
+    @staticmethod
+    def copy(host: Host, requests: list[int]) -> list[Copy]:
+        """Of the model, or of the elements that a session mixes, and for each of these the sampled ones as well."""
+        whole: Floats | None = None
+        copies: list[Copy] = []
+        for session in requests:
+            positions = host.sessions[session].positions
+            if positions is not None:
+                sample = None if host.progress is None else host.progress.sample(host.vector)
+                copies.append((host.vector[positions], sample))
+                continue
+            whole = host.vector.copy() if whole is None else whole
+            copies.append((whole, None))
+        return copies
+
+    def given(self, host: Host, pushes: int) -> float:
+        """The mass that a snapshot carries away which is to be pushed to so many partners."""
+        if not pushes:
+            return 0.0
+        mass, host.mass = push_mass(host.mass, pushes, self.conserves)
+        return mass
+
+    def snapped(self, host: Host, requests: list[int], copies: list[Copy]) -> None:
+        peer = host.peer
+        for session, (copy, sample) in zip(requests, copies, strict=True):
+            if session in peer.exchanges.table or session in peer.donating.table:
+                own = host.sessions[session]
+                own.snapshot = copy
+                mass = self.given(host, own.pushes)
+                if not (finite(copy) and (sample is None or finite(sample))):
+                    self.perform(host, peer.spoiled(session, self.events.now))
+                    continue
+                moved = math.nan
+                if host.progress is not None:
+                    moved = host.progress.since(copy) if sample is None else host.progress.moved(sample)
+                self.perform(host, peer.snapshotted(session, self.events.now, mass, moved))
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+    def need(self, host: Host) -> None:
+        """The vector must hold all steps that have ended: compute them, and with them all others that have begun."""
+        if self.trainer is None or host.taken >= host.steps:
+            return
+        if self.trainer.lazy:
+            self.compute(self.events.now)
+        else:
+            self.catch_up(host)
+        assert host.taken == host.steps, "a step that has not ended was computed for one whose model changes"
+
+    def catch_up(self, host: Host) -> None:
+        missing = host.steps - host.taken
+        if missing > 0 and self.trainer is not None:
+            host.taken = host.steps
+            self.trainer.train(np.array([host.row]), np.array([missing]))
+
+    def compute(self, now: float) -> None:
+        """Take all steps that have begun, those of one who stands at a boundary excepted: what it does there may change
+        its model first."""
+        assert self.trainer is not None
+        rows: list[int] = []
+        counts: list[int] = []
+        for host in self.hosts:
+            if host.gone or not host.ready:
+                continue
+            ends = host.ends
+            if ends[-1] <= now:
+                self.passed(host, now)
+            if host.waiting is not None:
+                begun = host.steps
+            elif host.visit_at <= now:
+                begun = host.steps + bisect_right(ends, host.visit_at, host.cursor) - host.cursor
+            else:
+                begun = host.steps + bisect_right(ends, now, host.cursor) - host.cursor + 1
+            missing = begun - host.taken
+            if missing > 0:
+                rows.append(host.row)
+                counts.append(missing)
+                host.taken = begun
+        if rows:
+            self.trainer.train(np.array(rows), np.array(counts))
+
+    def end(self, host: Host) -> None:
+        """The loop ends in the middle of a step, which is still computed: else it would depend on who looked whether
+        the batches of the next life go on behind it."""
+        self.count(host, self.events.now)
+        if self.trainer is not None and host.ready and host.waiting is None:
+            host.steps += 1
+            self.catch_up(host)
+
+    def settle(self, now: float) -> None:
+        """All steps up to now are in the vectors, for whoever looks at them; a lazy trainer adds those in progress."""
+        for host in self.hosts:
+            if not host.gone:
+                self.count(host, now)
+        if self.trainer is not None and self.trainer.lazy:
+            self.compute(now)
+        elif self.trainer is not None:
+            for host in self.hosts:
+                if not host.gone:
+                    self.catch_up(host)
+
+
+def trains(host: Host) -> bool:
+    """Whether the loop takes steps: once it has weights, and be they spoiled, which it does not see by itself."""
+    local = host.peer.local
+    return local.ready or not local.sound
+
+
+def next_look(since: float, now: float) -> float:
+    """When one who waits at a boundary ``since`` then looks round the next time."""
+    look = since + LOOK_S * (math.floor((now - since) / LOOK_S) + 1)
+    return look if look > now else look + LOOK_S  # now may be the last look, whose quotient was rounded down

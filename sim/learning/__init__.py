@@ -1,0 +1,1 @@
+"""Models, data and optimizers, many peers in one batch."""

@@ -1,0 +1,124 @@
+"""A scenario's data set as tensors, whatever its name: what is trained on, what is held out, and who made it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gossip.errors import DataError
+from sim import plugins
+from sim.learning import corpora as data
+
+__all__ = ["Dataset", "load"]
+
+# At most so many held-out samples are used, evenly chosen: an evaluation costs a forward pass over all of them for each
+# peer. With 1,000 the standard error of an accuracy is at most 1.6 points for one peer.
+TEST_SAMPLES = 1000
+# A window predicts CONTEXT bytes, so that fewer do: 8,192 predictions.
+TEST_WINDOWS = 128
+CONTEXT = 64  # bytes in a window of text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Tensors on the CPU. x float32 (samples, ...) and y int64 (samples,); for text both are bytes as uint8 (samples,
+    context), y being x one byte later. ``clients`` int64 (samples,) says who made each training sample."""
+
+    name: str
+    x_train: torch.Tensor
+    y_train: torch.Tensor
+    x_test: torch.Tensor
+    y_test: torch.Tensor
+    clients: torch.Tensor | None = None
+    picture: tuple[int, int, int] | None = None  # channels, height, width
+
+    @property
+    def tokens(self) -> bool:
+        """Text: one prediction for each place of a sample, not for each sample."""
+        return self.y_train.dim() == 2
+
+    @property
+    def classes(self) -> int:
+        """How many answers there are."""
+        return 256 if self.tokens else 1 + int(max(self.y_train.max(), self.y_test.max()))
+
+
+def load(name: str) -> Dataset:
+    """A data set by the name that a scenario gives it, or by "module:function".
+
+    The function takes nothing and returns the tensors (x_train, y_train, x_test, y_test), x float32 and y int64 class
+    numbers from 0, or both uint8 (samples, context) for text; a fifth tensor may number each training sample's client.
+    Raises DataError where data is missing or of another form, ConfigError where the function cannot be found.
+    """
+    if name == "digits":
+        return _held_out("digits", data.digits(), TEST_SAMPLES, picture=(1, 8, 8))
+    if name == "mnist":
+        return _held_out("mnist", data.mnist(), TEST_SAMPLES, picture=(1, 28, 28))
+    if name == "fashion-mnist":
+        return _held_out("fashion-mnist", data.fashion_mnist(), TEST_SAMPLES, picture=(1, 28, 28))
+    if name == "shakespeare":
+        return _shakespeare()
+    return _custom(name)
+
+
+def _held_out(
+    name: str,
+    split: data.Split,
+    most: int,
+    *,
+    clients: torch.Tensor | None = None,
+    picture: tuple[int, int, int] | None = None,
+) -> Dataset:
+    x_train, y_train, x_test, y_test = split
+    chosen = torch.linspace(0, len(x_test) - 1, min(most, len(x_test))).long()
+    return Dataset(
+        name=name, x_train=x_train, y_train=y_train, x_test=x_test[chosen], y_test=y_test[chosen], clients=clients,
+        picture=picture,
+    )  # fmt: skip
+
+
+def _shakespeare() -> Dataset:
+    """Windows that do not overlap, so that a window is a sample like any other and an epoch reads each byte once. The
+    last tenth of every role is held out, and each role is a client."""
+    texts = [text for _, text in sorted(data.shakespeare().items())]
+    pieces = [_windows(text[: len(text) * 9 // 10]) for text in texts]
+    train = torch.cat(pieces)  # (windows, context + 1)
+    test = _windows(b"\n".join(text[len(text) * 9 // 10 :] for text in texts))
+    clients = torch.repeat_interleave(torch.arange(len(pieces)), torch.tensor([len(piece) for piece in pieces]))
+    split = train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:]
+    return _held_out("shakespeare", split, TEST_WINDOWS, clients=clients)
+
+
+def _windows(text: bytes) -> torch.Tensor:
+    """Pieces of one byte more than a window, uint8 (windows, context + 1); the rest is left out."""
+    count = len(text) // (CONTEXT + 1)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)[: count * (CONTEXT + 1)].view(count, CONTEXT + 1)
+
+
+def _custom(name: str) -> Dataset:
+    given = plugins.call(name, "task.dataset")
+    parts = tuple(given) if isinstance(given, tuple | list) else ()
+    if len(parts) not in (4, 5) or not all(isinstance(part, torch.Tensor) for part in parts):
+        wanted = "the tensors (x_train, y_train, x_test, y_test), or a fifth with clients"
+        raise DataError(f"task.dataset = {name!r} must return {wanted}.")
+    x_train, y_train, x_test, y_test = (part.detach().cpu() for part in parts[:4])
+    if not len(x_train) or not len(x_test) or (len(x_train), len(x_test)) != (len(y_train), len(y_test)):
+        raise DataError(f"{name} must return as many labels as samples, and at least one to train on and one to test.")
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise DataError(f"{name} returns training samples of shape {list(x_train.shape[1:])} and others for the test.")
+    split: data.Split
+    if x_train.dtype == y_train.dtype == x_test.dtype == y_test.dtype == torch.uint8 and x_train.dim() == 2:
+        if (x_train.shape, x_test.shape) != (y_train.shape, y_test.shape):
+            raise DataError(f"{name} returns text, whose y must have the shape of x and lie one byte ahead.")
+        split = x_train, y_train, x_test, y_test
+    else:
+        whole = not (y_train.is_floating_point() or y_test.is_floating_point())
+        if y_train.dim() != 1 or y_test.dim() != 1 or not whole or min(int(y_train.min()), int(y_test.min())) < 0:
+            raise DataError(f"{name} must return class numbers from 0 as y, an integer tensor of one dimension.")
+        split = x_train.float(), y_train.long(), x_test.float(), y_test.long()
+    clients = parts[4].detach().cpu().long() if len(parts) == 5 else None
+    if clients is not None and clients.shape != (len(x_train),):
+        raise DataError(f"{name} must return one client number for each training sample as its fifth tensor.")
+    shape = tuple(x_train.shape[1:])
+    return _held_out(name, split, TEST_SAMPLES, clients=clients, picture=shape if len(shape) == 3 else None)

@@ -1,0 +1,204 @@
+"""Every peer's model, stacked in one matrix, and their training in batched calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from gossip.arithmetic.mixing import finite
+from gossip.errors import ConfigError
+from sim.learning import datasets, models, partitions
+from sim.learning.batches import Batches
+from sim.learning.modules import StackedModule
+from sim.learning.optimizers import QuasiGlobal, schedule, stepper
+from sim.learning.perceptrons import StackedLinear, linear_layers
+from sim.seeds import derive, generator
+
+if TYPE_CHECKING:
+    from sim.scenario.task import Task
+
+__all__ = ["Learners"]
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+UNKNOWN = -1  # steps since the last mix of a model whose next step begins the count
+
+DRAWN_AT_ONCE = 4096  # rows whose batches are drawn in one call: with batches of 8, 256 KiB of indices a step
+
+
+class Stack(Protocol):
+    """Models of one kind, each a row: what :class:`StackedLinear` and :class:`StackedModule` offer."""
+
+    elements: int
+    models_at_once: int
+
+    def initial(self) -> F32: ...
+    def state_dict(self, row: F32) -> dict[str, torch.Tensor]: ...
+    def gradients(self, models: F32, samples: I64, out: F32) -> None: ...
+    def evaluate(self, models: F32) -> tuple[F64, F64]: ...
+
+
+class Learners:
+    """The learners of the peers ``names``, in that order: ``names[row]``'s model is ``matrix[row]``.
+
+    ``matrix`` float32 (peers, elements), C-contiguous, is live: whoever adds to a row between two calls changes that
+    peer's model. All begin with the same weights, which ``seed`` decides; with the data set "averaging" each begins
+    with a vector from N(0, 1) of its own, and nothing trains. A peer's samples and batches come from (seed, its name).
+
+    Batching changes no result: every model's arithmetic is that of torch.optim on one module, up to float32 rounding.
+    Raises ConfigError or DataError for a task that cannot be run.
+    """
+
+    lazy = True
+    """May be asked for steps that have begun and not ended, so that many are taken in one call."""
+
+    matrix: F32
+    elements: int
+    samples_per_step: int
+    taken: I64
+    """Steps taken by each row."""
+
+    def __init__(self, task: Task, names: Sequence[str], seed: int, *, device: str = "cpu") -> None:
+        if torch.device(device).type != "cpu":
+            raise ConfigError(f"device = {device!r} cannot work yet: models are computed on 'cpu' alone.")
+        self.samples_per_step = task.batch_size
+        self.taken = np.zeros(len(names), np.int64)
+        self._ages = np.zeros(len(names), np.int64)  # steps since the optimizer's state was zero
+        self._since = np.full(len(names), UNKNOWN)  # steps since the last mix; QuasiGlobal's, as the two below
+        self._optimizer = stepper(task.optimizer)
+        self._rates = schedule(task.optimizer)
+        self._quasi_global: QuasiGlobal | None = None
+        self._stack: Stack | None = None
+        if task.dataset == "averaging":
+            self.elements = task.elements
+            self.matrix = np.empty((len(names), self.elements), np.float32)
+            for row, name in zip(self.matrix, names, strict=True):
+                row[:] = generator(seed, name, "vector").standard_normal(self.elements, np.float32)
+            return
+        dataset = datasets.load(task.dataset)
+        torch_seed = int.from_bytes(derive(seed, "", "model")[:8], "little") >> 1  # torch takes 63 bits
+        self._module = models.build(task, dataset, torch_seed)
+        layers = None if dataset.tokens else linear_layers(self._module)
+        if layers is not None:
+            self._stack = StackedLinear(self._module, layers, dataset, task.batch_size, task.model)
+        else:
+            self._stack = StackedModule(self._module, dataset, task.model)
+        self._batches = Batches(partitions.parts(task, dataset, names, seed), names, seed, task.batch_size)
+        self.elements = self._stack.elements
+        self.matrix = np.empty((len(names), self.elements), np.float32)
+        self.matrix[:] = self._stack.initial()
+        self._moments = [np.zeros_like(self.matrix) for _ in range(self._optimizer.moments)]
+        if isinstance(self._optimizer, QuasiGlobal):
+            self._quasi_global = self._optimizer
+            self._before = np.empty_like(self.matrix)  # each model just after its last mix, where it is known
+        shape = (min(self._stack.models_at_once, len(names)), self.elements)
+        self._gradients = np.empty(shape, np.float32)
+        self._copies = [np.empty(shape, np.float32) for _ in (self.matrix, *self._moments)]
+
+    def train(self, rows: I64, counts: I64) -> None:
+        """Row ``rows[i]`` takes its next ``counts[i]`` steps, in place. ``rows`` are unique, in any order.
+
+        The cost is that of sum(counts) steps, and of a copy to and fro where the rows are not neighbours.
+        """
+        self.taken[rows] += counts
+        if self._stack is None:
+            return
+        if self._quasi_global is not None:
+            begin = rows[(self._since[rows] == UNKNOWN) & (counts > 0)]
+            self._before[begin] = self.matrix[begin]
+            self._since[begin] = 0
+            self._since[rows] += counts
+        # Those with most steps first, so that the rows still to go are always a prefix.
+        order = np.lexsort((rows, -counts))
+        rows, counts = rows[order], counts[order]
+        with np.errstate(all="ignore"):  # a model that diverges is the scenario's result, not a fault
+            for start in range(0, len(rows), DRAWN_AT_ONCE):
+                self._train(rows[start : start + DRAWN_AT_ONCE], counts[start : start + DRAWN_AT_ONCE])
+
+    def reset(self, row: int) -> None:
+        """The peer of this row starts anew: its optimizer's state is zero again. Its batches and its learning rate go
+        on where they were, or one that was gone for a moment would take large steps among models nearly done."""
+        self._ages[row] = 0
+        self._since[row] = UNKNOWN
+        for moment in self._moments if self._stack else ():
+            moment[row] = 0
+
+    def mixed(self, row: int) -> None:
+        """What others sent was added to this row: quasi-global momentum takes up how far the model came."""
+        if self._quasi_global is not None and self._since[row] > 0:
+            model, steps = self.matrix[row], int(self._since[row])
+            self._quasi_global.mixed(model, self._before[row], self._moments[0][row], steps)
+            self._since[row] = 0
+
+    def joined(self, row: int) -> None:
+        """This row was replaced: quasi-global momentum begins anew. Other optimizers keep what they know, but for what
+        is no number, with which the next step would spoil the row again."""
+        if self._stack is not None and not all(finite(moment[row]) for moment in self._moments):
+            self.reset(row)
+        if self._quasi_global is not None:
+            self._since[row] = UNKNOWN
+            self._moments[0][row] = 0
+
+    def evaluate(self, vectors: F32) -> tuple[F64, F64]:
+        """Mean loss (nats) and accuracy on the held-out samples for each row of (k, elements).
+
+        For text both are by predicted byte. For "averaging" the loss is half the mean square and the accuracy nan.
+        """
+        if self._stack is None:
+            return 0.5 * np.square(vectors, dtype=np.float64).mean(1), np.full(len(vectors), np.nan)
+        return self._stack.evaluate(vectors)
+
+    def module(self, vector: F32) -> nn.Module:
+        """The model as an ordinary module with the weights of (elements,): always the same object."""
+        if self._stack is None:
+            raise ConfigError("task.dataset = 'averaging' has no model: its vectors are all there is.")
+        self._module.load_state_dict(self._stack.state_dict(vector), strict=False)  # buffers are as they were
+        return self._module
+
+    def _train(self, rows: I64, counts: I64) -> None:
+        """Rows with counts in falling order. All steps of a block are taken while it is in cache."""
+        assert self._stack is not None
+        first = self.taken[rows] - counts
+        samples: list[I64] = []  # for each step (rows that take it, batch)
+        for step in range(int(counts[0]) if len(counts) else 0):
+            going = int(np.searchsorted(-counts, -step))  # counts > step
+            samples.append(self._batches.draw(rows[:going], first[:going] + step))
+        size = self._stack.models_at_once
+        for start in range(0, len(rows), size):
+            stop = start + size
+            self._train_block(rows[start:stop], counts[start:stop], [drawn[start:stop] for drawn in samples])
+
+    def _train_block(self, rows: I64, counts: I64, samples: list[I64]) -> None:
+        assert self._stack is not None
+        live = (self.matrix, *self._moments)
+        count, low = len(rows), int(rows[0])
+        neighbours = int(rows[-1]) - low == count - 1 and bool((np.diff(rows) == 1).all())
+        if neighbours:
+            block = [whole[low : low + count] for whole in live]
+        else:
+            block = [copy[:count] for copy in self._copies]
+            for whole, copy in zip(live, block, strict=True):
+                whole.take(rows, axis=0, out=copy, mode="clip")
+        tensors = [torch.from_numpy(one) for one in block]
+        gradients = torch.from_numpy(self._gradients[:count])
+        ages, taken = self._ages[rows], self.taken[rows] - counts
+        for step in range(int(counts[0])):
+            drawn = samples[step]
+            going = len(drawn)
+            self._stack.gradients(block[0][:going], drawn, self._gradients[:going])
+            if going == count:
+                model, moments, slope = tensors[0], tensors[1:], gradients
+            else:
+                model, moments, slope = tensors[0][:going], [one[:going] for one in tensors[1:]], gradients[:going]
+            self._optimizer.step(model, slope, moments, ages[:going] + step, self._rates(taken[:going] + step))
+        self._ages[rows] = ages + counts
+        if not neighbours:
+            for whole, copy in zip(live, block, strict=True):
+                whole[rows] = copy

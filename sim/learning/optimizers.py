@@ -1,0 +1,156 @@
+"""torch.optim's SGD and AdamW, and quasi-global momentum, for many models at once, with the same arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from sim.scenario.task import Optimizer
+
+__all__ = ["SGD", "AdamW", "Cosine", "QuasiGlobal", "Rates", "Stepper", "schedule", "stepper"]
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+Rates = float | F64
+"""Learning rates: of all models, or float64 (models,) of each."""
+
+EPS = 1e-8  # torch.optim.AdamW's default
+SMALLEST = 1e-30  # of a rate that falls: it moves no parameter by a rounding, and AdamW divides by its rate
+
+
+class Stepper(Protocol):
+    """One step of an optimizer. All tensors are float32 (models, elements)."""
+
+    moments: int
+    """How many tensors of state a model has beside its parameters; all begin at zero."""
+
+    def step(
+        self, models: torch.Tensor, gradients: torch.Tensor, moments: Sequence[torch.Tensor], ages: I64, rates: Rates
+    ) -> None:
+        """Change ``models`` and ``moments`` in place; ``gradients`` may be overwritten. ``ages``: steps taken by each
+        model since its moments were zero. ``rates``: the learning rates of this step."""
+
+
+def stepper(optimizer: Optimizer) -> Stepper:
+    """What a scenario's [task] optimizer stands for."""
+    if optimizer.name == "adamw":
+        return AdamW(optimizer.betas, optimizer.weight_decay)
+    if optimizer.quasi_global:
+        return QuasiGlobal(optimizer.lr, optimizer.quasi_global, optimizer.weight_decay)
+    return SGD(optimizer.momentum, optimizer.weight_decay)
+
+
+def schedule(optimizer: Optimizer) -> Callable[[I64], Rates]:
+    """The learning rates of models that have taken so many steps before, as a scenario's [task] optimizer says."""
+    if optimizer.schedule == "constant":
+        lr = optimizer.lr
+        return lambda taken: lr
+    assert optimizer.schedule_steps is not None, "the optimizer's table refuses a cosine of no length"
+    return Cosine(optimizer.lr, optimizer.schedule_steps, optimizer.warmup_steps, optimizer.min_lr)
+
+
+class Cosine:
+    """Up in a line over ``warmup`` steps, then down by half a cosine to ``lowest``, reached after ``steps`` in all and
+    kept. (I. Loshchilov and F. Hutter, arXiv:1608.03983, equation 5, without restarts.)
+
+    torch's LinearLR from 1 / (warmup + 1), so that the first step moves the model, and CosineAnnealingLR, which would
+    rise again behind its end.
+    """
+
+    def __init__(self, highest: float, steps: int, warmup: int, lowest: float) -> None:
+        self.highest, self.steps, self.warmup, self.lowest = highest, steps, warmup, lowest
+
+    def __call__(self, taken: I64) -> F64:
+        rising = self.highest * (taken + 1) / (self.warmup + 1)
+        done = np.clip((taken - self.warmup) / (self.steps - self.warmup), 0.0, 1.0)
+        falling = self.lowest + (self.highest - self.lowest) * (1 + np.cos(math.pi * done)) / 2
+        return np.maximum(np.where(taken < self.warmup, rising, falling), SMALLEST)
+
+
+class SGD:
+    """torch.optim.SGD without dampening and Nesterov's step."""
+
+    def __init__(self, momentum: float, weight_decay: float) -> None:
+        self.momentum, self.weight_decay = momentum, weight_decay
+        self.moments = 1 if momentum else 0
+
+    def step(
+        self, models: torch.Tensor, gradients: torch.Tensor, moments: Sequence[torch.Tensor], ages: I64, rates: Rates
+    ) -> None:
+        if self.weight_decay:
+            gradients.add_(models, alpha=self.weight_decay)
+        if self.moments:
+            # Beginning at zero, the buffer is the gradient itself after a model's first step, as torch has it.
+            gradients = torch.add(gradients, moments[0], alpha=self.momentum, out=moments[0])
+        if isinstance(rates, float):
+            models.sub_(gradients, alpha=rates)
+        else:
+            models.addcmul_(gradients, _column(rates), value=-1)
+
+
+class QuasiGlobal:
+    """:class:`node.model.quasi_global.QuasiGlobal` at a constant rate: a step uses the momentum and only a mix moves
+    it."""
+
+    moments = 1
+
+    def __init__(self, lr: float, momentum: float, weight_decay: float) -> None:
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+
+    def step(
+        self, models: torch.Tensor, gradients: torch.Tensor, moments: Sequence[torch.Tensor], ages: I64, rates: Rates
+    ) -> None:
+        if self.weight_decay:
+            gradients.add_(models, alpha=self.weight_decay)
+        models.sub_(gradients.add_(moments[0], alpha=self.momentum), alpha=self.lr)
+
+    def mixed(self, model: F32, before: F32, momentum: F32, steps: int) -> None:
+        """Of one model, all (elements,): ``before`` is the model just after its last mix, so many ``steps`` ago, and
+        becomes the model now. (T. Lin et al., arXiv:2102.04761, algorithm 1, with the steps counted.)"""
+        before -= model
+        before *= np.float32((1 - self.momentum) / (self.lr * steps))
+        momentum *= np.float32(self.momentum)
+        momentum += before
+        before[:] = model
+
+
+class AdamW:
+    """Decoupled weight decay, I. Loshchilov and F. Hutter, arXiv:1711.05101, algorithm 2, in torch.optim.AdamW's order.
+
+    Each model corrects its bias by its own age, so that one that restarted and one that did not share a call.
+    """
+
+    moments = 2
+
+    def __init__(self, betas: tuple[float, float], weight_decay: float) -> None:
+        self.betas, self.weight_decay = betas, weight_decay
+
+    def step(
+        self, models: torch.Tensor, gradients: torch.Tensor, moments: Sequence[torch.Tensor], ages: I64, rates: Rates
+    ) -> None:
+        first, second = moments
+        beta1, beta2 = self.betas
+        if self.weight_decay:
+            kept = 1 - rates * self.weight_decay
+            models.mul_(kept if isinstance(kept, float) else _column(kept))
+        first.lerp_(gradients, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradients, gradients, value=1 - beta2)
+        steps = ages + 1.0  # float64 (models,)
+        step_size, root = rates / (1 - beta1**steps), np.sqrt(1 - beta2**steps)
+        # models -= step_size first / (sqrt(second) / root + EPS), the factors moved into the denominator: a pass less
+        denominator = (
+            torch.sqrt(second, out=gradients).mul_(_column(1 / (root * step_size))).add_(_column(EPS / step_size))
+        )
+        models.addcdiv_(first, denominator, value=-1)
+
+
+def _column(values: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.float32))[:, None]

@@ -1,0 +1,215 @@
+"""Linear layers of many models at once: forward and backward by hand, which is several times faster than autograd.
+
+Measured on models of 650 and 4,810 parameters with batches of 8, where a step costs microseconds: numpy's matmul calls
+the BLAS once for each model and takes strided operands as they are, half the cost of torch.bmm, whose batched BLAS
+call wants packed ones; a softmax over ten classes costs a tenth when the classes are the slow axis.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from gossip.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sim.learning.datasets import Dataset
+
+__all__ = ["StackedLinear", "linear_layers"]
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+# Models at once: parameters, gradients and inputs of so many bytes. Enough models to share the cost of some twenty
+# calls, which matters more than staying in a core's second cache: 4,810 parameters took 7.6 us a step with 16 models,
+# 5.9 with 32, 4.8 with 64 and with 128. Beyond the last cache nothing is gained any more.
+BLOCK_BYTES = 4 << 20
+LEAST_MODELS, MOST_MODELS = 8, 256
+LOGITS_AT_ONCE = 1 << 20  # elements of the largest temporary of an evaluation: 4 MiB
+
+
+def linear_layers(module: nn.Module) -> list[nn.Linear] | None:
+    """The layers of a plain perceptron, Sequential([Flatten,] Linear, ReLU, Linear, ...), or None for another model."""
+    if type(module) is not nn.Sequential:
+        return None
+    inner = [*module]
+    if inner and type(inner[0]) is nn.Flatten and (inner[0].start_dim, inner[0].end_dim) == (1, -1):
+        inner = inner[1:]
+    layers = inner[::2]
+    if len(inner) % 2 == 0 or any(type(between) is not nn.ReLU for between in inner[1::2]):
+        return None
+    if any(type(one) is not nn.Linear or one.bias is None or one.weight.dtype != torch.float32 for one in layers):
+        return None
+    return [one for one in layers if isinstance(one, nn.Linear)]
+
+
+class StackedLinear:
+    """Perceptrons of one shape, each a row of a matrix, on a data set of class numbers.
+
+    A row holds the layers in order, each one matrix with the bias in it, so that a column of ones in its input does the
+    addition: a hidden layer as (inputs + 1, outputs), the last as (classes, inputs + 1), as each multiplies fastest.
+    """
+
+    def __init__(
+        self, module: nn.Module, layers: list[nn.Linear], dataset: Dataset, batch_size: int, name: str
+    ) -> None:
+        self._refuse(layers, dataset, name)
+        self._module, self._layers = module, layers
+        self._widths = [layers[0].in_features, *(layer.out_features for layer in layers)]
+        sizes = [(a + 1) * b for a, b in zip(self._widths, self._widths[1:], strict=False)]
+        ends = np.cumsum(sizes).tolist()
+        self._pieces = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        self.elements = ends[-1]
+        self._batch = batch_size
+        self._x, self._y = _with_ones(dataset.x_train), dataset.y_train.numpy()
+        self._x_test, self._y_test = torch.from_numpy(_with_ones(dataset.x_test)), dataset.y_test
+        fitting = BLOCK_BYTES // (4 * (2 * self.elements + batch_size * self._x.shape[1]))
+        self.models_at_once = min(max(fitting, LEAST_MODELS), MOST_MODELS)
+        self._spaces: dict[int, _Space] = {}
+        self._memory = _Memory(self.models_at_once, batch_size, self._widths)
+
+    def initial(self) -> F32:
+        """The weights that the module came with, as a row."""
+        row = np.empty(self.elements, np.float32)
+        for layer, matrix, hidden in zip(self._layers, self._matrices(row[None]), self._hidden(), strict=True):
+            weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()[:, None]
+            whole = np.concatenate([weight, bias], 1)  # (outputs, inputs + 1)
+            matrix[0] = whole.T if hidden else whole
+        return row
+
+    def state_dict(self, row: F32) -> dict[str, torch.Tensor]:
+        """A row as the module's parameters by name."""
+        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        state: dict[str, torch.Tensor] = {}
+        for layer, matrix, hidden in zip(self._layers, self._matrices(row[None]), self._hidden(), strict=True):
+            whole = torch.from_numpy(matrix[0].T if hidden else matrix[0]).clone()
+            state[names[id(layer.weight)]] = whole[:, :-1].contiguous()
+            state[names[id(layer.bias)]] = whole[:, -1].contiguous()
+        return state
+
+    def gradients(self, models: F32, samples: I64, out: F32) -> None:
+        """Gradients of each model's mean cross-entropy over its batch: models and ``out`` (models, elements), samples
+        (models, batch) rows of the training set; at most ``models_at_once``."""
+        count = len(models)
+        space = self._spaces.get(count)
+        if space is None:
+            space = self._spaces[count] = _Space(self._memory, count, self._batch)
+        weights, slopes = self._matrices(models), self._matrices(out)
+        flat = samples.reshape(-1)
+        self._x.take(flat, axis=0, out=space.inputs_flat, mode="clip")
+        labels = self._y.take(flat)
+
+        below = space.inputs  # (models, batch, width + 1), its last column ones
+        for weight, (level, inner, level_torch) in zip(weights, space.levels, strict=False):
+            np.matmul(below, weight, out=inner)
+            level_torch.relu_()  # the ones stay
+            below = level
+        np.matmul(weights[-1], below.transpose(0, 2, 1), out=space.by_class)
+
+        # d loss / d logits = (softmax - one-hot) / batch, classes first: (classes, models x batch)
+        logits, row = space.logits, space.row
+        np.max(logits, axis=0, out=row)
+        np.subtract(logits, row, out=logits)
+        np.exp(logits, out=logits)
+        np.sum(logits, axis=0, out=row)
+        np.multiply(row, self._batch, out=row)
+        np.divide(logits, row, out=logits)
+        space.logits_flat[labels * len(row) + space.columns] -= np.float32(1 / self._batch)
+
+        np.matmul(space.by_class, below, out=slopes[-1])
+        if not space.levels:
+            return
+        errors, inner_errors, errors_torch = space.errors[-1]
+        np.matmul(space.by_model, weights[-1], out=errors)  # (models, batch, width + 1)
+        for index in range(len(space.levels) - 1, -1, -1):
+            errors, inner_errors, errors_torch = space.errors[index]
+            level_torch = space.levels[index][2]
+            torch.ops.aten.threshold_backward.grad_input(errors_torch, level_torch, 0, grad_input=errors_torch)
+            below = space.levels[index - 1][0] if index else space.inputs
+            np.matmul(below.transpose(0, 2, 1), inner_errors, out=slopes[index])
+            if index:
+                np.matmul(inner_errors, weights[index].transpose(0, 2, 1), out=space.errors[index - 1][0])
+
+    def evaluate(self, models: F32) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean cross-entropy and accuracy of each on the held-out samples."""
+        count, tests = len(models), len(self._y_test)
+        losses, accuracies = np.empty(count), np.empty(count)
+        step = max(1, LOGITS_AT_ONCE // (tests * max(self._widths[1:])))
+        for start in range(0, count, step):
+            some = np.ascontiguousarray(models[start : start + step])
+            *hidden, last = (torch.from_numpy(matrix) for matrix in self._matrices(some))
+            level = self._x_test.expand(len(some), -1, -1)
+            for weight in hidden:
+                level = nn.functional.pad(torch.bmm(level, weight).relu_(), (0, 1), value=1.0)
+            logits = torch.bmm(level, last.transpose(1, 2))  # (models, tests, classes)
+            labels = self._y_test.expand(len(some), -1)
+            each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+            losses[start : start + step] = each.mean(1, dtype=torch.float64)
+            accuracies[start : start + step] = (logits.argmax(2) == labels).mean(1, dtype=torch.float64)
+        return losses, accuracies
+
+    @staticmethod
+    def _refuse(layers: list[nn.Linear], dataset: Dataset, name: str) -> None:
+        inputs, widths = dataset.x_train[0].numel(), [layers[0].in_features]
+        for layer in layers:
+            if layer.in_features != widths[-1]:
+                raise ConfigError(
+                    f"task.model = {name!r}: a layer of {layer.in_features} inputs follows one of {widths[-1]} outputs."
+                )
+            widths.append(layer.out_features)
+        if widths[0] != inputs or widths[-1] < dataset.classes:
+            raise ConfigError(
+                f"task.model = {name!r} turns {widths[0]} inputs into {widths[-1]} classes, and {dataset.name} has "
+                f"{inputs} and {dataset.classes}."
+            )
+
+    def _hidden(self) -> list[bool]:
+        return [True] * (len(self._layers) - 1) + [False]
+
+    def _matrices(self, models: F32) -> list[F32]:
+        """Views (models, inputs + 1, outputs) of the hidden layers and (models, classes, inputs + 1) of the last."""
+        count, widths = len(models), self._widths
+        views = [
+            models[:, piece].reshape(count, widths[index] + 1, widths[index + 1])
+            for index, piece in enumerate(self._pieces[:-1])
+        ]
+        views.append(models[:, self._pieces[-1]].reshape(count, widths[-1], widths[-2] + 1))
+        return views
+
+
+class _Memory:
+    """What one step of a block of models writes, allocated once for the largest block."""
+
+    def __init__(self, models: int, batch: int, widths: list[int]) -> None:
+        self.inputs = np.empty((models, batch, widths[0] + 1), np.float32)
+        self.levels = [np.ones((models, batch, width + 1), np.float32) for width in widths[1:-1]]
+        self.errors = [np.empty((models, batch, width + 1), np.float32) for width in widths[1:-1]]
+        self.logits = np.empty(widths[-1] * models * batch, np.float32)
+        self.row = np.empty(models * batch, np.float32)
+        self.classes = widths[-1]
+
+
+class _Space:
+    """Views of it for a block of so many models: making them costs as much as a small block's arithmetic."""
+
+    def __init__(self, memory: _Memory, models: int, batch: int) -> None:
+        self.inputs = memory.inputs[:models]
+        self.inputs_flat = self.inputs.reshape(models * batch, -1)
+        self.levels = [(a[:models], a[:models, :, :-1], torch.from_numpy(a[:models])) for a in memory.levels]
+        self.errors = [(a[:models], a[:models, :, :-1], torch.from_numpy(a[:models])) for a in memory.errors]
+        self.logits_flat = memory.logits[: memory.classes * models * batch]
+        self.logits = self.logits_flat.reshape(memory.classes, models * batch)
+        cube = self.logits.reshape(memory.classes, models, batch)
+        self.by_class, self.by_model = cube.transpose(1, 0, 2), cube.transpose(1, 2, 0)
+        self.row = memory.row[: models * batch]
+        self.columns = np.arange(models * batch)
+
+
+def _with_ones(x: torch.Tensor) -> F32:
+    """(samples, inputs + 1), the last column ones."""
+    flat = x.flatten(1).float()
+    return torch.cat([flat, torch.ones(len(flat), 1)], 1).numpy()

@@ -1,0 +1,189 @@
+"""Panels as pictures: files, and SVG within a page. matplotlib is imported when something is drawn."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from gossip.errors import LocalError
+from sim.report.plots import COLOURS, GRID, INK, MUTED, SHADE, Panel, cuts, panels_of
+from sim.report.units import time_axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from sim.report.result import Result
+
+__all__ = [
+    "PANEL_INCHES",
+    "alone",
+    "draw",
+    "require_matplotlib",
+    "save",
+    "save_all",
+    "side_by_side",
+    "styled",
+    "svg_of",
+]
+
+VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SHADE: "shade"} | {
+    light: f"s{number}" for number, (light, _) in enumerate(COLOURS)
+}
+
+PANEL_INCHES = (4.0, 2.6)  # at 72 points an inch; a phone shows it at about that size
+
+
+def require_matplotlib() -> None:
+    """Raises :class:`LocalError`, saying what to install, where matplotlib is missing."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise LocalError("Reports are drawn with matplotlib, which is missing: pip install 'gossip-trainer[sim]'.")
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+def draw(results: Sequence[Result], panel: Panel | None = None, *, key: bool = True) -> Figure:
+    """A figure of one panel, or of all of them with their titles. ``key``: say in it which curve is which."""
+    from matplotlib.figure import Figure
+
+    with styled():
+        if panel is not None:
+            figure = Figure(figsize=PANEL_INCHES, layout="constrained")
+            axes = figure.subplots()
+            paint(axes, panel, results)
+            if len(results) == 1:  # room for the key in every panel, so that those of a page stand in line
+                cast(Any, figure.get_layout_engine()).set(rect=(0, 0, 1, 0.93))
+            if key and len(results) > 1:
+                figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
+            return figure
+        panels = panels_of(results)
+        columns = min(3, len(panels))
+        rows = math.ceil(len(panels) / columns)
+        figure = Figure(
+            figsize=(PANEL_INCHES[0] * columns, (PANEL_INCHES[1] + 0.25) * rows + 0.5), layout="constrained"
+        )
+        cast(Any, figure.get_layout_engine()).set(w_pad=0.12, h_pad=0.1)
+        places = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+        for place, each in zip(places, panels, strict=False):
+            paint(place, each, results)
+            place.set_title(each.title, loc="left", color=INK, pad=22 if len(results) == 1 else 6)
+        for place in places[len(panels) :]:
+            place.set_axis_off()
+        if len(results) == 1:
+            figure.suptitle(str(results[0].summary["name"]), x=0.01, ha="left", color=INK, size=13)
+        else:
+            figure.legend(*places[0].get_legend_handles_labels(), loc="outside upper left", ncols=min(6, len(results)))
+        return figure
+
+
+def paint(axes: Axes, panel: Panel, results: Sequence[Result]) -> None:
+    """One panel onto axes, with the key above it where a single result has several curves."""
+    from matplotlib.ticker import MaxNLocator
+
+    several = len(results) > 1
+    (panel.many if several and panel.many is not None else panel.draw)(axes, results)
+    if panel.about_time:
+        last_s = max((float(each.column("virtual_s").max(initial=0.0)) for each in results), default=0.0)
+        divisor, unit = time_axis(last_s)
+        axes.set_xlim(0, last_s / divisor if last_s > 0 else 1)
+        axes.set_xlabel(f"virtual time ({unit})")
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        for cut in cuts(results):
+            axes.axvspan(cut.at_s / divisor, min(cut.until_s, last_s) / divisor, color=SHADE, linewidth=0, zorder=0)
+    if not several and len(axes.get_legend_handles_labels()[0]) > 1:
+        # Out of the layout: it may be wider than the axes, which would be narrowed to it.
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.98), ncols=4).set_in_layout(False)
+
+
+def alone(drawn: Callable[[Axes], None]) -> Figure:
+    """A figure of one panel that a function draws."""
+    from matplotlib.figure import Figure
+
+    with styled():
+        figure = Figure(figsize=PANEL_INCHES, layout="constrained")
+        drawn(figure.subplots())
+        return figure
+
+
+def side_by_side(pictures: Sequence[tuple[str, Callable[[Axes], None]]], labels: Sequence[str]) -> Figure:
+    """A figure of titled panels in a row, with a key where there is more than one label."""
+    from matplotlib.figure import Figure
+
+    with styled():
+        figure = Figure(figsize=(PANEL_INCHES[0] * len(pictures), PANEL_INCHES[1] + 0.4), layout="constrained")
+        cast(Any, figure.get_layout_engine()).set(w_pad=0.12)
+        places = np.atleast_1d(figure.subplots(1, len(pictures)))
+        for place, (title, drawn) in zip(places, pictures, strict=True):
+            drawn(place)
+            place.set_title(title, loc="left", color=INK)
+        if len(labels) > 1:
+            figure.legend(*places[0].get_legend_handles_labels(), loc="outside upper left", ncols=min(6, len(labels)))
+        return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture; the suffix says which kind (png, svg, pdf). Raises :class:`LocalError` if it cannot."""
+    with styled():
+        try:
+            figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "name a .png or a .svg file"
+            raise LocalError(f"The picture {path} cannot be written: {reason}.") from None
+
+
+def save_all(results: Sequence[Result], folder: Path) -> None:
+    """A PNG of each panel, named after it, and curves.png of them all."""
+    save(draw(results), folder / "curves.png")
+    for panel in panels_of(results):
+        save(draw(results, panel), folder / f"{panel.name}.png")
+
+
+def svg_of(figure: Figure, label: str, *, themed: bool = True) -> str:
+    """A figure as an ``<svg>`` element. ``themed``: for a page that defines the colours as CSS variables, as
+    :mod:`sim.report.html` does; else they are those of a white page."""
+    stream = io.StringIO()
+    with styled():
+        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = stream.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # axes_1 in every panel would be the same id many times over
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)  # the page's own typeface
+    for colour, variable in VARIABLES.items() if themed else ():
+        text = text.replace(colour, f"var(--{variable})")
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()  # type: ignore[union-attr]
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    opening = f'<svg {spaces} viewBox="0 0 {width} {height}"'
+    return opening + f' role="img" aria-label="{escape(label)}"' + text[text.index(">") :].strip()
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """The house's look, for as long as a figure is made or written; the user's own settings stay as they are."""
+    import matplotlib as mpl
+
+    look: Any = {
+        "axes.edgecolor": MUTED, "axes.grid": True, "axes.grid.axis": "y", "axes.labelcolor": MUTED,
+        "axes.labelsize": 8.5, "axes.linewidth": 0.6, "axes.spines.left": False, "axes.spines.right": False,
+        "axes.spines.top": False, "axes.axisbelow": True, "axes.titlesize": 10.5, "axes.titleweight": "bold",
+        "axes.facecolor": "none", "axes.labelpad": 4, "font.size": 8.5, "grid.color": GRID, "grid.linewidth": 0.6,
+        "legend.borderaxespad": 0.2, "legend.columnspacing": 1.2, "legend.fontsize": 8.5, "legend.frameon": False,
+        "legend.handlelength": 1.4, "legend.handletextpad": 0.5, "legend.labelcolor": INK, "lines.linewidth": 1.6,
+        "lines.solid_capstyle": "round", "svg.fonttype": "none", "svg.hashsalt": "gossip", "text.color": INK,
+        "xtick.color": MUTED, "xtick.labelcolor": MUTED, "xtick.major.size": 3, "xtick.major.width": 0.6,
+        "xtick.minor.size": 0, "ytick.color": MUTED, "ytick.labelcolor": MUTED, "ytick.major.size": 0,
+        "ytick.minor.size": 0, "font.family": ["DejaVu Sans"], "axes.formatter.useoffset": False,
+    }  # fmt: skip
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(look)
+        yield

@@ -1,0 +1,227 @@
+"""A scenario in plain sentences, and what tells several apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gossip.wire.messages import MAX_GROUP
+from sim.report.units import NOTHING, count_text, duration_text
+from sim.scenario.conditions import Cut
+
+if TYPE_CHECKING:
+    from gossip.config import Config
+    from sim.scenario.distribution import Distribution
+    from sim.scenario.scenario import Scenario
+
+__all__ = ["differences", "in_words"]
+
+MODELS = {"linear": "a linear model", "mlp": "an MLP", "cnn": "a CNN", "gpt": "a small GPT"}
+WORLDS = {"internet": "the internet", "cloud": "a cloud"}
+PLACES = {
+    "ring": "on a ring", "torus": "on a torus", "exponential": "on the exponential graph", "grid": "on a grid",
+    "nearest": "among those nearest, or at times anywhere",
+}  # fmt: skip
+DATASETS = {
+    "digits": "digits", "fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "shakespeare": "Shakespeare's plays",
+}  # fmt: skip
+
+
+def in_words(scenario: Scenario) -> str:
+    """What is played, in a paragraph; the scenario's file says it to the last figure."""
+    parts = (
+        task(scenario), mixing(scenario), compute(scenario), network(scenario), churn(scenario), attackers(scenario),
+        ending(scenario),
+    )  # fmt: skip
+    return " ".join(part for part in parts if part)
+
+
+def task(scenario: Scenario) -> str:
+    what, peers = scenario.task, count_text(scenario.peers)
+    many = "peer" if scenario.peers == 1 else "peers"
+    if what.dataset == "averaging":
+        numbers = "one number" if what.elements == 1 else f"{count_text(what.elements)} numbers"
+        return f"{peers} {many} average vectors of {numbers} each, and train nothing."
+    divided = {
+        "iid": "dealt out evenly",
+        "dirichlet": f"divided unevenly by class (Dirichlet, alpha {what.partition.alpha})",
+        "natural": "divided by who made it",
+    }[what.partition.kind]
+    model, dataset = MODELS.get(what.model, what.model), DATASETS.get(what.dataset, what.dataset)
+    share = f", {count_text(what.samples_per_peer)} samples each" if what.samples_per_peer is not None else ""
+    optimizer = what.optimizer
+    momentum = f", momentum {optimizer.momentum:g}" if optimizer.momentum else ""
+    if optimizer.quasi_global:
+        momentum = f", quasi-global momentum {optimizer.quasi_global:g}"
+    falling = f", a cosine over {optimizer.schedule_steps:,} steps" if optimizer.schedule == "cosine" else ""
+    how = f"{ {'sgd': 'SGD', 'adamw': 'AdamW'}[optimizer.name] } (learning rate {optimizer.lr:g}{falling}{momentum})"
+    width = f" of width {what.hidden}" if what.hidden is not None else ""
+    return (
+        f"{peers} {many} train {model}{width} on {dataset}, {divided}{share}, "
+        f"in batches of {what.batch_size} with {how}."
+    )
+
+
+def mixing(scenario: Scenario) -> str:
+    config = scenario.config
+    steps = None if config.mix_every_steps is None else counted(config.mix_every_steps, "step")
+    seconds = None if config.mix_every_s is None else duration_text(config.mix_every_s)
+    when = " or ".join(each for each in (steps, seconds) if each is not None)
+    outer = "" if config.plain else " with an outer step (momentum {:g}, rate {:g})".format(*config.outer)
+    does = "pushes" if config.pushes else "averages"
+    return f"Each {does}{mixed(config)} {whom(config)} every {when}{outer}, in {config.codec}."
+
+
+def mixed(config: Config) -> str:
+    """What of the model, where that is not said by saying nothing."""
+    kind, _, amount = config.part.partition(" ")
+    if kind == "mask":
+        return f" a random {100 * float(amount):g} % of its elements"
+    if kind == "fragments":
+        return f" one of {amount} fragments in turn"
+    return " its model" if config.pushes else ""
+
+
+def whom(config: Config) -> str:
+    if config.mixing == "group":
+        size = config.group_size
+        if config.selection == "grid":
+            return f"in groups of up to {size} on a grid"
+        return f"in random groups of up to {size}" if size else f"with everybody, in groups of up to {MAX_GROUP}"
+    where = PLACES.get(config.selection)
+    if config.selection == "graph":
+        where = f"on the graph in {Path(config.graph).name}"
+    joint = "to" if config.pushes else "with"
+    if config.partners == 0:
+        return f"{joint} all its neighbours {where} at once"
+    one, many = ("a random partner", "random partners") if where is None else ("a neighbour", "neighbours")
+    these = one if config.partners == 1 else f"{config.partners} {many}"
+    return f"{joint} {these}" if where is None else f"{joint} {these} {where}"
+
+
+def compute(scenario: Scenario) -> str:
+    spec = scenario.compute
+    once = " drawn once for each peer" if spec.per == "peer" else ""
+    slow = spec.stragglers
+    tail = ""
+    if slow is not None and slow.share > 0:
+        tail = f"; {100 * slow.share:g} % of the peers are {slow.slowdown:g} times slower"
+    return f"A step takes {drawn(spec.step_s)}{once}{tail}."
+
+
+def network(scenario: Scenario) -> str:
+    spec = scenario.network
+    latency = spec.latency
+    if latency.distribution is not None:
+        far = f"Messages take {drawn(latency.distribution)}"
+    elif latency.kind == "quantiles":
+        far = f"Latencies are those measured on {WORLDS.get(str(latency.name), latency.name)}"
+    else:
+        where = WORLDS.get(latency.name, latency.name) if latency.name else ", ".join(latency.regions or ())
+        far = f"Latencies are those between the regions of {where}"
+    up, down = spec.rate_mbit_s.up, spec.rate_mbit_s.down
+    if math.isinf(up) and math.isinf(down):
+        rate = "rates are unlimited"
+    elif up == down:
+        rate = f"each peer has {up:g} Mbit/s each way"
+    else:
+        rate = f"each peer has {rate_text(up)} up and {rate_text(down)} down"
+    lost = f", and {100 * spec.loss:g} % of messages and exchanges are lost" if spec.loss else ""
+    cuts = "".join(
+        f" From {duration_text(cut.at_s)} to {duration_text(cut.until_s)} the network is cut into {cut.groups} groups."
+        for cut in spec.partitions[:3]
+    )
+    more = f" {len(spec.partitions) - 3} more cuts follow." if len(spec.partitions) > 3 else ""
+    return f"{far}; {rate}{lost}.{cuts}{more}"
+
+
+def churn(scenario: Scenario) -> str:
+    spec, ideal = scenario.churn, scenario.membership.mode == "ideal"
+    if spec is None:
+        going = "Everybody stays"
+    elif spec.trace is not None:
+        going = f"Peers come and go as {spec.trace} says"
+    else:
+        assert spec.up is not None, "a churn without a trace has times"
+        rest = f"then gone for {drawn(spec.down)}" if spec.down is not None else "then gone for good"
+        going = f"A peer is up for {drawn(spec.up)}, {rest}"
+    knowing = "a perfect sampler says who is up" if ideal else "the membership protocol finds out who is up"
+    joining = "; all but the first join through it" if scenario.membership.start == "seed" else ""
+    return f"{going}; {knowing}{joining}."
+
+
+def attackers(scenario: Scenario) -> str:
+    spec = scenario.attackers
+    if spec is None or spec.share == 0:
+        return ""
+    number = spec.count(scenario.peers)
+    times = "" if spec.size == 1 else f" times {spec.size:g}"
+    sent = {
+        "sign-flip": f"their models with the sign flipped{times}",
+        "scaled": f"their models{times}",
+        "random": f"noise of standard deviation {spec.size:g} in place of their models",
+        "nan": "models of which nothing is a number",
+    }[spec.kind]
+    who = "1 of the peers attacks and sends" if number == 1 else f"{count_text(number)} of the peers attack and send"
+    return f"{who} {sent}; figures are of the honest ones."
+
+
+def ending(scenario: Scenario) -> str:
+    if scenario.duration_s is not None:
+        return f"The run lasts {duration_text(scenario.duration_s)} of virtual time."
+    return f"The run lasts until each peer has mixed {scenario.rounds:g} times on average."
+
+
+def counted(number: int, noun: str) -> str:
+    return noun if number == 1 else f"{count_text(number)} {noun}s"
+
+
+def rate_text(mbit_s: float) -> str:
+    return "no limit" if math.isinf(mbit_s) else f"{mbit_s:g} Mbit/s"
+
+
+def drawn(times: Distribution) -> str:
+    """A distribution of seconds as people speak of one."""
+    first, *others = times.parameters
+    match times.kind:
+        case "constant":
+            return duration_text(first)
+        case "uniform":
+            return f"{duration_text(first)} to {duration_text(others[0])}"
+        case "lognormal":
+            return f"{duration_text(first)} in the median (log-normal, sigma {others[0]:g})"
+        case "exponential":
+            return f"{duration_text(first)} on average (exponential)"
+    return f"{duration_text(times.mean)} on average (Weibull, shape {first:g})"
+
+
+def differences(scenarios: Sequence[Scenario]) -> dict[str, list[str]]:
+    """Dotted keys in which scenarios differ, each with the value in every one of them; their names left out."""
+    tables = [dict(flat(scenario)) for scenario in scenarios]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    found = {key: [table.get(key, NOTHING) for table in tables] for key in keys if key != "name"}
+    return {key: values for key, values in found.items() if len(set(values)) > 1}
+
+
+def flat(table: Any, above: str = "") -> Iterator[tuple[str, str]]:
+    """Every key of a scenario and of the tables in it, presets spelled out."""
+    for field in dataclasses.fields(table):
+        value, key = getattr(table, field.name), above + field.name
+        if dataclasses.is_dataclass(value) and type(value).__str__ is object.__str__:
+            yield from flat(value, f"{key}.")
+        elif value is not None:
+            yield key, shown(value)
+
+
+def shown(value: Any) -> str:
+    match value:
+        case Cut():
+            return f"{value.groups} groups {value.at_s:g} to {value.until_s:g} s"
+        case tuple():
+            return ", ".join(map(shown, value)) or "none"
+        case float():
+            return f"{value:g}"
+    return str(value)

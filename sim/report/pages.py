@@ -1,0 +1,128 @@
+"""The two reports: of one result, and of several side by side. What a page is made of is in :mod:`sim.report.html`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sim.report import charts
+from sim.report import describe as words
+from sim.report import html as page
+from sim.report import plots as panels
+from sim.report.units import NOTHING, bytes_text, count_text, duration_text, figure_text, share_text
+
+if TYPE_CHECKING:
+    from sim.report.result import Result
+
+__all__ = ["comparison", "report"]
+
+SHOWN_DIFFERENCES = 12  # of scenarios; more would push the curves off the first screen
+
+
+def report(result: Result) -> str:
+    """The page of one result."""
+    summary = result.summary
+    parts = [
+        page.paragraph(words.in_words(result.scenario)),
+        page.figures(headline(result)),
+        shading([result]),
+        page.pictures(drawn([result])),
+        page.table(("", ""), {"What it took": cost(result)}),
+        page.details("The rows behind the curves", rows_table(result)),
+        page.details("The scenario", result.scenario.to_toml(), preformatted=True),
+    ]
+    stopped = "" if summary["done"] == 1.0 else f", stopped after {share_text(summary['done'])}"
+    return page.page(str(summary["name"]), f"Simulation, seed {summary['seed']}{stopped}", parts)
+
+
+def comparison(results: Sequence[Result]) -> str:
+    """The page of several results: the same panels with a colour for each, and a table."""
+    names = [str(result.summary["name"]) for result in results]
+    different = words.differences([result.scenario for result in results])
+    keys = list(different)[:SHOWN_DIFFERENCES]
+    left_out = len(different) - len(keys)
+    shown = [result.figures() for result in results]
+    heads = dict.fromkeys(head for figures in shown for head in figures)
+    groups = {"At the end": [(head, *(figures.get(head, NOTHING) for figures in shown)) for head in heads]}
+    if keys:
+        groups["Where they differ"] = [(key, *different[key]) for key in keys]
+    title = " · ".join(names) if len(names) <= 4 else f"{len(names)} scenarios"
+    parts = [
+        page.table(("", *names), groups, coloured=True),
+        page.paragraph(f"They differ in {left_out} more keys; each scenario.toml has all.", "note") if left_out else "",
+        page.key(names),
+        shading(results),
+        page.pictures(drawn(results)),
+    ]
+    return page.page(title, "Simulations compared", parts)
+
+
+def shading(results: Sequence[Result]) -> str:
+    return page.paragraph("Shaded: while the network is cut.", "note") if panels.cuts(results) else ""
+
+
+def drawn(results: Sequence[Result]) -> list[tuple[str, str, str]]:
+    """Panels as (title, caption, svg)."""
+    several = len(results) > 1
+    return [
+        (
+            panel.title,
+            panel.caption_for(results),
+            charts.svg_of(charts.draw(results, panel, key=not several), panel.title),
+        )
+        for panel in panels.panels_of(results)
+    ]
+
+
+def headline(result: Result) -> list[page.Figure]:
+    """The figures that people ask for first."""
+    summary, shown = result.summary, result.figures()
+    accuracy, last = summary["accuracy"], result.history[-1] if result.history else {}
+    made = []
+    if "average model" in shown:
+        spread = f"{share_text(accuracy['min'])} to {share_text(accuracy['max'])} over the peers"
+        made.append(page.Figure("Accuracy, mean of peers", shown["accuracy, mean of peers"], spread))
+        made.append(page.Figure("Accuracy, average model", shown["average model"]))
+    average = figure_text(last.get("loss_average_model", math.nan))
+    made.append(page.Figure("Loss, mean of peers", shown["loss, mean of peers"], f"average model {average}"))
+    apart = "root mean square, from the average model"
+    made.append(page.Figure("Consensus distance", shown["consensus distance"], apart))
+    ready = count_text(last.get("ready", math.nan))
+    made.append(page.Figure("Peers alive at the end", shown["alive at the end"], f"{ready} of them training"))
+    made.append(page.Figure("Exchanges", shown["exchanges"], f"{shown['failed']} failed"))
+    each = bytes_text(summary["bytes_sent"] / max(1, summary["peers"]))
+    made.append(page.Figure("Sent", shown["sent"], f"{each} a peer"))
+    mixes = (
+        f"{figure_text(last.get('mixes', math.nan))} mixes and {figure_text(last.get('steps', math.nan))} steps a peer"
+    )
+    made.append(page.Figure("Virtual time", shown["virtual time"], mixes))
+    return made
+
+
+def cost(result: Result) -> list[tuple[str, str]]:
+    """What it took to simulate."""
+    summary = result.summary
+    return [
+        ("real time", duration_text(summary["wall_s"])),
+        ("processor time", duration_text(summary["cpu_s"])),
+        ("events", count_text(summary["events"])),
+        ("node updates", count_text(summary["node_updates"])),
+        ("updates per processor second", count_text(summary["updates_per_cpu_s"])),
+        ("memory at most", bytes_text(1e6 * summary["peak_rss_mb"])),
+        ("digest", str(summary["digest"])[:16]),
+    ]
+
+
+def rows_table(result: Result) -> str:
+    """The history, as much of it as people read."""
+    heads = ("virtual time", "alive", "mixes", "loss", "accuracy", "average model", "consensus distance", "sent")
+    rows = [
+        (
+            duration_text(row["virtual_s"]), count_text(row["alive"]), f"{row['mixes']:.1f}",
+            figure_text(row["loss_mean"]), share_text(row["accuracy_mean"]), share_text(row["accuracy_average_model"]),
+            figure_text(row["consensus_distance"]), bytes_text(row["bytes_sent"]),
+        )
+        for row in result.history
+    ]  # fmt: skip
+    return page.table(heads, {"": rows})

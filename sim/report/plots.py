@@ -1,0 +1,271 @@
+"""What is drawn of results: one small picture a question, each readable at a phone's width.
+
+matplotlib is imported by :mod:`sim.report.charts`, which makes the axes that are drawn on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.report.units import bytes_axis, duration_text, time_axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from sim.report.result import Result
+    from sim.scenario.conditions import Cut
+
+__all__ = ["COLOURS", "DASHES", "GRID", "INK", "MUTED", "SHADE", "Panel", "cuts", "panels_of", "plain_ticks"]
+
+# (on white, on a dark page), each with a contrast of 3 or more to the page, and told apart with any kind of dichromacy:
+# CIELAB distances of at least 25 as seen with protanopia and deuteranopia, 19 with tritanopia (simulated after Machado,
+# Oliveira and Fernandes, 2009).
+COLOURS = (
+    ("#0067a9", "#4ea8e6"),
+    ("#d55e00", "#f28e3c"),
+    ("#2ba561", "#57fecf"),
+    ("#c66e99", "#aa6c66"),
+    ("#783a05", "#e1e993"),
+    ("#538eff", "#abe1ff"),
+)
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # from the seventh curve on
+INK, MUTED, GRID, SHADE = "#1f2328", "#59636e", "#dfe3e8", "#eceff3"
+WIDE = 20.0  # an axis over more than this ratio is logarithmic
+BINS = 32
+TICKS = 3  # on a logarithmic axis, at least, where that takes none but these digits
+DIGITS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture: its name in file names, its title, what it shows in a sentence, and how it is drawn."""
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[[Axes, Sequence[Result]], None]
+    about_time: bool = True
+    many: Callable[[Axes, Sequence[Result]], None] | None = None  # for several results, where that differs
+    many_caption: str = ""
+
+    def caption_for(self, results: Sequence[Result]) -> str:
+        """What these results show in it."""
+        if self.name == "loss" and all(averages(each) for each in results):
+            return "Half the mean square of the peers' vectors" + (
+                ", and of their average." if len(results) == 1 else "."
+            )
+        return self.many_caption if len(results) > 1 and self.many_caption else self.caption
+
+
+def panels_of(results: Sequence[Result]) -> list[Panel]:
+    """The panels that have something to show: no accuracy for a task without one, no durations without exchanges."""
+    return [panel for panel in PANELS if panel.name not in UNLESS or any(UNLESS[panel.name](each) for each in results)]
+
+
+def cuts(results: Sequence[Result]) -> tuple[Cut, ...]:
+    """When the network is cut, where that is the same for all of the results; shaded in the panels over time."""
+    first, *others = (each.scenario.network.partitions for each in results)
+    return first if all(other == first for other in others) else ()
+
+
+def colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)][0]
+
+
+def dash(number: int) -> Any:
+    return DASHES[number // len(COLOURS) % len(DASHES)]
+
+
+def times(result: Result, results: Sequence[Result]) -> Floats:
+    divisor, _ = time_axis(max(float(each.column("virtual_s").max(initial=0.0)) for each in results))
+    return result.column("virtual_s") / divisor
+
+
+def band(axes: Axes, results: Sequence[Result], kind: str, scale: float = 1.0) -> None:
+    """Mean over peers as a line, least to greatest as a band; of a single result the average model's line too."""
+    for number, result in enumerate(results):
+        at = times(result, results)
+        low, mean, high = (scale * result.column(f"{kind}_{part}") for part in ("min", "mean", "max"))
+        one = len(results) == 1
+        axes.fill_between(
+            at, low, high, color=colour(number), alpha=0.22 if one else 0.13, linewidth=0,
+            label="min to max" if one else None,
+        )  # fmt: skip
+        axes.plot(at, mean, color=colour(number), linestyle=dash(number), label="mean" if one else name(result))
+        if one and np.isfinite(average := scale * result.column(f"{kind}_average_model")).any():
+            axes.plot(at, average, color=colour(1), linestyle=DASHES[1], label="average model")
+
+
+def loss(axes: Axes, results: Sequence[Result]) -> None:
+    band(axes, results, "loss")
+    means = [positive(each.column("loss_mean")) for each in results]
+    if all(each.size for each in means) and max(each.max() / each.min() for each in means) > WIDE:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_ylabel("half the mean square" if all(averages(each) for each in results) else "loss (nats)")
+
+
+def accuracy(axes: Axes, results: Sequence[Result]) -> None:
+    band(axes, results, "accuracy", 100.0)
+    axes.set_ylim(top=min(100.0, axes.get_ylim()[1]))
+    axes.set_ylabel("accuracy (%)")
+
+
+def consensus(axes: Axes, results: Sequence[Result]) -> None:
+    drawn = []
+    for number, result in enumerate(results):
+        drawn.append(distance := distances(result))
+        at = times(result, results)
+        axes.plot(at, distance, color=colour(number), linestyle=dash(number), label=name(result))
+    axes.set_yscale("log")
+    spread = positive(np.concatenate(drawn))
+    if spread.size and spread.max() < 1e4 * spread.min():
+        plain_ticks(axes, spread.min(), spread.max())
+    axes.set_ylabel("distance (L2 norm)")
+
+
+def distances(result: Result) -> Floats:
+    """The consensus distance where a logarithm shows it: a swarm that starts from one model begins at 0, or at what
+    rounding makes of that, which would press everything else into the top of the picture."""
+    distance = result.column("consensus_distance")
+    greatest = positive(distance).max(initial=0.0)
+    nothing = (distance <= 0) | ((result.column("virtual_s") == 0) & (distance < 1e-4 * greatest))
+    distance[nothing] = math.nan
+    return distance
+
+
+def members(axes: Axes, results: Sequence[Result]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for number, result in enumerate(results):
+        at, one = times(result, results), len(results) == 1
+        axes.step(
+            at, result.column("alive"), where="post", color=colour(number), linestyle=dash(number),
+            label="alive" if one else name(result),
+        )  # fmt: skip
+        if one:
+            axes.step(at, result.column("ready"), where="post", color=colour(2), linestyle=DASHES[1], label="training")
+    axes.set_ylim(0, 1.06 * max(axes.get_ylim()[1], 1.0))
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_ylabel("peers")
+
+
+def traffic(axes: Axes, results: Sequence[Result]) -> None:
+    divisor, unit = bytes_axis(max(float(np.nanmax(each.column("bytes_sent"), initial=0.0)) for each in results))
+    for number, result in enumerate(results):
+        sent = result.column("bytes_sent") / divisor
+        axes.plot(times(result, results), sent, color=colour(number), linestyle=dash(number), label=name(result))
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(f"sent by all peers ({unit})")
+
+
+def durations(axes: Axes, results: Sequence[Result]) -> None:
+    """A histogram, with the median and the 95th percentile marked."""
+    (result,) = results
+    sample = positive(result.exchange_s)
+    divisor, unit = time_axis(float(np.quantile(sample, 0.95)))
+    sample = sample / divisor
+    low, high = float(sample.min()), float(sample.max())
+    wide = high > WIDE * low
+    if high - low < 1e-6 * high:  # all alike: one bar of some width
+        low, high = 0.9 * low, 1.1 * high
+    edges = np.geomspace(low, high, BINS + 1) if wide else np.linspace(low, high, BINS + 1)
+    shares = np.full(sample.size, 100.0 / sample.size)
+    axes.hist(sample, list(edges), weights=shares, color=colour(0), alpha=0.75, linewidth=0)
+    if wide:
+        axes.set_xscale("log")
+    plain_ticks(axes, low, high, "x" if wide else "")
+    for share, words, style in ((0.5, "median", "-"), (0.95, "95 % within", DASHES[1])):
+        value = float(np.quantile(sample, share))
+        axes.axvline(
+            value, color=INK, linewidth=1.0, linestyle=style, label=f"{words} {duration_text(value * divisor)}"
+        )
+    axes.set_xlabel(f"duration of an exchange ({unit})")
+    axes.set_ylabel("share of exchanges (%)")
+
+
+def durations_of_many(axes: Axes, results: Sequence[Result]) -> None:
+    """The share of exchanges that took at most so long: lines, since bars would hide one another."""
+    samples = [positive(each.exchange_s) for each in results]
+    all_of_them = np.concatenate(samples)
+    divisor, unit = time_axis(float(np.quantile(all_of_them, 0.95)))
+    for number, (result, sample) in enumerate(zip(results, samples, strict=True)):
+        if sample.size:
+            at = np.concatenate([[0.0], np.sort(sample) / divisor])
+            shares = np.linspace(0, 100, at.size)
+            thin = np.unique(np.linspace(0, at.size - 1, 400).astype(int))  # no picture shows more points
+            line = {"color": colour(number), "linestyle": dash(number), "label": name(result)}
+            axes.plot(at[thin], shares[thin], drawstyle="steps-post", **line)
+    low, high = float(all_of_them.min()) / divisor, float(all_of_them.max()) / divisor
+    if high > WIDE * low:
+        axes.set_xscale("log")
+        plain_ticks(axes, low, high, "x")
+        axes.set_xlim(low / 1.2, high * 1.2)
+    else:
+        axes.set_xlim(0, high * 1.03)
+    axes.set_ylim(0, 101)
+    axes.set_xlabel(f"duration of an exchange ({unit})")
+    axes.set_ylabel("took no longer (%)")
+
+
+def name(result: Result) -> str:
+    return str(result.summary["name"])
+
+
+def averages(result: Result) -> bool:
+    """Whether nothing is trained."""
+    return result.scenario.task.dataset == "averaging"
+
+
+def positive(values: Floats) -> Floats:
+    chosen: Floats = values[np.isfinite(values) & (values > 0)]
+    return chosen
+
+
+def plain_ticks(axes: Axes, low: float, high: float, which: str = "y") -> None:
+    """Round figures, written out, on a logarithmic axis: powers of ten alone where it is long, more where it is
+    short."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    if not which:
+        return
+    low, high = low / 1.15, high * 1.15
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    for digits in DIGITS:
+        if sum(low <= digit * 10.0**power <= high for power in powers for digit in digits) >= TICKS:
+            break
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(FixedLocator([digit * 10.0**power for power in powers for digit in digits]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_locator(NullLocator())
+    (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
+
+
+PANELS = (
+    Panel("loss", "Loss", "On held-out samples: each peer's own model, and the average of all models.", loss,
+          many_caption="On held-out samples: the mean of the peers, and the band from least to greatest."),
+    Panel("accuracy", "Accuracy", "On held-out samples: each peer's own model, and the average of all models.",
+          accuracy, many_caption="On held-out samples: the mean of the peers, and the band from least to greatest."),
+    Panel("consensus", "Consensus distance", "How far the peers' models lie from their average, root mean square.",
+          consensus),
+    Panel("members", "Members", "Peers that are up, and those of them that have joined and train.", members,
+          many_caption="Peers that are up."),
+    Panel("traffic", "Bytes sent", "By all peers together since the beginning, control messages included.", traffic),
+    Panel("durations", "Exchanges", "From the snapshot to the mix, over a sample of the finished exchanges.", durations,
+          about_time=False, many=durations_of_many,
+          many_caption="Share of the finished exchanges that took no longer, from the snapshot to the mix."),
+)  # fmt: skip
+UNLESS: dict[str, Callable[[Result], bool]] = {
+    "accuracy": lambda result: bool(np.isfinite(result.column("accuracy_mean")).any()),
+    "consensus": lambda result: bool(positive(result.column("consensus_distance")).size),
+    "durations": lambda result: bool(positive(result.exchange_s).size),
+}

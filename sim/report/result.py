@@ -1,0 +1,253 @@
+"""What came out of a simulation: rows over virtual time, figures of the end, and a report that a person looks at."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.errors import ConfigError, LocalError
+from sim.report.units import bytes_text, count_text, duration_text, figure_text, share_text
+
+if TYPE_CHECKING:
+    from sim.scenario.scenario import Scenario
+
+__all__ = ["COLUMNS", "Progress", "Result", "RowFile", "compare", "folder_names"]
+
+# Of a row of the history, all numbers, nan where unknown. Times in virtual seconds, bytes since the beginning; steps
+# and mixes are means per peer so far; exchange_s_* are of a late sample of finished exchanges.
+COLUMNS = (
+    "virtual_s", "alive", "ready", "steps", "mixes", "loss_mean", "loss_min", "loss_max", "accuracy_mean",
+    "accuracy_min", "accuracy_max", "loss_average_model", "accuracy_average_model", "consensus_distance",
+    "exchanges_done", "exchanges_failed", "bytes_sent", "exchange_s_median", "exchange_s_p95", "events",
+)  # fmt: skip
+
+
+class Progress(NamedTuple):
+    """How far a simulation is."""
+
+    virtual_s: float
+    done: float  # 0 to 1
+    events: int
+    events_s: float  # a second of real time
+    left_s: float  # of real time; inf before there is anything to go by
+
+
+@dataclass(slots=True, repr=False)
+class Result:
+    """One simulation, done. Displays itself in a notebook."""
+
+    scenario: Scenario
+    history: list[dict[str, float]]  # rows of COLUMNS, in the order of virtual time
+    summary: dict[str, Any]
+    exchange_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # (sample,) of finished exchanges
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """A column of the history, as a copy; nan where a row lacks it. Raises :class:`ConfigError` for no column."""
+        check_column(name, COLUMNS)
+        return np.array([row.get(name, math.nan) for row in self.history], np.float64)
+
+    def to_json(self) -> str:
+        """The summary as one line of JSON; a figure that is not a number is null."""
+        return json.dumps(plain(self.summary), allow_nan=False)
+
+    def plot(self, path: str | Path) -> None:
+        """Write one picture of all curves; the suffix says which kind (.png, .svg, .pdf).
+
+        Raises :class:`~gossip.errors.LocalError` without matplotlib, and for a file that cannot be written.
+        """
+        from sim.report import charts
+
+        charts.require_matplotlib()
+        charts.save(charts.draw([self]), Path(path))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write history.csv, summary.json, scenario.toml, report.html and PNGs into a folder, made if need be; returns
+        the report's path. Figures come first, so that they are there whatever becomes of the pictures.
+
+        Raises :class:`~gossip.errors.LocalError` without matplotlib, and where a file cannot be written.
+        """
+        from sim.report import charts, pages
+
+        folder = Path(folder)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "history.csv").write_text(self.csv_text(), encoding="utf-8")
+            (folder / "summary.json").write_text(json.dumps(plain(self.summary), indent=2) + "\n", encoding="utf-8")
+            (folder / "scenario.toml").write_text(self.scenario.to_toml(), encoding="utf-8")
+        charts.require_matplotlib()
+        charts.save_all([self], folder)
+        with writing(folder):
+            (folder / "report.html").write_text(pages.report(self), encoding="utf-8")
+        return folder / "report.html"
+
+    def csv_text(self) -> str:
+        """The history as CSV with a line of heads; what is unknown is left empty."""
+        stream = io.StringIO()
+        csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *map(cells, self.history)])
+        return stream.getvalue()
+
+    def figures(self) -> dict[str, str]:
+        """What matters of the summary, in words and with units, in the order in which people ask."""
+        summary, accuracy = self.summary, self.summary["accuracy"]
+        shown: dict[str, str] = {}
+        if not is_nan(accuracy["mean"]):
+            shown["accuracy, mean of peers"] = share_text(accuracy["mean"])
+            shown["least to greatest"] = f"{share_text(accuracy['min'])} to {share_text(accuracy['max'])}"
+            shown["average model"] = share_text(number(accuracy["average_model"]))
+        shown["loss, mean of peers"] = figure_text(number(summary["loss"]))
+        shown["consensus distance"] = figure_text(number(summary["consensus_distance"]))
+        alive = self.history[-1]["alive"] if self.history else math.nan
+        shown["alive at the end"] = f"{count_text(alive)} of {count_text(summary['peers'])}"
+        done, failed = summary["exchanges_done"], summary["exchanges_failed"]
+        shown["exchanges"] = count_text(done)
+        shown["failed"] = f"{count_text(failed)} ({share_text(share(failed, done))})"
+        shown["sent"] = bytes_text(summary["bytes_sent"])
+        shown["virtual time"] = duration_text(summary["virtual_s"])
+        shown["real time"] = duration_text(summary["wall_s"])
+        return shown
+
+    def __str__(self) -> str:
+        summary, shown = self.summary, self.figures()
+        learned = (
+            f"accuracy {shown['accuracy, mean of peers']} ({shown['least to greatest']}; "
+            f"average model {shown['average model']}), "
+            if "average model" in shown
+            else ""
+        )
+        return (
+            f"{summary['name']} (seed {summary['seed']}): {shown['alive at the end']} peers alive after "
+            f"{shown['virtual time']} of virtual time; {learned}loss {shown['loss, mean of peers']}, "
+            f"consensus distance {shown['consensus distance']}; {shown['exchanges']} exchanges, "
+            f"{shown['failed']} failed; {shown['sent']} sent. Simulated in {shown['real time']}."
+        )
+
+    def __repr__(self) -> str:
+        """In a sentence: an interpreter that shows a result should not print its rows."""
+        return f"<Result: {self}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the figures as a table, and the curves."""
+        from sim.report import charts
+
+        rows = "".join(
+            f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in self.figures().items()
+        )
+        title = f"{escape(str(self.summary['name']))}, seed {self.summary['seed']}"
+        table = f"<table><caption>{title}</caption>{rows}</table>"
+        try:
+            charts.require_matplotlib()
+        except LocalError as error:
+            return f"<div>{table}<p>{escape(str(error))}</p></div>"
+        # On white, whatever the notebook's theme: themes do not tell a page which of the two they are.
+        picture = charts.svg_of(charts.draw([self]), f"Curves of {self.summary['name']}", themed=False)
+        return f'<div>{table}<div style="background:#fff;max-width:1100px;padding:8px">{picture}</div></div>'
+
+
+class RowFile:
+    """``history.csv`` while a simulation is under way: ``with RowFile(folder) as rows``, then ``rows(row)`` for each.
+    Made with the folder; raises :class:`~gossip.errors.LocalError` where it cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> Self:
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.file = (self.folder / "history.csv").open("w", encoding="utf-8", newline="", buffering=1)
+            self.writer = csv.writer(self.file, lineterminator="\n")
+            self.writer.writerow(COLUMNS)
+        return self
+
+    def __call__(self, row: Mapping[str, float]) -> None:
+        with writing(self.folder):
+            self.writer.writerow(cells(row))
+
+    def __exit__(self, *_: object) -> None:
+        with writing(self.folder):
+            self.file.close()
+
+
+def cells(row: Mapping[str, float]) -> list[str]:
+    """A row of the history as texts; empty for what is unknown."""
+    values = (row.get(name, math.nan) for name in COLUMNS)
+    return ["" if math.isnan(value) else f"{value:.10g}" for value in values]
+
+
+def compare(results: Sequence[Result], folder: str | Path) -> Path:
+    """Write one report.html with the curves of several results over one another and their figures side by side, and the
+    PNGs beside it; returns the report's path. Raises :class:`~gossip.errors.LocalError` as :meth:`Result.save` does."""
+    from sim.report import charts, pages
+
+    assert len(results) >= 2, "one result has a report of its own"
+    folder = Path(folder)
+    charts.require_matplotlib()
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    charts.save_all(results, folder)
+    with writing(folder):
+        (folder / "report.html").write_text(pages.comparison(results), encoding="utf-8")
+    return folder / "report.html"
+
+
+def folder_names(names: Sequence[str]) -> list[str]:
+    """A folder for each name: told apart by a number where names are alike, and without what file systems refuse."""
+    taken: list[str] = []
+    for name in names:
+        safe = "".join(c if c.isalnum() or c in "-_.+= " else "-" for c in name).strip(". ")[:80] or "scenario"
+        chosen, count = safe, 1
+        while chosen.lower() in (each.lower() for each in taken):  # some file systems take Lan and lan for the same
+            count += 1
+            chosen = f"{safe}-{count}"
+        taken.append(chosen)
+    return taken
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: numpy's numbers as Python's, null for what is not a finite number."""
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def check_column(name: str, columns: Sequence[str]) -> None:
+    """Raise :class:`ConfigError` in a sentence for a name that is no column: nan for it would be drawn as nothing."""
+    if name not in columns:
+        near = difflib.get_close_matches(name, columns, 1)
+        meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(columns)}."
+        raise ConfigError(f"{name!r} is not a column; {meant}")
+
+
+def is_nan(value: Any) -> bool:
+    return math.isnan(number(value))
+
+
+def share(failed: float, done: float) -> float:
+    """Of all that were begun."""
+    return failed / (failed + done) if failed + done else 0.0
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn a file that cannot be written into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise LocalError(f"The report cannot be written to {folder} ({error.strerror}): name another folder.") from None

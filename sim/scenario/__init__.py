@@ -1,0 +1,1 @@
+"""What is simulated, as a person writes it down."""

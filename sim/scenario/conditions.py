@@ -1,0 +1,261 @@
+"""The world around the peers, as a scenario states it: latency, rates, loss and cuts of the network, and churn."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sim.scenario import tables, worlds
+from sim.scenario.distribution import PARAMETERS, Distribution
+from sim.scenario.tables import KeyFault, refuse_unknown, require
+
+__all__ = ["ChurnSpec", "Cut", "Latency", "NetworkSpec", "Rate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """One-way latency of the pairs of a network: a pair keeps what it has drawn.
+
+    ``kind``: one of Distribution's; "quantiles", a measured distribution by name; "matrix", round trips between
+    regions, by name or with ``regions`` and ``rtt_ms`` (a row a region, milliseconds, symmetric; 0 on the diagonal
+    stands for the 0.25 to 3.4 ms that machines of one cloud region have). A peer draws its region at random.
+    """
+
+    kind: str
+    distribution: Distribution | None = None
+    name: str | None = None
+    regions: tuple[str, ...] | None = None
+    rtt_ms: tuple[tuple[float, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(self.kind in LATENCIES, "kind", self.kind, "one of " + ", ".join(LATENCIES))
+        if self.kind == "quantiles":
+            worlds.world("quantiles_ms", self.name, "name")
+        elif self.kind == "matrix" and self.name is not None:
+            worlds.world("matrix", self.name, "name")
+        elif self.kind == "matrix":
+            check_matrix(self.regions, self.rtt_ms)
+        else:
+            right = self.distribution is not None and self.distribution.kind == self.kind
+            require(right, "distribution", self.distribution, f"a {self.kind} Distribution: Latency.of makes it so")
+
+    @classmethod
+    def of(cls, distribution: Distribution) -> Latency:
+        """Every pair's drawn from a distribution; a constant one makes all alike."""
+        return cls(distribution.kind, distribution)
+
+    @classmethod
+    def parse(cls, value: object) -> Latency:
+        """From a scenario's table; a distribution's times must carry their unit (value_ms, median_s)."""
+        if isinstance(value, Latency):
+            return value
+        if isinstance(value, Distribution):
+            return cls.of(value)
+        require(isinstance(value, Mapping), "", value, "a table, as { kind = 'constant', value_ms = 50 }")
+        assert isinstance(value, Mapping)
+        kind = value.get("kind")
+        require(kind in LATENCIES, "kind", kind, "one of " + ", ".join(LATENCIES))
+        if kind in PARAMETERS:
+            for name in ("value", "low", "high", "median", "mean", "scale"):
+                if name in value:
+                    raise KeyFault(name, f"needs its unit: write {name}_ms, or {name}_s.")
+            return cls.of(Distribution.parse(value))
+        refuse_unknown(value, ["kind", "name"] if kind == "quantiles" else ["kind", "name", "regions", "rtt_ms"])
+        return cls(**value)
+
+    def plain(self) -> dict[str, Any]:
+        """The table that :meth:`parse` reads."""
+        if self.distribution is not None:
+            return self.distribution.plain()
+        return tables.fields_of(self)
+
+    def __str__(self) -> str:
+        if self.distribution is not None:
+            return str(self.distribution)
+        return f"{self.kind} of {self.name or ', '.join(self.regions or ())}"
+
+
+LATENCIES = (*PARAMETERS, "quantiles", "matrix")
+
+
+def check_matrix(regions: tuple[str, ...] | None, rtt_ms: tuple[tuple[float, ...], ...] | None) -> None:
+    if not regions or not rtt_ms:
+        missing = "regions" if not regions else "rtt_ms"
+        raise KeyFault(missing, f"is missing: a matrix has a name ({', '.join(worlds.names('matrix'))}), or both.")
+    square = len(rtt_ms) == len(regions) and all(len(row) == len(regions) for row in rtt_ms)
+    require(square, "rtt_ms", rtt_ms, f"a row and a column for each of the {len(regions)} regions")
+    for i, row in enumerate(rtt_ms):
+        for j, rtt in enumerate(row):
+            right = rtt == rtt_ms[j][i] and (0 < rtt < math.inf or (i == j and rtt == 0))
+            require(right, f"rtt_ms[{i}][{j}]", rtt, "positive, and the same both ways")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What a peer can send and receive at once, in Mbit/s, shared fairly among its transfers; math.inf is unlimited."""
+
+    up: float = 100.0
+    down: float = 100.0
+
+    def __post_init__(self) -> None:
+        for name in ("up", "down"):
+            value = getattr(self, name)
+            value = math.inf if value == UNLIMITED else value
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            require(number and value > 0, name, value, f"a positive number of Mbit/s, or '{UNLIMITED}'")
+            object.__setattr__(self, name, float(value))
+
+    @classmethod
+    def parse(cls, value: object) -> Rate:
+        """From a table of up and down; one number, or "unlimited", is both."""
+        if isinstance(value, str | int | float):
+            right = value == UNLIMITED or not isinstance(value, str | bool)
+            require(right, "", value, f"a number of Mbit/s, '{UNLIMITED}', or a table of up and down")
+            return cls(value, value)  # type: ignore[arg-type]
+        return tables.record(cls, value)
+
+    def plain(self) -> dict[str, Any]:
+        """The table that :meth:`parse` reads."""
+        return {name: UNLIMITED if rate == math.inf else rate for name, rate in (("up", self.up), ("down", self.down))}
+
+    @property
+    def up_bytes_s(self) -> float:
+        """Bytes a second."""
+        return self.up * 1e6 / 8
+
+    @property
+    def down_bytes_s(self) -> float:
+        """Bytes a second."""
+        return self.down * 1e6 / 8
+
+
+UNLIMITED = "unlimited"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The network falls into so many groups of peers from one time to another."""
+
+    at_s: float
+    until_s: float
+    groups: int = 2
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(0 <= self.at_s < math.inf, "at_s", self.at_s, "a number of seconds from 0 up")
+        require(self.until_s > self.at_s, "until_s", self.until_s, f"above at_s = {self.at_s:g}")
+        require(self.groups >= 2, "groups", self.groups, "2 or more: one group is no partition")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSpec:
+    """Links between peers. In a scenario ``preset`` (lan, datacentre, fibre, wan, home) gives latency, rate and loss,
+    and other keys override it; in Python :meth:`of` does.
+
+    ``loss``: share of messages, and of exchanges cut mid-way. ``partitions``: cuts, which may not overlap.
+    """
+
+    latency: Latency = field(default_factory=lambda: Latency.of(Distribution.constant(0.02)))
+    rate_mbit_s: Rate = Rate()
+    loss: float = 0.0
+    partitions: tuple[Cut, ...] = ()
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(0 <= self.loss < 1, "loss", self.loss, "from 0 to below 1: the share of messages that never arrive")
+        ordered = sorted(enumerate(self.partitions), key=lambda item: item[1].at_s)
+        for (_, earlier), (place, later) in itertools.pairwise(ordered):
+            apart = later.at_s >= earlier.until_s
+            wanted = f"{earlier.until_s:g} or more, when the cut before has ended: no overlap"
+            require(apart, f"partitions[{place}].at_s", later.at_s, wanted)
+
+    @classmethod
+    def of(cls, preset: str, **changes: Any) -> NetworkSpec:
+        """A named kind of link, with changes."""
+        return cls(**{**worlds.world("network", preset, "preset"), **changes})
+
+    @classmethod
+    def parse(cls, value: object) -> NetworkSpec:
+        """From a scenario's table."""
+        made: NetworkSpec = preset_of(cls, value)
+        return made
+
+    def plain(self) -> dict[str, Any]:
+        """The table that :meth:`parse` reads."""
+        bases = {name: NetworkSpec.of(name) for name in worlds.names("network")}
+        return tables.nearest(tables.fields_of(self), {k: without_cuts(base) for k, base in bases.items()})
+
+
+def without_cuts(spec: NetworkSpec) -> dict[str, Any]:
+    table = tables.fields_of(spec)
+    del table["partitions"]  # a preset gives none
+    return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChurnSpec:
+    """When peers come and go: times up and down, drawn alternately for each peer, or a trace of them.
+
+    In a scenario ``preset`` (the names of worlds.toml, as spot_v100_2023_02) gives ``up`` and ``down``, and other keys
+    override it; in Python :meth:`of` does. Without ``down`` who goes never comes back.
+
+    ``trace``: a CSV file of columns peer (0 .. peers-1), from_s and until_s; a peer that it never names is never up.
+    ``start``: "together", everybody up at 0 with a session before it; or "steady", as if it had gone on for ever.
+    ``farewell``: the share of sessions that end with a goodbye; the others end as kill -9 does.
+    """
+
+    up: Distribution | None = None
+    down: Distribution | None = None
+    trace: str | None = None
+    start: Literal["together", "steady"] = "together"
+    farewell: float = 0.0
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(0 <= self.farewell <= 1, "farewell", self.farewell, "a share from 0 to 1")
+        if self.trace is not None:
+            require(bool(self.trace), "trace", self.trace, "the name of a CSV file")
+            require(self.up is None and self.down is None, "trace", self.trace, "alone: it replaces up and down")
+            require(self.start == "together", "start", self.start, "'together': a trace says who is up at 0")
+            return
+        if self.up is None:
+            raise KeyFault("up", "is missing: give preset, up (and down), or trace.")
+        for name, times in (("up", self.up), ("down", self.down)):
+            require(times is None or times.mean > 0, name, times and str(times), "longer than 0 s on average")
+        if self.start == "steady" and self.down is None:
+            raise KeyFault("down", "is missing: in a steady state those who go come back.")
+
+    @classmethod
+    def of(cls, preset: str, **changes: Any) -> ChurnSpec:
+        """Measured churn by name, with changes."""
+        return cls(**{**worlds.world("churn", preset, "preset"), **changes})
+
+    @classmethod
+    def parse(cls, value: object) -> ChurnSpec:
+        """From a scenario's table."""
+        made: ChurnSpec = preset_of(cls, value)
+        return made
+
+    def plain(self) -> dict[str, Any]:
+        """The table that :meth:`parse` reads."""
+        table = tables.fields_of(self)
+        bases = {name: ChurnSpec.of(name) for name in worlds.names("churn")}
+        return tables.nearest(table, {k: durations(b) for k, b in bases.items() if self.down or not b.down})
+
+
+def durations(spec: ChurnSpec) -> dict[str, Any]:
+    return {name: times.plain() for name, times in (("up", spec.up), ("down", spec.down)) if times is not None}
+
+
+def preset_of(kind: Any, value: object) -> Any:
+    """From a table with or without a preset, or from a preset's name alone."""
+    table: Any = {"preset": value} if isinstance(value, str) else value
+    if not isinstance(table, Mapping) or "preset" not in table:
+        return tables.record(kind, table)
+    changes = {name: held for name, held in table.items() if name != "preset"}
+    refuse_unknown(changes, tables.hints(kind))
+    return kind.of(table["preset"], **changes)

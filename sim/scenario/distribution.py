@@ -1,0 +1,185 @@
+"""Durations at random: one class for step times, session lengths and latencies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.scenario.tables import KeyFault, require
+
+__all__ = ["Distribution"]
+
+# Its parameters in their order. Those of SECONDS are times: their keys may say so (scale_s, median_ms), and without a
+# unit they are in seconds.
+PARAMETERS = {
+    "constant": ("value",),
+    "uniform": ("low", "high"),
+    "lognormal": ("median", "sigma"),
+    "exponential": ("mean",),
+    "weibull": ("shape", "scale"),
+}
+SECONDS = frozenset({"value", "low", "high", "median", "mean", "scale"})
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A distribution of seconds that are never negative. Made by its classmethods, or from a table as
+    ``{ kind = "weibull", shape = 0.59, scale_s = 6408 }``; a plain number is a constant.
+
+    Weibull: P(X > x) = exp(-(x / scale)**shape). Log-normal: median exp(sigma Z), Z standard normal.
+    Raises :class:`~gossip.errors.ConfigError` for parameters that no distribution of durations has.
+    """
+
+    kind: str
+    parameters: tuple[float, ...]  # in the order of PARAMETERS, times in seconds
+
+    def __post_init__(self) -> None:
+        names = PARAMETERS.get(self.kind)
+        require(names is not None, "kind", self.kind, "one of " + ", ".join(PARAMETERS))
+        assert names is not None
+        assert len(names) == len(self.parameters), f"{self.kind} takes {names}"
+        zero_allowed = {"value", "low", "sigma"}
+        for name, value in zip(names, self.parameters, strict=True):
+            if name in zero_allowed:
+                require(0 <= value < math.inf, name, value, "a number from 0 up")
+            else:
+                require(0 < value < math.inf, name, value, "a positive number")
+        if self.kind == "uniform":
+            require(self.parameters[0] <= self.parameters[1], "high", self.parameters[1], "at least low")
+        try:
+            endless = not math.isfinite(self.mean)
+        except OverflowError:
+            endless = True
+        steers = names.index("sigma" if "sigma" in names else names[0])
+        require(not endless, names[steers], self.parameters[steers], "nearer to 1: the mean would be endless")
+
+    @classmethod
+    def constant(cls, value_s: float) -> Distribution:
+        """Always so many seconds."""
+        return cls("constant", (float(value_s),))
+
+    @classmethod
+    def uniform(cls, low_s: float, high_s: float) -> Distribution:
+        """Anything from low to high alike."""
+        return cls("uniform", (float(low_s), float(high_s)))
+
+    @classmethod
+    def lognormal(cls, median_s: float, sigma: float) -> Distribution:
+        """Half below the median; one in six above median * exp(sigma)."""
+        return cls("lognormal", (float(median_s), float(sigma)))
+
+    @classmethod
+    def exponential(cls, mean_s: float) -> Distribution:
+        """Without memory."""
+        return cls("exponential", (float(mean_s),))
+
+    @classmethod
+    def weibull(cls, shape: float, scale_s: float) -> Distribution:
+        """With a shape below 1 the longer it has lasted the longer it will: sessions of people and of spot machines."""
+        return cls("weibull", (float(shape), float(scale_s)))
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+    @classmethod
+    def parse(cls, value: object) -> Distribution:
+        """From a scenario's value; errors name the key."""
+        if isinstance(value, Distribution):
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            require(0 <= value < math.inf, "", value, "a number from 0 up, or a table of kind and parameters")
+            return cls.constant(value)
+        require(isinstance(value, Mapping), "", value, "a number, or a table of kind and parameters")
+        assert isinstance(value, Mapping)
+        table: dict[str, Any] = dict(value)
+        kind = table.pop("kind", None)
+        require(isinstance(kind, str) and kind in PARAMETERS, "kind", kind, "one of " + ", ".join(PARAMETERS))
+        parameters = [taken(table, name, str(kind)) for name in PARAMETERS[str(kind)]]
+        for name in table:
+            raise KeyFault(name, f"is no parameter of {kind}: it has {', '.join(PARAMETERS[str(kind)])}.")
+        return cls(str(kind), tuple(parameters))
+
+    def plain(self) -> dict[str, Any]:
+        """The table that :meth:`parse` reads."""
+        names = [name + "_s" if name in SECONDS else name for name in PARAMETERS[self.kind]]
+        return {"kind": self.kind} | dict(zip(names, self.parameters, strict=True))
+
+    def __str__(self) -> str:
+        words = [
+            f"{name} {value:g}" + (" s" if name in SECONDS else "")
+            for name, value in zip(PARAMETERS[self.kind], self.parameters, strict=True)
+        ]
+        return words[0].removeprefix("value ") if self.kind == "constant" else f"{self.kind}, {', '.join(words)}"
+
+    # -- numbers -----------------------------------------------------------------------------------------------------
+    @property
+    def mean(self) -> float:
+        """Seconds."""
+        first, second = (*self.parameters, 0.0)[:2]
+        if self.kind == "uniform":
+            return (first + second) / 2
+        if self.kind == "lognormal":
+            return first * math.exp(second**2 / 2)
+        return second * math.gamma(1 + 1 / first) if self.kind == "weibull" else first
+
+    def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+        """So many independent draws, in seconds."""
+        first, second = (*self.parameters, 0.0)[:2]
+        if self.kind == "constant":
+            return np.full(count, first)
+        if self.kind == "uniform":
+            return rng.uniform(first, second, count)
+        if self.kind == "lognormal":
+            return first * np.exp(second * rng.standard_normal(count))
+        if self.kind == "exponential":
+            return rng.exponential(first, count)
+        return second * rng.weibull(first, count)
+
+    def residual(self, rng: np.random.Generator) -> float:
+        """What is left, in seconds, of a duration that somebody who comes at a random time finds running.
+
+        It is a uniform share of a duration of density x f(x) / mean (the inspection paradox; D. R. Cox, Renewal
+        Theory, 1962, section 5.4), and that density is drawn in closed form for each kind.
+        """
+        first, second = (*self.parameters, 0.0)[:2]
+        if self.kind == "constant":
+            found = first
+        elif self.kind == "uniform":
+            found = math.sqrt(first**2 + rng.random() * (second**2 - first**2))
+        elif self.kind == "lognormal":
+            found = first * math.exp(second**2 + second * rng.standard_normal())
+        elif self.kind == "exponential":
+            found = rng.gamma(2.0, first)
+        else:  # (x / scale)**shape is exponential, so weighted by x it is Gamma(1 + 1 / shape)
+            found = second * rng.gamma(1 + 1 / first) ** (1 / first)
+        return float(rng.random() * found)
+
+    def quantiles(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The durations, in seconds, below which these shares (each within 0..1, both ends excluded) of draws lie."""
+        first, second = (*self.parameters, 0.0)[:2]
+        if self.kind == "constant":
+            return np.full(shares.shape, first)
+        if self.kind == "uniform":
+            return first + shares * (second - first)
+        if self.kind == "lognormal":
+            normal = NormalDist()
+            return first * np.exp(second * np.array([normal.inv_cdf(share) for share in shares.tolist()]))
+        if self.kind == "exponential":
+            return -first * np.log1p(-shares)
+        return second * (-np.log1p(-shares)) ** (1 / first)
+
+
+def taken(table: dict[str, Any], name: str, kind: str) -> float:
+    """One parameter out of the table, in seconds where it is a time."""
+    spellings = {name: 1.0, f"{name}_s": 1.0, f"{name}_ms": 1e-3} if name in SECONDS else {name: 1.0}
+    given = [spelling for spelling in spellings if spelling in table]
+    if len(given) != 1:
+        wanted = f"{name}_s" if name in SECONDS else name
+        raise KeyFault(wanted, f"must be given once: {kind} has {', '.join(PARAMETERS[kind])}.")
+    value = table.pop(given[0])
+    require(isinstance(value, int | float) and not isinstance(value, bool), given[0], value, "a number")
+    return float(value) * spellings[given[0]]

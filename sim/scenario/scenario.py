@@ -1,0 +1,263 @@
+"""A scenario: peers, what they train, and the world around them; frozen, and with its seed a whole experiment."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gossip.config import Config, read_toml
+from gossip.errors import ConfigError
+from sim.scenario import tables
+from sim.scenario.conditions import ChurnSpec, Cut, Latency, NetworkSpec, Rate
+from sim.scenario.distribution import Distribution
+from sim.scenario.tables import KeyFault, UnknownKey, require
+from sim.scenario.task import LARGEST, Optimizer, Partition, Task
+from sim.world.adversaries import AttackersSpec
+
+__all__ = [
+    "AttackersSpec",
+    "ChurnSpec",
+    "Compute",
+    "Cut",
+    "Distribution",
+    "Latency",
+    "MembershipSpec",
+    "NetworkSpec",
+    "Optimizer",
+    "Partition",
+    "Rate",
+    "ReportSpec",
+    "Scenario",
+    "Stragglers",
+    "Task",
+]
+
+SHORTEST_STEP_S = 1e-6  # nothing trains faster, and virtual time has to pass
+MOST_ROWS = 400  # of a history: the swarm is looked at no more often
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stragglers:
+    """Each peer is slow with probability ``share``: its steps then take ``slowdown`` times as long."""
+
+    share: float
+    slowdown: float
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(0 <= self.share <= 1, "share", self.share, "a share from 0 to 1")
+        require(1 <= self.slowdown < math.inf, "slowdown", self.slowdown, "a finite number, 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """How long a training step takes; ``per``: drawn anew for each step, or once for each peer."""
+
+    step_s: Distribution = field(default_factory=lambda: Distribution.constant(0.1))
+    per: Literal["step", "peer"] = "step"
+    stragglers: Stragglers | None = None
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(self.step_s.mean > 0, "step_s", str(self.step_s), "longer than 0 s: time would stand still")
+        long = self.step_s.mean >= SHORTEST_STEP_S
+        require(long, "step_s", str(self.step_s), f"{SHORTEST_STEP_S:g} s or longer on average")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipSpec:
+    """How peers know each other: the whole membership "protocol", or an "ideal" sampler that always knows who is up.
+
+    ``start``: "together", the first peers know each other and hold one model at 0; or "seed", peer 0 is alone and the
+    others join through it, one every ``join_every_s``.
+    """
+
+    mode: Literal["protocol", "ideal"] = "protocol"
+    start: Literal["together", "seed"] = "together"
+    join_every_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(0 <= self.join_every_s < math.inf, "join_every_s", self.join_every_s, "a number of seconds from 0 up")
+        unused = self.start == "together" and self.join_every_s > 0
+        require(not unused, "join_every_s", self.join_every_s, "left out, or start = 'seed': it spaces those who join")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSpec:
+    """How often the swarm is looked at (None: 40 times over the run), and how many peers, evenly chosen, are evaluated
+    each time: more cost time and change no conclusion."""
+
+    every_s: float | None = None
+    evaluate_peers: int = 256
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        right = self.every_s is None or 0 < self.every_s < math.inf
+        require(right, "every_s", self.every_s, "a positive number of seconds")
+        require(self.evaluate_peers >= 1, "evaluate_peers", self.evaluate_peers, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A whole experiment. Construct with keywords, or from TOML with :meth:`from_toml`.
+
+    Exactly one of ``duration_s`` (virtual seconds) and ``rounds`` (until the peers have mixed that often on average)
+    says when it ends. Raises :class:`~gossip.errors.ConfigError` in one sentence that names the key and what would do.
+    """
+
+    name: str = "scenario"
+    seed: int = 1
+    peers: int = 100
+    duration_s: float | None = None
+    rounds: float | None = None
+    task: Task = field(default_factory=Task)
+    gossip: Config = field(default_factory=Config)
+    compute: Compute = Compute()
+    network: NetworkSpec = field(default_factory=NetworkSpec)
+    churn: ChurnSpec | None = None
+    attackers: AttackersSpec | None = None
+    membership: MembershipSpec = MembershipSpec()
+    report: ReportSpec = ReportSpec()
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(bool(self.name) and self.name.isprintable(), "name", self.name, "a name of printable characters")
+        require(self.seed >= 0, "seed", self.seed, "a whole number from 0 up")
+        require(self.peers >= 1, "peers", self.peers, "1 or more")
+        require(self.peers <= LARGEST, "peers", self.peers, f"{LARGEST:,} at most")
+        if (self.duration_s is None) == (self.rounds is None):
+            how = "neither is given" if self.rounds is None else "both are given"
+            raise KeyFault("duration_s", f"or rounds must say when the run ends, and {how}.")
+        for key, value in (("duration_s", self.duration_s), ("rounds", self.rounds)):
+            require(value is None or 0 < value < math.inf, key, value, "a positive number")
+        alone = self.rounds is not None and self.peers == 1
+        require(
+            not alone, "peers", self.peers, "2 or more, or duration_s must stand for rounds: one has none to mix with"
+        )
+        for place, cut in enumerate(self.network.partitions):
+            right = cut.groups <= self.peers
+            require(
+                right, f"network.partitions[{place}].groups", cut.groups, f"{self.peers} at most, the number of peers"
+            )
+        self.check_attackers()
+        static = self.gossip.selection == "graph" and self.churn is not None
+        require(
+            not static, "gossip.selection", "graph",
+            "another where nodes come and go, as 'uniform': a static graph has no place for newcomers",
+        )  # fmt: skip
+        self.check_report()
+
+    @property
+    def trains(self) -> bool:
+        """Whether models are trained, and not only averaged."""
+        return self.task.dataset != "averaging"
+
+    @property
+    def config(self) -> Config:
+        """Of each peer: what ``gossip`` leaves open is decided as a node decides it."""
+        return self.gossip.for_training(self.task.optimizer.quasi_global > 0) if self.trains else self.gossip
+
+    def check_attackers(self) -> None:
+        spec = self.attackers
+        if spec is not None and spec.share > 0:
+            wanted = f"a share that comes to 1 at least of {self.peers} peers, and leaves 1"
+            require(1 <= spec.count(self.peers) < self.peers, "attackers.share", spec.share, wanted)
+
+    def check_report(self) -> None:
+        """Rows are written at even shares of a run whose length is known, and not more than so many."""
+        every_s = self.report.every_s
+        if every_s is None:
+            return
+        require(self.duration_s is not None, "report.every_s", every_s, "left out where rounds say when the run ends")
+        assert self.duration_s is not None
+        least = self.duration_s / MOST_ROWS
+        wanted = f"{least:g} or more, for {MOST_ROWS} rows at most"
+        require(every_s >= least * (1 - 1e-9), "report.every_s", every_s, wanted)
+
+    # -- tables --------------------------------------------------------------------------------------------------
+    @classmethod
+    def from_toml(
+        cls, path: str | Path, *, seed: int | None = None, changes: Mapping[str, str] | None = None
+    ) -> Scenario:
+        """A scenario's file. ``changes``: texts under dotted keys, as ``--set gossip.mix_every_steps=4`` gives them,
+        each read as TOML or else as it stands. The paths of a trace and a graph are relative to the file's folder."""
+        path = Path(path)
+        table = read_toml(path, "scenario")
+        if isinstance(churn := table.get("churn"), dict) and isinstance(trace := churn.get("trace"), str):
+            churn["trace"] = str(path.parent / trace)
+        if isinstance(gossip := table.get("gossip"), dict) and isinstance(graph := gossip.get("graph"), str) and graph:
+            gossip["graph"] = str(path.parent / graph)
+        given: dict[str, Any] = {key: value_of(text) for key, text in (changes or {}).items()}
+        if seed is not None:
+            given["seed"] = seed
+        ends = {key: given.pop(key) for key in ENDS if key in given}
+        if ends:  # they replace what the file says, which may be nothing
+            table = {key: held for key, held in table.items() if key not in ENDS} | ends
+        try:
+            scenario = cls.from_mapping(table)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+        return scenario.replace(**given) if given else scenario
+
+    @classmethod
+    def from_mapping(cls, table: Mapping[str, Any]) -> Scenario:
+        """The same keys from nested mappings, or from the dataclasses themselves."""
+        try:
+            return tables.record(cls, table)
+        except UnknownKey as fault:
+            raise elsewhere(fault) from None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Nested mappings that :meth:`from_mapping` turns into an equal scenario. Presets are named again where they
+        leave less to say."""
+        table: dict[str, Any] = tables.plain(self)
+        return table
+
+    def to_toml(self) -> str:
+        """The text of a file that :meth:`from_toml` turns into an equal scenario (a trace's path is as it was)."""
+        return tables.toml_text(self.to_mapping())
+
+    def replace(self, **changes: Any) -> Scenario:
+        """The scenario with other values under dotted keys: ``replace(**{"gossip.mix_every_steps": 4, "peers": 50})``.
+
+        None removes a key. ``duration_s`` takes the place of ``rounds``, and the other way round; another optimizer's
+        name takes the place of the whole optimizer.
+        """
+        table = self.to_mapping()
+        if sum(changes.get(key) is not None for key in ENDS) == 1:
+            table = {key: held for key, held in table.items() if key not in ENDS}
+        if changes.get("task.optimizer.name", self.task.optimizer.name) != self.task.optimizer.name:
+            table["task"] = dict(table["task"]) | {"optimizer": {}}  # what suits the one makes the other diverge
+        return Scenario.from_mapping(tables.changed(table, changes))
+
+
+ENDS = ("duration_s", "rounds")
+
+
+def value_of(text: str) -> Any:
+    """What the command line's ``key=value`` gives: TOML where it is TOML, else the text."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, a thousand brackets
+        return text
+    value = table["value"]
+    return value if len(table) == 1 and isinstance(value, str | int | float | bool | list | dict) else text
+
+
+def elsewhere(fault: UnknownKey) -> ConfigError:
+    """An unknown key has perhaps strayed into another table."""
+    if "did you mean" in fault.said:
+        return fault
+    known = [*tables.paths(Scenario), *(f"gossip.{name}" for name in (*tables.hints(Config), "preset"))]
+    above, _, last = fault.key.rpartition(".")
+    if "there are" in fault.said and "[" in above:  # an item of a list: its keys are nowhere else
+        return fault
+    near = [path for path in known if path.rpartition(".")[2] == last]
+    near = near or difflib.get_close_matches(fault.key, known, n=1)
+    return UnknownKey(fault.key, f"is not a key; did you mean {near[0]!r}?") if near else fault

@@ -1,0 +1,144 @@
+"""What is learned: the data set, who holds what of it, the model, and the optimizer, as a scenario states them."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sim.scenario import tables
+from sim.scenario.tables import KeyFault, require
+
+__all__ = ["LARGEST", "Optimizer", "Partition", "Task"]
+
+DATASETS = ("digits", "fashion-mnist", "mnist", "shakespeare", "averaging")
+MODELS = ("linear", "mlp", "cnn", "gpt")
+LARGEST = 1_000_000  # peers, and sizes of a task: a slip of the keyboard is found before memory runs out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """How the data set is divided: "iid"; "dirichlet", classes in shares of Dirichlet(alpha) (T. Hsu et al.,
+    arXiv:1909.06335; 0.1 is very uneven, 100 nearly even); "natural", by who made it (a speaker of the plays)."""
+
+    kind: Literal["iid", "dirichlet", "natural"] = "iid"
+    alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        if self.kind == "dirichlet":
+            right = self.alpha is not None and 0 < self.alpha < math.inf
+            require(right, "alpha", self.alpha, "a positive number for dirichlet, as 0.1")
+        else:
+            require(self.alpha is None, "alpha", self.alpha, f"left out: {self.kind} has none")
+
+    @classmethod
+    def parse(cls, value: object) -> Partition:
+        """From a table, or a kind alone."""
+        return tables.record(cls, {"kind": value} if isinstance(value, str) else value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """torch.optim.SGD (lr, momentum, weight_decay), AdamW (lr, betas, weight_decay), or with ``quasi_global`` momentum
+    :class:`node.model.quasi_global.QuasiGlobal` (lr, quasi_global, weight_decay), with its arithmetic.
+
+    ``schedule`` "cosine": the rate rises to ``lr`` over ``warmup_steps``, falls to ``min_lr`` until ``schedule_steps``,
+    and stays there. Each peer's own steps count, in all its lives.
+    """
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    quasi_global: float = 0.0
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    schedule: Literal["constant", "cosine"] = "constant"
+    schedule_steps: int | None = None
+    warmup_steps: int = 0
+    min_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(0 < self.lr < math.inf, "lr", self.lr, "a positive number")
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 to below 1")
+        require(0 <= self.quasi_global < 1, "quasi_global", self.quasi_global, "from 0 to below 1")
+        require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "a number from 0 up")
+        require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "two numbers from 0 to below 1")
+        if self.name == "adamw":
+            require(self.momentum == 0, "momentum", self.momentum, "left out: adamw has betas")
+            require(self.quasi_global == 0, "quasi_global", self.quasi_global, "left out: adamw has betas")
+        both = self.momentum > 0 and self.quasi_global > 0
+        require(not both, "quasi_global", self.quasi_global, "left out, or momentum left out: it takes its place")
+        self.check_schedule()
+
+    def check_schedule(self) -> None:
+        steps, warmup = self.schedule_steps, self.warmup_steps
+        if self.schedule == "constant":
+            for key, value in (("schedule_steps", steps), ("warmup_steps", warmup), ("min_lr", self.min_lr)):
+                unused = value is None or (value == 0 and key != "schedule_steps")
+                require(unused, key, value, "left out, or schedule = 'cosine': a constant rate has none")
+            return
+        right = steps is not None and 1 <= steps <= LARGEST
+        wanted = f"the steps of a peer until the rate is at its lowest, 1 to {LARGEST:,}, as 3000"
+        require(right, "schedule_steps", steps, wanted)
+        assert steps is not None
+        require(
+            0 <= warmup < steps, "warmup_steps", warmup, f"from 0 to below schedule_steps = {steps}, which counts them"
+        )
+        require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"from 0 to lr = {self.lr:g}")
+        constant = self.quasi_global == 0
+        require(constant, "schedule", self.schedule, "constant with quasi_global, which divides by one rate")
+
+    @classmethod
+    def parse(cls, value: object) -> Optimizer:
+        """From a table, or a name alone. adamw must name its lr: sgd's default would make it diverge."""
+        table: Any = {"name": value} if isinstance(value, str) else value
+        if isinstance(table, Mapping) and table.get("name") == "adamw" and "lr" not in table:
+            raise KeyFault("lr", "is missing: adamw needs one of its own, as 0.001.")
+        return tables.record(cls, table)
+
+    def plain(self) -> dict[str, Any]:
+        """The table that :meth:`parse` reads."""
+        table = tables.fields_of(self)
+        for key in ("momentum", "quasi_global") if self.name == "adamw" else ("betas",):
+            del table[key]
+        for key in ("warmup_steps", "min_lr") if self.schedule == "constant" else ():
+            del table[key]
+        return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is learned. ``dataset`` "averaging" trains nothing: the peers average vectors of so many ``elements``, drawn
+    from N(0, 1).
+
+    ``samples_per_peer``: None divides the data set among the peers; a number gives each so many samples of its own
+    draw, which others may hold as well. Where the data set has fewer than 8 samples for each peer (1,437 digits among
+    10,000 peers), None means 16 drawn with overlap.
+    """
+
+    dataset: str = "digits"  # or "module:function", giving (x_train, y_train, x_test, y_test)
+    model: str = "mlp"  # or "module:function", giving a torch.nn.Module
+    partition: Partition = Partition()
+    batch_size: int = 8
+    optimizer: Optimizer = Optimizer()
+    samples_per_peer: int | None = None
+    hidden: int | None = None  # width of the mlp; None: 64
+    elements: int = 1  # of a vector of "averaging"
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        for key, value, known in (("dataset", self.dataset, DATASETS), ("model", self.model, MODELS)):
+            module, colon, function = value.partition(":")
+            words = (*module.split("."), function)
+            right = value in known or (colon == ":" and all(word.isidentifier() for word in words))
+            near = difflib.get_close_matches(value, known, n=1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            require(right, key, value, f"{', '.join(known)} or 'module:function'{meant}")
+        for key in ("batch_size", "samples_per_peer", "hidden", "elements"):
+            value = getattr(self, key)
+            require(value is None or value >= 1, key, value, "1 or more")
+            require(value is None or value <= LARGEST, key, value, f"{LARGEST:,} at most")

@@ -1,0 +1,29 @@
+"""Networks and churn that others measured, as named presets: worlds.toml holds the figures and their sources."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sim.scenario.tables import require
+
+__all__ = ["names", "world"]
+
+
+@functools.cache
+def worlds() -> dict[str, dict[str, dict[str, Any]]]:
+    return tomllib.loads(Path(__file__).with_name("worlds.toml").read_text(encoding="utf-8"))
+
+
+def names(kind: str) -> list[str]:
+    """The presets of one kind: "quantiles_ms", "matrix", "network" or "churn"."""
+    return list(worlds()[kind])
+
+
+def world(kind: str, name: object, key: str) -> Mapping[str, Any]:
+    """The figures of one preset. An unknown name is the fault of ``key``, and the error lists those there are."""
+    require(isinstance(name, str) and name in worlds()[kind], key, name, "one of " + ", ".join(names(kind)))
+    return worlds()[kind][str(name)]

@@ -1,0 +1,1 @@
+"""Networks, machines that come and go, step times, members that lie."""

@@ -1,0 +1,148 @@
+"""When each peer is up."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gossip.errors import ConfigError, DataError
+from sim.scenario.conditions import ChurnSpec
+from sim.scenario.distribution import Distribution
+from sim.seeds import generator
+
+__all__ = ["Churn", "Session", "churn_of"]
+
+SHORTEST_S = 1e-3  # Weibull times of a small shape come arbitrarily near 0, and time has to pass
+COLUMNS = ("peer", "from_s", "until_s")
+
+
+class Session(NamedTuple):
+    """A peer is up from the one time to the other (math.inf: to the end), and says goodbye or does not."""
+
+    from_s: float
+    until_s: float
+    farewell: bool
+
+
+class Churn:
+    """Nobody comes or goes: each peer has one session. Others override :meth:`spans`."""
+
+    def __init__(self, seed: int, farewell: float = 0.0) -> None:
+        self.seed, self.farewell = seed, farewell
+
+    def sessions(self, name: str, index: int) -> Iterator[Session]:
+        """The sessions of one peer in the order of time, from the seed and its name alone (a trace knows its number).
+        They may never end: take as many as the run needs."""
+        rng = generator(self.seed, name, "farewell")
+        for from_s, until_s in self.spans(name, index):
+            yield Session(from_s, until_s, math.isfinite(until_s) and rng.random() < self.farewell)
+
+    def spans(self, name: str, index: int) -> Iterator[tuple[float, float]]:
+        """From and until, seconds."""
+        yield 0.0, math.inf
+
+
+class Renewal(Churn):
+    """Times up and down drawn alternately: an alternating renewal process (D. R. Cox, Renewal Theory, 1962)."""
+
+    def __init__(self, spec: ChurnSpec, seed: int) -> None:
+        super().__init__(seed, spec.farewell)
+        assert spec.up is not None
+        self.up, self.down, self.start = spec.up, spec.down, spec.start
+
+    def spans(self, name: str, index: int) -> Iterator[tuple[float, float]]:
+        rng = generator(self.seed, name, "churn")
+        now = 0.0
+        if self.start == "steady":
+            # At a random time of a process without beginning: up in proportion to the means, and what is left of the
+            # duration that is running is longer than a fresh one where long ones are rare (Distribution.residual).
+            assert self.down is not None
+            if rng.random() * (self.up.mean + self.down.mean) < self.up.mean:
+                ends = max(self.up.residual(rng), SHORTEST_S)
+                yield now, ends
+                now = ends + drawn(self.down, rng)
+            else:
+                now = max(self.down.residual(rng), SHORTEST_S)
+        while True:
+            ends = now + drawn(self.up, rng)
+            yield now, ends
+            if self.down is None:
+                return
+            now = ends + drawn(self.down, rng)
+
+
+def drawn(times: Distribution, rng: np.random.Generator) -> float:
+    return max(float(times.draw(rng, 1)[0]), SHORTEST_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    peer: int
+    from_s: float
+    until_s: float
+    line: int
+
+
+class Trace(Churn):
+    """Sessions that were written down."""
+
+    def __init__(self, path: str, seed: int, peers: int, farewell: float) -> None:
+        super().__init__(seed, farewell)
+        self.by_peer: dict[int, list[Row]] = {}
+        for row in rows_of(path, peers):
+            self.by_peer.setdefault(row.peer, []).append(row)
+        for rows in self.by_peer.values():
+            rows.sort(key=lambda row: row.from_s)
+            for earlier, later in itertools.pairwise(rows):
+                if later.from_s <= earlier.until_s:
+                    raise ConfigError(
+                        f"{path}, line {later.line}: peer {later.peer} comes at {later.from_s:g} s and is still up "
+                        f"from line {earlier.line}: its sessions must lie apart."
+                    )
+
+    def spans(self, name: str, index: int) -> Iterator[tuple[float, float]]:
+        for row in self.by_peer.get(index, ()):
+            yield row.from_s, row.until_s
+
+
+def rows_of(path: str, peers: int) -> Iterator[Row]:
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        wanted = f"name a CSV file of {', '.join(COLUMNS)}"
+        raise DataError(f"churn.trace: cannot read {path} ({error.strerror}): {wanted}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"churn.trace: {path} is not text: it must be CSV of {', '.join(COLUMNS)}.") from error
+    table = csv.DictReader(text.splitlines())
+    if missing := [name for name in COLUMNS if name not in (table.fieldnames or ())]:
+        raise ConfigError(f"{path} has no column {missing[0]}: its first line must be {','.join(COLUMNS)}.")
+    for record in table:
+        line = table.line_num
+        try:
+            until_s = math.inf if record["until_s"] == "" else float(record["until_s"])
+            row = Row(int(record["peer"]), float(record["from_s"]), until_s, line)
+        except (TypeError, ValueError) as error:
+            wanted = "a peer's number and two times in seconds (nothing or inf for until_s: to the end)"
+            raise ConfigError(f"{path}, line {line}: each line must give {wanted}.") from error
+        if not 0 <= row.peer < peers:
+            raise ConfigError(f"{path}, line {line}: there is no peer {row.peer}: peers = {peers}, numbered from 0.")
+        if not 0 <= row.from_s < row.until_s:
+            raise ConfigError(f"{path}, line {line}: until_s must be above from_s, and from_s at least 0.")
+        yield row
+
+
+def churn_of(spec: ChurnSpec | None, seed: int, peers: int) -> Churn:
+    """The comings and goings that a scenario describes; None: everybody stays. A trace is read and checked here: raises
+    :class:`~gossip.errors.DataError` where it is missing, :class:`~gossip.errors.ConfigError` where it cannot be."""
+    if spec is None:
+        return Churn(seed)
+    if spec.trace is not None:
+        return Trace(spec.trace, seed, peers, spec.farewell)
+    return Renewal(spec, seed)

@@ -1,0 +1,163 @@
+"""How long a message takes from one peer to another, how much each can carry, and whether what is sent arrives."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.errors import ConfigError
+from sim.scenario.conditions import Latency, NetworkSpec
+from sim.scenario.worlds import world
+from sim.seeds import derive
+
+__all__ = ["Network", "network_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Every pair of peers alike. The swarm asks these methods alone, so that another network answers them differently:
+    ``sender`` and ``receiver`` are numbers of peers, in the order in which they were added.
+
+    Raises :class:`~gossip.errors.ConfigError` for numbers that no network has.
+    """
+
+    latency_s: float = 0.02  # one way; 0: what is sent arrives at the same instant, after what was sent before
+    rate_bytes_s: float = 12.5e6  # of one peer, 100 Mbit/s each way; math.inf: streams take the latency alone
+    loss: float = 0.0  # share of messages, and of streams, that never arrive
+
+    def __post_init__(self) -> None:
+        if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
+            raise ConfigError("latency_s must be a number of seconds from 0 up, as 0.02.")
+        if not self.rate_bytes_s > 0:
+            raise ConfigError("rate_bytes_s must be positive: bytes a second, as 12.5e6 for 100 Mbit/s.")
+        if not 0 <= self.loss < 1:
+            raise ConfigError("loss must lie from 0 to below 1: the share of messages that never arrive.")
+
+    def add(self, name: str) -> None:
+        """A new peer, the next in number; its randomness comes from its name."""
+
+    def latency(self, sender: int, receiver: int) -> float:
+        """Seconds from the one to the other. One pair's is the same at all times, or messages would overtake."""
+        return self.latency_s
+
+    @property
+    def longest_s(self) -> float:
+        """The longest latency of any pair."""
+        return self.latency_s
+
+    def up_bytes_s(self, peer: int) -> float:
+        """What this peer can send, all its streams together."""
+        return self.rate_bytes_s
+
+    def down_bytes_s(self, peer: int) -> float:
+        """What this peer can receive, all its streams together."""
+        return self.rate_bytes_s
+
+    def loses(self, rng: random.Random) -> bool:
+        """Whether this message or stream is lost; ``rng`` is the sender's own."""
+        return self.loss > 0 and rng.random() < self.loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenNetwork(Network):
+    """Pairs alike, with another rate down than up (``rate_bytes_s``)."""
+
+    down_rate_bytes_s: float = 12.5e6
+
+    def down_bytes_s(self, peer: int) -> float:
+        return self.down_rate_bytes_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairNetwork(UnevenNetwork):
+    """Each pair has the quantile that a hash of both peers' keys picks: nothing is kept for a pair, and 10,000 peers
+    have 50 million. Pairs are independent, unlike places on a globe: near A and near B does not mean A near B.
+    """
+
+    seed: int
+    table_s: list[float] = field(repr=False)  # TABLE quantiles, evenly spaced
+    keys: list[int] = field(default_factory=list, repr=False)  # 64 random bits a peer
+
+    def add(self, name: str) -> None:
+        self.keys.append(int.from_bytes(derive(self.seed, name, "latency")[:8], "little"))
+
+    @property
+    def longest_s(self) -> float:
+        return max(self.table_s)
+
+    def latency(self, sender: int, receiver: int) -> float:
+        keys = self.keys
+        return self.table_s[pick(keys[sender] ^ keys[receiver])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionNetwork(PairNetwork):
+    """Each peer lives in a region; ``table_s`` is of pairs within one, where the matrix has nothing to say (0)."""
+
+    matrix_s: list[list[float]] = field(repr=False)  # (regions, regions), one way
+    regions: list[int] = field(default_factory=list, repr=False)  # of each peer
+
+    def add(self, name: str) -> None:
+        PairNetwork.add(self, name)
+        digest = derive(self.seed, name, "region")
+        self.regions.append(int.from_bytes(digest[:8], "little") * len(self.matrix_s) >> 64)
+
+    @property
+    def longest_s(self) -> float:
+        return max(max(row) for row in self.matrix_s)
+
+    def latency(self, sender: int, receiver: int) -> float:
+        regions = self.regions
+        latency_s = self.matrix_s[regions[sender]][regions[receiver]]
+        return latency_s or PairNetwork.latency(self, sender, receiver)
+
+
+def network_of(spec: NetworkSpec, seed: int) -> Network:
+    """The network that a scenario describes, without its cuts: those are events of the swarm."""
+    rate, latency = spec.rate_mbit_s, spec.latency
+    up, down = rate.up_bytes_s, rate.down_bytes_s
+    if latency.kind == "constant":
+        assert latency.distribution is not None
+        return UnevenNetwork(latency.distribution.mean, up, spec.loss, down_rate_bytes_s=down)
+    table_s = quantiles_s(latency).tolist()
+    middle_s = table_s[TABLE // 2]
+    if latency.kind != "matrix":
+        return PairNetwork(middle_s, up, spec.loss, down_rate_bytes_s=down, seed=seed, table_s=table_s)
+    rtt_ms = latency.rtt_ms if latency.name is None else world("matrix", latency.name, "name")["rtt_ms"]
+    matrix_s = [[rtt / 2e3 for rtt in row] for row in rtt_ms or ()]
+    return RegionNetwork(
+        middle_s, up, spec.loss, down_rate_bytes_s=down, seed=seed, table_s=table_s, matrix_s=matrix_s
+    )  # fmt: skip
+
+
+TABLE_BITS = 12
+TABLE = (
+    1 << TABLE_BITS
+)  # steps of 0.03 ms in the middle half of the internet's, of 15 ms in its last hundredth; 128 KiB
+# Multiplicative hashing: the high bits of the product with 2**64 over the golden ratio (D. Knuth, The Art of Computer
+# Programming, volume 3, section 6.4). The keys are random, so one product is enough, and costs 0.1 us.
+GOLDEN = 0x9E3779B97F4A7C15
+SHIFT, MASK = 64 - TABLE_BITS, TABLE - 1
+SAME_REGION_RTT_MS = (0.25, 3.4)  # as worlds.toml says of the cloud's
+
+
+def pick(key: int) -> int:
+    """A place in the table for a pair's 64 bits."""
+    return (key * GOLDEN >> SHIFT) & MASK
+
+
+def quantiles_s(latency: Latency) -> NDArray[np.float64]:
+    """TABLE one-way latencies, seconds, at evenly spaced shares: a pair that picks one at random draws from it."""
+    shares = (np.arange(TABLE) + 0.5) / TABLE
+    if latency.distribution is not None:
+        return latency.distribution.quantiles(shares)
+    if latency.kind == "matrix":
+        low, high = SAME_REGION_RTT_MS
+        return (low + shares * (high - low)) / 2e3
+    figures = world("quantiles_ms", latency.name, "name")  # p5, p25 ...: the share below is linear between them
+    at_ms = np.interp(shares, [float(name[1:]) / 100 for name in figures], list(figures.values()))
+    return np.asarray(at_ms, np.float64) / 1e3

@@ -1,0 +1,57 @@
+"""How long each training step of each peer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.scenario.scenario import Compute
+from sim.seeds import derive, generator
+
+__all__ = ["StepTimes"]
+
+SHORTEST_S = 1e-6  # distributions come arbitrarily near 0, and a run of such steps would not let time pass
+AHEAD = 64  # draws made at once: one call of numpy costs as much as fifty draws
+
+
+class StepTimes:
+    """The durations of the steps of every peer, each from the seed and the peer's name alone."""
+
+    def __init__(self, spec: Compute, seed: int) -> None:
+        self.spec, self.seed = spec, seed
+
+    def slowdown(self, name: str) -> float:
+        """1, or how many times as long a straggler's steps take."""
+        stragglers = self.spec.stragglers
+        if stragglers is None:
+            return 1.0
+        drawn = int.from_bytes(derive(self.seed, name, "straggler")[:8], "little") / 2**64
+        return stragglers.slowdown if drawn < stragglers.share else 1.0
+
+    def durations(self, name: str) -> Callable[[int], NDArray[np.float64]]:
+        """A source of one peer's durations: each call gives the next so many, in seconds. How many are asked for at a
+        time changes none of them."""
+        spec, slowdown = self.spec, self.slowdown(name)
+        if spec.per == "step" and spec.step_s.kind != "constant":
+            return Drawn(spec, slowdown, generator(self.seed, name, "steps"))
+        drawn = spec.step_s.draw(generator(self.seed, name, "steps"), 1)[0]
+        step_s = max(float(drawn) * slowdown, SHORTEST_S)
+        return lambda count: np.full(count, step_s)
+
+
+class Drawn:
+    """Durations drawn anew for every step, some ahead."""
+
+    def __init__(self, spec: Compute, slowdown: float, rng: np.random.Generator) -> None:
+        self.step_s, self.slowdown, self.rng = spec.step_s, slowdown, rng
+        self.ahead = np.empty(0)
+
+    def __call__(self, count: int) -> NDArray[np.float64]:
+        if count > self.ahead.size:
+            blocks = -(-(count - self.ahead.size) // AHEAD)
+            drawn = self.step_s.draw(self.rng, blocks * AHEAD) * self.slowdown
+            self.ahead = np.concatenate([self.ahead, np.maximum(drawn, SHORTEST_S)])
+        taken, self.ahead = self.ahead[:count], self.ahead[count:]
+        return taken
