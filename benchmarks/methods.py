@@ -27,7 +27,6 @@ from methods_page import write_page
 from gossip.config import Config, as_published
 from gossip.config.methods import METHODS
 from gossip.errors import ConfigError
-from sim.engine.measures import Measures
 from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
 
@@ -192,7 +191,7 @@ def play(job):
             for host in hosts:
                 if not host.gone:
                     training.count(host, swarm.now)
-        last = Measures(simulation).row()
+        last = simulation.measures.row()
         ready = [host.row for host in hosts if not host.gone and host.peer.ready]
         mixed[~had] = learners.matrix[~had]  # who never mixed is taken as it is
         _, accuracies = learners.evaluate(mixed[ready])

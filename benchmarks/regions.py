@@ -20,7 +20,6 @@ import torch
 
 import sim.simulation
 from sim.engine.flows import Flow, Flows
-from sim.engine.measures import Measures
 from sim.scenario.scenario import Scenario
 from sim.world.network import Network
 
@@ -79,7 +78,7 @@ def play(gossip: dict[str, Any], partition: dict[str, Any], aim: float, seed: in
         "compute": {"step_s": {"kind": "lognormal", "median": STEP_S, "sigma": 0.1}}, "gossip": gossip,
     }  # fmt: skip
     simulation = sim.simulation.Simulation(Scenario.from_mapping(table))
-    swarm, measures, reached_s = simulation.swarm, Measures(simulation), math.nan
+    swarm, measures, reached_s = simulation.swarm, simulation.measures, math.nan
     distances = []
     for look in range(1, LOOKS + 1):
         swarm.run_until(look * DURATION_S / LOOKS)

@@ -21,7 +21,8 @@ from gossip.membership.discovery import Listening, Reachability, Seeds
 from gossip.membership.protocol import Membership
 from gossip.schedule import Schedule
 from gossip.selection.partners import Partners
-from gossip.selection.registry import Selector, selector_of
+from gossip.selection.registry import selector_of
+from gossip.selection.rule import Selector
 from gossip.state_transfer.ending import Ending
 from gossip.state_transfer.joining import LEFT_ALONE_S, Donating, Joining, Phase
 from gossip.state_transfer.runs import Run, Runs, outranks

@@ -401,7 +401,7 @@ class Runtime:
             if isinstance(message, Unknown):
                 return
             if isinstance(message, StatusQuery):
-                link.send(status_page(self, message.after))
+                link.send(status_page(self.peer, self.links, self.config.swarm, message.after))
             elif isinstance(message, Close):
                 self.on_close(link, message)
             elif isinstance(message, Hello) or observer:

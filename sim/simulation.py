@@ -89,6 +89,7 @@ class Simulation:
         self.sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
         self.indices: list[int | None] = [None] * scenario.peers  # of rows in the swarm
         self.populate()
+        self.measures = Measures(self.swarm, scenario, self.learners)
         for cut in scenario.network.partitions:
             self.swarm.events.push(cut.at_s, self.cut, cut.groups)
             self.swarm.events.push(cut.until_s, self.swarm.heal)
@@ -213,7 +214,7 @@ def play(
     start = Spent.now()
     simulation = Simulation(scenario, device)
     setup = Spent.now().since(start)
-    swarm, measures, history = simulation.swarm, Measures(simulation), list[dict[str, float]]()
+    swarm, measures, history = simulation.swarm, simulation.measures, list[dict[str, float]]()
 
     def look() -> None:
         history.append(measures.row())

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gossip.codecs.base import ALIGN, Floats, peaks
+from gossip.codecs.values import ALIGN, Floats, peaks
 
 __all__ = ["Spread"]
 

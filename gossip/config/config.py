@@ -13,7 +13,7 @@ from typing import Any
 from gossip.arithmetic.mixing import check_outer
 from gossip.arithmetic.subsets import check_part
 from gossip.codecs import AUTO, get_codec
-from gossip.config.keys import MOST_PARTNERS, Keys
+from gossip.config.derived import PLAIN, Derived
 from gossip.config.methods import METHODS, method
 from gossip.config.removed import KEYS, check_removed
 from gossip.config.rules import check_together
@@ -23,11 +23,11 @@ from gossip.errors import ConfigError
 __all__ = ["PRESETS", "Config", "as_published", "read_toml", "unknown"]
 
 PRESETS = ("lan", "wan", "datacentre")
-PLAIN, NOLOCO = (0.0, 1.0), (0.5, 0.7)  # of the outer step: momentum and rate
+NOLOCO = (0.5, 0.7)  # momentum and rate of the outer step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(Keys):
+class Config(Derived):
     """When to mix, how, and every limit. Construct with keywords, from a preset, or with :meth:`from_toml`.
 
     Raises :class:`~gossip.errors.ConfigError` for a value that cannot work, naming what would.
@@ -52,17 +52,6 @@ class Config(Keys):
         check_part(self.part)
         check_together(self)
 
-    @property
-    def outer(self) -> tuple[float, float]:
-        """Momentum and rate of the outer step in use; left open it is the plain mean."""
-        momentum, rate = self.outer_momentum, self.outer_rate
-        return PLAIN[0] if momentum is None else momentum, PLAIN[1] if rate is None else rate
-
-    @property
-    def plain(self) -> bool:
-        """Whether a mix is the plain mean, without outer momentum."""
-        return self.outer == PLAIN
-
     def for_training(self, quasi_global: bool) -> Config:
         """What is left open, decided for a loop with an optimizer: NoLoCo's outer step where a node mixes its whole
         vector with one other; not beside ``quasi_global`` momentum, as a second momentum over the mixes takes from the
@@ -71,40 +60,6 @@ class Config(Keys):
         if given or quasi_global or self.mixing != "pair" or self.partners != 1 or self.part != "all":
             return self
         return dataclasses.replace(self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1])
-
-    @property
-    def averaged(self) -> int:
-        """How many vectors a mix averages, as the stability of the outer step asks."""
-        return (self.group_size or MOST_PARTNERS) if self.mixing == "group" else 2
-
-    @property
-    def incoming_limit(self) -> int:
-        """Incoming exchanges at once: with outer momentum one exchange at a time in all, since two concurrent outer
-        steps would count the same local progress twice."""
-        return self.incoming_exchanges if self.plain else 1
-
-    @property
-    def watches_movement(self) -> bool:
-        """Whether a driver measures how far local steps alone move the model (gossip.progress)."""
-        return self.consensus_target is not None or (self.filtering == "clip" and self.clip_radius is None)
-
-    @property
-    def pushes(self) -> bool:
-        """Whether vectors travel one way."""
-        return self.mixing in ("push-sum", "row-stochastic")
-
-    @property
-    def conserves(self) -> bool:
-        """Whether what one gives away is taken from oneself."""
-        return self.mixing == "push-sum"
-
-    @property
-    def filtering(self) -> str:
-        """The filter in use: what "auto" comes to is to clip, but for push-sum, whose mass nobody may cut off, and for
-        groups, which have a trimmed mean."""
-        if self.filter != "auto":
-            return self.filter
-        return "clip" if self.mixing in ("pair", "row-stochastic") else "none"
 
     # -- presets -----------------------------------------------------------------------------------------------------
     @classmethod

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from gossip.config.derived import Derived
 from gossip.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gossip.config import Config
 
 __all__ = ["check_together"]
 
 GRAPHS = ("ring", "torus", "graph")
 
 
-def check_together(config: Config) -> None:
+def check_together(config: Derived) -> None:
     """Raise :class:`ConfigError` for the first two that exclude each other."""
     for reason in (pushed, grouped, timed, chosen, cut, filtered):
         said = reason(config)
@@ -22,7 +18,7 @@ def check_together(config: Config) -> None:
             raise ConfigError(said)
 
 
-def pushed(config: Config) -> str | None:
+def pushed(config: Derived) -> str | None:
     """What one way excludes."""
     if not config.pushes:
         return None
@@ -51,7 +47,7 @@ def pushed(config: Config) -> str | None:
     return None
 
 
-def grouped(config: Config) -> str | None:
+def grouped(config: Derived) -> str | None:
     """What a group mean excludes."""
     if config.mixing != "group":
         return None
@@ -77,13 +73,13 @@ def grouped(config: Config) -> str | None:
     return None
 
 
-def timed(config: Config) -> str | None:
+def timed(config: Derived) -> str | None:
     if config.max_version_gap is not None and config.mix_every_steps is None:
         return "max_version_gap counts intervals of steps: set mix_every_steps (as 8), or leave it out."
     return None
 
 
-def chosen(config: Config) -> str | None:
+def chosen(config: Derived) -> str | None:
     if config.selection == "graph" and not config.graph:
         return "selection = 'graph' needs the file of its edges: set graph (as 'edges.txt', lines of two members)."
     if config.graph and config.selection != "graph":
@@ -108,7 +104,7 @@ def chosen(config: Config) -> str | None:
     return None
 
 
-def cut(config: Config) -> str | None:
+def cut(config: Derived) -> str | None:
     if config.codec.startswith("moniqua") and config.part != "all":
         return (
             f"codec = {config.codec!r} with part = {config.part!r} cannot work: its bounds are those of blocks of the "
@@ -117,7 +113,7 @@ def cut(config: Config) -> str | None:
     return None
 
 
-def filtered(config: Config) -> str | None:
+def filtered(config: Derived) -> str | None:
     if config.clip_radius is not None and config.filtering != "clip":
         return f"clip_radius is for filter = 'clip', and filter is {config.filter!r}."
     if config.filter == "trimmed" and config.mixing != "group":

@@ -9,7 +9,7 @@ from statistics import median
 
 from gossip.errors import ConfigError
 from gossip.ids import PeerId
-from gossip.selection.registry import Candidates, Uniform, uniform
+from gossip.selection.rule import Candidates, Uniform, uniform
 
 __all__ = ["Nearest"]
 

@@ -11,7 +11,7 @@ from gossip.exchange.session import Local
 from gossip.ids import Address, PeerId
 from gossip.members import Members
 from gossip.selection.back_off import Bench
-from gossip.selection.registry import Selector, Uniform
+from gossip.selection.rule import Selector, Uniform
 from gossip.selection.topologies import Grid
 from gossip.wire.messages import MAX_GROUP
 
@@ -30,7 +30,7 @@ MET = 64  # partners of the last mixes remembered: more than anybody mixes with 
 
 class Partners:
     """``linked`` says whether there is a link to a member that nobody can dial. What ``selector`` asks of the swarm
-    (:class:`gossip.selection.registry.Candidates`) is answered here as well."""
+    (:class:`gossip.selection.rule.Candidates`) is answered here as well."""
 
     def __init__(
         self, me: PeerId, members: Members, local: Local, config: Config, rng: random.Random,

@@ -16,7 +16,7 @@ from math import isqrt, prod
 from gossip.errors import ConfigError
 from gossip.ids import PeerId
 from gossip.selection.graphs import Graph
-from gossip.selection.registry import Candidates, Selector
+from gossip.selection.rule import Candidates, Selector
 
 __all__ = ["Exponential", "Grid", "OnGraph", "Ranked", "Ring", "Torus"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -17,12 +17,9 @@ from gossip.wire.messages import StatusQuery, StatusReply, Unknown
 from node.identity.keys import Identity
 from node.transport.byte_stream import ByteStream
 from node.transport.handshake import Greeter
-from node.transport.links import FrameReader
+from node.transport.links import FrameReader, Links
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import TlsStream, swarm_contexts
-
-if TYPE_CHECKING:
-    from node.runtime import Runtime
 
 __all__ = ["PAGE", "query", "status_page"]
 
@@ -38,17 +35,16 @@ METRICS = (
 """In this order; later versions add theirs behind these."""
 
 
-def status_page(runtime: Runtime, after: bytes) -> StatusReply:
+def status_page(peer: Peer, links: Links, swarm: str, after: bytes) -> StatusReply:
     """Members with ids after ``after``, in order, and the metrics."""
-    peer = runtime.peer
     me = peer.membership.me
     distance = peer.consensus_distance
     address = str(me.address) if me.address is not None else None
     metrics = (
-        me.id.hex(), address, runtime.config.swarm, me.steps, me.samples, peer.membership.swarm_samples, me.loss,
-        len(peer.membership.met()) + 1, peer.exchanges.done, peer.exchanges.failures, runtime.links.bytes_sent,
-        runtime.links.bytes_received, None if math.isnan(distance) else distance, peer.ready, peer.alone,
-        refusals(peer), runtime.links.ignored, tuple(itertools.islice(peer.conduct.rows(), SHOWN_REFUSALS)),
+        me.id.hex(), address, swarm, me.steps, me.samples, peer.membership.swarm_samples, me.loss,
+        len(peer.membership.met()) + 1, peer.exchanges.done, peer.exchanges.failures, links.bytes_sent,
+        links.bytes_received, None if math.isnan(distance) else distance, peer.ready, peer.alone,
+        refusals(peer), links.ignored, tuple(itertools.islice(peer.conduct.rows(), SHOWN_REFUSALS)),
     )  # fmt: skip
     rows = sorted((record.id, record, state) for record, state in peer.members() if record.id > after)
     page = tuple(

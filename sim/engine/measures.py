@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.host import Host
-
-if TYPE_CHECKING:
-    from sim.simulation import Simulation
+from sim.engine.swarm import Swarm
+from sim.learning.learners import Learners
+from sim.scenario.scenario import Scenario
 
 __all__ = ["Measures"]
 
@@ -23,12 +23,11 @@ class Measures:
     """Rows of the history and the summary. Models are looked at as they are at the end of the step that each peer is
     in. Where some attack, losses, accuracies and the consensus distance are of the honest ones alone."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
+    def __init__(self, swarm: Swarm, scenario: Scenario, learners: Learners) -> None:
+        self.swarm, self.scenario, self.learners = swarm, scenario, learners
 
     def row(self) -> dict[str, float]:
-        simulation = self.simulation
-        swarm, scenario, learners = simulation.swarm, simulation.scenario, simulation.learners
+        swarm, scenario, learners = self.swarm, self.scenario, self.learners
         swarm.training.settle(swarm.now)
         alive = [host for host in swarm.hosts if not host.gone]
         ready = [host for host in alive if host.peer.ready]
@@ -67,7 +66,7 @@ class Measures:
 
     def summary(self, last: dict[str, float]) -> dict[str, Any]:
         """The figures of the end; who measured the time adds what it took."""
-        swarm, scenario = self.simulation.swarm, self.simulation.scenario
+        swarm, scenario = self.swarm, self.scenario
         return {
             "name": scenario.name,
             "seed": scenario.seed,
@@ -94,7 +93,7 @@ class Measures:
     def refused(self) -> dict[str, int]:
         """What the honest peers that are up now refused of others, and what they cut off ("clipped"), by reason."""
         counts: dict[str, int] = {}
-        for host in self.simulation.swarm.alive():
+        for host in self.swarm.alive():
             if host.liar is None:
                 for (_, code), times in host.peer.exchanges.refusals.counts.items():
                     counts[code] = counts.get(code, 0) + times

@@ -37,7 +37,8 @@ from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from gossip.selection.graphs import Graph
-from gossip.selection.registry import Selector, selector_of
+from gossip.selection.registry import selector_of
+from gossip.selection.rule import Selector
 from gossip.wire.records import trusting, unsigned
 from sim.engine.events import Events
 from sim.engine.host import Floats, Host, Times

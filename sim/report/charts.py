@@ -16,13 +16,13 @@ import numpy as np
 
 from gossip.errors import LocalError
 from sim.report.plots import COLOURS, GRID, INK, MUTED, SHADE, Panel, cuts, panels_of
+from sim.report.result import Result
 from sim.report.units import time_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.report.result import Result
 
 __all__ = [
     "PANEL_INCHES",

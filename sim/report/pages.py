@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sim.report import charts
 from sim.report import describe as words
 from sim.report import html as page
 from sim.report import plots as panels
+from sim.report.result import Result
 from sim.report.units import NOTHING, bytes_text, count_text, duration_text, figure_text, share_text
-
-if TYPE_CHECKING:
-    from sim.report.result import Result
 
 __all__ = ["comparison", "report"]
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.report.result import Result
 from sim.report.units import bytes_axis, duration_text, time_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sim.report.result import Result
     from sim.scenario.conditions import Cut
 
 __all__ = ["COLOURS", "DASHES", "GRID", "INK", "MUTED", "SHADE", "Panel", "cuts", "panels_of", "plain_ticks"]

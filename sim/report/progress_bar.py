@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib
 from html import escape
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from sim.report.result import Progress
 from sim.report.units import count_text, duration_text
-
-if TYPE_CHECKING:
-    from sim.report.result import Progress
 
 __all__ = ["Bar"]
 

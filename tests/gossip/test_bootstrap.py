@@ -13,7 +13,7 @@ from gossip.effects import Dial, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.discovery import ASKED, HOME_PING_S, PATIENCE_S, Reachability, Seeds, answer_reach
 from gossip.peer import Peer
-from gossip.selection.registry import uniform
+from gossip.selection.rule import uniform
 from gossip.wire.messages import Ping, Reach, Reached
 from gossip.wire.records import trusting, unsigned
 

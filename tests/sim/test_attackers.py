@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from gossip.config import Config
 from gossip.errors import ConfigError
-from sim.engine.measures import Measures
 from sim.engine.swarm import Swarm
 from sim.report.describe import in_words
 from sim.scenario.scenario import (
@@ -142,7 +141,7 @@ WAYS = [
 def test_no_honest_peer_takes_what_is_not_a_number_however_it_is_sent(way):
     run = played(averaging(Config(bench_s=1.0, **way), **IDEAL))
     assert all(np.isfinite(host.vector).all() for host in run.swarm.hosts)
-    assert Measures(run).refused()["not-finite"] > 0
+    assert run.measures.refused()["not-finite"] > 0
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -152,7 +151,7 @@ def test_every_way_of_mixing_carries_the_lie(way):
     config = Config(**way)
     run = played(averaging(config, **IDEAL | {"attackers": spec, "rounds": 12.0}))
     largest = max(float(np.abs(host.vector).max()) for host in honest_of(run))
-    assert largest > 5.0 or Measures(run).refused().get("clipped", 0) > 0
+    assert largest > 5.0 or run.measures.refused().get("clipped", 0) > 0
 
 
 def learning(rule, kind):
@@ -178,7 +177,7 @@ def test_without_a_filter_a_tenth_of_flipped_signs_is_felt():
 # -- figures -----------------------------------------------------------------------------------------------------------
 def test_figures_are_of_the_honest_alone():
     run = played(small(attackers=AttackersSpec(share=0.34, kind="scaled", scale=30.0)))
-    row, honest = Measures(run).row(), honest_of(run)
+    row, honest = run.measures.row(), honest_of(run)
     vectors = np.stack([host.vector for host in honest])
     losses, accuracies = run.learners.evaluate(vectors)
     assert len(honest) == 4

@@ -16,7 +16,6 @@ from gossip.config import Config
 from gossip.effects import Merge, Mix
 from gossip.errors import ConfigError, LocalError
 from sim import simulation
-from sim.engine.measures import Measures
 from sim.learning.learners import Learners
 from sim.report.result import Progress
 from sim.scenario.scenario import (
@@ -212,7 +211,7 @@ def test_an_exchange_is_counted_once_however_many_sides_it_has(mixing):
         pass
     under_way = sum(len(host.peer.exchanges.table) for host in run.swarm.hosts)
     assert len(mixed) > 10
-    assert len(mixed) - under_way <= Measures(run).row()["exchanges_done"] <= len(mixed)
+    assert len(mixed) - under_way <= run.measures.row()["exchanges_done"] <= len(mixed)
 
 
 def test_what_nobody_is_there_to_say_is_null_in_strict_json():

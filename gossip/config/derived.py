@@ -1,0 +1,61 @@
+"""What follows from a Config's keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossip.config.keys import MOST_PARTNERS, Keys
+
+__all__ = ["PLAIN", "Derived"]
+
+PLAIN = (0.0, 1.0)  # momentum and rate of an outer step that is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived(Keys):
+    """The keys, and what is decided by several of them."""
+
+    @property
+    def outer(self) -> tuple[float, float]:
+        """Momentum and rate of the outer step in use; left open it is the plain mean."""
+        momentum, rate = self.outer_momentum, self.outer_rate
+        return PLAIN[0] if momentum is None else momentum, PLAIN[1] if rate is None else rate
+
+    @property
+    def plain(self) -> bool:
+        """Whether a mix is the plain mean, without outer momentum."""
+        return self.outer == PLAIN
+
+    @property
+    def averaged(self) -> int:
+        """How many vectors a mix averages, as the stability of the outer step asks."""
+        return (self.group_size or MOST_PARTNERS) if self.mixing == "group" else 2
+
+    @property
+    def incoming_limit(self) -> int:
+        """Incoming exchanges at once: with outer momentum one exchange at a time in all, since two concurrent outer
+        steps would count the same local progress twice."""
+        return self.incoming_exchanges if self.plain else 1
+
+    @property
+    def watches_movement(self) -> bool:
+        """Whether a driver measures how far local steps alone move the model (gossip.progress)."""
+        return self.consensus_target is not None or (self.filtering == "clip" and self.clip_radius is None)
+
+    @property
+    def pushes(self) -> bool:
+        """Whether vectors travel one way."""
+        return self.mixing in ("push-sum", "row-stochastic")
+
+    @property
+    def conserves(self) -> bool:
+        """Whether what one gives away is taken from oneself."""
+        return self.mixing == "push-sum"
+
+    @property
+    def filtering(self) -> str:
+        """The filter in use: what "auto" comes to is to clip, but for push-sum, whose mass nobody may cut off, and for
+        groups, which have a trimmed mean."""
+        if self.filter != "auto":
+            return self.filter
+        return "clip" if self.mixing in ("pair", "row-stochastic") else "none"
