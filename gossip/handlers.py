@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from gossip.discovery import TRY_EVERY_S, Reachability, answer_reach
 from gossip.effects import Effect, Send
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.groups import Groups
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
 from gossip.members import Members
-from gossip.membership.discovery import TRY_EVERY_S, Reachability, answer_reach
 from gossip.state_transfer.joining import Donating, Joining, Phase
 from gossip.state_transfer.runs import Runs
 from gossip.wire.messages import (

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from gossip.arithmetic.subsets import ALL, Part
 from gossip.conduct import Conduct
 from gossip.config import Config
+from gossip.discovery import Listening, Reachability, Seeds
 from gossip.effects import Confirm, Dial, Effect, MemberState, Notice, Restore, Send
 from gossip.exchange.acceptance import norm_accepts
 from gossip.exchange.exchanges import Exchanges
@@ -17,7 +18,6 @@ from gossip.exchange.session import Local, within
 from gossip.handlers import HANDLERS
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.members import Members
-from gossip.membership.discovery import Listening, Reachability, Seeds
 from gossip.membership.protocol import Membership
 from gossip.schedule import Schedule
 from gossip.selection.partners import Partners

@@ -27,7 +27,7 @@ from gossip.config import Config
 from gossip.errors import CheckpointError, ConfigError, LayoutError, LocalError
 from gossip.peer import Peer
 from gossip.state_transfer.joining import Phase
-from node.cli import leaving
+from node import leaving
 from node.data.sharding import Shard, samples_in
 from node.model import checkpoint
 from node.model.kept import Kept
@@ -529,7 +529,7 @@ class Node:
             peer.counted(self.steps, self.samples)
             over = meta.get("finished") is True
             runtime.perform(peer.resume(genesis, run.swarm_samples, run.version, runtime.now, over))
-            self.service.view = self.view.refreshed(runtime)
+            self.service.view = self.view.refreshed(runtime.peer)
             resumed.set()
 
         self.thread.call(resume)

@@ -116,14 +116,14 @@ class Service:
                 await nursery.start(runtime.main)
                 nursery.start_soon(self.look, runtime, progress)
                 nursery.start_soon(self.keep_memory, runtime)
-                self.view = self.view.refreshed(runtime)
+                self.view = self.view.refreshed(runtime.peer)
                 started()
                 await self.leaving.wait()
                 await runtime.leave(LEAVE_S)
                 nursery.cancel_scope.cancel()
         finally:
             self.remember(runtime)
-            self.view = self.view.refreshed(runtime)
+            self.view = self.view.refreshed(runtime.peer)
             self.list_members()
             progress.close(time.time(), self.figures())
 
@@ -156,7 +156,7 @@ class Service:
             self.may_mix = peer.may_mix(self.runtime.now)
             if peer.ready and peer.local.genesis != self.genesis:  # the count is another run's from here on
                 self.genesis = peer.local.genesis
-                self.view = self.view.refreshed(self.runtime)
+                self.view = self.view.refreshed(self.runtime.peer)
 
     def list_members(self) -> None:
         """For the training thread, which asks for them and waits."""
@@ -167,7 +167,7 @@ class Service:
         for turn in itertools.count():
             if turn % ENDING_LOOKS == 0:
                 runtime.perform(runtime.peer.ending.tick(runtime.now))
-            self.view = self.view.refreshed(runtime)
+            self.view = self.view.refreshed(runtime.peer)
             progress.tick(time.time(), self.figures)
             await trio.sleep(REPORT_S)
 

@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from gossip.errors import ConfigError, LocalError
-from sim.engine.measures import Measures
 from sim.engine.swarm import Swarm
 from sim.learning.learners import Learners
+from sim.report.measures import Measures
 from sim.report.result import Progress, Result
+from sim.scenario.adversaries import liars
 from sim.scenario.scenario import Scenario
 from sim.seeds import derive
-from sim.world.adversaries import liars
 from sim.world.churn import Session, churn_of
 from sim.world.network import network_of
 from sim.world.step_times import StepTimes
@@ -61,7 +61,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Simulation:
-    """One scenario under way. :meth:`slices` plays it; :class:`sim.engine.measures.Measures` looks at it."""
+    """One scenario under way. :meth:`slices` plays it; :class:`sim.report.measures.Measures` looks at it."""
 
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         ideal = scenario.membership.mode == "ideal"

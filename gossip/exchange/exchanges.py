@@ -15,11 +15,11 @@ from gossip.exchange.offering import Offering
 from gossip.exchange.session import Exchange, State, version_gap, within
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.ids import PeerId
-from gossip.selection.back_off import BENCHED
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Outcome, Settled
 
 __all__ = ["Exchanges"]
 
+EXCUSED = 256  # partners remembered, as many as there may be links
 INNOCENT = ("replaced", "late", "overflow")  # reasons for an abort that are nobody's fault
 COMMITTING = (State.STREAMING, State.VERIFIED, State.DOUBT)  # before these nothing of ours can have arrived
 
@@ -266,7 +266,7 @@ class Exchanges(Offering):
         if partner in self.excused:
             return False
         self.excused[partner] = None
-        if len(self.excused) > BENCHED:
+        if len(self.excused) > EXCUSED:
             del self.excused[next(iter(self.excused))]
         return True
 

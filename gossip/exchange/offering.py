@@ -13,10 +13,9 @@ from gossip.effects import Effect, Merge, Rename, Send, Snapshot, Transfer
 from gossip.exchange.acceptance import Filter
 from gossip.exchange.agreement import refusal
 from gossip.exchange.patience import Patience
-from gossip.exchange.session import Exchange, Local, State
+from gossip.exchange.session import AT_ONCE, Exchange, Local, State
 from gossip.exchange.session_table import Ledger
 from gossip.ids import PeerId
-from gossip.selection.partners import AT_ONCE
 from gossip.wire.messages import Accept, Busy, Offer, Refuse
 
 __all__ = ["MAX_MASS", "Offering", "Partners"]

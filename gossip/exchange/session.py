@@ -31,8 +31,9 @@ from enum import Enum, auto
 from gossip.arithmetic.subsets import ALL, Part
 from gossip.ids import PeerId
 
-__all__ = ["MAX_GAP", "MAX_VERSION", "Exchange", "Local", "State", "version_gap", "within"]
+__all__ = ["AT_ONCE", "MAX_GAP", "MAX_VERSION", "Exchange", "Local", "State", "version_gap", "within"]
 
+AT_ONCE = 32  # of the neighbours with all of whom a mix is, so many at most: a vector each. Others the next time
 MAX_VERSION = 2**53  # what a record may hold: a mean with more would make our own record unacceptable to everybody
 MAX_GAP = 1_000.0  # rounds that one exchange counts for: few mixes bring back who was long away, none reach 2^53
 

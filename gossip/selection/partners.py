@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from gossip.config import Config
 from gossip.effects import MemberState
-from gossip.exchange.session import Local
+from gossip.exchange.session import AT_ONCE, Local
 from gossip.ids import Address, PeerId
 from gossip.members import Members
 from gossip.selection.back_off import Bench
@@ -18,9 +18,6 @@ from gossip.wire.messages import MAX_GROUP
 __all__ = ["Partners"]
 
 APART = 0.5  # of an interval between two mixes with one partner that it asks for: its share is then two in three
-AT_ONCE = (
-    32  # neighbours, at most, of those with whom a mix with all of them begins: a vector each. Others the next time
-)
 TRIED = 4  # of those that sit out, where nobody else is left
 NEVER = float("-inf")
 WARY = 2  # failures in a row with members that are new to us, from which on they are one: a machine that dies is one

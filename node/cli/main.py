@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from gossip.config import Config
 from gossip.errors import ConfigError, GossipError
 from gossip.ids import Address, PeerId, parse_address
-from node.cli import leaving
+from node import leaving
 from node.identity.keys import Invite, is_invite, keep_secret, kept_secret, parse_invite, read_secret
 from node.identity.keys import new_secret as make_secret
 

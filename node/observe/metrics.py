@@ -8,7 +8,6 @@ from typing import Self
 from gossip.effects import MemberState
 from gossip.ids import PeerId
 from gossip.peer import Peer
-from node.runtime import Runtime
 
 __all__ = ["Member", "Metrics", "View", "members_of"]
 
@@ -51,8 +50,7 @@ class View:
     swarm_samples: int = 0  # behind the weights of our run
     own_samples: int = 0  # of this life, in them or not: what was trained since comes on top
 
-    def refreshed(self, runtime: Runtime) -> Self:
-        peer = runtime.peer
+    def refreshed(self, peer: Peer) -> Self:
         membership = peer.membership
         changes = membership.changes
         owners = self.owners if changes == self.changes else tuple(membership.owners())

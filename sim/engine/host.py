@@ -18,7 +18,7 @@ from gossip.ids import Address, PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import Message
 from sim.engine.shifts import Shift
-from sim.world.adversaries import Liar
+from sim.scenario.adversaries import Liar
 
 __all__ = ["Floats", "Host", "Times"]
 

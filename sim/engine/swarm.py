@@ -46,8 +46,8 @@ from sim.engine.ideal import IdealLinks, IdealMembers, Registry
 from sim.engine.links import Links
 from sim.engine.sessions import Sessions
 from sim.engine.training import OneByOne, Trainer, Training
+from sim.scenario.adversaries import Liar, unguarded
 from sim.seeds import derive
-from sim.world.adversaries import Liar, unguarded
 from sim.world.network import Network
 
 __all__ = ["Swarm"]

@@ -13,11 +13,11 @@ from typing import Any, Literal
 from gossip.config import Config, read_toml
 from gossip.errors import ConfigError
 from sim.scenario import tables
+from sim.scenario.adversaries import AttackersSpec
 from sim.scenario.conditions import ChurnSpec, Cut, Latency, NetworkSpec, Rate
 from sim.scenario.distribution import Distribution
 from sim.scenario.tables import KeyFault, UnknownKey, require
 from sim.scenario.task import LARGEST, Optimizer, Partition, Task
-from sim.world.adversaries import AttackersSpec
 
 __all__ = [
     "AttackersSpec",

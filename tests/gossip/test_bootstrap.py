@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 from gossip.config import Config
+from gossip.discovery import ASKED, HOME_PING_S, PATIENCE_S, Reachability, Seeds, answer_reach
 from gossip.effects import Dial, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.membership.discovery import ASKED, HOME_PING_S, PATIENCE_S, Reachability, Seeds, answer_reach
 from gossip.peer import Peer
 from gossip.selection.rule import uniform
 from gossip.wire.messages import Ping, Reach, Reached

@@ -9,10 +9,10 @@ import pytest
 from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.errors import ConfigError
-from gossip.exchange.session import Local
+from gossip.exchange.session import AT_ONCE, Local
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.selection.graphs import Graph
-from gossip.selection.partners import AT_ONCE, MET, WARY, WARY_S, Partners
+from gossip.selection.partners import MET, WARY, WARY_S, Partners
 from gossip.selection.registry import selector_of
 
 GENESIS = b"g" * 16

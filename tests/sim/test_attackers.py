@@ -14,6 +14,7 @@ from gossip.config import Config
 from gossip.errors import ConfigError
 from sim.engine.swarm import Swarm
 from sim.report.describe import in_words
+from sim.scenario.adversaries import AttackersSpec, Liar, liars, unguarded
 from sim.scenario.scenario import (
     ChurnSpec,
     Distribution,
@@ -25,7 +26,6 @@ from sim.scenario.scenario import (
     Task,
 )
 from sim.simulation import simulate
-from sim.world.adversaries import AttackersSpec, Liar, liars, unguarded
 from sim.world.network import network_of
 from tests.sim.scenarios import played, small
 

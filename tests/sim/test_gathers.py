@@ -11,7 +11,7 @@ from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.exchange.gathering import slices
 from sim.engine.swarm import Swarm
-from sim.world.adversaries import AttackersSpec, Liar
+from sim.scenario.adversaries import AttackersSpec, Liar
 from sim.world.network import Network
 from tests.sim.test_oracles import STEP_S, exchange, told_to_mix
 
