@@ -6,17 +6,14 @@ Messages of the membership protocol are not here: a Peer hands them to whoever k
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from gossip.discovery import TRY_EVERY_S, Reachability, answer_reach
+from gossip.discovery import TRY_EVERY_S, answer_reach
 from gossip.effects import Effect, Send
-from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.groups import Groups
-from gossip.exchange.session import Local
+from gossip.face import Face
 from gossip.ids import PeerId
-from gossip.members import Members
-from gossip.state_transfer.joining import Donating, Joining, Phase
-from gossip.state_transfer.runs import Runs
+from gossip.state_transfer.joining import Phase
 from gossip.wire.messages import (
     Abort,
     Accept,
@@ -26,7 +23,6 @@ from gossip.wire.messages import (
     Fetch,
     Invite,
     Joined,
-    Message,
     Offer,
     Outcome,
     Reach,
@@ -36,47 +32,32 @@ from gossip.wire.messages import (
     Settled,
 )  # fmt: skip
 
-__all__ = ["HANDLERS", "is_with", "meant"]
+__all__ = ["HANDLERS"]
 
 
-class Recipient(Protocol):
-    """What a message may concern of a :class:`gossip.peer.Peer`."""
-
-    left: bool
-    local: Local
-    exchanges: Exchanges | Groups
-    joining: Joining
-    donating: Donating
-    runs: Runs
-    membership: Members
-    reach: Reachability
-    linked_peers: dict[PeerId, float]
-    optimizer_scalars: tuple[tuple[str, float], ...]
-
-
-def on_offer(peer: Recipient, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+def on_offer(peer: Face, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
     if peer.left or holds(peer, offer.session) or peer.joining.phase is Phase.ADOPTING:
         return [Send(sender, Busy(offer.session))]  # adopting, its snapshot would be of another run's weights
     return peer.exchanges.on_offer(sender, offer, now)
 
 
-def on_accept(peer: Recipient, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
+def on_accept(peer: Face, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
     return peer.exchanges.on_accept(sender, accept, now)
 
 
-def on_commit(peer: Recipient, sender: PeerId, commit: Commit, now: float) -> list[Effect]:
+def on_commit(peer: Face, sender: PeerId, commit: Commit, now: float) -> list[Effect]:
     return peer.exchanges.on_commit(sender, commit.session, now)
 
 
-def on_outcome(peer: Recipient, sender: PeerId, outcome: Outcome, now: float) -> list[Effect]:
+def on_outcome(peer: Face, sender: PeerId, outcome: Outcome, now: float) -> list[Effect]:
     return peer.exchanges.on_outcome(sender, outcome.session, now)
 
 
-def on_settled(peer: Recipient, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
+def on_settled(peer: Face, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
     return peer.exchanges.on_settled(sender, settled, now)
 
 
-def on_invite(peer: Recipient, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+def on_invite(peer: Face, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
     exchanges = peer.exchanges
     if peer.left or holds(peer, invite.session) or peer.joining.phase is Phase.ADOPTING:
         return [Send(sender, Busy(invite.session))]
@@ -85,15 +66,15 @@ def on_invite(peer: Recipient, sender: PeerId, invite: Invite, now: float) -> li
     return exchanges.on_invite(sender, invite, now)
 
 
-def on_joined(peer: Recipient, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
+def on_joined(peer: Face, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
     return peer.exchanges.on_joined(sender, joined, now) if isinstance(peer.exchanges, Groups) else []
 
 
-def on_begin(peer: Recipient, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
+def on_begin(peer: Face, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
     return peer.exchanges.on_begin(sender, begin, now) if isinstance(peer.exchanges, Groups) else []
 
 
-def on_refusal(peer: Recipient, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:
+def on_refusal(peer: Face, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:
     session = message.session
     if session in peer.exchanges.table:
         match message:
@@ -109,7 +90,7 @@ def on_refusal(peer: Recipient, sender: PeerId, message: Busy | Refuse | Abort, 
     return peer.joining.on_refused(sender, session, now, "" if isinstance(message, Busy) else message.code)
 
 
-def on_fetch(peer: Recipient, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
+def on_fetch(peer: Face, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
     if peer.left or holds(peer, fetch.session):
         return [Send(sender, Busy(fetch.session))]
     if peer.local.ready:
@@ -121,23 +102,23 @@ def on_fetch(peer: Recipient, sender: PeerId, fetch: Fetch, now: float) -> list[
     return peer.donating.on_fetch(sender, fetch, peer.optimizer_scalars, now)
 
 
-def on_serving(peer: Recipient, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
+def on_serving(peer: Face, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
     return peer.joining.on_serving(sender, serving, now)
 
 
-def on_reach(peer: Recipient, sender: PeerId, _reach: Reach, now: float) -> list[Effect]:
+def on_reach(peer: Face, sender: PeerId, _reach: Reach, now: float) -> list[Effect]:
     if now < peer.linked_peers.get(sender, now) + TRY_EVERY_S:
         return []
     peer.linked_peers[sender] = now
     return answer_reach(sender, peer.membership.record(sender))
 
 
-def on_reached(peer: Recipient, sender: PeerId, reached: Reached, now: float) -> list[Effect]:
+def on_reached(peer: Face, sender: PeerId, reached: Reached, now: float) -> list[Effect]:
     peer.reach.on_reached(sender, reached.ok, peer.membership.me.incarnation, now)
     return []
 
 
-def holds(peer: Recipient, session: int) -> bool:
+def holds(peer: Face, session: int) -> bool:
     """Whether this number is taken: buffers are kept by it."""
     joining = peer.joining
     return (
@@ -146,27 +127,7 @@ def holds(peer: Recipient, session: int) -> bool:
     )  # fmt: skip
 
 
-def is_with(peer: Recipient, session: int, partner: PeerId) -> bool:
-    """Whether this is under way, an exchange or a piece served, and the partner takes part in it."""
-    one = peer.exchanges.table.get(session)
-    if one is not None:
-        return partner in one.others
-    served = peer.donating.table.get(session)
-    return served is not None and served[0] == partner
-
-
-def meant(peer: Recipient, to: PeerId, message: Message) -> bool:
-    """Whether a message that waited for a link is still to be sent: not one that would begin a session which is over,
-    or somebody else's by now. An answer to it would bind the link to nothing."""
-    if not isinstance(message, Offer | Invite | Fetch):
-        return True
-    joining = peer.joining
-    piece = joining.pieces.get(message.session)
-    asked = joining.surveys.get(message.session) if piece is None else piece.donor
-    return asked == to or is_with(peer, message.session, to)
-
-
-HANDLERS: dict[type, Callable[[Recipient, PeerId, Any, float], list[Effect]]] = {
+HANDLERS: dict[type, Callable[[Face, PeerId, Any, float], list[Effect]]] = {
     Offer: on_offer, Accept: on_accept, Commit: on_commit, Outcome: on_outcome, Settled: on_settled,
     Invite: on_invite, Joined: on_joined, Begin: on_begin,
     Busy: on_refusal, Refuse: on_refusal, Abort: on_refusal,

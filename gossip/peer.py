@@ -6,15 +6,15 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 
-from gossip.arithmetic.subsets import ALL, Part
 from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.discovery import Listening, Reachability, Seeds
-from gossip.effects import Confirm, Dial, Effect, MemberState, Notice, Restore, Send
+from gossip.effects import Confirm, Dial, Effect, Notice, Restore, Send
 from gossip.exchange.acceptance import norm_accepts
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.groups import Groups
 from gossip.exchange.session import Local, within
+from gossip.face import Face
 from gossip.handlers import HANDLERS
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.members import Members
@@ -38,7 +38,7 @@ NEVER = -math.inf
 MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
 
 
-class Peer:
+class Peer(Face):
     """One member of a swarm, without I/O: every method takes ``now`` (seconds, monotonic) and returns effects in order.
 
     ``elements``: float32 elements of the weights; ``trained_elements``: of one optimizer key. ``sign`` and ``verify``
@@ -107,12 +107,7 @@ class Peer:
         self.membership.restore(book, now)
         self.hopeful = bool(seeds or book)
 
-    # -- for drivers and people ----------------------------------------------------------------------------------
-    @property
-    def ready(self) -> bool:
-        """Whether this peer holds the weights of a run, and may train and mix."""
-        return self.local.ready
-
+    # -- time ----------------------------------------------------------------------------------------------------
     @property
     def deadline(self) -> float:
         """When to call :meth:`tick`. Drivers ask after every call of this peer, so what is empty is not asked."""
@@ -140,32 +135,6 @@ class Peer:
             soonest = min(soonest, self.judge.deadline)
         return soonest
 
-    @property
-    def consensus_distance(self) -> float:
-        """As :attr:`gossip.exchange.session_table.Ledger.consensus_distance`."""
-        return self.exchanges.consensus_distance
-
-    @property
-    def alone(self) -> bool:
-        """Whether nobody else is alive to us, as last announced."""
-        return self.runs.alone
-
-    @property
-    def held(self) -> bool:
-        """Whether the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""
-        return self.exchanges.held(self.steps)
-
-    @property
-    def next_part(self) -> Part:
-        """Which elements the next mix of our own will be of."""
-        return ALL if isinstance(self.exchanges, Groups) else self.exchanges.next_part
-
-    def may_mix(self, now: float) -> bool:
-        """Whether a mix that is due may begin now, so that a driver takes a snapshot along. Not where there was nobody
-        to mix with the last time: the first mix with somebody begins a step later, and who stays alone copies nothing.
-        """
-        return self.schedule.retry_at <= now and not self.lonely
-
     # -- beginning and end ---------------------------------------------------------------------------------------
     def start(self, now: float) -> list[Effect]:
         if not self.hopeful:
@@ -176,6 +145,11 @@ class Peer:
             if record.address is not None:
                 effects.append(Dial(record.address, record.id))
         return effects
+
+    def introduce(self, records: Iterable[MemberRecord], now: float) -> None:
+        """Members that are there from the beginning and know of us too, as those that one launcher started."""
+        if isinstance(self.membership, Membership):
+            self.membership.meet(records, now)
 
     def begin_run(self, now: float, why: str) -> list[Effect]:
         """Become ready with the weights we have. Nothing that anybody trained before is behind them, but for what a
@@ -445,6 +419,11 @@ class Peer:
             effects = [*self.exchanges.abandon(), *effects]
         return effects + self.after(now)
 
+    def misbehaves(self, who: PeerId | str, kind: str, now: float) -> list[Effect]:
+        """A member, or somebody at an address, did what :mod:`gossip.conduct` counts."""
+        self.conduct.note(who, kind, now)
+        return [*self.conduct.take()]
+
     def served(self, session: int, now: float) -> list[Effect]:
         return self.donating.end(session)
 
@@ -596,6 +575,3 @@ class Peer:
     # -- choices -------------------------------------------------------------------------------------------------
     def new_session(self) -> int:
         return self.rng.getrandbits(62)
-
-    def members(self) -> list[tuple[MemberRecord, MemberState]]:
-        return self.membership.members()

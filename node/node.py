@@ -26,7 +26,6 @@ from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import CheckpointError, ConfigError, LayoutError, LocalError
 from gossip.peer import Peer
-from gossip.state_transfer.joining import Phase
 from node import leaving
 from node.data.sharding import Shard, samples_in
 from node.model import checkpoint
@@ -179,9 +178,9 @@ class Node:
     def figures(self) -> Figures:
         metrics = self.metrics()
         peer = self.peer
-        partner = peer.exchanges.last_partner
+        partner = peer.last_partner
         seconds = metrics.exchange_seconds
-        loss = peer.membership.me.loss
+        loss = peer.record.loss
         return Figures(
             steps=metrics.steps, samples=metrics.samples, swarm_samples=self.swarm_samples, loss=loss,
             members_alive=metrics.members_alive, exchanges_done=metrics.exchanges_done,
@@ -213,7 +212,7 @@ class Node:
     @property
     def address(self) -> str:
         """What others dial, "host:port"; "none" for a node that nobody can dial."""
-        address = self.peer.membership.me.address
+        address = self.peer.record.address
         return str(address) if address is not None else "none"
 
     @property
@@ -237,7 +236,7 @@ class Node:
         """Whether this node's run has reached its end: somebody called :meth:`finish`, here or on most members, or the
         members that gave this node its weights said so. A loop that asks ends with its swarm, and a late-comer's does
         not begin: ``while not node.finished and node.swarm_samples < samples``."""
-        return self.peer.local.finished
+        return self.peer.finished
 
     def finish(self, seconds: float = 5.0) -> None:
         """The run is complete: call it at the end, with the weights as they are to be. Newcomers get them and learn
@@ -246,14 +245,14 @@ class Node:
         runtime, peer = self.runtime, self.peer
         self.thread.call(lambda: runtime.perform(peer.finish(runtime.now)))
         self.heard()
-        self.service.state_dir.finish(peer.local.genesis)
+        self.service.state_dir.finish(peer.genesis)
         now = time.monotonic()
         until, quiet_at = now + seconds, now + FAREWELL_S
-        while now < until and (now < quiet_at or peer.donating.table):
+        while now < until and (now < quiet_at or peer.serving):
             self.boundary.wake.wait(0.02)
             self.visit()
             now = time.monotonic()
-            if peer.donating.table:
+            if peer.serving:
                 quiet_at = now + FAREWELL_S
 
     def step(self, loss: Any = None, samples: int = 1) -> None:
@@ -308,7 +307,7 @@ class Node:
             return
         now = time.perf_counter()
         optimizer = None
-        if now - self.optimizer_at > 5.0 or (self.optimizer is not None and not runtime.peer.local.optimizer_keys):
+        if now - self.optimizer_at > 5.0 or (self.optimizer is not None and not runtime.peer.gives_optimizer):
             self.optimizer_at = now
             optimizer = self.optimizer_state()
         self.reported_at = now
@@ -320,7 +319,7 @@ class Node:
         """Whether it is time for a copy of the weights that serves newcomers while this loop stands. Exchanges leave
         one; for who mixes with nobody it is made now and then, in a hundredth of its time."""
         peer, now = runtime.peer, time.monotonic()
-        if not peer.ready or peer.joining.phase is not Phase.IDLE:
+        if not peer.ready or peer.taking:
             return False
         copy_s = max(self.boundary.copy_s, 4 * self.state.layout.size / COPY_RATE)
         every_s = max(LAST_WORK * copy_s, ALONE_S if peer.alone else LAST_S)
@@ -333,7 +332,7 @@ class Node:
         """Once a report: a loss that is no number is told once, and then the weights are looked at; and those that were
         spoiled may have been mended by the loop. Weights without a loss are looked at when they are to be sent."""
         lost, self.lost_told = self.lost and not self.lost_told, self.lost
-        if not runtime.peer.local.sound:
+        if not runtime.peer.sound:
             if not self.boundary.wanted and self.state.sound():
                 self.thread.call(lambda: runtime.perform(runtime.peer.mended(runtime.now)))
         elif self.lost and not self.state.sound():
@@ -438,12 +437,12 @@ class Node:
         there was nobody). Call it before evaluating or saving, on every node about the same time."""
         runtime, peer = self.runtime, self.peer
         until = time.monotonic() + seconds
-        before = peer.exchanges.done
+        before = peer.counts.done
         self.thread.call(lambda: runtime.perform(peer.settle(True, runtime.now)))
         while time.monotonic() < until:
             self.boundary.wake.wait(0.02)
             self.visit()
-            if peer.exchanges.done - before >= 3 and peer.exchanges.agreement() < SETTLED:
+            if peer.counts.done - before >= 3 and peer.agreement() < SETTLED:
                 break
         self.thread.call(lambda: runtime.perform(peer.settle(False, runtime.now)))
         self.finish_exchanges(min(1.0, seconds))
@@ -458,17 +457,18 @@ class Node:
         while time.monotonic() < until:
             self.boundary.wake.wait(0.005)
             self.visit()
-            if not runtime.peer.exchanges.table and not self.boundary.owed and not self.boundary.wanted:
+            if runtime.peer.idle and not self.boundary.owed and not self.boundary.wanted:
                 return
 
     def metrics(self) -> Metrics:
         """A reading of now."""
         runtime, peer = self.runtime, self.peer
+        counts = peer.counts
         return Metrics(
-            steps=self.steps, samples=self.samples, exchanges_done=peer.exchanges.done,
-            exchanges_failed=peer.exchanges.failures, bytes_sent=runtime.links.bytes_sent,
+            steps=self.steps, samples=self.samples, exchanges_done=counts.done,
+            exchanges_failed=counts.failed, bytes_sent=runtime.links.bytes_sent,
             bytes_received=runtime.links.bytes_received, exchange_seconds=median(runtime.streams.durations),
-            step_overhead_seconds=median(self.overheads), members_alive=len(peer.membership.met()) + 1,
+            step_overhead_seconds=median(self.overheads), members_alive=counts.alive,
             consensus_distance=peer.consensus_distance,
         )  # fmt: skip
 
@@ -482,9 +482,9 @@ class Node:
         tensors = self.model.state_dict() if isinstance(self.model, nn.Module) else dict(self.model)
         tensors = {plain_name(name): torch.as_tensor(value) for name, value in tensors.items()}
         meta = {
-            "format": 1, "fingerprint": self.state.layout.fingerprint, "genesis": peer.local.genesis.hex(),
-            "version": peer.local.version, "steps": self.steps, "samples": self.samples,
-            "swarm_samples": self.swarm_samples, "finished": peer.local.finished, "node": self.id,
+            "format": 1, "fingerprint": self.state.layout.fingerprint, "genesis": peer.genesis.hex(),
+            "version": peer.version, "steps": self.steps, "samples": self.samples,
+            "swarm_samples": self.swarm_samples, "finished": peer.finished, "node": self.id,
             "members": len(self.view.owners),
         }  # fmt: skip
         checkpoint.save(path, tensors, self.optimizer.state_dict() if self.optimizer is not None else None, meta)
@@ -504,10 +504,10 @@ class Node:
             )
         runtime, peer = self.runtime, self.peer
         run = checkpoint.figures(meta, path)
-        genesis = run.genesis or peer.local.genesis
+        genesis = run.genesis or peer.genesis
         # Weights of no run begin one, where nothing is trained yet.
         ahead = self.swarm_samples >= run.swarm_samples if run.genesis is not None else self.swarm_samples > 0
-        if genesis == peer.local.genesis and ahead:
+        if genesis == peer.genesis and ahead:
             text = (
                 f"{path} is not loaded: the run that this node holds has {self.swarm_samples:,} samples behind it, and "
                 "stays."

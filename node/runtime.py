@@ -36,7 +36,6 @@ from gossip.effects import (
     TryDial,
 )  # fmt: skip
 from gossip.errors import ProtocolError, RemoteError
-from gossip.handlers import is_with, meant
 from gossip.ids import Address, MemberRecord, PeerId, short
 from gossip.peer import Peer
 from gossip.wire.messages import (
@@ -104,12 +103,12 @@ class Runtime:
             greeter,
             contexts,
             config,
-            lambda: peer.membership.me,
+            lambda: peer.record,
             self.run_link,
             self.dial_failed,
             on_event,
-            frozenset(peer.seeds.seeds),
-            peer.membership.remembers,
+            frozenset(peer.seed_addresses),
+            peer.remembers,
             peer.seed_answered,
             self.member_hosts,
             lambda host: self.note(host, "strangers"),
@@ -202,10 +201,10 @@ class Runtime:
 
     def member_hosts(self) -> frozenset[str]:
         """Where the members live whom we met, as far as their addresses are numbers."""
-        membership = self.peer.membership
-        if membership.turnover != self.hosts_seen:
-            self.hosts_seen = membership.turnover
-            records = (membership.record(peer) for peer in membership.met())
+        peer = self.peer
+        if peer.turnover != self.hosts_seen:
+            self.hosts_seen = peer.turnover
+            records = (peer.member(other) for other in peer.met())
             addresses = (record.address for record in records if record is not None)
             self.hosts = frozenset(neighbourhood(address.host) for address in addresses if address is not None)
         return self.hosts
@@ -226,7 +225,7 @@ class Runtime:
             if isinstance(message, Abort):  # chunks already on their way belong to nothing any more
                 self.sessions.recent.append(message.session)
             return
-        record = self.peer.membership.record(to)
+        record = self.peer.member(to)
         if record is None or record.address is None or self.stopping:
             return
         self.pending.setdefault(to, deque(maxlen=PENDING_MESSAGES)).append(message)
@@ -242,7 +241,7 @@ class Runtime:
         optimizer: tuple[tuple[str, ...], tuple[tuple[str, float], ...]] | None = None,
     ) -> None:
         if optimizer is not None:
-            self.peer.local.optimizer_keys, self.peer.optimizer_scalars = optimizer
+            self.peer.optimizer(*optimizer)
         self.peer.counted(steps, samples)
         if done.adopted or done.restored:
             self.pool.forget()
@@ -280,7 +279,7 @@ class Runtime:
             self.pool.give(shift.vector)
         current = done.decided == self.boundary.decided
         for session, vector, mass in done.snapshots:
-            if current or mass > 0 or session not in self.peer.exchanges.table:
+            if current or mass > 0 or self.peer.exchange(session) is None:
                 self.streams.snapshotted(session, vector, mass)
             else:  # an update was decided since: it is to be in what this exchange mixes
                 self.pool.give(vector)
@@ -350,7 +349,7 @@ class Runtime:
         pending = self.pending.pop(link.peer, None)
         self.perform(self.peer.linked(link.peer, member, self.now))
         for message in pending or ():
-            if meant(self.peer, link.peer, message):
+            if self.peer.meant(link.peer, message):
                 self.send(link.peer, message)
 
     def blame(self, link: Link, group: BaseExceptionGroup[RemoteError]) -> None:
@@ -363,9 +362,7 @@ class Runtime:
 
     def note(self, who: PeerId | str, kind: str) -> None:
         """Somebody did what :mod:`gossip.conduct` counts."""
-        conduct = self.peer.conduct
-        conduct.note(who, kind, self.now)
-        self.perform(conduct.take())
+        self.perform(self.peer.misbehaves(who, kind, self.now))
 
     async def write(self, link: Link, scope: trio.CancelScope) -> None:
         def sent(session: int) -> None:
@@ -374,7 +371,7 @@ class Runtime:
                 entry.moved_at = self.now
 
         def finished(session: int) -> None:
-            if session in self.peer.donating.table:
+            if self.peer.serves(session):
                 self.perform(self.peer.served(session, self.now))
 
         try:
@@ -410,7 +407,7 @@ class Runtime:
                 if isinstance(message, Offer | Invite | Fetch | Outcome) and self.counts is not None:
                     self.peer.counted(*self.counts())
                 self.perform(self.peer.receive(link.peer, message, self.now))
-                if isinstance(message, Offer | Fetch | Outcome) and is_with(self.peer, message.session, link.peer):
+                if isinstance(message, Offer | Fetch | Outcome) and self.peer.is_with(message.session, link.peer):
                     self.sessions.links.setdefault(message.session, link)  # what was refused is not remembered
 
         def on_chunk(chunk: Chunk, size: int) -> memoryview | None:
@@ -443,7 +440,7 @@ class Runtime:
     def make_room(self) -> bool:
         """Close the link that was idle the longest, if there is one without a session."""
         busy = {*self.sessions.links.values(), *self.streams.gathers.links_used()}
-        idle = [link for link in self.links.all() if link not in busy and link.peer not in self.peer.reach.homes]
+        idle = [link for link in self.links.all() if link not in busy and link.peer not in self.peer.relays]
         if not idle:
             return False
         min(idle, key=lambda link: link.used_at).retire()
@@ -485,7 +482,7 @@ class Runtime:
     def watch_loop(self, now: float) -> None:
         """Say once that no boundary is reached, for whatever reason: nobody can mix with this node meanwhile. A loop
         whose steps are that long is named at the first of them, and again only for what is twice as long."""
-        stood_s = now - self.peer.local.boundary_at
+        stood_s = now - self.peer.boundary_at
         if stood_s < STANDS_S:
             if self.stood_s:
                 self.on_event("boundary", f"The training loop is at a step boundary again, after {self.stood_s:.0f} s.")
@@ -501,12 +498,10 @@ class Runtime:
 
     def watch_donors(self, now: float) -> None:
         """Say once that those who have the weights give none: a newcomer would wait without a word."""
-        joining = self.peer.joining
-        ranges = [*joining.missing, *((piece.start, piece.stop) for piece in joining.pieces.values())]
-        left = sum(stop - start for start, stop in ranges)
+        left = self.peer.lacks
         if left != self.left or not left:
             self.left, self.left_since = left, now
-        elif joining.starved and now - self.left_since >= STANDS_S:
+        elif self.peer.starved and now - self.left_since >= STANDS_S:
             self.left_since = math.inf  # said
             text = f"The members that hold the weights have given none for {STANDS_S:.0f} s: their training loops stand"
             self.on_event("waiting", text + " (an evaluation?), or they serve others. This node waits for them.")

@@ -93,7 +93,7 @@ class Service:
             memory = self.state_dir.read()
             self.incarnation = memory.incarnation + 1
             peer = self.make_peer(advertised(settings, bound), memory, trio.current_time())
-            shown = str(peer.membership.me.address or bound or "no address: it only dials out")
+            shown = str(peer.record.address or bound or "no address: it only dials out")
             progress = Progress.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
             contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
             runtime = self.runtime = Runtime(
@@ -141,21 +141,21 @@ class Service:
             selector=selector_of(config, elements, graph), now=now,
         )  # fmt: skip
         if settings.join_or_fail_s is not None:
-            peer.runs.join_by = math.inf  # it does not begin alone meanwhile
+            peer.must_join()  # it does not begin alone meanwhile
         return peer
 
     def after_perform(self) -> None:
         """After every decision: the step at which the next mix is due, for the training thread to read."""
         if self.runtime is not None:
             peer = self.runtime.peer
-            waiting = not peer.exchanges.outgoing and self.settings.config.mix_every_steps is not None
-            self.due_steps = peer.schedule.due_steps if waiting else math.inf
+            waiting = not peer.offering and self.settings.config.mix_every_steps is not None
+            self.due_steps = peer.due_steps if waiting else math.inf
             if self.held and not peer.held:
                 self.boundary.wake.set()
             self.held = peer.held
             self.may_mix = peer.may_mix(self.runtime.now)
-            if peer.ready and peer.local.genesis != self.genesis:  # the count is another run's from here on
-                self.genesis = peer.local.genesis
+            if peer.ready and peer.genesis != self.genesis:  # the count is another run's from here on
+                self.genesis = peer.genesis
                 self.view = self.view.refreshed(self.runtime.peer)
 
     def list_members(self) -> None:
@@ -166,7 +166,7 @@ class Service:
     async def look(self, runtime: Runtime, progress: Progress) -> None:
         for turn in itertools.count():
             if turn % ENDING_LOOKS == 0:
-                runtime.perform(runtime.peer.ending.tick(runtime.now))
+                runtime.perform(runtime.peer.look_at_the_end(runtime.now))
             self.view = self.view.refreshed(runtime.peer)
             progress.tick(time.time(), self.figures)
             await trio.sleep(REPORT_S)
@@ -179,7 +179,7 @@ class Service:
             pause_s = min(2 * pause_s, REMEMBER_S)
 
     def remember(self, runtime: Runtime) -> None:
-        membership = runtime.peer.membership
-        said = self.state_dir.write(self.incarnation, membership.my_samples, membership.book())
+        peer = runtime.peer
+        said = self.state_dir.write(self.incarnation, peer.own_samples, peer.book())
         if said:
             runtime.on_event("state", said)

@@ -51,10 +51,9 @@ class View:
     own_samples: int = 0  # of this life, in them or not: what was trained since comes on top
 
     def refreshed(self, peer: Peer) -> Self:
-        membership = peer.membership
-        changes = membership.changes
-        owners = self.owners if changes == self.changes else tuple(membership.owners())
-        return type(self)(owners, changes, membership.swarm_samples, peer.told_samples)
+        changes = peer.owners_changed
+        owners = self.owners if changes == self.changes else tuple(peer.owners())
+        return type(self)(owners, changes, peer.swarm_samples, peer.told_samples)
 
 
 def members_of(peer: Peer) -> tuple[Member, ...]:
@@ -64,5 +63,5 @@ def members_of(peer: Peer) -> tuple[Member, ...]:
             record.id.hex(), str(record.address) if record.address is not None else None, state.value, record.steps,
             record.samples, record.loss,
         )
-        for record, state in [(peer.membership.me, MemberState.ALIVE), *peer.members()]
+        for record, state in [(peer.record, MemberState.ALIVE), *peer.members()]
     )  # fmt: skip

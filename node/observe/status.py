@@ -37,14 +37,14 @@ METRICS = (
 
 def status_page(peer: Peer, links: Links, swarm: str, after: bytes) -> StatusReply:
     """Members with ids after ``after``, in order, and the metrics."""
-    me = peer.membership.me
+    me, counts = peer.record, peer.counts
     distance = peer.consensus_distance
     address = str(me.address) if me.address is not None else None
     metrics = (
-        me.id.hex(), address, swarm, me.steps, me.samples, peer.membership.swarm_samples, me.loss,
-        len(peer.membership.met()) + 1, peer.exchanges.done, peer.exchanges.failures, links.bytes_sent,
+        me.id.hex(), address, swarm, me.steps, me.samples, peer.swarm_samples, me.loss,
+        counts.alive, counts.done, counts.failed, links.bytes_sent,
         links.bytes_received, None if math.isnan(distance) else distance, peer.ready, peer.alone,
-        refusals(peer), links.ignored, tuple(itertools.islice(peer.conduct.rows(), SHOWN_REFUSALS)),
+        refusals(peer), links.ignored, tuple(itertools.islice(peer.misconduct(), SHOWN_REFUSALS)),
     )  # fmt: skip
     rows = sorted((record.id, record, state) for record, state in peer.members() if record.id > after)
     page = tuple(
@@ -57,7 +57,7 @@ def status_page(peer: Peer, links: Links, swarm: str, after: bytes) -> StatusRep
 
 def refusals(peer: Peer) -> tuple[tuple[str, str, int], ...]:
     """What was refused or cut off most often: from whom, why, how often."""
-    counts = sorted(peer.exchanges.refusals.counts.items(), key=lambda item: item[1], reverse=True)[:SHOWN_REFUSALS]
+    counts = sorted(peer.refusals.items(), key=lambda item: item[1], reverse=True)[:SHOWN_REFUSALS]
     return tuple((partner.hex(), code, count) for (partner, code), count in counts)
 
 

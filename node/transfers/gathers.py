@@ -19,8 +19,8 @@ from gossip.config import Config
 from gossip.effects import Effect, Gather
 from gossip.errors import ProtocolError
 from gossip.exchange.acceptance import norm_accepts
-from gossip.exchange.gathering import group_mean, slices
-from gossip.exchange.session import Exchange, State
+from gossip.exchange.gathering import Gathering, group_mean, slices
+from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import MAX_GROUP, MIN_CHUNK_ELEMENTS, Chunk
@@ -218,7 +218,7 @@ class Gathers:
         """Whether chunks of this session are a group's."""
         if session in self.table:
             return True
-        exchange = self.peer.exchanges.table.get(session)
+        exchange = self.peer.exchange(session)
         grouped = self.config.mixing == "group"
         return grouped and exchange is not None and exchange.state is State.OFFERED and not exchange.initiator
 
@@ -227,14 +227,14 @@ class Gathers:
         one = self.table.get(chunk.session)
         if one is not None:
             return self.receiver(one, link, chunk)[1].place(chunk, body_bytes)
-        group = self.peer.exchanges.table[chunk.session]
-        assert not isinstance(group, Exchange)
+        group = self.peer.exchange(chunk.session)
+        assert isinstance(group, Gathering)
         if link.peer not in (group.inviter, *group.candidates):
             raise ProtocolError("A chunk came of a group to which its sender was not invited.")
         ahead = self.early.setdefault(chunk.session, Ahead())
         early = ahead.add(link, chunk, body_bytes)
         # All members' values of our slice are less than a vector, in chunks that are at least so long but for the last.
-        bound = 4 * self.peer.local.elements
+        bound = 4 * self.peer.elements
         if ahead.bytes > bound or ahead.chunks > bound // MIN_CHUNK_ELEMENTS + 2 * MAX_GROUP:
             most = ahead.most()
             ahead.drop(most)

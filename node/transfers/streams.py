@@ -18,7 +18,6 @@ from gossip.codecs import Spread, get_codec, needs_spread
 from gossip.config import Config
 from gossip.effects import Adopt, Collect, Effect, Gather, Serve, Transfer
 from gossip.peer import Peer
-from gossip.state_transfer.joining import Phase
 from gossip.wire.messages import Chunk
 from node.faults import Faults
 from node.transfers.boundary import Adoption, Boundary, Cut, Shift, Vector, VectorPool
@@ -74,7 +73,7 @@ class Streams:
         # As long as it may get: no snapshot is taken while an update is owed, so that it holds one for each session
         # that had one before, whose number Peer bounds.
         self.mix_in, self.mix_out = trio.open_memory_channel[Mixed | Adoption](math.inf)
-        size = peer.local.elements
+        size = peer.elements
         self.spread = Spread(size) if needs_spread(config.codec) else None
         self.progress = Progress(size) if config.watches_movement else None
         self.part = ALL  # of the next mix of our own
@@ -113,7 +112,7 @@ class Streams:
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshotted(self, session: int, vector: Vector, mass: float) -> None:
         """The copy that a session wanted is here; one that is over gives it back."""
-        if session not in self.peer.exchanges.table and session not in self.peer.donating.table:
+        if not self.peer.concerns(session):
             if mass > 0 and self.config.conserves:  # it was to carry this away, and goes nowhere
                 self.boundary.owe()
                 self.mix_in.send_nowait(Mixed(vector, None, None, 0.0, mass, True, False, self.generation))
@@ -152,7 +151,7 @@ class Streams:
     def keep(self, vector: Vector, lives: int) -> None:
         """A copy of the weights for newcomers; not of weights that were replaced since, or are no numbers."""
         peer = self.peer
-        if lives == self.boundary.lives and peer.ready and peer.joining.phase is Phase.IDLE and finite(vector.array):
+        if lives == self.boundary.lives and peer.ready and not peer.taking and finite(vector.array):
             self.pool.keep(vector)
         self.pool.give(vector)
 
@@ -161,7 +160,7 @@ class Streams:
         expected = self.boundary.expected
         if expected is not None and expected.part == part:
             return expected
-        positions = part.positions(self.peer.local.elements, session)
+        positions = part.positions(self.peer.elements, session)
         return None if positions is None else Cut(part, positions)
 
     def expect(self, part: Part) -> None:

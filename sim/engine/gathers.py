@@ -123,7 +123,7 @@ class Gathers:
             return
         if (host, number) in self.table:
             handler(host, number, place, values)
-        elif number in host.peer.exchanges.table:
+        elif host.peer.exchange(number) is not None:
             self.early.setdefault((host, number), []).append(partial(handler, host, number, place, values))
 
     def on_slice(self, host: Host, number: int, place: int, values: Floats) -> None:
@@ -165,7 +165,7 @@ class Gathers:
             for at, part in enumerate(one.slices):
                 squares = float(apart[part].dot(apart[part])), float(one.ours[part].dot(one.ours[part]))
                 apart_sq, own_sq = apart_sq + squares[0], own_sq + squares[1]
-                if norm_accepts(*squares, part.stop - part.start, host.peer.config.norm_bound) is not None:
+                if norm_accepts(*squares, part.stop - part.start, self.config.norm_bound) is not None:
                     one.refused.append(one.effect.members[at])
         self.perform(host, host.peer.gathered(number, apart_sq, own_sq, one.refused, self.events.now))
 

@@ -42,7 +42,7 @@ class Host:
         self, index: int, name: str, peer: Peer, vector: Floats, outer: OuterStep, times: Times,
         samples_per_step: int, rng: random.Random, row: int, liar: Liar | None = None,
     ) -> None:  # fmt: skip
-        address = peer.membership.me.address
+        address = peer.record.address
         assert address is not None, "a simulated peer can be dialled"
         self.index, self.name, self.peer, self.address, self.id = index, name, peer, address, peer.id
         self.vector, self.outer, self.samples_per_step = vector, outer, samples_per_step

@@ -216,10 +216,7 @@ class IdealLinks(Links):
         """Those with whom it was in a session learn it a latency later, as a kernel would tell them."""
         self.registry.leave(host.id)
         peer = host.peer
-        partners = {partner: None for exchange in peer.exchanges.table.values() for partner in exchange.others}
-        partners |= {partner: None for partner, _, _ in peer.donating.table.values()}
-        partners |= {piece.donor: None for piece in peer.joining.pieces.values()}
-        for partner in partners:
+        for partner in dict.fromkeys(peer.engaged()):
             if partner != host.id:
                 self.hang_up(host, partner)
 

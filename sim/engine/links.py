@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable
 
 from gossip.config import Config
 from gossip.effects import Dial, Effect, Send, TryDial
-from gossip.exchange.groups import Groups
-from gossip.handlers import meant
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire import frames
 from gossip.wire.messages import MESSAGES, Fetch, Invite, Message, Offer, Outcome
@@ -83,7 +81,7 @@ class Links:
         if to in host.links:
             self.post(host, self.by_id[to], effect.message)
             return
-        record = host.peer.membership.record(to)
+        record = host.peer.member(to)
         if record is None or record.address is None:
             return
         waiting = host.pending.get(to)
@@ -147,7 +145,7 @@ class Links:
         if self.group_of is not None and self.cut(host, to):
             self.events.push(overdue, self.on_failed, host, to, expect)
         else:
-            record = host.peer.membership.me
+            record = host.peer.record
             self.events.push(self.after(host, to), self.on_accepted, host, to, record, expect, overdue)
 
     def on_accepted(
@@ -159,7 +157,7 @@ class Links:
         elif to.gone:
             self.events.push(self.after(to, host), self.on_failed, host, to, expect)
         else:
-            self.events.push(self.after(to, host), self.on_welcomed, host, to, to.peer.membership.me)
+            self.events.push(self.after(to, host), self.on_welcomed, host, to, to.peer.record)
             self.begin(to, host, record)
 
     def on_welcomed(self, host: Host, to: Host, record: MemberRecord) -> None:
@@ -181,7 +179,7 @@ class Links:
         waiting = host.pending.pop(partner.id, ())
         self.perform(host, host.peer.linked(partner.id, record, self.events.now))
         for message in waiting:
-            if meant(host.peer, partner.id, message):
+            if host.peer.meant(partner.id, message):
                 self.post(host, partner, message)
 
     def try_dial(self, host: Host, effect: TryDial) -> None:
@@ -220,8 +218,7 @@ class Links:
     def broken(self, host: Host, partner: PeerId) -> None:
         """Its sessions with the partner end, and it learns why."""
         peer = host.peer
-        table = {} if isinstance(peer.exchanges, Groups) else peer.exchanges.table  # a group has no one link
-        for session in [one for one, exchange in table.items() if partner in exchange.others]:
+        for session in peer.pairs_with(partner):
             self.perform(host, peer.failed(session, "broken", self.events.now))
         self.perform(host, peer.unlinked(partner, self.events.now))
 

@@ -125,7 +125,7 @@ class Sessions:
         positions = effect.part.positions(host.vector.size, effect.session)
         host.sessions[effect.session] = Session(self.events.now, effect.pushes, positions)
         host.requests.append(effect.session)
-        host.offering = bool(host.peer.exchanges.outgoing)
+        host.offering = host.peer.offering
         self.training.wish(host)
 
     def recall(self, host: Host, effect: Recall) -> None:
@@ -363,7 +363,7 @@ class Sessions:
 
     def forget(self, host: Host) -> None:
         """It died: what it was sending ends in the middle, and what it was sent goes nowhere."""
-        self.failed += host.peer.exchanges.failures
+        self.failed += host.peer.failures
         for key in [key for key in self.streams if key[0] is host]:
             self.end(*key)
         self.gathers.forget(host)

@@ -34,7 +34,6 @@ from gossip.effects import (
     TryDial,
 )  # fmt: skip
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
@@ -145,12 +144,11 @@ class Swarm:
     def introduce(self) -> None:
         """The founders know each other, as processes that one launcher started; without it they are strangers, whom
         nothing would bring together."""
-        records = [host.peer.membership.me for host in self.hosts if host.peer.membership.me.ready]
-        for host in self.hosts:
-            membership = host.peer.membership
-            if membership.me.ready and isinstance(membership, Membership):
-                membership.meet(records, self.now)
-                self.arm(host)
+        founders = [host for host in self.hosts if host.peer.record.ready]
+        records = [host.peer.record for host in founders]
+        for host in founders:
+            host.peer.introduce(records, self.now)
+            self.arm(host)
 
     def make_peer(
         self, name: str, life: int, elements: int, seeds: Iterable[int], founder: bool = False,
@@ -277,7 +275,7 @@ class Swarm:
         """What was decided may let the training loop go on, or mix sooner than it would look."""
         if host.waiting is not None:
             self.training.stand(host)
-        if host.offering and not host.peer.exchanges.outgoing:
+        if host.offering and not host.peer.offering:
             host.offering = False
             self.training.released(host)
 

@@ -132,8 +132,8 @@ class Training:
             at = host.cursor
             when = ends[bisect_right(ends, when, at)]
             peer = host.peer
-            if self.by_steps and not peer.exchanges.outgoing:
-                due = at + max(peer.schedule.due_steps - host.steps - 1, 0)
+            if self.by_steps and not peer.offering:
+                due = at + max(peer.due_steps - host.steps - 1, 0)
                 if due < len(ends) and ends[due] < when:
                     when = ends[due]
         if when < host.visit_at or host.visit_at <= self.events.now:
@@ -170,7 +170,7 @@ class Training:
         if not self.by_steps or not host.ready or host.visit_at <= self.events.now:
             return
         passed = self.passed(host, self.events.now)
-        due = host.cursor + max(peer.schedule.due_steps - host.steps - 1, passed)
+        due = host.cursor + max(peer.due_steps - host.steps - 1, passed)
         if due < len(host.ends) and host.ends[due] < host.visit_at:
             self.visit(host, host.ends[due])
 
@@ -188,7 +188,7 @@ class Training:
         peer = host.peer
         if host.cursor:
             last = host.ends[host.cursor - 1] if host.waiting is None else self.events.now
-            peer.local.boundary_at = max(peer.local.boundary_at, last)
+            peer.at_boundary(last)
         peer.counted(host.steps, host.steps * host.samples_per_step)
 
     # -- a boundary ----------------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ class Training:
             return
         peer, now = host.peer, self.events.now
         self.count(host, now)
-        ready, host.ready = peer.local.ready, trains(host)
-        due = self.by_steps and ready and not peer.exchanges.outgoing and host.steps >= peer.schedule.due_steps
+        ready, host.ready = peer.ready, trains(host)
+        due = self.by_steps and ready and not peer.offering and host.steps >= peer.due_steps
         report = due or now - host.reported_at > REPORT_S or not ready
         spare = due and self.ahead and peer.may_mix(now)
         requests: list[int] = []
@@ -217,7 +217,7 @@ class Training:
                 self.need(host)
                 self.snapped(host, requests, self.copy(host, requests))
                 host.wanted = bool(host.shifts) or host.adopting or host.restoring
-            if not peer.local.sound and not host.wanted:
+            if not peer.sound and not host.wanted:
                 self.look(host)
             host.ready = trains(host)
         if self.lockstep:
@@ -317,7 +317,7 @@ class Training:
     def snapped(self, host: Host, requests: list[int], copies: list[Copy]) -> None:
         peer = host.peer
         for session, (copy, sample) in zip(requests, copies, strict=True):
-            if session in peer.exchanges.table or session in peer.donating.table:
+            if peer.concerns(session):
                 own = host.sessions[session]
                 own.snapshot = copy
                 mass = self.given(host, own.pushes)
@@ -395,8 +395,7 @@ class Training:
 
 def trains(host: Host) -> bool:
     """Whether the loop takes steps: once it has weights, and be they spoiled, which it does not see by itself."""
-    local = host.peer.local
-    return local.ready or not local.sound
+    return host.peer.ready or not host.peer.sound
 
 
 def next_look(since: float, now: float) -> float:

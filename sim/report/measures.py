@@ -57,7 +57,7 @@ class Measures:
             "accuracy_average_model": average[1],
             "consensus_distance": distance,
             "exchanges_done": float(math.floor(sessions.exchanges + ROUNDED)),
-            "exchanges_failed": float(sessions.failed + sum(host.peer.exchanges.failures for host in alive)),
+            "exchanges_failed": float(sessions.failed + sum(host.peer.failures for host in alive)),
             "bytes_sent": float(sessions.stream_bytes + swarm.links.message_bytes),
             "exchange_s_median": float(np.median(recent)),
             "exchange_s_p95": float(np.percentile(recent, 95)),
@@ -95,7 +95,7 @@ class Measures:
         counts: dict[str, int] = {}
         for host in self.swarm.alive():
             if host.liar is None:
-                for (_, code), times in host.peer.exchanges.refusals.counts.items():
+                for (_, code), times in host.peer.refusals.items():
                     counts[code] = counts.get(code, 0) + times
         return dict(sorted(counts.items()))
 
