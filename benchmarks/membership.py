@@ -24,7 +24,7 @@ import numpy as np
 
 from gossip.config import Config
 from sim.engine.swarm import Swarm
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 
 NEVER = 10**9  # steps: no peer ever mixes
 STEP_S, NEVER_S = 1.0, 1e9
@@ -34,7 +34,7 @@ WARM_UP_S = 0.25  # for each member: a join gives each some 200 tellings a secon
 def joined(peers: int, seed: int, idle: bool) -> Swarm:
     """A swarm in which everybody is ready and holds everybody ALIVE."""
     told = {"progress_period_s": NEVER_S} if idle else {}
-    swarm = Swarm(seed, Network(), Config(mix_every_steps=NEVER, **told))
+    swarm = Swarm(seed, NetworkModel(), Config(mix_every_steps=NEVER, **told))
     for index in range(peers):
         swarm.add_peer(np.zeros(4, np.float32), seeds=[0] if index else [], step_s=STEP_S)
     while any(len(host.peer.membership.alive()) < peers - 1 or not host.peer.ready for host in swarm.hosts):

@@ -17,9 +17,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from gossip.arithmetic.subsets import Part
+from gossip.arithmetic.subsets import Subset
 from node.model.snapshot import ModelState
-from node.transfers.boundary import Boundary, Cut, Shift, VectorPool
+from node.transfers.boundary import Boundary, Cut, Update, VectorPool
 
 
 def median_s(what: Callable[[], object], rounds: int) -> float:
@@ -45,11 +45,11 @@ def main() -> None:
     print(f"a model of {elements:,} parameters in {arguments.tensors} tensors, {4 * elements / 1e6:,.0f} MB")
     whole = 0.0
     for text in ("all", "fragment 0/8", "mask 0.005 7", "mask 0.0005 7"):
-        part = Part.parse(text)
+        part = Subset.parse(text)
         assert part is not None
         positions: list[np.ndarray | None] = []
 
-        def draw(part: Part = part, into: list[np.ndarray | None] = positions) -> None:
+        def draw(part: Subset = part, into: list[np.ndarray | None] = positions) -> None:
             into[:] = [part.positions(elements, 0)]
 
         drawn_s = median_s(draw, arguments.rounds)
@@ -59,7 +59,7 @@ def main() -> None:
             boundary.want_snapshot(1, False, cut=cut)
             [(_, snapshot, _)] = boundary.visit(lambda vector: None).snapshots
             boundary.owe()
-            boundary.want_shift(Shift(snapshot, positions=None if cut is None else cut.positions))
+            boundary.want_shift(Update(snapshot, positions=None if cut is None else cut.positions))
             for shift in boundary.visit(lambda vector: None).shifted:
                 pool.give(shift.vector)
 

@@ -21,7 +21,7 @@ import torch
 import sim.simulation
 from sim.engine.flows import Flow, Flows
 from sim.scenario.scenario import Scenario
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 
 REGION = 16  # peers
 NEAR_S, FAR_S = 0.001, 0.040  # one way
@@ -40,7 +40,7 @@ def far(one: int, other: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Regions(Network):
+class Regions(NetworkModel):
     """The first 16 peers and the second 16."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from gossip.arithmetic.subsets import ALL, Part
+from gossip.arithmetic.subsets import ALL, Subset
 from gossip.ids import Address, PeerId
 from gossip.wire.messages import Message
 
@@ -61,7 +61,7 @@ class Snapshot:
     session: int
     full: bool  # with the optimizer's state
     pushes: int = 0
-    part: Part = ALL
+    part: Subset = ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Transfer:
     partner: PeerId
     codec: str
     deadline_s: float  # from now
-    part: Part = ALL
+    part: Subset = ALL
     sends: bool = True
     receives: bool = True
 

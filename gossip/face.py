@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gossip.arithmetic.subsets import ALL, Part
+from gossip.arithmetic.subsets import ALL, Subset
 from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.discovery import Reachability, Seeds
@@ -125,7 +125,7 @@ class Face:
         return self.exchanges.held(self.steps)
 
     @property
-    def next_part(self) -> Part:
+    def next_part(self) -> Subset:
         """Which elements the next mix of our own will be of."""
         return ALL if isinstance(self.exchanges, Groups) else self.exchanges.next_part
 

@@ -33,8 +33,8 @@ from node.model.kept import Kept
 from node.model.quasi_global import QuasiGlobal
 from node.model.snapshot import ModelState
 from node.model.tensors import plain_name
-from node.observe.console import Figures
-from node.observe.metrics import Member, Metrics, View
+from node.observe.console import Reading
+from node.observe.metrics import Member, Metrics, SwarmView
 from node.runtime import Runtime
 from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
@@ -175,13 +175,13 @@ class Node:
                 self.heard()  # and with the weights the count of what is behind them
                 return
 
-    def figures(self) -> Figures:
+    def figures(self) -> Reading:
         metrics = self.metrics()
         peer = self.peer
         partner = peer.last_partner
         seconds = metrics.exchange_seconds
         loss = peer.record.loss
-        return Figures(
+        return Reading(
             steps=metrics.steps, samples=metrics.samples, swarm_samples=self.swarm_samples, loss=loss,
             members_alive=metrics.members_alive, exchanges_done=metrics.exchanges_done,
             exchanges_failed=metrics.exchanges_failed, exchange_seconds=None if math.isnan(seconds) else seconds,
@@ -200,7 +200,7 @@ class Node:
         return self.runtime.peer
 
     @property
-    def view(self) -> View:
+    def view(self) -> SwarmView:
         return self.service.view
 
     # -- the training loop's ---------------------------------------------------------------------------------------

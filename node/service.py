@@ -21,8 +21,8 @@ from gossip.selection.registry import selector_of
 from node.identity.keys import Identity, verify
 from node.identity.statedir import Memory, StateDir
 from node.model.snapshot import ModelState
-from node.observe.console import Figures, Progress
-from node.observe.metrics import Member, View, members_of
+from node.observe.console import Console, Reading
+from node.observe.metrics import Member, SwarmView, members_of
 from node.runtime import Runtime
 from node.settings import Settings, advertised
 from node.transfers.boundary import Boundary, VectorPool
@@ -47,7 +47,7 @@ class Service:
 
     def __init__(
         self, settings: Settings, state: ModelState, boundary: Boundary, pool: VectorPool, outer: OuterStep,
-        figures: Callable[[], Figures],
+        figures: Callable[[], Reading],
     ) -> None:  # fmt: skip
         self.settings, self.state, self.boundary, self.pool, self.outer = settings, state, boundary, pool, outer
         self.figures = figures
@@ -55,7 +55,7 @@ class Service:
         self.state_dir = StateDir(settings.state_dir)
         self.incarnation = 0
         self.runtime: Runtime | None = None
-        self.view = View()
+        self.view = SwarmView()
         self.members: tuple[Member, ...] = ()  # as last asked for
         self.listed_at = -math.inf  # on the clock of time.monotonic
         self.genesis = b""  # of the run that the view counts for
@@ -94,7 +94,7 @@ class Service:
             self.incarnation = memory.incarnation + 1
             peer = self.make_peer(advertised(settings, bound), memory, trio.current_time())
             shown = str(peer.record.address or bound or "no address: it only dials out")
-            progress = Progress.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
+            progress = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
             contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
             runtime = self.runtime = Runtime(
                 peer, settings.config, network, Greeter(settings.config.swarm, self.state.layout), contexts,
@@ -109,7 +109,7 @@ class Service:
         finally:
             network.close()
 
-    async def serve(self, runtime: Runtime, progress: Progress, started: Callable[[], None]) -> None:
+    async def serve(self, runtime: Runtime, progress: Console, started: Callable[[], None]) -> None:
         assert self.leaving is not None
         try:
             async with trio.open_nursery() as nursery:
@@ -163,7 +163,7 @@ class Service:
         if self.runtime is not None:
             self.members, self.listed_at = members_of(self.runtime.peer), time.monotonic()
 
-    async def look(self, runtime: Runtime, progress: Progress) -> None:
+    async def look(self, runtime: Runtime, progress: Console) -> None:
         for turn in itertools.count():
             if turn % ENDING_LOOKS == 0:
                 runtime.perform(runtime.peer.look_at_the_end(runtime.now))

@@ -24,7 +24,7 @@ from sim.report.result import Progress, Result
 from sim.scenario.adversaries import liars
 from sim.scenario.scenario import Scenario
 from sim.seeds import derive
-from sim.world.churn import Session, churn_of
+from sim.world.churn import Uptime, churn_of
 from sim.world.network import network_of
 from sim.world.step_times import StepTimes
 
@@ -110,7 +110,7 @@ class Simulation:
                 self.swarm.events.push(at_s, self.come, row, session, sessions)
         self.swarm.introduce()
 
-    def come(self, row: int, session: Session, sessions: Iterator[Session], founder: bool = False) -> None:
+    def come(self, row: int, session: Uptime, sessions: Iterator[Uptime], founder: bool = False) -> None:
         """A peer starts: one that was there before as the same member, with the weights of those present."""
         swarm, name = self.swarm, self.names[row]
         seeds: list[int] = []
@@ -129,7 +129,7 @@ class Simulation:
         if math.isfinite(session.until_s):
             swarm.events.push(session.until_s, self.go, row, session, sessions)
 
-    def go(self, row: int, session: Session, sessions: Iterator[Session]) -> None:
+    def go(self, row: int, session: Uptime, sessions: Iterator[Uptime]) -> None:
         index = self.indices[row]
         assert index is not None, "who goes has come"
         (self.swarm.leave if session.farewell else self.swarm.kill)(index)

@@ -7,14 +7,14 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Progress"]
+__all__ = ["Movement"]
 
 Floats = NDArray[np.float32]
 
 SAMPLED = 4_096  # elements: their sum of squares errs by 2 % where the elements are alike, and costs microseconds
 
 
-class Progress:
+class Movement:
     """Of a vector of ``size`` elements. Tell it everything that others added, and it says what is left: the norm of
     what the training loop did itself."""
 

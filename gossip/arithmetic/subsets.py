@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
 
-__all__ = ["ALL", "Fragments", "Part"]
+__all__ = ["ALL", "Fragments", "Subset"]
 
 Positions = NDArray[np.int64]
 
@@ -31,7 +31,7 @@ FORM = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Subset:
     """The elements of one exchange. ``str(part)`` is how it travels, and :meth:`parse` reads it back.
 
     - ``all``
@@ -57,12 +57,12 @@ class Part:
                 return f"fragment {self.index}/{self.count}"
         return f"mask {self.share:.6g}" + ("" if self.seed is None else f" {self.seed}")
 
-    def drawn(self, number: int) -> Part:
+    def drawn(self, number: int) -> Subset:
         """The same with a seed of its own, where it needs one."""
         return replace(self, seed=number % SEEDS) if self.kind == "mask" else self
 
     @classmethod
-    def parse(cls, text: str) -> Part | None:
+    def parse(cls, text: str) -> Subset | None:
         """None for anything that :meth:`__str__` does not write."""
         part = read(text)
         return part if part is not None and str(part) == text else None
@@ -106,25 +106,25 @@ class Part:
         return np.roll(places, elements - inside)
 
 
-ALL = Part()
+ALL = Subset()
 
 
 class Fragments:
     """Which fragment a node offers next: the one that it mixed longest ago, whoever asked for it."""
 
     def __init__(self, count: int) -> None:
-        self.order = [Part("fragment", 1 / count, index, count) for index in range(count)]
+        self.order = [Subset("fragment", 1 / count, index, count) for index in range(count)]
 
-    def next(self) -> Part:
+    def next(self) -> Subset:
         return self.order[0]
 
-    def mixed(self, part: Part) -> None:
+    def mixed(self, part: Subset) -> None:
         if part in self.order:
             self.order.remove(part)
             self.order.append(part)
 
 
-def read(text: str) -> Part | None:
+def read(text: str) -> Subset | None:
     """What a person may mean by ``text``: a share is written in many ways, of which six digits are kept."""
     found = FORM.fullmatch(text)
     if found is None:
@@ -137,11 +137,11 @@ def read(text: str) -> Part | None:
             return None
         number = None if seed is None else int(seed)
         right = LEAST_SHARE <= value <= 1 and (number is None or number < SEEDS)
-        return Part("mask", value, seed=number) if right else None
+        return Subset("mask", value, seed=number) if right else None
     if count is None:
         return ALL
     place, of = int(index), int(count)
-    return Part("fragment", 1 / of, place, of) if place < of <= MOST_FRAGMENTS else None
+    return Subset("fragment", 1 / of, place, of) if place < of <= MOST_FRAGMENTS else None
 
 
 def check_part(text: str) -> None:

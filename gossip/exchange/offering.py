@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gossip.arithmetic.mixing import pair_weight
-from gossip.arithmetic.subsets import ALL, Fragments, Part
+from gossip.arithmetic.subsets import ALL, Fragments, Subset
 from gossip.codecs import AUTO, CODECS, fastest, leaner, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, Merge, Rename, Send, Snapshot, Transfer
@@ -18,14 +18,14 @@ from gossip.exchange.session_table import Ledger
 from gossip.ids import PeerId
 from gossip.wire.messages import Accept, Busy, Offer, Refuse
 
-__all__ = ["MAX_MASS", "Offering", "Partners"]
+__all__ = ["MAX_MASS", "Offering", "PartnerChoice"]
 
 TRIES = 4  # partners asked for each one wanted before waiting: four BUSY in a row mean that everybody is mixing already
 MAX_MASS = 2.0**32  # of a push: more than all members of the largest swarm together
 FALLBACK = "int8"  # in place of a codec that must know the distance to others, before that is known
 
 
-class Partners(Protocol):
+class PartnerChoice(Protocol):
     """Whom to mix with: :class:`gossip.selection.partners.Partners`."""
 
     wary_until: float
@@ -47,7 +47,7 @@ class Offering(Ledger[Exchange]):
     """What :class:`gossip.exchange.exchanges.Exchanges` does until an exchange streams."""
 
     def __init__(
-        self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int], partners: Partners
+        self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int], partners: PartnerChoice
     ) -> None:
         super().__init__(me, local, config, new_session)
         self.partners = partners
@@ -58,7 +58,7 @@ class Offering(Ledger[Exchange]):
         self.conserves = config.conserves
         self.filter = Filter(config)
         self.fragments = fragments_of(config, local.elements)
-        self.part = Part.parse(config.part) or ALL
+        self.part = Subset.parse(config.part) or ALL
         if self.part.kind == "mask":
             self.part = self.part.drawn(new_session())
         self.gave_way = False  # our own mix has made way for another's since the last of ours was finished
@@ -66,7 +66,7 @@ class Offering(Ledger[Exchange]):
         self.bounded = False  # one has shown it
 
     @property
-    def next_part(self) -> Part:
+    def next_part(self) -> Subset:
         """What the next mix of our own will be of: a driver may copy these elements before it begins."""
         if self.local.settling:
             return ALL  # to agree on everything
@@ -218,7 +218,7 @@ class Offering(Ledger[Exchange]):
 
     # -- messages ------------------------------------------------------------------------------------------------
     def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-        session, part = offer.session, Part.parse(offer.part)
+        session, part = offer.session, Subset.parse(offer.part)
         refused = self.refused(offer)
         senseless = part is None or not part.elements(self.local.elements) or (self.push and part.kind != "all")
         if refused is not None or part is None or senseless:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from gossip.arithmetic.subsets import ALL, Part
+from gossip.arithmetic.subsets import ALL, Subset
 from gossip.ids import PeerId
 
 __all__ = ["AT_ONCE", "MAX_GAP", "MAX_VERSION", "Exchange", "Local", "State", "version_gap", "within"]
@@ -77,7 +77,7 @@ class Exchange:
     asked: set[PeerId] = field(default_factory=set)
     push: bool = False
     mass: float = 0.0  # that a push carries
-    part: Part = ALL
+    part: Subset = ALL
     steps: int = 0  # of the training loop at the snapshot
     tries: int = 0  # how many may be asked
     until: float = 0.0  # how long it is waited for; at ``deadline`` before that it is parked

@@ -43,7 +43,7 @@ def is_signed(hint: Hint, public_key: bytes, verify: Verify) -> bool:
     return verify is trusting or verify(public_key, payload(hint), hint.signature)
 
 
-class Credit:
+class Credibility:
     """Of one accuser."""
 
     __slots__ = ("level", "live", "silent_until", "spoke_s", "strikes")
@@ -59,7 +59,7 @@ class Accusers:
     """The standing of those who accuse others, by id."""
 
     def __init__(self) -> None:
-        self._credits: OrderedDict[PeerId, Credit] = OrderedDict()
+        self._credits: OrderedDict[PeerId, Credibility] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._credits)
@@ -110,10 +110,10 @@ class Accusers:
         credit = self._credits.get(by if met else STRANGERS)
         return credit is not None and now < credit.silent_until
 
-    def _of(self, by: PeerId) -> Credit:
+    def _of(self, by: PeerId) -> Credibility:
         credit = self._credits.get(by)
         if credit is None:
-            credit = self._credits[by] = Credit()
+            credit = self._credits[by] = Credibility()
         self._credits.move_to_end(by)
         return credit
 

@@ -21,7 +21,7 @@ from gossip.membership.credit import MOST_SAMPLES
 from gossip.membership.detector import PIGGYBACK, Detector
 from gossip.membership.dissemination import Rumours
 from gossip.membership.self_record import Myself, Own
-from gossip.membership.states import TELL_EVERY_S, View
+from gossip.membership.states import TELL_EVERY_S, MemberStates
 from gossip.membership.strangers import Introductions
 from gossip.membership.table import Entry, Table
 from gossip.wire.messages import (
@@ -67,7 +67,7 @@ class Membership:
         self._detector = Detector(self._table, self._rumours, config, rng, now)
         self._introductions = Introductions(self._table, rng, now)
         self.conduct = conduct if conduct is not None else Conduct()
-        self._view = View(
+        self._view = MemberStates(
             self._table, self._rumours, self._detector, self._introductions, sign, verify, config, now, self.conduct
         )  # fmt: skip
         self._myself = Myself(me, self._table, self._rumours, sign, config, now)

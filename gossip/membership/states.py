@@ -30,7 +30,7 @@ from gossip.membership.table import VERIFIED_BURST, VERIFIED_PER_S, Allowance, E
 from gossip.wire.messages import Gossip, Hint, Update
 from gossip.wire.records import Sign, Verify, check, claims_more, mere_progress, newer
 
-__all__ = ["TELL_EVERY_S", "View"]
+__all__ = ["TELL_EVERY_S", "MemberStates"]
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 
@@ -41,7 +41,7 @@ INTAKE_PER_S = 1_000.0  # new members, with the largest table at once
 TELL_EVERY_S = 1.0  # a suspect that we hear from is told of it as often
 
 
-class View:
+class MemberStates:
     """The one place where the state of another changes."""
 
     def __init__(

@@ -120,7 +120,7 @@ class Entry:
         return any(hint.by == peer for hint in self.accusers)
 
 
-class Run:
+class RunCount:
     """Sums over the members whose weights come from one genesis, of what is credited."""
 
     __slots__ = ("base", "claimed_base", "members", "paid_s", "samples")
@@ -156,7 +156,7 @@ class Table:
         self._introducers: list[PeerId] = []
         self._vouched: dict[PeerId, dict[PeerId, None]] = {}  # by home: strangers that own data by its word
         self._forgotten: OrderedDict[PeerId, tuple[int, bytes, int]] = OrderedDict()  # incarnation, run, counted
-        self._runs: dict[bytes, Run] = {}
+        self._runs: dict[bytes, RunCount] = {}
         self._max_runs = MAX_FINISHED_RUNS
         self._sharing: set[PeerId] = set()
         self._sharers_of: dict[bytes, int] = {}  # of each run that has any
@@ -501,13 +501,13 @@ class Table:
             run.base < run.claimed_base or any(self.entries[peer].record.genesis == genesis for peer in self._behind)
         )
 
-    def _run(self, genesis: bytes, now: float) -> Run:
+    def _run(self, genesis: bytes, now: float) -> RunCount:
         run = self._runs.get(genesis)
         if run is None:
             if len(self._runs) >= self._max_runs:
                 self._runs = {key: run for key, run in self._runs.items() if run.members}
                 self._max_runs = MAX_FINISHED_RUNS + 2 * len(self._runs)  # so that dropping them costs O(1) each
-            run = self._runs[genesis] = Run(now)
+            run = self._runs[genesis] = RunCount(now)
         return run
 
     # -- questions -----------------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ class Offer:
 
     ``mixing`` "pair": both stream, and both apply. "push": I alone stream, and you take my vector with its ``mass``
     (of push-sum; 1 for a vector that counts as one). ``part``: which elements, as
-    :class:`gossip.arithmetic.subsets.Part` writes it.
+    :class:`gossip.arithmetic.subsets.Subset` writes it.
     """
 
     session: int = integer()

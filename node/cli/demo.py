@@ -15,7 +15,7 @@ from typing import Any
 from gossip.errors import DataError
 from node.cli.local import ERROR_LINES, POLL_PERIOD_S, Child, LocalSwarm, Screen, ending_on_signals, last_lines
 
-__all__ = ["Outcome", "run_demo"]
+__all__ = ["DemoResult", "run_demo"]
 
 SAMPLES = 48_000  # of the whole swarm: 33 epochs, three times what 96 % takes
 STEP_DELAY_S = 0.03  # 750 steps of 16 on each of four nodes: some 25 s to watch
@@ -26,7 +26,7 @@ MOST_LIMITS = 10  # times the limit, after which it is up all the same
 
 
 @dataclass(slots=True)
-class Outcome:
+class DemoResult:
     """What happened, for the table and for ``--json``."""
 
     ok: bool = False
@@ -69,7 +69,7 @@ class Stage:
     """The plot: start, kill the first node at half of the samples, let one join through a living node, wait."""
 
     def __init__(self, swarm: LocalSwarm, screen: Screen) -> None:
-        self.outcome = Outcome()
+        self.outcome = DemoResult()
         self.killed: Child | None = None
         self.newcomer: Child | None = None
         self.broken: list[Child] = []  # ended with an error of their own
@@ -163,7 +163,7 @@ def result_of(child: Child) -> dict[str, Any]:
     return {}
 
 
-def print_outcome(outcome: Outcome) -> None:
+def print_outcome(outcome: DemoResult) -> None:
     """The closing table and the verdict, on stdout."""
     from rich.console import Console
     from rich.table import Table

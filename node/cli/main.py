@@ -23,7 +23,7 @@ from gossip.config import Config
 from gossip.errors import ConfigError, GossipError
 from gossip.ids import Address, PeerId, parse_address
 from node import leaving
-from node.identity.keys import Invite, is_invite, keep_secret, kept_secret, parse_invite, read_secret
+from node.identity.keys import InviteToken, is_invite, keep_secret, kept_secret, parse_invite, read_secret
 from node.identity.keys import new_secret as make_secret
 
 __all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status"]
@@ -260,7 +260,7 @@ def secret() -> None:
 def invite(address: str, *, secret_file: Path, timeout_s: float) -> None:
     """Print an invite through the node at an address, with the id that it proves to hold."""
     answer = ask(address, secret_file, timeout_s)
-    print(Invite(read_secret(secret_file), (parse_address(address),), PeerId(bytes.fromhex(answer["id"]))).text)
+    print(InviteToken(read_secret(secret_file), (parse_address(address),), PeerId(bytes.fromhex(answer["id"]))).text)
 
 
 def ask(address: str, secret_file: Path | None, timeout_s: float) -> dict[str, Any]:

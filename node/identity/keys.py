@@ -23,7 +23,7 @@ from gossip.ids import Address, PeerId, peer_id_of
 
 __all__ = [
     "Identity",
-    "Invite",
+    "InviteToken",
     "is_invite",
     "keep_secret",
     "kept_secret",
@@ -180,7 +180,7 @@ def kept_secret(folder: Path) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Invite:
+class InviteToken:
     """All that a newcomer needs: the secret, and one member by its id, so that no impostor at its address will do."""
 
     secret: bytes = field(repr=False)  # 32 bytes
@@ -207,13 +207,13 @@ def is_invite(text: str) -> bool:
     return text.strip().startswith(INVITE_PREFIX)
 
 
-def parse_invite(text: str) -> Invite:
+def parse_invite(text: str) -> InviteToken:
     """The invite behind its text; raises :class:`IdentityError` for everything else, without repeating it."""
     packed = _bytes_of(text, INVITE_PREFIX) if len(text) <= INVITE_TEXT_MAX else None
     try:
         match msgpack.unpackb(packed or b"", max_ext_len=0, max_map_len=0):
             case [bytes(secret), [*pairs], bytes(seed_id)]:
-                invite = Invite(secret, tuple(_address_of(pair) for pair in pairs), PeerId(seed_id))
+                invite = InviteToken(secret, tuple(_address_of(pair) for pair in pairs), PeerId(seed_id))
             case _:
                 raise ValueError("not three fields")
         if invite.text != text.strip():  # one invite has one text: wasteful encodings are refused too

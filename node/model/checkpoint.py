@@ -31,7 +31,7 @@ from torch import Tensor
 from gossip.errors import CheckpointError
 from gossip.wire.records import within
 
-__all__ = ["Checkpoint", "Figures", "figures", "load", "save"]
+__all__ = ["Checkpoint", "RunFigures", "figures", "load", "save"]
 
 _SUFFIX: Final = ".safetensors"
 _VERSION: Final = 1
@@ -51,7 +51,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RunFigures:
     """What a run's checkpoint says of the run; ``genesis`` None: weights of no run."""
 
     genesis: bytes | None
@@ -59,7 +59,7 @@ class Figures:
     version: float
 
 
-def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Figures:
+def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> RunFigures:
     """The run's figures in a checkpoint's meta data, within the bounds of a record: a run in which somebody lied has
     numbers beyond them, and its weights are worth as much as before.
 
@@ -75,7 +75,7 @@ def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Figures:
             f"{path} names a run that cannot be: genesis should be 32 hexadecimal digits. The file was altered; use "
             "another one."
         )
-    return Figures(
+    return RunFigures(
         genesis, within("base_samples", meta.get("swarm_samples", 0)), within("version", meta.get("version", 0))
     )
 

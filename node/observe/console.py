@@ -20,14 +20,14 @@ from typing import Any, Self, TextIO, TypedDict
 from gossip.errors import ConfigError
 from node.observe import notices
 
-__all__ = ["Figures", "Progress", "line_of"]
+__all__ = ["Console", "Reading", "line_of"]
 
 REWRITE_PERIOD_S = 0.25  # on a terminal: as fast as an eye follows numbers
 LINE_PERIOD_S = 10.0  # in a file: 360 lines an hour
 ROW_PERIOD_S = 1.0  # the pace at which members' own counts arrive
 
 
-class Figures(TypedDict):
+class Reading(TypedDict):
     """One look at a node: its counts since the start."""
 
     steps: int
@@ -44,7 +44,7 @@ class Figures(TypedDict):
     alone: bool
 
 
-class Progress:
+class Console:
     """The live line on ``stream`` (rewritten on a terminal, a plain line every 10 s elsewhere) and the rows in ``log``.
 
     Rows are JSON objects with ``t`` (unix seconds), the node's ``id`` and ``event``: ``listening`` (with ``address``),
@@ -89,7 +89,7 @@ class Progress:
         embedded = "GOSSIP_PROGRESS" not in environment
         return cls(now_s, node_id, address, log=Path(log) if log else None, line=line, embedded=embedded)
 
-    def tick(self, now_s: float, look: Callable[[], Figures]) -> None:
+    def tick(self, now_s: float, look: Callable[[], Reading]) -> None:
         """Write the line and the row that are due; ``look`` is called only when one is."""
         # A clock set back must not silence us until it has caught up, hence the absolute difference.
         row_due = self._log is not None and abs(now_s - self._row_s) >= ROW_PERIOD_S
@@ -117,7 +117,7 @@ class Progress:
         if self._stream is None and not self._closed:
             notices.log(self._id, kind, sentence, self._embedded)
 
-    def close(self, now_s: float, final: Figures) -> None:
+    def close(self, now_s: float, final: Reading) -> None:
         """The last row, and this node's table; nothing is written after it."""
         figures = self._with_rates(now_s, final)
         self._write_row(now_s, {"event": "final", **figures})
@@ -132,7 +132,7 @@ class Progress:
             self._stream = None
         self._closed = True
 
-    def _with_rates(self, now_s: float, figures: Figures) -> dict[str, Any]:
+    def _with_rates(self, now_s: float, figures: Reading) -> dict[str, Any]:
         sent, received = self._rate.of(now_s, figures["bytes_sent"], figures["bytes_received"])
         return {**figures, "mb_s_sent": sent, "mb_s_received": received}
 
@@ -246,7 +246,7 @@ def line_of(row: Mapping[str, Any]) -> str:
     )
 
 
-def print_table(node_id: str, final: Figures, stream: TextIO) -> None:
+def print_table(node_id: str, final: Reading, stream: TextIO) -> None:
     """This node's whole run, as a table of two columns."""
     from rich.console import Console  # here: nobody who prints no table pays 50 ms for it
     from rich.table import Table

@@ -9,7 +9,7 @@ from gossip.effects import MemberState
 from gossip.ids import PeerId
 from gossip.peer import Peer
 
-__all__ = ["Member", "Metrics", "View", "members_of"]
+__all__ = ["Member", "Metrics", "SwarmView", "members_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SwarmView:
     """What the network thread last told the training thread: one frozen object, replaced whole, so that no lock is
     needed to read it."""
 

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import push_mass
-from gossip.arithmetic.subsets import Part
+from gossip.arithmetic.subsets import Subset
 from gossip.errors import LayoutError
 from node.model.kept import Kept
 from node.model.snapshot import ModelState, Parts, Pending
 
-__all__ = ["Boundary", "Cut", "Done", "Lease", "Shift", "Vector", "VectorPool"]
+__all__ = ["Boundary", "Cut", "Done", "Lease", "Update", "Vector", "VectorPool"]
 
 Floats = NDArray[np.float32]
 Positions = NDArray[np.int64]
@@ -32,7 +32,7 @@ Positions = NDArray[np.int64]
 class Cut:
     """The elements of the weights that a snapshot holds, where it does not hold all."""
 
-    part: Part
+    part: Subset
     positions: Positions  # ascending
 
 
@@ -146,7 +146,7 @@ class VectorPool:
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class Update:
     """What an exchange brought: a difference to add, all or at these positions, or with a mass a vector to merge, as
     effects.Merge says."""
 
@@ -162,7 +162,7 @@ class Done:
 
     snapshots: list[tuple[int, Vector, float]] = field(default_factory=list)  # session, and the mass that it carries
     copies: list[Pending] = field(default_factory=list)
-    shifted: list[Shift] = field(default_factory=list)
+    shifted: list[Update] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)  # of each of them: how much of a vector was merged, 0 if added
     adopted: bool = False
     apart: tuple[float, float] = (0.0, 0.0)  # on trial: |theirs - ours|^2 and |ours|^2
@@ -203,7 +203,7 @@ class Boundary:
         self.requests: dict[int, tuple[bool, int, Cut | None]] = {}  # session -> full, to how many it is pushed
         self.expected: Cut | None = None  # what the next mix of our own will be of; None: all
         self.sampled: Positions | None = None  # elements that every snapshot holds, for gossip.progress
-        self.shifts: list[Shift] = []
+        self.shifts: list[Update] = []
         self.adoption: Adoption | None = None
         self.kept = Kept(state)  # what an adoption on trial overwrote
         self.restoring = False
@@ -249,7 +249,7 @@ class Boundary:
             self.owed -= 1
             self.signal()  # snapshots may have waited for it
 
-    def want_shift(self, shift: Shift) -> None:
+    def want_shift(self, shift: Update) -> None:
         """One that was owed."""
         with self.lock:
             self.shifts.append(shift)
@@ -260,7 +260,7 @@ class Boundary:
         may come back: what the partners have added already is in what is kept."""
         with self.lock:
             self.adoption = adoption
-            dropped: list[Shift] = []
+            dropped: list[Update] = []
             if not adoption.trial:
                 dropped, self.shifts = self.shifts, []
             self.owed -= len(dropped)
@@ -323,9 +323,9 @@ class Boundary:
             done.adopted = True
             self.lives += 1
             self.mass = 1.0
-        taken: dict[tuple[Parts, Part | None], Vector] = {}
+        taken: dict[tuple[Parts, Subset | None], Vector] = {}
         for session, (full, pushes, cut) in requests.items():
-            what: tuple[Parts, Part | None] = "full" if full else "weights", None if cut is None else cut.part
+            what: tuple[Parts, Subset | None] = "full" if full else "weights", None if cut is None else cut.part
             vector = taken.get(what)
             if vector is None:
                 vector = taken[what] = self.copy(done, what[0], cut)
@@ -359,7 +359,7 @@ class Boundary:
             done.copies.append(self.state.begin_read_at(vector.array[elements:], sampled))
         return vector
 
-    def apply(self, shift: Shift) -> Pending:
+    def apply(self, shift: Update) -> Pending:
         vector = shift.vector
         if shift.positions is not None:
             return self.state.add_at(vector.array, shift.positions)

@@ -25,11 +25,11 @@ from gossip.ids import PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import MAX_GROUP, MIN_CHUNK_ELEMENTS, Chunk
 from node.transfers.boundary import Lease, Vector, VectorPool
-from node.transfers.sessions import Session, Sessions
+from node.transfers.sessions import StreamSession, StreamSessions
 from node.transfers.transfer import INLINE_ELEMENTS, DifferenceReceiver, Receiver, Sender
 from node.transport.links import Link, Links
 
-__all__ = ["Gathers"]
+__all__ = ["GroupTransfers"]
 
 Floats = NDArray[np.float32]
 
@@ -124,7 +124,7 @@ class Ahead:
 
 
 @dataclass(slots=True, eq=False)
-class Gathered:
+class GroupTransfer:
     """One group as this node performs it; members are called by their places."""
 
     effect: Gather
@@ -146,17 +146,17 @@ class Gathered:
     over: bool = False
 
 
-class Gathers:
+class GroupTransfers:
     """Of one node: performs Gather. All methods but tasks are synchronous and run in trio's thread."""
 
     def __init__(
-        self, peer: Peer, config: Config, pool: VectorPool, links: Links, sessions: Sessions,
+        self, peer: Peer, config: Config, pool: VectorPool, links: Links, sessions: StreamSessions,
         perform: Callable[[list[Effect]], None], beside: Callable[..., None],
     ) -> None:  # fmt: skip
         """``beside(session, task, ...)`` runs a task, and fails the session where it does not end well."""
         self.peer, self.config, self.pool, self.links, self.sessions = peer, config, pool, links, sessions
         self.perform, self.beside = perform, beside
-        self.table: dict[int, Gathered] = {}
+        self.table: dict[int, GroupTransfer] = {}
         self.early: dict[int, Ahead] = {}  # what came, or began to, before its group began
 
     # -- a group -------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Gathers:
         self.average_when_here(one)
         return True
 
-    def begin(self, effect: Gather, ours: Floats) -> Gathered:
+    def begin(self, effect: Gather, ours: Floats) -> GroupTransfer:
         number, members = effect.session, len(effect.members)
         codec, cuts = get_codec(effect.codec), slices(ours.size, members)
         own = cuts[effect.place]
@@ -192,7 +192,7 @@ class Gathers:
         rows = self.pool.take("weights", ours.size + (MAX_GROUP + 1) * ALIGN)  # slices are of whole blocks
         parts = rows.array[: members * length].reshape(members, length)
         result = self.pool.take("weights", ours.size)
-        one = Gathered(effect, codec, ours, cuts, rows, parts, result)
+        one = GroupTransfer(effect, codec, ours, cuts, rows, parts, result)
         codec.quantised(ours[own], parts[effect.place], number, own.start)
         for place, where in enumerate(cuts):
             if place == effect.place:
@@ -204,7 +204,7 @@ class Gathers:
                 one.awaited[place] = receiver
         return one
 
-    def send(self, one: Gathered, place: int, values: Floats, start: int) -> None:
+    def send(self, one: GroupTransfer, place: int, values: Floats, start: int) -> None:
         """Chunks are shorter the more members share our way out: none may seem to have stopped."""
         if not values.size:
             return
@@ -244,7 +244,7 @@ class Gathers:
         return memoryview(early.body)
 
     @staticmethod
-    def receiver(one: Gathered, link: Link, chunk: Chunk) -> tuple[int, Receiver]:
+    def receiver(one: GroupTransfer, link: Link, chunk: Chunk) -> tuple[int, Receiver]:
         """Whose values these are; raises ProtocolError where none are expected."""
         members, own = one.effect.members, one.slices[one.effect.place]
         place = members.index(link.peer) if link.peer in members else None
@@ -297,7 +297,7 @@ class Gathers:
             early.link.close_now()
 
     # -- means ---------------------------------------------------------------------------------------------------
-    def average_when_here(self, one: Gathered) -> None:
+    def average_when_here(self, one: GroupTransfer) -> None:
         if one.missing or one.averaging or one.mean is not None or not one.parts.size:
             return
         one.averaging = True
@@ -306,10 +306,10 @@ class Gathers:
         else:
             self.averaged(one, *self.average(one))
 
-    async def average_beside(self, one: Gathered) -> None:
+    async def average_beside(self, one: GroupTransfer) -> None:
         self.averaged(one, *await trio.to_thread.run_sync(self.average, one))
 
-    def average(self, one: Gathered) -> tuple[Floats, list[int], float, float]:
+    def average(self, one: GroupTransfer) -> tuple[Floats, list[int], float, float]:
         """The mean of our slice, whose values it leaves out, |mean - ours|^2 and |ours|^2 as all take it: once through
         the codec."""
         config, place, result = self.config, one.effect.place, one.result
@@ -326,7 +326,9 @@ class Gathers:
             own_sq += float(np.dot(ours[piece], ours[piece]))
         return mean, refused, difference_sq, own_sq
 
-    def averaged(self, one: Gathered, mean: Floats, refused: list[int], difference_sq: float, own_sq: float) -> None:
+    def averaged(
+        self, one: GroupTransfer, mean: Floats, refused: list[int], difference_sq: float, own_sq: float
+    ) -> None:
         one.averaging = False
         if one.over:
             self.give_back(one)
@@ -338,14 +340,14 @@ class Gathers:
         self.add(one, one.effect.place, difference_sq, own_sq)
         self.finish_when_here(one)
 
-    def add(self, one: Gathered, place: int, difference_sq: float, own_sq: float) -> None:
+    def add(self, one: GroupTransfer, place: int, difference_sq: float, own_sq: float) -> None:
         one.difference_sq += difference_sq
         one.own_sq += own_sq
         where = one.slices[place]
         if norm_accepts(difference_sq, own_sq, where.stop - where.start, self.config.norm_bound) is not None:
             one.refused.append(one.effect.members[place])
 
-    def finish_when_here(self, one: Gathered) -> None:
+    def finish_when_here(self, one: GroupTransfer) -> None:
         """With all means here the difference goes the way of a pair's."""
         if one.missing or one.awaited or one.averaging or one.over or one.result is None:
             return
@@ -356,7 +358,7 @@ class Gathers:
         if link is None:
             return  # all came, and nothing could be sent: it will fail
         result, one.result = one.result, None
-        self.sessions.add(Session(number, link.peer, link, difference=result))
+        self.sessions.add(StreamSession(number, link.peer, link, difference=result))
         now = trio.current_time()
         self.perform(self.peer.gathered(number, one.difference_sq, one.own_sq, one.refused, now))
 
@@ -372,7 +374,7 @@ class Gathers:
         if not one.averaging:
             self.give_back(one)
 
-    def give_back(self, one: Gathered) -> None:
+    def give_back(self, one: GroupTransfer) -> None:
         """Buffers go back to the pool, but for those that a link writes to at the moment."""
         if not any(receiver.filling for receiver in one.missing.values()):
             self.pool.give(one.rows)
@@ -396,7 +398,7 @@ class Gathers:
         ]  # fmt: skip
 
     @staticmethod
-    def owes(one: Gathered, place: int) -> bool:
+    def owes(one: GroupTransfer, place: int) -> bool:
         mean = one.awaited.get(place)  # which itself waits for others, until it begins
         return place in one.missing or (mean is not None and mean.position > 0)
 

@@ -16,13 +16,13 @@ from node.transfers.boundary import Vector, VectorPool
 from node.transfers.transfer import DifferenceReceiver, Receiver, Sender
 from node.transport.links import Link
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["StreamSession", "StreamSessions"]
 
 RECENT = 64  # sessions whose late chunks are thrown away instead of ending the link; far more than can be under way
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class StreamSession:
     """One exchange, one piece fetched or one piece served, on one link."""
 
     id: int
@@ -36,17 +36,17 @@ class Session:
     positions: NDArray[np.int64] | None = None  # of the elements that it mixes; None: all
 
 
-class Sessions:
+class StreamSessions:
     """By session id. Vectors go back to the pool when a session ends."""
 
     def __init__(self, pool: VectorPool) -> None:
         self.pool = pool
-        self.table: dict[int, Session] = {}
+        self.table: dict[int, StreamSession] = {}
         self.snapshots: dict[int, Vector] = {}
         self.links: dict[int, Link] = {}  # the link that a session began on
         self.recent: deque[int] = deque(maxlen=RECENT)
 
-    def add(self, session: Session) -> None:
+    def add(self, session: StreamSession) -> None:
         session.moved_at = session.heard_at = trio.current_time()
         self.table[session.id] = session
         if session.sender is not None:
@@ -100,7 +100,7 @@ class Sessions:
         """Sessions that end with this link."""
         return [session for session, used in self.links.items() if used is link]
 
-    def stalled(self, now: float, stall_s: float) -> list[Session]:
+    def stalled(self, now: float, stall_s: float) -> list[StreamSession]:
         """Sessions with something still to move in which nothing moved for so long; or nothing of theirs, where theirs
         is waited for: a partner that reads all of ours and sends nothing would hold its session until the deadline."""
         return [
@@ -110,12 +110,12 @@ class Sessions:
         ]  # fmt: skip
 
     @staticmethod
-    def whole(session: Session) -> bool:
+    def whole(session: StreamSession) -> bool:
         sent = session.sender is None or session.sender.done
         return sent and (session.receiver is None or session.receiver.done)
 
     @staticmethod
-    def norms(session: Session) -> tuple[float, float]:
+    def norms(session: StreamSession) -> tuple[float, float]:
         receiver = session.receiver
         assert isinstance(receiver, DifferenceReceiver)
         return receiver.difference_sq, receiver.own_sq

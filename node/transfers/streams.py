@@ -12,17 +12,17 @@ import trio
 from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import OuterStep, finite
-from gossip.arithmetic.movement import Progress
-from gossip.arithmetic.subsets import ALL, Part
+from gossip.arithmetic.movement import Movement
+from gossip.arithmetic.subsets import ALL, Subset
 from gossip.codecs import Spread, get_codec, needs_spread
 from gossip.config import Config
 from gossip.effects import Adopt, Collect, Effect, Gather, Serve, Transfer
 from gossip.peer import Peer
 from gossip.wire.messages import Chunk
 from node.faults import Faults
-from node.transfers.boundary import Adoption, Boundary, Cut, Shift, Vector, VectorPool
-from node.transfers.gathers import Gathers
-from node.transfers.sessions import Session, Sessions
+from node.transfers.boundary import Adoption, Boundary, Cut, Update, Vector, VectorPool
+from node.transfers.gathers import GroupTransfers
+from node.transfers.sessions import StreamSession, StreamSessions
 from node.transfers.transfer import (
     INLINE_ELEMENTS,
     ComparingReceiver,
@@ -64,8 +64,8 @@ class Streams:
     ) -> None:  # fmt: skip
         self.peer, self.config, self.boundary, self.pool, self.outer = peer, config, boundary, pool, outer
         self.links, self.perform, self.spawn, self.faults = links, perform, spawn, faults
-        self.sessions = Sessions(pool)
-        self.gathers = Gathers(peer, config, pool, links, self.sessions, perform, self.beside)
+        self.sessions = StreamSessions(pool)
+        self.gathers = GroupTransfers(peer, config, pool, links, self.sessions, perform, self.beside)
         self.joining_vector: Floats | None = None
         self.durations: tuple[float, ...] = ()  # of the last exchanges; replaced, since the other thread reads it
         self.began: dict[int, float] = {}
@@ -75,7 +75,7 @@ class Streams:
         self.mix_in, self.mix_out = trio.open_memory_channel[Mixed | Adoption](math.inf)
         size = peer.elements
         self.spread = Spread(size) if needs_spread(config.codec) else None
-        self.progress = Progress(size) if config.watches_movement else None
+        self.progress = Movement(size) if config.watches_movement else None
         self.part = ALL  # of the next mix of our own
         if self.progress is not None:  # from the weights as they are now, before the first step
             boundary.sampled = self.progress.places
@@ -155,7 +155,7 @@ class Streams:
             self.pool.keep(vector)
         self.pool.give(vector)
 
-    def cut(self, part: Part, session: int) -> Cut | None:
+    def cut(self, part: Subset, session: int) -> Cut | None:
         """Where the elements of a part lie; None for all of them."""
         expected = self.boundary.expected
         if expected is not None and expected.part == part:
@@ -163,7 +163,7 @@ class Streams:
         positions = part.positions(self.peer.elements, session)
         return None if positions is None else Cut(part, positions)
 
-    def expect(self, part: Part) -> None:
+    def expect(self, part: Subset) -> None:
         """The next mix of our own is of this part. Where it lies is drawn now, which takes as long as the copy that the
         training thread makes when the mix is due."""
         if part is not self.part:
@@ -177,7 +177,7 @@ class Streams:
             self.failed(effect.session, "layout" if link is not None else "broken")
             return
         self.began[effect.session] = self.now
-        session = Session(effect.session, effect.partner, link)
+        session = StreamSession(effect.session, effect.partner, link)
         self.stream(session, effect)
 
     def gather(self, effect: Gather) -> None:
@@ -185,7 +185,7 @@ class Streams:
         if not self.gathers.gather(effect):
             self.failed(effect.session, "layout")
 
-    def stream(self, session: Session, effect: Transfer) -> None:
+    def stream(self, session: StreamSession, effect: Transfer) -> None:
         """Send ours, receive theirs, or both: all of the vector, or those elements of it that the part has."""
         number, snapshot = effect.session, self.sessions.snapshots[effect.session]
         positions = None if snapshot.cut is None else snapshot.cut.positions
@@ -227,7 +227,7 @@ class Streams:
         if not receiver.arrived(chunk):
             self.perform(self.peer.failed(session.id, receiver.fault, self.now))
         elif receiver.done and isinstance(receiver, DifferenceReceiver):
-            self.perform(self.peer.streamed(session.id, *Sessions.norms(session), self.now))
+            self.perform(self.peer.streamed(session.id, *StreamSessions.norms(session), self.now))
 
     def mix(
         self, number: int, weight: float, mass: float | None = None, late: bool = False, plain: bool = False
@@ -282,7 +282,7 @@ class Streams:
                 self.progress.added(vector.array, job.positions)
             elif self.progress is not None:
                 sample = self.progress.sample(vector.array)
-            self.boundary.want_shift(Shift(vector, job.mass, sample, job.positions))
+            self.boundary.want_shift(Update(vector, job.mass, sample, job.positions))
         else:
             self.pool.give(vector)
             self.boundary.excuse()
@@ -342,7 +342,7 @@ class Streams:
                 lambda position: self.perform(peer.collected(number, position, self.now)),
             )  # fmt: skip
         self.sessions.links[effect.session] = link
-        self.sessions.add(Session(effect.session, effect.partner, link, receiver=receiver))
+        self.sessions.add(StreamSession(effect.session, effect.partner, link, receiver=receiver))
 
     def serve(self, effect: Serve) -> None:
         snapshot = self.sessions.snapshots.get(effect.session)
@@ -353,4 +353,4 @@ class Streams:
         piece: Any = snapshot.array[effect.start : effect.stop]
         lease = self.pool.lease(snapshot)
         sender = Sender(effect.session, piece, get_codec("fp32"), self.config.chunk_elements, lease=lease)
-        self.sessions.add(Session(effect.session, effect.partner, link, sender=sender))
+        self.sessions.add(StreamSession(effect.session, effect.partner, link, sender=sender))

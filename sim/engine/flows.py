@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from sim.engine.events import Events
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 
 __all__ = ["Flow", "Flows"]
 
@@ -30,7 +30,7 @@ class Flow:
 class Flows:
     """Streams between peers, by number. Streams between unlimited peers take no time."""
 
-    def __init__(self, events: Events, network: Network) -> None:
+    def __init__(self, events: Events, network: NetworkModel) -> None:
         self.events, self.network = events, network
         self.sending: dict[int, dict[Flow, None]] = {}
         self.receiving: dict[int, dict[Flow, None]] = {}

@@ -16,10 +16,10 @@ from gossip.ids import PeerId
 from sim.engine.events import Events
 from sim.engine.flows import Flow, Flows
 from sim.engine.host import Floats, Host
-from sim.engine.links import Links
-from sim.world.network import Network
+from sim.engine.links import VirtualLinks
+from sim.world.network import NetworkModel
 
-__all__ = ["Gathers"]
+__all__ = ["GroupMeans"]
 
 Key = tuple[Host, int]  # and the session
 Handler = Callable[[Host, int, int, Floats], None]
@@ -27,7 +27,7 @@ Handler = Callable[[Host, int, int, Floats], None]
 GATHERED = 214  # in the log of events
 
 
-class Gathered:
+class GroupMean:
     """One host's side of a group mean."""
 
     __slots__ = ("awaited", "codec", "effect", "mean", "missing", "ours", "own_mean", "parts", "place", "refused",
@@ -49,16 +49,16 @@ class Gathered:
         self.refused: list[PeerId] = []
 
 
-class Gathers:
+class GroupMeans:
     """Performs Gather, and reports what becomes of it."""
 
     def __init__(
-        self, events: Events, network: Network, config: Config, links: Links, flows: Flows,
+        self, events: Events, network: NetworkModel, config: Config, links: VirtualLinks, flows: Flows,
         perform: Callable[[Host, list[Effect]], None], sent: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.events, self.network, self.config = events, network, config
         self.links, self.flows, self.perform, self.sent = links, flows, perform, sent
-        self.table: dict[Key, Gathered] = {}
+        self.table: dict[Key, GroupMean] = {}
         self.under_way: dict[Key, dict[Flow, None]] = {}
         self.early: dict[Key, list[Callable[[], None]]] = {}  # what came before its group began
 
@@ -71,7 +71,7 @@ class Gathers:
         key = host, effect.session
         one, first = self.table.get(key), key not in self.table
         if one is None:
-            one = self.table[key] = Gathered(effect, snapshot, CODECS[effect.codec])
+            one = self.table[key] = GroupMean(effect, snapshot, CODECS[effect.codec])
         values = one.ours
         if host.liar is not None:
             values = through(one.codec, host.liar.sends(snapshot, effect.session), effect.session)
@@ -88,7 +88,7 @@ class Gathers:
             self.close_slice(host, one)
 
     def stream(
-        self, host: Host, one: Gathered, member: PeerId, values: Floats, handler: Handler
+        self, host: Host, one: GroupMean, member: PeerId, values: Floats, handler: Handler
     ) -> None:  # fmt: skip
         if not values.size:
             return
@@ -134,7 +134,7 @@ class Gathers:
             one.missing.discard(place)
             self.close_slice(host, one)
 
-    def close_slice(self, host: Host, one: Gathered) -> None:
+    def close_slice(self, host: Host, one: GroupMean) -> None:
         """When all of our slice is here, its mean goes to all."""
         effect, config, own = one.effect, self.config, one.slices[one.place]
         if one.missing or one.own_mean is not None or own.stop == own.start:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import OuterStep
-from gossip.arithmetic.movement import Progress
+from gossip.arithmetic.movement import Movement
 from gossip.codecs import Spread
 from gossip.ids import Address, PeerId
 from gossip.peer import Peer
@@ -49,7 +49,7 @@ class Host:
         self.row = row  # of the trainer
         self.liar = liar  # it attacks
         self.mass = 1.0  # of push-sum: how much of the swarm's sum this vector is
-        self.progress: Progress | None = None  # of local steps, where a peer wants to know
+        self.progress: Movement | None = None  # of local steps, where a peer wants to know
         self.spread: Spread | None = None  # how far others are from us, where a codec must know
         self.rng = rng  # the network's draws about what this host sends
         self.gone = False  # killed, or it left

@@ -18,8 +18,8 @@ from gossip.membership.self_record import Own
 from gossip.wire.messages import Message
 from sim.engine.events import Events
 from sim.engine.host import Host
-from sim.engine.links import Links
-from sim.world.network import Network
+from sim.engine.links import VirtualLinks
+from sim.world.network import NetworkModel
 
 __all__ = ["IdealLinks", "IdealMembers", "Registry"]
 
@@ -187,11 +187,11 @@ class IdealMembers:
         """Everybody is known already."""
 
 
-class IdealLinks(Links):
+class IdealLinks(VirtualLinks):
     """A link between every two that are there, without dialling."""
 
     def __init__(
-        self, events: Events, network: Network, config: Config, perform: Callable[[Host, list[Effect]], None],
+        self, events: Events, network: NetworkModel, config: Config, perform: Callable[[Host, list[Effect]], None],
         registry: Registry,
     ) -> None:  # fmt: skip
         super().__init__(events, network, config, perform)

@@ -22,9 +22,9 @@ from gossip.wire import frames
 from gossip.wire.messages import MESSAGES, Fetch, Invite, Message, Offer, Outcome
 from sim.engine.events import Events
 from sim.engine.host import Host
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 
-__all__ = ["Links"]
+__all__ = ["VirtualLinks"]
 
 WEIGHED = 64  # every so manieth message is encoded, to know what all of them weigh
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled, as a node keeps them
@@ -37,11 +37,11 @@ def nobody_asks(host: Host) -> None:
     """Until the swarm says how to see a training loop."""
 
 
-class Links:
+class VirtualLinks:
     """Performs Send, Dial and TryDial, and reports what becomes of them through ``perform``."""
 
     def __init__(
-        self, events: Events, network: Network, config: Config, perform: Callable[[Host, list[Effect]], None]
+        self, events: Events, network: NetworkModel, config: Config, perform: Callable[[Host, list[Effect]], None]
     ) -> None:
         self.events, self.network, self.config, self.perform = events, network, config, perform
         self.by_id: dict[PeerId, Host] = {}

@@ -37,12 +37,12 @@ from gossip.effects import (
 from gossip.ids import PeerId
 from sim.engine.events import Events
 from sim.engine.flows import Flow, Flows
-from sim.engine.gathers import Gathers
+from sim.engine.gathers import GroupMeans
 from sim.engine.host import Floats, Host
-from sim.engine.links import Links
-from sim.engine.shifts import Difference, Merged, Part
+from sim.engine.links import VirtualLinks
+from sim.engine.shifts import Difference, Merged, SubsetShift
 from sim.engine.training import Training
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 
 __all__ = ["Sessions"]
 
@@ -100,13 +100,13 @@ class Sessions:
     """Performs Snapshot, Transfer, Mix, Merge, Rename, Release, Collect, Serve, Adopt; reports what becomes of them."""
 
     def __init__(
-        self, events: Events, network: Network, config: Config, links: Links, training: Training,
+        self, events: Events, network: NetworkModel, config: Config, links: VirtualLinks, training: Training,
         perform: Callable[[Host, list[Effect]], None],
     ) -> None:  # fmt: skip
         self.events, self.network, self.config = events, network, config
         self.links, self.training, self.perform = links, training, perform
         self.flows = Flows(events, network)
-        self.gathers = Gathers(events, network, config, links, self.flows, perform, self.sent)
+        self.gathers = GroupMeans(events, network, config, links, self.flows, perform, self.sent)
         self.streams: dict[tuple[Host, int], Flow] = {}  # by who sends, and the session
         self.raw = get_codec("fp32")
         self.needs_spread = needs_spread(config.codec)
@@ -311,7 +311,9 @@ class Sessions:
             values, negative = host.outer.shift(
                 session.snapshot, own, weight, positions, effect.late, effect.plain
             ), False  # fmt: skip
-        host.shifts.append(Difference(values, negative) if positions is None else Part(values, negative, positions))
+        host.shifts.append(
+            Difference(values, negative) if positions is None else SubsetShift(values, negative, positions)
+        )
         if host.progress is not None:
             host.progress.added(values, positions, -1.0 if negative else 1.0)
         self.training.wish(host)

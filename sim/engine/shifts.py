@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Difference", "Merged", "Part", "Shift"]
+__all__ = ["Difference", "Merged", "Shift", "SubsetShift"]
 
 Floats = NDArray[np.float32]
 Positions = NDArray[np.int64]
@@ -34,7 +34,7 @@ class Difference:
         return mass
 
 
-class Part:
+class SubsetShift:
     """A difference of some of the elements."""
 
     __slots__ = ("negative", "positions", "values")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gossip.arithmetic.mixing import OuterStep
-from gossip.arithmetic.movement import Progress
+from gossip.arithmetic.movement import Movement
 from gossip.config import Config
 from gossip.effects import (
     Adopt,
@@ -42,12 +42,12 @@ from gossip.wire.records import trusting, unsigned
 from sim.engine.events import Events
 from sim.engine.host import Floats, Host, Times
 from sim.engine.ideal import IdealLinks, IdealMembers, Registry
-from sim.engine.links import Links
+from sim.engine.links import VirtualLinks
 from sim.engine.sessions import Sessions
 from sim.engine.training import OneByOne, Trainer, Training
 from sim.scenario.adversaries import Liar, unguarded
 from sim.seeds import derive
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 
 __all__ = ["Swarm"]
 
@@ -73,7 +73,7 @@ class Swarm:
     def __init__(
         self,
         seed: int,
-        network: Network,
+        network: NetworkModel,
         config: Config,
         on_step: Callable[[int, Floats, int], None] | None = None,
         trainer: Trainer | None = None,
@@ -89,7 +89,7 @@ class Swarm:
         self.registry = Registry() if ideal else None
         self.graph = Graph.from_file(config.graph) if config.graph else None
         self.selector: Selector | None = None  # of all peers, where one can be
-        self.links = Links(self.events, network, config, self.perform)
+        self.links = VirtualLinks(self.events, network, config, self.perform)
         if self.registry is not None:
             self.links = IdealLinks(self.events, network, config, self.perform, self.registry)
         self.training = Training(self.events, self.hosts, config, self.perform, trainer)
@@ -194,7 +194,7 @@ class Swarm:
         row = index if row is None else row
         host = Host(index, name, peer, vector, outer, times, samples_per_step, rng, row, liar)
         if self.config.watches_movement:
-            host.progress = Progress(vector.size)
+            host.progress = Movement(vector.size)
             host.progress.since(vector)
         if index == len(self.hosts):
             self.hosts.append(host)

@@ -15,7 +15,7 @@ from gossip.errors import ConfigError
 from sim.learning import datasets, models, partitions
 from sim.learning.batches import Batches
 from sim.learning.modules import StackedModule
-from sim.learning.optimizers import QuasiGlobal, schedule, stepper
+from sim.learning.optimizers import BatchedQuasiGlobal, schedule, stepper
 from sim.learning.perceptrons import StackedLinear, linear_layers
 from sim.seeds import derive, generator
 
@@ -74,7 +74,7 @@ class Learners:
         self._since = np.full(len(names), UNKNOWN)  # steps since the last mix; QuasiGlobal's, as the two below
         self._optimizer = stepper(task.optimizer)
         self._rates = schedule(task.optimizer)
-        self._quasi_global: QuasiGlobal | None = None
+        self._quasi_global: BatchedQuasiGlobal | None = None
         self._stack: Stack | None = None
         if task.dataset == "averaging":
             self.elements = task.elements
@@ -95,7 +95,7 @@ class Learners:
         self.matrix = np.empty((len(names), self.elements), np.float32)
         self.matrix[:] = self._stack.initial()
         self._moments = [np.zeros_like(self.matrix) for _ in range(self._optimizer.moments)]
-        if isinstance(self._optimizer, QuasiGlobal):
+        if isinstance(self._optimizer, BatchedQuasiGlobal):
             self._quasi_global = self._optimizer
             self._before = np.empty_like(self.matrix)  # each model just after its last mix, where it is known
         shape = (min(self._stack.models_at_once, len(names)), self.elements)

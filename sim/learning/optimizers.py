@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from sim.scenario.task import Optimizer
 
-__all__ = ["SGD", "AdamW", "Cosine", "QuasiGlobal", "Rates", "Stepper", "schedule", "stepper"]
+__all__ = ["SGD", "AdamW", "BatchedQuasiGlobal", "Cosine", "Rates", "Stepper", "schedule", "stepper"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -44,7 +44,7 @@ def stepper(optimizer: Optimizer) -> Stepper:
     if optimizer.name == "adamw":
         return AdamW(optimizer.betas, optimizer.weight_decay)
     if optimizer.quasi_global:
-        return QuasiGlobal(optimizer.lr, optimizer.quasi_global, optimizer.weight_decay)
+        return BatchedQuasiGlobal(optimizer.lr, optimizer.quasi_global, optimizer.weight_decay)
     return SGD(optimizer.momentum, optimizer.weight_decay)
 
 
@@ -96,7 +96,7 @@ class SGD:
             models.addcmul_(gradients, _column(rates), value=-1)
 
 
-class QuasiGlobal:
+class BatchedQuasiGlobal:
     """:class:`node.model.quasi_global.QuasiGlobal` at a constant rate: a step uses the momentum and only a mix moves
     it."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossip.wire.messages import MAX_GROUP
 from sim.report.units import NOTHING, count_text, duration_text
-from sim.scenario.conditions import Cut
+from sim.scenario.conditions import NetworkCut
 
 if TYPE_CHECKING:
     from gossip.config import Config
@@ -218,7 +218,7 @@ def flat(table: Any, above: str = "") -> Iterator[tuple[str, str]]:
 
 def shown(value: Any) -> str:
     match value:
-        case Cut():
+        case NetworkCut():
             return f"{value.groups} groups {value.at_s:g} to {value.until_s:g} s"
         case tuple():
             return ", ".join(map(shown, value)) or "none"

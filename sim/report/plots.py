@@ -19,7 +19,7 @@ from sim.report.units import bytes_axis, duration_text, time_axis
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sim.scenario.conditions import Cut
+    from sim.scenario.conditions import NetworkCut
 
 __all__ = ["COLOURS", "DASHES", "GRID", "INK", "MUTED", "SHADE", "Panel", "cuts", "panels_of", "plain_ticks"]
 
@@ -69,7 +69,7 @@ def panels_of(results: Sequence[Result]) -> list[Panel]:
     return [panel for panel in PANELS if panel.name not in UNLESS or any(UNLESS[panel.name](each) for each in results)]
 
 
-def cuts(results: Sequence[Result]) -> tuple[Cut, ...]:
+def cuts(results: Sequence[Result]) -> tuple[NetworkCut, ...]:
     """When the network is cut, where that is the same for all of the results; shaded in the panels over time."""
     first, *others = (each.scenario.network.partitions for each in results)
     return first if all(other == first for other in others) else ()

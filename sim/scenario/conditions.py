@@ -12,7 +12,7 @@ from sim.scenario import tables, worlds
 from sim.scenario.distribution import PARAMETERS, Distribution
 from sim.scenario.tables import KeyFault, refuse_unknown, require
 
-__all__ = ["ChurnSpec", "Cut", "Latency", "NetworkSpec", "Rate"]
+__all__ = ["ChurnSpec", "Latency", "NetworkCut", "NetworkSpec", "Rate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ UNLIMITED = "unlimited"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class NetworkCut:
     """The network falls into so many groups of peers from one time to another."""
 
     at_s: float
@@ -162,7 +162,7 @@ class NetworkSpec:
     latency: Latency = field(default_factory=lambda: Latency.of(Distribution.constant(0.02)))
     rate_mbit_s: Rate = Rate()
     loss: float = 0.0
-    partitions: tuple[Cut, ...] = ()
+    partitions: tuple[NetworkCut, ...] = ()
 
     def __post_init__(self) -> None:
         tables.settle(self)

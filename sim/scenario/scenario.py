@@ -14,7 +14,7 @@ from gossip.config import Config, read_toml
 from gossip.errors import ConfigError
 from sim.scenario import tables
 from sim.scenario.adversaries import AttackersSpec
-from sim.scenario.conditions import ChurnSpec, Cut, Latency, NetworkSpec, Rate
+from sim.scenario.conditions import ChurnSpec, Latency, NetworkCut, NetworkSpec, Rate
 from sim.scenario.distribution import Distribution
 from sim.scenario.tables import KeyFault, UnknownKey, require
 from sim.scenario.task import LARGEST, Optimizer, Partition, Task
@@ -23,10 +23,10 @@ __all__ = [
     "AttackersSpec",
     "ChurnSpec",
     "Compute",
-    "Cut",
     "Distribution",
     "Latency",
     "MembershipSpec",
+    "NetworkCut",
     "NetworkSpec",
     "Optimizer",
     "Partition",

@@ -17,13 +17,13 @@ from sim.scenario.conditions import ChurnSpec
 from sim.scenario.distribution import Distribution
 from sim.seeds import generator
 
-__all__ = ["Churn", "Session", "churn_of"]
+__all__ = ["Churn", "Uptime", "churn_of"]
 
 SHORTEST_S = 1e-3  # Weibull times of a small shape come arbitrarily near 0, and time has to pass
 COLUMNS = ("peer", "from_s", "until_s")
 
 
-class Session(NamedTuple):
+class Uptime(NamedTuple):
     """A peer is up from the one time to the other (math.inf: to the end), and says goodbye or does not."""
 
     from_s: float
@@ -37,12 +37,12 @@ class Churn:
     def __init__(self, seed: int, farewell: float = 0.0) -> None:
         self.seed, self.farewell = seed, farewell
 
-    def sessions(self, name: str, index: int) -> Iterator[Session]:
+    def sessions(self, name: str, index: int) -> Iterator[Uptime]:
         """The sessions of one peer in the order of time, from the seed and its name alone (a trace knows its number).
         They may never end: take as many as the run needs."""
         rng = generator(self.seed, name, "farewell")
         for from_s, until_s in self.spans(name, index):
-            yield Session(from_s, until_s, math.isfinite(until_s) and rng.random() < self.farewell)
+            yield Uptime(from_s, until_s, math.isfinite(until_s) and rng.random() < self.farewell)
 
     def spans(self, name: str, index: int) -> Iterator[tuple[float, float]]:
         """From and until, seconds."""

@@ -14,11 +14,11 @@ from sim.scenario.conditions import Latency, NetworkSpec
 from sim.scenario.worlds import world
 from sim.seeds import derive
 
-__all__ = ["Network", "network_of"]
+__all__ = ["NetworkModel", "network_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkModel:
     """Every pair of peers alike. The swarm asks these methods alone, so that another network answers them differently:
     ``sender`` and ``receiver`` are numbers of peers, in the order in which they were added.
 
@@ -63,7 +63,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnevenNetwork(Network):
+class UnevenNetwork(NetworkModel):
     """Pairs alike, with another rate down than up (``rate_bytes_s``)."""
 
     down_rate_bytes_s: float = 12.5e6
@@ -116,7 +116,7 @@ class RegionNetwork(PairNetwork):
         return latency_s or PairNetwork.latency(self, sender, receiver)
 
 
-def network_of(spec: NetworkSpec, seed: int) -> Network:
+def network_of(spec: NetworkSpec, seed: int) -> NetworkModel:
     """The network that a scenario describes, without its cuts: those are events of the swarm."""
     rate, latency = spec.rate_mbit_s, spec.latency
     up, down = rate.up_bytes_s, rate.down_bytes_s

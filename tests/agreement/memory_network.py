@@ -26,7 +26,7 @@ from node.transfers.boundary import Boundary, VectorPool
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 from node.transport.handshake import Greeter
 from sim.engine.training import REPORT_S, next_look
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 from tests.memory_stream import MemoryStream, memory_stream_pair
 
 PIPE_BYTES = 1 << 20  # more than anybody sends at one instant, so that all of it arrives at one instant
@@ -89,7 +89,7 @@ class Carrier:
 class World:
     """The network of all nodes, which the test cuts and heals, and the nodes on it."""
 
-    def __init__(self, network: Network, nursery: trio.Nursery) -> None:
+    def __init__(self, network: NetworkModel, nursery: trio.Nursery) -> None:
         self.network, self.nursery = network, nursery
         self.group_of: dict[int, int] | None = None
         self.ports: dict[Address, Port] = {}

@@ -19,7 +19,7 @@ from node.identity.keys import Identity, verify
 from node.model.snapshot import ModelState
 from sim.engine.swarm import Swarm
 from sim.seeds import derive
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 from tests.agreement import memory_network
 from tests.agreement.memory_network import START_S, World
 
@@ -31,7 +31,7 @@ Floats = np.ndarray
 
 
 @dataclass(frozen=True)
-class Wires(Network):
+class Wires(NetworkModel):
     """No two independent things reach one peer at the same instant, for which of them is first would be no decision of
     the Peer's, and the drivers need not agree on it. So each direction of each pair has a latency of its own, and all
     tremble by a millionth of a second: peers that answer each other's gossip fall into step, and would meet for ever.

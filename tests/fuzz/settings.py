@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gossip.arithmetic.subsets import Part, check_part
+from gossip.arithmetic.subsets import Subset, check_part
 from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.config.methods import METHODS
@@ -203,9 +203,9 @@ class Parts(Target):
         size, session = rng.choice((0, 1, 2, 255, 1_000, 70_001)), rng.choice(EDGE_INTS) % 2**63
 
         def act() -> None:
-            part = Part.parse(text)
+            part = Subset.parse(text)
             if part is not None:
-                assert Part.parse(str(part)) == part
+                assert Subset.parse(str(part)) == part
                 count = part.elements(size)
                 assert 0 <= count <= max(1, size)
                 if part.kind in ("mask", "fragment") and size:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from gossip.arithmetic.subsets import Part
+from gossip.arithmetic.subsets import Subset
 from gossip.config import Config
 from gossip.effects import Send, Transfer
 from gossip.wire.messages import Abort, Accept, Commit
@@ -66,5 +66,5 @@ def test_what_is_bounded_is_still_agreed_on():
     session, codec = offered(side)
     assert codec == "moniqua4"
     [transfer] = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
-    assert (transfer.codec, transfer.part) == ("moniqua4", Part.parse(ALL))
+    assert (transfer.codec, transfer.part) == ("moniqua4", Subset.parse(ALL))
     assert side.exchanges.streamed(session, 1.0, 1.0, 0.0) == [Send(B, Commit(session))]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.arithmetic.subsets import ALL, LARGEST_RUN, MOST_FRAGMENTS, Fragments, Part
+from gossip.arithmetic.subsets import ALL, LARGEST_RUN, MOST_FRAGMENTS, Fragments, Subset
 from gossip.config import Config
 from gossip.effects import Send
 from gossip.errors import ConfigError
@@ -19,9 +19,9 @@ from tests.gossip.sides import B, Side
 sessions = st.integers(0, 2**62 - 1)
 shares = st.floats(1e-6, 1).map(lambda share: float(f"{share:.6g}"))
 seeds = st.one_of(st.none(), st.integers(0, 2**32 - 1))
-masks = st.builds(lambda share, seed: Part("mask", share, seed=seed), shares, seeds)
+masks = st.builds(lambda share, seed: Subset("mask", share, seed=seed), shares, seeds)
 fragments = st.integers(1, MOST_FRAGMENTS).flatmap(
-    lambda count: st.builds(lambda index: Part("fragment", 1 / count, index, count), st.integers(0, count - 1))
+    lambda count: st.builds(lambda index: Subset("fragment", 1 / count, index, count), st.integers(0, count - 1))
 )
 
 
@@ -37,7 +37,7 @@ def test_positions_ascend_lie_within_the_vector_and_are_as_many_as_stated(part, 
 
 @given(st.one_of(masks, fragments), st.integers(1, 5_000), sessions)
 def test_both_sides_find_the_same_elements_from_what_travels(part, size, session):
-    theirs = Part.parse(str(part))
+    theirs = Subset.parse(str(part))
     assert theirs == part
     np.testing.assert_array_equal(theirs.positions(size, session), part.positions(size, session))
 
@@ -45,17 +45,17 @@ def test_both_sides_find_the_same_elements_from_what_travels(part, size, session
 @given(shares, st.integers(1, 5_000), sessions, sessions)
 def test_a_drawn_mask_is_where_it_is_whatever_the_session(share, size, one, other):
     """Each partner that is asked knows another number, and the snapshot is taken before the first is asked."""
-    part = Part("mask", share).drawn(one)
+    part = Subset("mask", share).drawn(one)
     np.testing.assert_array_equal(part.positions(size, one), part.positions(size, other))
     assert len(str(part)) <= 32, "as long as an Offer has room for"
-    again = Part("mask", share).drawn(one + 1)
+    again = Subset("mask", share).drawn(one + 1)
     assert again.seed != part.seed
     assert ALL.drawn(one) is ALL
 
 
 @pytest.mark.parametrize("text", ["mask 0.5 -1", "mask 0.5 07", "mask 0.5 4294967296", "mask 0.5 ", "fragment 1/4 5"])
 def test_a_seed_that_no_part_writes_is_none(text):
-    assert Part.parse(text) is None
+    assert Subset.parse(text) is None
 
 
 def test_the_next_mix_is_of_what_was_said_before_and_every_mix_of_another_mask():
@@ -80,7 +80,7 @@ def test_the_next_mix_is_of_what_was_said_before_and_every_mix_of_another_mask()
 def test_all_of_them_has_no_positions_and_a_mask_of_everything_names_each(size, session):
     assert ALL.positions(size, session) is None
     assert ALL.elements(size) == size
-    np.testing.assert_array_equal(Part("mask", 1.0).positions(size, session), np.arange(size))
+    np.testing.assert_array_equal(Subset("mask", 1.0).positions(size, session), np.arange(size))
 
 
 @given(masks, st.integers(1, 10**12))
@@ -91,7 +91,7 @@ def test_a_mask_has_at_least_its_share_and_less_than_one_element_more(part, size
 
 
 def test_a_mask_of_a_model_too_large_to_hold_costs_its_share_alone():
-    positions = Part("mask", 1e-6).positions(2_000_000_000, 5)
+    positions = Subset("mask", 1e-6).positions(2_000_000_000, 5)
     assert len(positions) == 2_000
     assert 0 <= positions[0] < positions[-1] < 2_000_000_000
 
@@ -100,7 +100,7 @@ def test_a_mask_of_a_model_too_large_to_hold_costs_its_share_alone():
 def test_every_position_of_a_mask_is_equally_likely(size, share):
     """Strata of unequal length would favour the elements of the shorter ones: of 7 elements and 3 strata by half. Each
     count is binomial, and none of 95 lies further out than 4.5 standard deviations (odds of one in 1,500)."""
-    part, count = Part("mask", share), 4_000
+    part, count = Subset("mask", share), 4_000
     drawn = np.concatenate([part.positions(size, session) for session in range(count)])
     seen = np.bincount(drawn, minlength=size)
     chance = part.elements(size) / size
@@ -108,7 +108,7 @@ def test_every_position_of_a_mask_is_equally_likely(size, share):
 
 
 def test_masks_of_different_sessions_differ():
-    part = Part("mask", 0.01)
+    part = Subset("mask", 0.01)
     one, other = (set(part.positions(100_000, session).tolist()) for session in (1, 2))
     assert len(one & other) < 50  # of 1,000: ten by chance
 
@@ -116,7 +116,7 @@ def test_masks_of_different_sessions_differ():
 # -- fragments ---------------------------------------------------------------------------------------------------------
 @given(st.integers(1, MOST_FRAGMENTS), st.integers(1, 50_000))
 def test_fragments_partition_the_vector_exactly(count, size):
-    parts = [Part("fragment", 1 / count, index, count) for index in range(count)]
+    parts = [Subset("fragment", 1 / count, index, count) for index in range(count)]
     together = np.concatenate([part.positions(size, 0) for part in parts])
     np.testing.assert_array_equal(np.sort(together), np.arange(size))
     assert sum(part.elements(size) for part in parts) == size
@@ -125,7 +125,7 @@ def test_fragments_partition_the_vector_exactly(count, size):
 @given(st.integers(2, 8), st.integers(4_096, 200_000))
 def test_fragments_are_runs_of_one_length_and_of_nearly_one_size(count, size):
     """The obvious version: element k belongs to fragment (k / run) mod count."""
-    parts = [Part("fragment", 1 / count, index, count) for index in range(count)]
+    parts = [Subset("fragment", 1 / count, index, count) for index in range(count)]
     run = parts[0].run(size)
     assert 1 <= run <= LARGEST_RUN
     owner = np.arange(size) // run % count
@@ -140,7 +140,7 @@ def test_each_fragment_comes_once_in_as_many_mixes_whatever_others_asked_for_bef
     turns = Fragments(count)
     for index in asked:
         if index < count:
-            turns.mixed(Part("fragment", 1 / count, index, count))
+            turns.mixed(Subset("fragment", 1 / count, index, count))
     mixed = []
     for _ in range(count):
         part = turns.next()
@@ -152,8 +152,8 @@ def test_each_fragment_comes_once_in_as_many_mixes_whatever_others_asked_for_bef
 
 def test_a_fragment_of_another_division_changes_no_turn():
     turns = Fragments(3)
-    turns.mixed(Part("fragment", 1 / 4, 0, 4))
-    assert turns.next() == Part("fragment", 1 / 3, 0, 3)
+    turns.mixed(Subset("fragment", 1 / 4, 0, 4))
+    assert turns.next() == Subset("fragment", 1 / 3, 0, 3)
 
 
 def test_no_fragment_without_elements_is_offered_or_accepted():
@@ -169,12 +169,12 @@ def test_no_fragment_without_elements_is_offered_or_accepted():
 # -- how it travels ----------------------------------------------------------------------------------------------------
 @given(st.one_of(st.just(ALL), masks, fragments))
 def test_what_is_written_reads_back_and_fits_an_offer(part):
-    assert Part.parse(str(part)) == part
+    assert Subset.parse(str(part)) == part
     assert len(str(part)) <= 32
 
 
 def test_the_whole_vector_reads_back_as_the_one_that_is_asked_for_by_identity():
-    assert Part.parse("all") is ALL
+    assert Subset.parse("all") is ALL
 
 
 @given(
@@ -185,7 +185,7 @@ def test_the_whole_vector_reads_back_as_the_one_that_is_asked_for_by_identity():
     )
 )
 def test_no_other_text_than_what_is_written_reads_as_a_part(text):
-    part = Part.parse(text)
+    part = Subset.parse(text)
     assert part is None or str(part) == text
 
 
@@ -196,7 +196,7 @@ def test_no_other_text_than_what_is_written_reads_as_a_part(text):
      "fragment 0/0", "fragment 00/4", "fragment 0/257", "fragment -1/4", "fragment 1/ 4", "fragments 4"],
 )  # fmt: skip
 def test_what_a_stranger_may_write_instead_is_no_part(text):
-    assert Part.parse(text) is None
+    assert Subset.parse(text) is None
 
 
 # -- the setting -------------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.arithmetic.movement import SAMPLED, Progress
+from gossip.arithmetic.movement import SAMPLED, Movement
 
 
 def test_nothing_is_known_at_the_first_look():
-    progress = Progress(10)
+    progress = Movement(10)
     progress.added(np.ones(10, np.float32))
     assert math.isnan(progress.since(np.zeros(10, np.float32)))
     assert progress.since(np.full(10, 3.0, np.float32)) == pytest.approx(3 * math.sqrt(10))
@@ -24,7 +24,7 @@ def test_of_a_small_model_the_norm_is_exact_and_what_others_added_counts_nothing
     random = np.random.default_rng(seed)
     vector, local, shift, taken = random.standard_normal((4, size)).astype(np.float32)
     places = np.sort(random.permutation(size)[: 1 + size // 3])
-    progress = Progress(size)
+    progress = Movement(size)
     progress.since(vector)
     progress.added(shift)
     progress.added(taken, sign=-1.0)
@@ -40,7 +40,7 @@ def test_of_a_larger_one_it_errs_by_a_few_percent(size):
     random = np.random.default_rng(size)
     vector, local, shift = random.standard_normal((3, size)).astype(np.float32)
     places = np.arange(0, size, 7)
-    progress = Progress(size)
+    progress = Movement(size)
     progress.since(vector)
     progress.added(shift[places], places)
     vector[places] += shift[places]
@@ -49,7 +49,7 @@ def test_of_a_larger_one_it_errs_by_a_few_percent(size):
 
 
 def test_each_look_begins_anew():
-    progress = Progress(4)
+    progress = Movement(4)
     progress.since(np.zeros(4, np.float32))
     assert progress.since(np.ones(4, np.float32)) == 2.0
     assert progress.since(np.ones(4, np.float32)) == 0.0
@@ -60,7 +60,7 @@ def test_what_was_merged_of_another_counts_nothing_and_takes_from_what_was_done_
     """As row-stochastic pushes merge: x += ratio (p - x), with local steps before and after."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=50).astype(np.float32)
-    progress = Progress(50)
+    progress = Movement(50)
     progress.since(x)
     first, second, theirs = (rng.normal(size=50).astype(np.float32) for _ in range(3))
     x = x + first

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from gossip.arithmetic.subsets import Part
+from gossip.arithmetic.subsets import Subset
 from gossip.config import Config
 from gossip.config import rules as together
 from gossip.config.setting import settings_of
@@ -138,7 +138,7 @@ def test_of_any_combination_a_node_can_be_made_or_a_sentence_names_what_is_in_th
         if config.selection != "graph":
             selector(config.selection, at_once=config.partners == 0, group_size=config.group_size)
         exchanges = Exchanges(A, Local("f", 10_000, 0), config, lambda: 5, Side())
-        meant = Part.parse(config.part)
+        meant = Subset.parse(config.part)
         assert meant is None or exchanges.part == meant.drawn(5)
         assert (exchanges.fragments is not None) == config.part.startswith("fragments")
     assert made > 300

@@ -19,8 +19,8 @@ from gossip.ids import PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode
 from node.model.snapshot import ModelState
 from node.transfers.boundary import VectorPool
-from node.transfers.gathers import Gathers
-from node.transfers.sessions import Sessions
+from node.transfers.gathers import GroupTransfers
+from node.transfers.sessions import StreamSessions
 
 SESSION = 7
 
@@ -61,7 +61,7 @@ class One:
         self.me, self.vector, self.config, self.said = me, vector, config, []
         state = ModelState({"x": vector.copy()})
         self.pool, self.links = Pool(state), {}
-        self.sessions = Sessions(self.pool)
+        self.sessions = StreamSessions(self.pool)
         exchange = SimpleNamespace(state=State.OFFERED, initiator=False, inviter=members[0], candidates=members)
         self.peer = SimpleNamespace(
             exchanges=SimpleNamespace(table={SESSION: exchange}),
@@ -71,7 +71,7 @@ class One:
         )
         self.tasks = []
         newest = SimpleNamespace(newest=lambda peer: self.links.get(peer))
-        self.gathers = Gathers(
+        self.gathers = GroupTransfers(
             self.peer, config, self.pool, newest, self.sessions, lambda effects: None,
             lambda session, task, *arguments: self.tasks.append((task, arguments)),
         )  # fmt: skip

@@ -12,10 +12,10 @@ from gossip.effects import Mix, Release, Snapshot, Transfer
 from gossip.exchange.acceptance import Filter
 from node.model.snapshot import ModelState, Pending
 from node.transfers import streams
-from node.transfers.boundary import Adoption, Boundary, Done, Shift, VectorPool
-from node.transfers.sessions import Session
+from node.transfers.boundary import Adoption, Boundary, Done, Update, VectorPool
+from node.transfers.sessions import StreamSession
 from sim.engine.swarm import Swarm
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
 
 PLAIN = Config(mix_every_steps=1, filter="none", progress_period_s=0.1)
@@ -31,7 +31,7 @@ def boundary(values=0.0, size=300):
 def shift_of(pool, values):
     vector = pool.take("weights")
     vector.array.fill(values)
-    return Shift(vector)
+    return Update(vector)
 
 
 def ignore(vector):
@@ -163,7 +163,7 @@ def test_as_many_mixes_may_end_at_once_as_there_are_exchanges():
     node = runtime()
     for session in range(100):
         node.sessions.snapshots[session] = node.pool.take("weights")
-        node.sessions.table[session] = Session(session, OTHER, None, difference=node.pool.take("weights"))
+        node.sessions.table[session] = StreamSession(session, OTHER, None, difference=node.pool.take("weights"))
     for session in range(100):
         node.perform([Mix(session, 0.5), Release(session)])
     assert node.boundary.owed == 100
@@ -250,7 +250,7 @@ def test_two_fixed_vectors_end_at_their_mean_in_the_simulator():
         if index == 1 and steps == 50:
             vector.fill(1.0)
 
-    swarm = Swarm(0, Network(), PLAIN, move)
+    swarm = Swarm(0, NetworkModel(), PLAIN, move)
     vectors = [np.zeros(ELEMENTS, np.float32) for _ in range(2)]
     for index, vector in enumerate(vectors):
         swarm.add_peer(vector, seeds=[0] if index else [])
@@ -271,7 +271,7 @@ def test_others_vectors_are_no_movement_of_ones_own_in_the_simulator(monkeypatch
         if index == 1 and steps == 50:
             vector.fill(1.0)
 
-    swarm = Swarm(0, Network(), PUSHED, move)
+    swarm = Swarm(0, NetworkModel(), PUSHED, move)
     for index in range(2):
         swarm.add_peer(np.zeros(ELEMENTS, np.float32), seeds=[0] if index else [])
     swarm.run_until(30.0)
@@ -289,7 +289,7 @@ def test_nor_are_they_in_a_node():
     node.boundary.owe()
     vector = node.pool.take("weights")
     vector.array.fill(1.0)
-    node.boundary.want_shift(Shift(vector, 1.0, progress.sample(vector.array)))
+    node.boundary.want_shift(Update(vector, 1.0, progress.sample(vector.array)))
     node.shifted(node.boundary.visit(ignore))
     live = node.pool.take("weights")
     node.boundary.state.read(live.array)

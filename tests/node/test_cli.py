@@ -19,7 +19,7 @@ from gossip import __main__ as command
 from gossip.errors import ConfigError, IdentityError
 from gossip.ids import Address, PeerId
 from node.cli import main as cli
-from node.identity.keys import Invite, new_secret, parse_secret, read_secret
+from node.identity.keys import InviteToken, new_secret, parse_secret, read_secret
 from node.settings import Settings
 
 SEED_ID = PeerId(bytes(range(16)))
@@ -178,7 +178,7 @@ def test_what_is_not_given_is_left_to_the_environment():
 @pytest.mark.parametrize("with_state_dir", [False, True])
 def test_an_invite_becomes_seeds_with_their_id_and_a_private_secret_file(tmp_path, with_state_dir):
     secret = parse_secret(new_secret())
-    invite = Invite(secret, (Address("10.0.0.5", 7700), Address("::1", 7700)), SEED_ID).text
+    invite = InviteToken(secret, (Address("10.0.0.5", 7700), Address("::1", 7700)), SEED_ID).text
     settings = cli.RunSettings(seeds=(invite, "h:1"), state_dir=tmp_path / "state" if with_state_dir else None)
     variables = cli.environment_of(settings, {})
     assert variables["GOSSIP_SEEDS"] == f"10.0.0.5:7700#{SEED_ID.hex()},[::1]:7700#{SEED_ID.hex()},h:1"
@@ -190,7 +190,7 @@ def test_an_invite_becomes_seeds_with_their_id_and_a_private_secret_file(tmp_pat
 
 
 def test_invites_that_contradict_each_other_or_the_options_are_refused(tmp_path):
-    mine, other = (Invite(parse_secret(new_secret()), (Address("h", 1),), SEED_ID).text for _ in range(2))
+    mine, other = (InviteToken(parse_secret(new_secret()), (Address("h", 1),), SEED_ID).text for _ in range(2))
     with pytest.raises(ConfigError, match="different swarms"):
         cli.environment_of(cli.RunSettings(seeds=(mine, other)), {})
     for options in ({"insecure": True}, {"secret_file": tmp_path / "secret"}):
@@ -378,7 +378,7 @@ def test_an_invite_names_the_id_that_the_node_proved(asked, capsys, tmp_path):
 
 def test_what_an_invite_brought_is_found_at_the_next_start_without_one(tmp_path):
     secret = parse_secret(new_secret())
-    invite = Invite(secret, (Address("10.0.0.5", 7700),), SEED_ID).text
+    invite = InviteToken(secret, (Address("10.0.0.5", 7700),), SEED_ID).text
     state = tmp_path / "state"
     first = cli.environment_of(cli.RunSettings(seeds=(invite,), state_dir=state), {})
     again = cli.environment_of(cli.RunSettings(state_dir=state, listen="0.0.0.0:7700"), {})

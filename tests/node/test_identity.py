@@ -17,7 +17,7 @@ from gossip.ids import Address, PeerId, peer_id_of
 from node.identity.keys import (
     INVITE_PREFIX,
     Identity,
-    Invite,
+    InviteToken,
     is_invite,
     new_secret,
     parse_invite,
@@ -29,12 +29,14 @@ from node.identity.keys import (
 HOSTS = st.ip_addresses().map(str) | st.from_regex(r"[0-9a-z][0-9a-z.-]{0,60}", fullmatch=True)
 ADDRESSES = st.builds(Address, HOSTS, st.integers(1, 65_535))
 INVITES = st.builds(
-    Invite,
+    InviteToken,
     secret=st.binary(min_size=32, max_size=32),
     seeds=st.lists(ADDRESSES, min_size=1, max_size=8).map(tuple),
     seed_id=st.binary(min_size=16, max_size=16).map(PeerId),
 )
-INVITE = Invite(bytes(range(32)), (Address("10.0.0.5", 7700), Address("fe80::1", 7700)), PeerId(b"0123456789abcdef"))
+INVITE = InviteToken(
+    bytes(range(32)), (Address("10.0.0.5", 7700), Address("fe80::1", 7700)), PeerId(b"0123456789abcdef")
+)
 
 
 def test_an_identity_is_the_hash_of_its_public_key() -> None:
@@ -180,7 +182,7 @@ def test_a_missing_or_unreadable_secret_file_is_named(tmp_path: Path) -> None:
 
 
 @given(INVITES)
-def test_an_invite_round_trips(invite: Invite) -> None:
+def test_an_invite_round_trips(invite: InviteToken) -> None:
     assert is_invite(invite.text)
     assert parse_invite(invite.text) == invite
     assert parse_invite(f"  {invite.text}\n") == invite
@@ -188,7 +190,7 @@ def test_an_invite_round_trips(invite: Invite) -> None:
 
 def test_the_largest_invite_fits_its_own_limit() -> None:
     seeds = tuple(Address("h" * 253, 65_535 - number) for number in range(8))
-    invite = Invite(bytes(32), seeds, PeerId(bytes(16)))
+    invite = InviteToken(bytes(32), seeds, PeerId(bytes(16)))
     assert parse_invite(invite.text) == invite
 
 

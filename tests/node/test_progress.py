@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from gossip.errors import ConfigError
-from node.observe.console import Figures, Progress
+from node.observe.console import Console, Reading
 
 ID = "3f2a91bc" + 24 * "0"
 START_S = 1_000_000.0
 
 
-def figures(**changes: Any) -> Figures:
-    row = Figures(
+def figures(**changes: Any) -> Reading:
+    row = Reading(
         steps=1204,
         samples=19264,
         swarm_samples=77056,
@@ -47,9 +47,9 @@ class Gone(io.StringIO):
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def start(**options: Any) -> tuple[Progress, io.StringIO]:
+def start(**options: Any) -> tuple[Console, io.StringIO]:
     stream = options.pop("stream", None) or io.StringIO()
-    return Progress(START_S, ID, "127.0.0.1:7700", stream=stream, **options), stream
+    return Console(START_S, ID, "127.0.0.1:7700", stream=stream, **options), stream
 
 
 def rows_of(log: Path) -> list[dict[str, Any]]:
@@ -245,8 +245,8 @@ def test_nothing_is_written_after_the_close(tmp_path):
 
 def test_the_environment_of_gossip_run_chooses_the_outputs(tmp_path, capsys):
     environment = {"GOSSIP_LOG": str(tmp_path / "log"), "GOSSIP_PROGRESS": "line"}
-    Progress.from_environment(START_S, ID, "127.0.0.1:7700", environment)
+    Console.from_environment(START_S, ID, "127.0.0.1:7700", environment)
     assert capsys.readouterr().err == "Node 3f2a91bc listens on 127.0.0.1:7700.\n"
     assert rows_of(tmp_path / "log")[0]["id"] == ID
-    Progress.from_environment(START_S, ID, "127.0.0.1:7700", {"GOSSIP_PROGRESS": "off"})
+    Console.from_environment(START_S, ID, "127.0.0.1:7700", {"GOSSIP_PROGRESS": "off"})
     assert capsys.readouterr().err == ""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from gossip.codecs import CODECS
 from gossip.ids import PeerId
 from gossip.wire.messages import Chunk
-from node.transfers.sessions import Session, Sessions
+from node.transfers.sessions import StreamSession, StreamSessions
 from node.transfers.transfer import Receiver
 from tests.node.gather_harness import in_trio
 
@@ -23,8 +23,8 @@ class Fills(Receiver):
 
 
 def under_way(receiver, sent):
-    sessions, link = Sessions(SimpleNamespace()), SimpleNamespace(start_bulk=lambda *_: None)
-    sessions.add(Session(1, B, link, sender=SimpleNamespace(done=sent), receiver=receiver))
+    sessions, link = StreamSessions(SimpleNamespace()), SimpleNamespace(start_bulk=lambda *_: None)
+    sessions.add(StreamSession(1, B, link, sender=SimpleNamespace(done=sent), receiver=receiver))
     return sessions, sessions.table[1], link
 
 

@@ -15,7 +15,7 @@ from gossip.errors import IdentityError, LocalError
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.records import MAX_INT
 from node import Node
-from node.identity.keys import Invite
+from node.identity.keys import InviteToken
 from node.identity.statedir import VERSION, Memory, StateDir, checksum
 from node.settings import Settings, advertised, own_addresses
 
@@ -166,7 +166,7 @@ def gathered(state_dir, *seeds, environment=None):
 
 
 def test_the_secret_that_an_invite_brought_is_there_at_the_next_start(tmp_path):
-    invite = Invite(b"s" * 32, (Address("10.0.0.5", 7700),), PeerId(b"i" * 16)).text
+    invite = InviteToken(b"s" * 32, (Address("10.0.0.5", 7700),), PeerId(b"i" * 16)).text
     assert gathered(tmp_path / "state", invite).secret == b"s" * 32
     assert gathered(tmp_path / "state").secret == b"s" * 32
     assert stat.S_IMODE((tmp_path / "state" / "swarm.secret").stat().st_mode) == 0o600

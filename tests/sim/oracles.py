@@ -19,13 +19,13 @@ import numpy as np
 
 from gossip.config import Config
 from sim.engine.swarm import Swarm
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 
 BOUND = 4.0  # standard errors
 SEED = 1
 STEP_S = 0.1
 NEVER_S = 1e6
-NO_DELAY = Network(latency_s=0.0, rate_bytes_s=math.inf)
+NO_DELAY = NetworkModel(latency_s=0.0, rate_bytes_s=math.inf)
 Measured = tuple[float, float, float]  # what was seen, what should be, and the standard error of the first
 
 
@@ -48,7 +48,7 @@ def disagreement(matrix: np.ndarray) -> np.ndarray:
 
 
 def told_to_mix(
-    matrix: np.ndarray, seed: int, network: Network = NO_DELAY,
+    matrix: np.ndarray, seed: int, network: NetworkModel = NO_DELAY,
     on_step: Callable[[int, np.ndarray, int], None] | None = None, **changes: object,
 ) -> Swarm:  # fmt: skip
     """A swarm whose peers hold the rows of this matrix and mix when told to, at full weight."""

@@ -10,7 +10,7 @@ import pytest
 
 from gossip.errors import ConfigError, DataError
 from sim.scenario.scenario import ChurnSpec, Distribution
-from sim.world.churn import Session, churn_of
+from sim.world.churn import Uptime, churn_of
 
 SPOT = ChurnSpec.of("spot_v100_2023_02")
 HOUR = 3600.0
@@ -21,7 +21,7 @@ def first(spec, count, name="a", *, seed=1, index=0):
 
 
 def test_without_churn_everybody_stays():
-    assert first(None, 9) == [Session(0.0, math.inf, False)]
+    assert first(None, 9) == [Uptime(0.0, math.inf, False)]
 
 
 def test_sessions_follow_each_other_in_time():
@@ -91,9 +91,9 @@ def traced(tmp_path, text, **changes):
 
 def test_a_trace_is_followed(tmp_path):
     churn = traced(tmp_path, "from_s,peer,until_s\n20,0,30.5\n0,0,10\n5,2,\n")
-    assert list(churn.sessions("x", 0)) == [Session(0, 10, False), Session(20, 30.5, False)]
+    assert list(churn.sessions("x", 0)) == [Uptime(0, 10, False), Uptime(20, 30.5, False)]
     assert list(churn.sessions("y", 1)) == []
-    assert list(churn.sessions("z", 2)) == [Session(5, math.inf, False)]
+    assert list(churn.sessions("z", 2)) == [Uptime(5, math.inf, False)]
     leaving = traced(tmp_path, "peer,from_s,until_s\n0,0,9\n0,10,inf\n", farewell=1)
     assert [session.farewell for session in leaving.sessions("x", 0)] == [True, False]
 

@@ -11,7 +11,7 @@ from sim.engine.swarm import Swarm
 from sim.learning.learners import Learners
 from sim.scenario.scenario import ChurnSpec, MembershipSpec, Scenario, Task
 from sim.simulation import Simulation
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 from tests.sim.scenarios import ADAMW, COMING_AND_GOING, MOMENTUM, log_of, played, small
 
 
@@ -81,7 +81,7 @@ def test_batched_steps_are_exact_where_runs_merge():
     runs = []
     for kind in (Learners, OneStepAtATime):
         learners = kind(small().task, ["0", "1", "2"], 1)
-        swarm = Swarm(1, Network(), Config(mix_every_steps=4), trainer=learners)
+        swarm = Swarm(1, NetworkModel(), Config(mix_every_steps=4), trainer=learners)
         learners.matrix[1] += 0.01  # so that it matters whose weights they are
         for row, (at_s, seeds) in enumerate([(0.0, []), (1.05, []), (6.05, [0, 1])]):
             swarm.run_until(at_s)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from sim.engine.events import Events
 from sim.engine.flows import Flow, Flows
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates(Network):
+class Rates(NetworkModel):
     """Bytes a second of each peer."""
 
     up: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Stream:
     stop_s: float = math.inf  # when it is stopped, if it is not done before
 
 
-def ends_of(streams: list[Stream], network: Network) -> list[float]:
+def ends_of(streams: list[Stream], network: NetworkModel) -> list[float]:
     """When the last byte of each is sent, by the simulator's flows; inf for one that was stopped."""
     events = Events()
     flows = Flows(events, network)
@@ -67,7 +67,7 @@ def ends_of(streams: list[Stream], network: Network) -> list[float]:
     return ends
 
 
-def plainly(streams: list[Stream], network: Network) -> list[float]:
+def plainly(streams: list[Stream], network: NetworkModel) -> list[float]:
     """The same, slowly: all rates are found anew from the rule whenever anything begins or ends."""
     remaining = {number: float(stream.size) for number, stream in enumerate(streams)}
     ends = [math.inf] * len(streams)
@@ -142,7 +142,7 @@ def test_up_and_down_do_not_share():
 def test_between_unlimited_ends_a_stream_takes_no_time():
     events = Events()
     ended = []
-    flow = Flows(events, Network(rate_bytes_s=math.inf)).start(0, 1, 10**12, lambda: ended.append(events.now))
+    flow = Flows(events, NetworkModel(rate_bytes_s=math.inf)).start(0, 1, 10**12, lambda: ended.append(events.now))
     assert flow is None
     assert ended == [0.0]
 

@@ -12,7 +12,7 @@ from gossip.config import Config
 from gossip.exchange.gathering import slices
 from sim.engine.swarm import Swarm
 from sim.scenario.adversaries import AttackersSpec, Liar
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 from tests.sim.test_oracles import STEP_S, exchange, told_to_mix
 
 ELEMENTS = 5_000  # 20 blocks, the last one short
@@ -55,7 +55,7 @@ def test_a_vector_of_fewer_blocks_than_members_is_averaged_by_some_of_them() -> 
 
 def test_with_streams_lost_a_group_mixes_as_a_whole_or_not_at_all() -> None:
     matrix = np.zeros((6, 2), np.float32)
-    network = Network(latency_s=0.01, rate_bytes_s=1e4, loss=0.03)
+    network = NetworkModel(latency_s=0.01, rate_bytes_s=1e4, loss=0.03)
     swarm = told_to_mix(matrix, 3, network, mixing="group", bench_s=1e-3, stall_s=0.3, reply_timeout_s=0.3)
     mixed = failed = 0
     for _ in range(150):
@@ -81,7 +81,7 @@ def test_with_streams_lost_a_group_mixes_as_a_whole_or_not_at_all() -> None:
 @pytest.mark.parametrize("after_s", [0.05, 0.15, 0.25, 0.35, 0.6])
 def test_a_member_that_dies_in_the_middle_leaves_the_others_as_they_were_or_all_mixed(after_s: float) -> None:
     matrix = whole_numbers(4)
-    swarm = told_to_mix(matrix, 1, Network(latency_s=0.01, rate_bytes_s=1e5), mixing="group")
+    swarm = told_to_mix(matrix, 1, NetworkModel(latency_s=0.01, rate_bytes_s=1e5), mixing="group")
     host = swarm.hosts[0]
     swarm.perform(host, host.peer.settle(True, swarm.now))
     host.peer.settle(False, swarm.now)
@@ -122,7 +122,7 @@ def test_a_trimmed_mean_leaves_out_one_that_is_off() -> None:
 
 def test_members_that_were_strangers_dial_each_other() -> None:
     config = Config(mixing="group", group_size=0)
-    swarm = Swarm(1, Network(latency_s=0.01, rate_bytes_s=math.inf), config)
+    swarm = Swarm(1, NetworkModel(latency_s=0.01, rate_bytes_s=math.inf), config)
     matrix = whole_numbers(5)
     for row in matrix:
         swarm.add_peer(row, founder=True, step_s=STEP_S)

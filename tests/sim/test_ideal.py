@@ -20,7 +20,7 @@ from sim.engine.ideal import Registry
 from sim.engine.swarm import Swarm
 from sim.scenario.scenario import Compute, Distribution, MembershipSpec, Optimizer, Scenario, Task
 from sim.simulation import simulate
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 
 ELEMENTS = 16
 LATENCY_S = 0.25
@@ -30,8 +30,8 @@ def vector(index: int) -> np.ndarray:
     return np.random.default_rng(index).normal(size=ELEMENTS).astype(np.float32)
 
 
-def swarm_of(peers: int, *, seed: int = 1, network: Network | None = None, config: Config | None = None) -> Swarm:
-    swarm = Swarm(seed, network or Network(), config or Config(), ideal=True)
+def swarm_of(peers: int, *, seed: int = 1, network: NetworkModel | None = None, config: Config | None = None) -> Swarm:
+    swarm = Swarm(seed, network or NetworkModel(), config or Config(), ideal=True)
     for index in range(peers):
         swarm.add_peer(vector(index), founder=True)
     swarm.introduce()
@@ -102,7 +102,7 @@ def test_one_alone_chooses_nobody_and_mixes_with_nobody():
 
 
 def test_no_exchange_is_with_oneself():
-    swarm = swarm_of(3, network=Network(latency_s=LATENCY_S))
+    swarm = swarm_of(3, network=NetworkModel(latency_s=LATENCY_S))
     seen = 0
     for _ in range(400):
         swarm.run_until(swarm.now + 0.05)
@@ -130,7 +130,9 @@ def test_everybody_knows_at_once_who_comes_and_goes():
 
 @pytest.mark.parametrize("end", ["kill", "leave"])
 def test_a_dead_partner_ends_the_exchange_a_latency_later(end):
-    swarm = swarm_of(2, network=Network(latency_s=LATENCY_S, rate_bytes_s=ELEMENTS * 4 / 2.0))  # a stream takes 2 s
+    swarm = swarm_of(
+        2, network=NetworkModel(latency_s=LATENCY_S, rate_bytes_s=ELEMENTS * 4 / 2.0)
+    )  # a stream takes 2 s
     first, second = swarm.hosts
     streaming = lambda: any(one.state.name == "STREAMING" for one in first.peer.exchanges.table.values())  # noqa: E731
     run_while(swarm, lambda: not streaming())
@@ -148,7 +150,7 @@ def test_a_dead_partner_ends_the_exchange_a_latency_later(end):
 
 
 def test_a_donor_that_dies_is_replaced():
-    swarm = swarm_of(4, network=Network(rate_bytes_s=200.0))
+    swarm = swarm_of(4, network=NetworkModel(rate_bytes_s=200.0))
     swarm.run_until(1.0)
     newcomer = swarm.hosts[swarm.add_peer(vector(99))]
     donors = lambda: {piece.donor for piece in newcomer.peer.joining.pieces.values()}  # noqa: E731
@@ -176,7 +178,7 @@ def test_one_that_comes_again_takes_the_weights_of_those_present():
 
 
 def test_those_who_begin_apart_end_in_one_run():
-    swarm = Swarm(1, Network(), Config(), ideal=True)
+    swarm = Swarm(1, NetworkModel(), Config(), ideal=True)
     for index in range(5):
         swarm.add_peer(vector(index))  # nobody is a founder: one must begin, and the others join it
     swarm.run_until(40.0)
@@ -199,7 +201,7 @@ def test_a_graphs_file_is_read_once_for_all_peers(ideal, tmp_path, monkeypatch):
     path.write_text("0 1\n1 2\n2 3\n3 0\n")
     read, from_file = [], Graph.from_file
     monkeypatch.setattr(Graph, "from_file", lambda path: (read.append(path), from_file(path))[1])
-    swarm = Swarm(1, Network(), Config(selection="graph", graph=str(path)), ideal=ideal)
+    swarm = Swarm(1, NetworkModel(), Config(selection="graph", graph=str(path)), ideal=ideal)
     for index in range(4):
         swarm.add_peer(vector(index), founder=True)
     swarm.introduce()

@@ -11,7 +11,7 @@ import pytest
 
 from sim.scenario import worlds
 from sim.scenario.scenario import Distribution, Latency, NetworkSpec, Rate
-from sim.world.network import Network, network_of
+from sim.world.network import NetworkModel, network_of
 
 INTERNET = Latency("quantiles", name="internet")
 CLOUD = Latency("matrix", name="cloud")
@@ -106,13 +106,13 @@ def test_a_users_own_regions_are_taken_as_they_are():
 def test_rates_are_in_bytes_and_differ_by_direction():
     made = network(INTERNET, rate_mbit_s=Rate(8, math.inf))
     assert (made.up_bytes_s(0), made.down_bytes_s(0)) == (1e6, math.inf)
-    alike = Network(rate_bytes_s=5.0)
+    alike = NetworkModel(rate_bytes_s=5.0)
     assert (alike.up_bytes_s(0), alike.down_bytes_s(0)) == (5.0, 5.0)
 
 
 def test_no_time_passes_where_there_is_no_latency():
     assert network(Latency.of(Distribution.constant(0.0))).latency(0, 1) == 0.0
-    assert Network(latency_s=0.0).latency(0, 1) == 0.0
+    assert NetworkModel(latency_s=0.0).latency(0, 1) == 0.0
 
 
 def test_the_stated_share_is_lost():

@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 from tests.sim.oracles import SEED, STEP_S, Measured, batch_error, disagreement, exchange, holds, told_to_mix
 
 
@@ -117,7 +117,7 @@ def failing(seed: int, loss: float) -> tuple[Measured, Measured]:
     """
     n, count = 8, 1_500
     matrix, start = np.zeros((n, 1), np.float32), np.arange(n)
-    network = Network(latency_s=0.0, rate_bytes_s=math.inf, loss=loss)
+    network = NetworkModel(latency_s=0.0, rate_bytes_s=math.inf, loss=loss)
     swarm = told_to_mix(matrix, seed, network, bench_s=1e-3, stall_s=0.3, reply_timeout_s=0.3)
     rng, v, q = np.random.default_rng(seed), n * (n * n - 1) / 12, 1 - (1 - loss) ** 2
     ratios, failed = list[float](), 0

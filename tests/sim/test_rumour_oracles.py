@@ -10,7 +10,7 @@ import pytest
 from gossip.config import Config
 from gossip.membership.dissemination import retransmits
 from sim.engine.swarm import Swarm
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 from tests.sim.oracles import NEVER_S, SEED, Measured, holds
 
 
@@ -24,7 +24,7 @@ class Telling:
             push_pull_period_s=NEVER_S, heal_period_s=NEVER_S, gossip_fanout=fanout,
         )  # fmt: skip
         self.period_s, self.rng = config.gossip_period_s, np.random.default_rng(seed)
-        self.swarm = Swarm(seed, Network(latency_s=latency_s, rate_bytes_s=math.inf), config)
+        self.swarm = Swarm(seed, NetworkModel(latency_s=latency_s, rate_bytes_s=math.inf), config)
         for _ in range(n):
             self.swarm.add_peer(np.zeros(1, np.float32), founder=True, step_s=NEVER_S)
         self.swarm.introduce()

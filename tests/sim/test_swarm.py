@@ -17,7 +17,7 @@ from gossip.errors import ConfigError
 from gossip.exchange.session import State
 from sim.engine.host import Host
 from sim.engine.swarm import Swarm
-from sim.world.network import Network
+from sim.world.network import NetworkModel
 
 ROOT = Path(__file__).parents[2]
 ELEMENTS = 16
@@ -32,11 +32,11 @@ def swarm_of(
     peers: int,
     *,
     seed: int = 1,
-    network: Network | None = None,
+    network: NetworkModel | None = None,
     config: Config | None = None,
     on_step: Callable[[int, Floats, int], None] | None = None,
 ) -> Swarm:
-    swarm = Swarm(seed, network or Network(), config or Config(), on_step)
+    swarm = Swarm(seed, network or NetworkModel(), config or Config(), on_step)
     for index in range(peers):
         swarm.add_peer(vector(index), seeds=[0] if index else [])
     return swarm
@@ -119,7 +119,7 @@ def test_another_peer_changes_nobodys_randomness() -> None:
 
 
 def test_a_peers_name_and_not_its_place_makes_its_randomness() -> None:
-    first, second = Swarm(1, Network(), Config()), Swarm(1, Network(), Config())
+    first, second = Swarm(1, NetworkModel(), Config()), Swarm(1, NetworkModel(), Config())
     a = first.add_peer(vector(0), name="a")
     second.add_peer(vector(0), name="b")
     moved = second.add_peer(vector(0), name="a")
@@ -175,7 +175,7 @@ def test_no_exchange_moves_the_mean() -> None:
 
 def test_a_transfer_takes_latency_and_bytes_over_rate() -> None:
     seconds = ELEMENTS * 4 / 100.0  # of each stream at 100 bytes a second
-    swarm = swarm_of(2, network=Network(latency_s=0.02, rate_bytes_s=100.0))
+    swarm = swarm_of(2, network=NetworkModel(latency_s=0.02, rate_bytes_s=100.0))
     swarm.run_until(30.0)
     durations = [d for host in swarm.hosts for past in host.peer.exchanges.durations.past.values() for d in past]
     assert durations
@@ -188,7 +188,7 @@ def test_steps_taken_while_bytes_were_in_flight_are_kept() -> None:
     def on_step(index: int, values: Floats, steps: int) -> None:
         values += 1.0
 
-    swarm = swarm_of(4, network=Network(rate_bytes_s=100.0), on_step=on_step)  # a transfer takes six steps
+    swarm = swarm_of(4, network=NetworkModel(rate_bytes_s=100.0), on_step=on_step)  # a transfer takes six steps
     swarm.run_until(60.0)
     assert sum(host.peer.exchanges.done for host in swarm.hosts) > 50
     started = {host.index: host.steps for host in swarm.hosts}
@@ -217,7 +217,7 @@ def collecting(host: Host) -> list[Collect]:
 
 
 def test_a_donor_that_dies_is_replaced() -> None:
-    swarm = swarm_of(4, network=Network(rate_bytes_s=200.0))
+    swarm = swarm_of(4, network=NetworkModel(rate_bytes_s=200.0))
     swarm.run_until(5.0)
     newcomer = swarm.hosts[swarm.add_peer(vector(99), seeds=[0])]
     while not collecting(newcomer):
@@ -278,7 +278,7 @@ def test_a_cut_swarm_averages_in_parts_and_as_one_when_healed() -> None:
 
 
 def test_lost_messages_and_streams_are_survived() -> None:
-    swarm = swarm_of(8, network=Network(loss=0.05), on_step=kicked(30))
+    swarm = swarm_of(8, network=NetworkModel(loss=0.05), on_step=kicked(30))
     swarm.run_until(90.0)
     assert alive_views(swarm) == {7}
     assert spread(swarm) < 1e-3
@@ -304,7 +304,7 @@ def test_a_hundred_peers_run_for_a_minute() -> None:
 )  # fmt: skip
 def test_impossible_networks_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
-        Network(**{name: value})
+        NetworkModel(**{name: value})
 
 
 def test_a_newcomer_need_not_wait_for_the_end_of_its_donors_long_steps() -> None:
@@ -313,7 +313,7 @@ def test_a_newcomer_need_not_wait_for_the_end_of_its_donors_long_steps() -> None
     def on_step(index: int, vector: Floats, step: int) -> None:
         vector += 1.0
 
-    swarm = Swarm(3, Network(), Config(mix_every_steps=1000), on_step)
+    swarm = Swarm(3, NetworkModel(), Config(mix_every_steps=1000), on_step)
     for _ in range(3):
         swarm.add_peer(np.zeros(2048, np.float32), founder=True, step_s=600.0)
     swarm.introduce()
@@ -335,7 +335,7 @@ def test_one_whose_weights_are_no_numbers_spoils_nobody_and_takes_the_swarms_aga
             values[3] = np.nan
 
     config = Config(mixing=mixing, mix_every_steps=4, filter="none")
-    swarm = Swarm(5, Network(), config, on_step, ideal=ideal)
+    swarm = Swarm(5, NetworkModel(), config, on_step, ideal=ideal)
     for index in range(6):
         swarm.add_peer(np.ones(ELEMENTS, np.float32), founder=True, name=str(index))
     swarm.introduce()
@@ -361,7 +361,7 @@ def test_a_loop_that_mends_its_weights_by_itself_mixes_on() -> None:
         if index == 0 and steps in (50, 60):
             values[3] = np.nan if steps == 50 else 1.0
 
-    swarm = Swarm(5, Network(), Config(mix_every_steps=4, merge="never"), on_step)
+    swarm = Swarm(5, NetworkModel(), Config(mix_every_steps=4, merge="never"), on_step)
     swarm.add_peer(np.ones(ELEMENTS, np.float32), founder=True)
     swarm.add_peer(np.ones(ELEMENTS, np.float32), founder=True)
     swarm.introduce()

@@ -16,7 +16,7 @@ from gossip.exchange.offering import Offering
 from gossip.exchange.session import State
 from gossip.exchange.session_table import Ledger
 from gossip.membership.self_record import Myself
-from gossip.membership.states import View
+from gossip.membership.states import MemberStates
 from gossip.state_transfer.joining import Joining
 from gossip.wire.messages import Abort, Settled
 
@@ -225,7 +225,7 @@ def lost_refutation(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, now: False
 
 
-@mutant(View, "hear")
+@mutant(MemberStates, "hear")
 def resurrected_member(original: Callable[..., Any]) -> Callable[..., Any]:
     """Progress that was told late brings a DEAD member back."""
 
