@@ -122,7 +122,7 @@ METHODS = {
             "QG-DSGDm",
             "Lin et al., ICML 2021, arXiv:2102.04761",
             {**EVERY_STEP, **RING, "max_version_gap": 0.0},
-            needs="node.model.quasi_global.QuasiGlobal as the optimizer",
+            needs="node.QuasiGlobal as the optimizer",
         ),
         Method(
             "moniqua",
