@@ -238,7 +238,7 @@ class Exchanges(Offering):
         self.last_partner = partner
         self.conduct.excuse(partner, "wasted")
         self.excused.pop(partner, None)
-        self.partners.mixed(partner, now)
+        self.partners.mixed(partner, now, exchange.initiator)
         if exchange.push and not exchange.initiator:
             return [Merge(session, exchange.mass), *self.end(exchange)]
         if not doubted:  # else its own mix was given up for this one, and it has earned no trust by it

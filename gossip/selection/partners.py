@@ -22,6 +22,7 @@ TRIED = 4  # of those that sit out, where nobody else is left
 NEVER = float("-inf")
 WARY = 2  # failures in a row with members that are new to us, from which on they are one: a machine that dies is one
 WARY_S = 5.0  # ten times what one that says nothing holds a slot for
+KEPT, PRESSING = 0.9, 6.0  # an honest one asks as often as it is asked, give or take 2.3; who always asks comes to 10
 MET = 64  # partners of the last mixes remembered: more than anybody mixes with in half an interval
 
 
@@ -40,7 +41,8 @@ class Partners:
         self.now = 0.0
         self.mixes = 0  # of our own, begun
         self.pace = 1.0  # of the schedule: what of the configured interval lies between two mixes
-        self.met: dict[PeerId, tuple[int, float]] = {}  # steps and time of the last mix with each, the oldest first
+        # Steps and time of the last mix with each, and how many more of the last ten it asked for; the oldest first.
+        self.met: dict[PeerId, tuple[int, float, float]] = {}
         self.wary = 0  # failures with members that are new to us, less exchanges with such
         self.wary_until = NEVER  # none of those is asked or heard
         self.pardoned: PeerId | None = None  # may be chosen although it sits out: there is nobody else
@@ -144,11 +146,13 @@ class Partners:
         """Whether it might be met again: held ALIVE, and of our run."""
         return self.members.state(partner) is MemberState.ALIVE and self.shares(partner)
 
-    def mixed(self, partner: PeerId, now: float) -> None:
-        """An exchange with it is finished, whoever asked."""
-        if self.met.pop(partner, None) is None:
+    def mixed(self, partner: PeerId, now: float, own: bool) -> None:
+        """An exchange with it is finished; ``own``: we asked."""
+        before = self.met.pop(partner, None)
+        if before is None:
             self.wary = max(self.wary - 1, 0)
-        self.met[partner] = self.local.steps, now
+        excess = 0.0 if before is None else KEPT * before[2]
+        self.met[partner] = self.local.steps, now, excess + (-1.0 if own else 1.0)
         if len(self.met) > MET:
             del self.met[next(iter(self.met))]
 
@@ -169,8 +173,11 @@ class Partners:
 
     def counts(self, mixed: Collection[PeerId]) -> bool:
         """Whether one of these, with whom an exchange is finished, was of a mix for which the schedule waits. With all
-        neighbours only our own is: if theirs delayed it, an edge would be mixed every other time."""
-        return not self.everybody or any(partner > self.me for partner in mixed)
+        neighbours only our own is: if theirs delayed it, an edge would be mixed every other time. One that asks and
+        asks delays nothing: its mixes come on top of ours, and not in their place."""
+        if self.everybody:
+            return any(partner > self.me for partner in mixed)
+        return any(partner not in self.met or self.met[partner][2] < PRESSING for partner in mixed)
 
     def group(self, now: float) -> list[PeerId]:
         """Whom to average with as a group, perhaps ourselves among them; nobody where we are alone."""

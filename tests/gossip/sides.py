@@ -53,7 +53,7 @@ class Side:
     def here(self, partner):
         return partner not in self.gone
 
-    def mixed(self, partner, now):
+    def mixed(self, partner, now, own):
         self.mixes.append((partner, now))
 
     def wanted(self):

@@ -223,7 +223,7 @@ def test_disagreement_contracts_below_the_limit_and_diverges_above(monkeypatch, 
     error of about sqrt(2/512) = 6 %, the geometric mean of 75 (alpha 0) 0.7 %, of 300 rounds 0.4 %, and for the larger
     alphas less, since a step moves V by less. Seen over ten seeds: at most 0.0033.
     """
-    monkeypatch.setattr("gossip.mixing.check_outer", lambda *_: None)  # which refuses the larger of the two
+    monkeypatch.setattr("gossip.arithmetic.mixing.check_outer", lambda *_: None)  # which refuses the larger of the two
     beta = side * stability_limit(alpha)
     count = 100 if alpha == 0.0 else 400  # 0.905 a round would meet float32's rounding after 400
     history = list(rounds(alpha, beta, nodes=512, elements=8, count=count, noise=0.0, seed=6))

@@ -129,7 +129,7 @@ def test_one_that_mixed_with_us_less_than_half_an_interval_ago_waits(clock):
     a, b, c = ids(3)
     schedule = {"mix_every_steps": None, "mix_every_s": 8.0} if clock else {"mix_every_steps": 8}
     made = partners(a, [a, b, c], **schedule)
-    made.mixed(b, 100.0)
+    made.mixed(b, 100.0, True)
     assert made.declines(b, 100.0)
     assert not made.declines(c, 100.0)
     made.local.steps = 3
@@ -143,11 +143,11 @@ def test_one_that_mixed_with_us_less_than_half_an_interval_ago_waits(clock):
 def test_one_with_whom_alone_there_is_anything_to_mix_never_waits():
     a, b, c = ids(3)
     made = partners(a, [a, b, c])
-    made.mixed(b, 0.0)
+    made.mixed(b, 0.0, True)
     made.members.records[c] = record(c, ready=False)
     assert not made.declines(b, 0.0)
     settling = partners(a, [a, b, c])
-    settling.mixed(b, 0.0)
+    settling.mixed(b, 0.0, True)
     settling.local.settling = True
     assert not settling.declines(b, 0.0), "to agree on everything takes all the mixes there can be"
 
@@ -156,7 +156,7 @@ def test_the_memory_of_who_mixed_with_us_is_bounded():
     peers = ids(200)
     made = partners(peers[0], peers)
     for peer in peers[1:]:
-        made.mixed(peer, 0.0)
+        made.mixed(peer, 0.0, True)
     assert len(made.met) == MET
     assert made.declines(peers[-1], 0.0)
 
@@ -310,7 +310,7 @@ def crowd():
     a, b, c, *strangers = [PeerId(bytes([1 + i]) * 16) for i in range(63)]
     made = partners(a, [a, b, c, *strangers])
     for peer in (b, c):
-        made.mixed(peer, 0.0)
+        made.mixed(peer, 0.0, True)
     return made, b, c, strangers
 
 
@@ -342,7 +342,7 @@ def test_exchanges_with_members_that_are_new_restore_trust_in_the_others():
     for stranger in strangers[: WARY + 5]:
         made.failed(stranger, 10.0)
     for stranger in strangers[10:12]:
-        made.mixed(stranger, 20.0)
+        made.mixed(stranger, 20.0, True)
     assert not made.strange(strangers[-1])
 
 
@@ -359,3 +359,17 @@ def test_who_knows_nobody_asks_strangers_all_the_same():
     for stranger in strangers[:5]:
         made.failed(stranger, 10.0)
     assert made.choose(set(), 10.1) is not None
+
+
+def test_one_that_asks_and_asks_delays_nothing():
+    """Else a mix of ours in two would be with it alone."""
+    made, b, c, _ = crowd()
+    for turn in range(20):
+        made.mixed(b, float(turn), own=False)
+        made.mixed(c, float(turn), own=turn % 2 == 0)
+    assert not made.counts([b])
+    assert made.counts([c])
+    assert made.counts([b, c])
+    for turn in range(5):
+        made.mixed(b, 20.0 + turn, own=True)
+    assert made.counts([b]), "as soon as it is asked as well"

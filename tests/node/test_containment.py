@@ -10,7 +10,6 @@ import pytest
 import trio
 
 from gossip.errors import LocalError, ProtocolError
-from gossip.handlers import meant
 from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import (
     Abort,
@@ -204,10 +203,10 @@ async def test_what_began_and_waits_for_its_link_is_sent():
     peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
     [wish] = peer.exchanges.begin(node.now)
     [sent] = peer.exchanges.snapshotted(wish.session, node.now)
-    assert meant(peer, OTHER, sent.message)
-    assert not meant(peer, peer.id, sent.message)
+    assert peer.meant(OTHER, sent.message)
+    assert not peer.meant(peer.id, sent.message)
     peer.exchanges.abandon()
-    assert not meant(peer, OTHER, sent.message)
+    assert not peer.meant(OTHER, sent.message)
 
 
 async def hears(node, ours, *messages):

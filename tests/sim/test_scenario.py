@@ -15,10 +15,10 @@ from sim.scenario import worlds
 from sim.scenario.scenario import (
     ChurnSpec,
     Compute,
-    Cut,
     Distribution,
     Latency,
     MembershipSpec,
+    NetworkCut,
     NetworkSpec,
     Optimizer,
     Partition,
@@ -90,7 +90,7 @@ def test_a_file_says_what_it_means(file):
             latency=Latency("quantiles", name="internet"),
             rate_mbit_s=Rate(100, 50),
             loss=0.01,
-            partitions=(Cut(at_s=600, until_s=900, groups=3),),
+            partitions=(NetworkCut(at_s=600, until_s=900, groups=3),),
         ),
         churn=ChurnSpec(up=Distribution.weibull(0.59, 6408), down=Distribution.weibull(0.71, 4752)),
         membership=MembershipSpec(mode="ideal"),
@@ -112,10 +112,11 @@ latencies = st.one_of(
     st.just(Latency("matrix", regions=("here", "there"), rtt_ms=((0, 30), (30, 2.5)))),
 )
 rates = st.floats(0.001, 1e6) | st.just(math.inf)
+CUTS = (NetworkCut(at_s=1, until_s=2), NetworkCut(at_s=2, until_s=math.inf, groups=9))
 networks = st.one_of(
     st.builds(
         NetworkSpec, latency=latencies, rate_mbit_s=st.builds(Rate, rates, rates), loss=st.floats(0, 0.9),
-        partitions=st.sampled_from([(), (Cut(at_s=1, until_s=2), Cut(at_s=2, until_s=math.inf, groups=9))]),
+        partitions=st.sampled_from([(), CUTS]),
     ),
     st.builds(NetworkSpec.of, st.sampled_from(worlds.names("network")), loss=st.floats(0, 0.9)),
 )  # fmt: skip

@@ -12,9 +12,9 @@ from gossip.effects import MemberState
 from sim.scenario.scenario import (
     ChurnSpec,
     Compute,
-    Cut,
     Distribution,
     MembershipSpec,
+    NetworkCut,
     NetworkSpec,
     ReportSpec,
     Scenario,
@@ -169,7 +169,7 @@ def test_those_who_begin_together_know_each_other_and_keep_their_own_vectors(mod
 # -- cuts ------------------------------------------------------------------------------------------------------------
 def test_a_cut_network_has_as_many_means_as_groups_and_one_when_healed():
     """Cut from the first instant, so that each group's mean is that of the vectors it began with."""
-    network = NetworkSpec(partitions=(Cut(at_s=0.0, until_s=40.0),))
+    network = NetworkSpec(partitions=(NetworkCut(at_s=0.0, until_s=40.0),))
     run = Simulation(averaging(network=network, duration_s=120.0))
     means = [run.learners.matrix[:4].mean(0), run.learners.matrix[4:].mean(0)]
     whole = run.learners.matrix.mean(0)
@@ -188,7 +188,7 @@ def test_a_cut_network_has_as_many_means_as_groups_and_one_when_healed():
 
 
 def test_three_groups_and_two_cuts_one_after_the_other():
-    cuts = (Cut(at_s=0.0, until_s=20.0, groups=3), Cut(at_s=20.0, until_s=40.0, groups=2))
+    cuts = (NetworkCut(at_s=0.0, until_s=20.0, groups=3), NetworkCut(at_s=20.0, until_s=40.0, groups=2))
     run = Simulation(averaging(peers=6, network=NetworkSpec(partitions=cuts), duration_s=60.0))
     start = run.learners.matrix.copy()
     run.swarm.run_until(19.9)

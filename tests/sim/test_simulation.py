@@ -20,9 +20,9 @@ from sim.learning.learners import Learners
 from sim.report.result import Progress
 from sim.scenario.scenario import (
     ChurnSpec,
-    Cut,
     Distribution,
     MembershipSpec,
+    NetworkCut,
     NetworkSpec,
     ReportSpec,
     Scenario,
@@ -134,7 +134,7 @@ def test_one_peer_alone_has_none_to_mix_with():
 
 
 def test_a_perfect_sampler_knows_of_no_cut_network():
-    cut = NetworkSpec(partitions=(Cut(at_s=1.0, until_s=2.0),))
+    cut = NetworkSpec(partitions=(NetworkCut(at_s=1.0, until_s=2.0),))
     with pytest.raises(ConfigError, match=r"network\.partitions needs membership\.mode = 'protocol'"):
         simulate(small(network=cut, membership=MembershipSpec(mode="ideal")), progress=False)
 
