@@ -22,7 +22,7 @@ from node.cli import demo, local
 # One pretended node: listens, logs a few rows, and ends with a JSON line.
 PRETENDED = """
     import json, os, socket, sys, time
-    from node.observe.console import Figures, Progress
+    from node.observe.console import Console, Reading
 
     host, port = os.environ["GOSSIP_LISTEN"].split(":")
     try:
@@ -30,10 +30,10 @@ PRETENDED = """
     except OSError:
         sys.exit(3)
     seeds = os.environ.get("GOSSIP_SEEDS")
-    progress = Progress.from_environment(0.0, "ab" * 16, f"127.0.0.1:{server.getsockname()[1]}", os.environ)
+    progress = Console.from_environment(0.0, "ab" * 16, f"127.0.0.1:{server.getsockname()[1]}", os.environ)
 
     def figures(step, swarm_samples):
-        return Figures(
+        return Reading(
             steps=step, samples=16 * step, swarm_samples=swarm_samples, loss=1 / (1 + step), members_alive=2,
             exchanges_done=step, exchanges_failed=0, exchange_seconds=0.01, bytes_sent=1000 * step, bytes_received=0,
             partner=None, alone=False,

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys, logging
 {setup}
-from node.observe.console import Progress
-progress = Progress.from_environment(0.0, "3f2a91bc" + 24 * "0", "127.0.0.1:7700", {variables})
+from node.observe.console import Console
+progress = Console.from_environment(0.0, "3f2a91bc" + 24 * "0", "127.0.0.1:7700", {variables})
 progress.event(0.0, "alone", "This node is alone.")
 progress.event(0.0, "joined", "Took the weights.")
 """

@@ -63,7 +63,7 @@ def alive_views(swarm: Swarm) -> set[int]:
 # -- determinism -----------------------------------------------------------------------------------------------------
 RECIPE = """
 from tests.sim.test_swarm import *
-swarm = swarm_of(12, network=Network(loss=0.02), on_step=kicked(20))
+swarm = swarm_of(12, network=NetworkModel(loss=0.02), on_step=kicked(20))
 swarm.run_until(10.0)
 swarm.kill(3)
 swarm.leave(4)
