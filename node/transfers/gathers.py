@@ -19,8 +19,8 @@ from gossip.config import Config
 from gossip.effects import Effect, Gather
 from gossip.errors import ProtocolError
 from gossip.exchange.acceptance import norm_accepts
-from gossip.exchange.gathering import Gathering, group_mean, slices
-from gossip.exchange.session import State
+from gossip.exchange.gathering import group_mean, slices
+from gossip.exchange.session import Exchange, State
 from gossip.ids import PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import MAX_GROUP, MIN_CHUNK_ELEMENTS, Chunk
@@ -228,7 +228,8 @@ class GroupTransfers:
         if one is not None:
             return self.receiver(one, link, chunk)[1].place(chunk, body_bytes)
         group = self.peer.exchange(chunk.session)
-        assert isinstance(group, Gathering)
+        assert group is not None
+        assert not isinstance(group, Exchange)
         if link.peer not in (group.inviter, *group.candidates):
             raise ProtocolError("A chunk came of a group to which its sender was not invited.")
         ahead = self.early.setdefault(chunk.session, Ahead())

@@ -14,7 +14,7 @@ from gossip.config import Config
 from gossip.effects import Gather
 from gossip.exchange.acceptance import trimmed_mean
 from gossip.exchange.gathering import slices
-from gossip.exchange.session import Local, State
+from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode
 from node.model.snapshot import ModelState
@@ -64,8 +64,8 @@ class One:
         self.sessions = StreamSessions(self.pool)
         exchange = SimpleNamespace(state=State.OFFERED, initiator=False, inviter=members[0], candidates=members)
         self.peer = SimpleNamespace(
-            exchanges=SimpleNamespace(table={SESSION: exchange}),
-            local=Local("", vector.size, 0),
+            exchange={SESSION: exchange}.get,
+            elements=vector.size,
             gathered=lambda *what: self.said.append(("gathered", *what)) or [],
             failed=lambda *what: self.said.append(("failed", *what)) or [],
         )

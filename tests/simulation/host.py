@@ -296,9 +296,6 @@ class Host:
     def up(self, link: Link, record: MemberRecord) -> None:
         place = link.place(self)
         other = link.ends[1 - place]
-        if self.gone or self.left:
-            self.world.network.cut_link(link)  # whoever finished its Hello is told by this machine's kernel
-            return
         if link.broken and not link.open[1 - place] and other.gone:
             return
         link.open[place] = True
@@ -636,10 +633,9 @@ class Host:
         self.world.judge.ended(self)
         self.gone = True
         self.world.note(f"{self} crashes")
-        for links in list(self.links.values()):
-            for link in links:
-                self.world.network.cut_link(link)
-                link.open[link.place(self)] = False
+        for link in [link for link in self.world.network.links if self in link.ends]:  # also those in their handshake
+            self.world.network.cut_link(link)
+            link.open[link.place(self)] = False
         if self.world.by_id.get(self.id) is self and self.world.ports.get(self.port) is self:
             del self.world.ports[self.port]
 
@@ -656,6 +652,8 @@ class Host:
         for links in list(self.links.values()):
             for link in list(links):
                 self.world.network.retire(link, self)
+        for link in [link for link in self.world.network.links if self in link.ends and not link.orderly]:
+            self.world.network.cut_link(link)  # in their handshake
         self.gone = True
         if self.world.ports.get(self.port) is self:
             del self.world.ports[self.port]
