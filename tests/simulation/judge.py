@@ -211,10 +211,11 @@ class Judge:
             return False  # what was said then may be on its way still
         if other.gone or other.stopped or other.awake_at > since or host.awake_at > since:
             return False
-        return any(
+        asking, answering = host.links.get(member, [])[-1:], other.links.get(host.id, [])[-1:]
+        return bool(asking and answering) and all(  # each speaks on its newest link, where it may wait behind a spike
             link.other(host) is other and not link.broken and link.born < since and max(link.last) < world.now + 0.2
-            for link in host.links.get(member, ())
-        )  # fmt: skip
+            for link in (*asking, *answering)
+        )
 
     def end(self, host: Host, number: int) -> None:
         deal = self.of.pop((host, number))
