@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gossip.codecs import AUTO, CODECS
+from gossip.config.selections import SELECTIONS
 from gossip.config.setting import key
 
 __all__ = ["MOST_PARTNERS", "Keys"]
@@ -27,7 +28,7 @@ class Keys:
     selection: str = key(
         "uniform", "rule by which partners are chosen",
         "`nearest` where distant links are dear, `graph` where only some can reach each other, `grid` for groups",
-        section="With whom", choices=("uniform", "ring", "torus", "graph", "exponential", "grid", "nearest"),
+        section="With whom", choices=tuple(SELECTIONS),
     )
     graph: str = key(
         "", "for `graph`: the file of edges, two members a line", "selection is `graph`", form="a path",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from gossip.config.derived import Derived
+from gossip.config.selections import SELECTIONS
 from gossip.errors import ConfigError
 
 __all__ = ["check_together"]
-
-GRAPHS = ("ring", "torus", "graph")
 
 
 def check_together(config: Derived) -> None:
@@ -51,7 +50,7 @@ def grouped(config: Derived) -> str | None:
     """What a group mean excludes."""
     if config.mixing != "group":
         return None
-    if config.selection not in ("uniform", "grid"):
+    if not SELECTIONS[config.selection].groups:
         return (
             f"mixing = 'group' with selection = {config.selection!r} cannot work: a group is drawn from everybody or "
             "from a grid. Use selection = 'grid' (exact means in few rounds) or 'uniform'."
@@ -80,13 +79,13 @@ def timed(config: Derived) -> str | None:
 
 
 def chosen(config: Derived) -> str | None:
-    if config.selection == "graph" and not config.graph:
+    if SELECTIONS[config.selection].file and not config.graph:
         return "selection = 'graph' needs the file of its edges: set graph (as 'edges.txt', lines of two members)."
-    if config.graph and config.selection != "graph":
+    if config.graph and not SELECTIONS[config.selection].file:
         return f"graph = {config.graph!r} is for selection = 'graph', and selection is {config.selection!r}."
     if config.selection == "grid" and config.group_size == 0:
         return "group_size = 0 (everybody) has no grid: use selection = 'uniform', or a group_size from 2 to 16."
-    if config.partners == 0 and config.selection not in GRAPHS:
+    if config.partners == 0 and not SELECTIONS[config.selection].neighbours:
         return (
             f"partners = 0 mixes with all neighbours at once, and selection = {config.selection!r} has no neighbours: "
             "use ring, torus or graph."

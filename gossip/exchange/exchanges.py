@@ -196,11 +196,14 @@ class Exchanges(Offering):
                 effects += self.failed(exchange.session, "deadline", now)
             elif exchange.state is State.VERIFIED:
                 self.partners.failed(exchange.partner, now)  # whose link is whole, and who does not say COMMIT
+                self.conduct.note(exchange.partner, "wasted", now)
+                exchange.blamed = True
                 effects += self.doubt(exchange, now)
             elif now - exchange.since < self.config.doubt_s:
                 effects += self.doubt(exchange, now)
             else:
-                self.conduct.note(exchange.partner, "wasted", now)
+                if not exchange.blamed:
+                    self.conduct.note(exchange.partner, "wasted", now)
                 effects += self.fail(exchange, now, "doubt")
         return effects
 

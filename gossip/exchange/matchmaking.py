@@ -10,6 +10,7 @@ from typing import Protocol
 
 from gossip.codecs import leaner
 from gossip.config import Config
+from gossip.config.selections import SELECTIONS
 from gossip.effects import Effect, Send, Snapshot
 from gossip.exchange.agreement import answers, refusal
 from gossip.exchange.gathering import Gathering
@@ -85,7 +86,7 @@ class Forming(Ledger[Gathering]):
     def substitute(self, one: Gathering, now: float) -> list[Effect]:
         """A seat is free: ask another, where anybody will do."""
         size = self.config.group_size
-        if self.config.selection != "uniform" or not size or len(one.asked) >= TRIES * (size - 1):
+        if not SELECTIONS[self.config.selection].free or not size or len(one.asked) >= TRIES * (size - 1):
             return []
         other = self.mates.choose(one.asked, now)
         if other is None:

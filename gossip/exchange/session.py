@@ -84,6 +84,7 @@ class Exchange:
     answer_s: float = 0.0  # what the answer to our offer took
     parked: bool = False
     overtaken: bool = False
+    blamed: bool = False  # its partner has been, for what it did not say
 
     @property
     def others(self) -> tuple[PeerId, ...]:

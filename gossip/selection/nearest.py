@@ -9,7 +9,7 @@ from statistics import median
 
 from gossip.errors import ConfigError
 from gossip.ids import PeerId
-from gossip.selection.rule import Candidates, Uniform, uniform
+from gossip.selection.rule import Candidates, Options, Uniform, uniform
 
 __all__ = ["Nearest"]
 
@@ -74,6 +74,10 @@ class Nearest(Uniform):
         self._by_cost: list[PeerId] = []  # the measured, cheapest first; sorted anew when wanted after a change
         self._stale = False
         self._changes = -1
+
+    @classmethod
+    def of(cls, options: Options) -> Nearest:
+        return cls(options.vector_mb, options.shortcut)
 
     def heard(self, partner: PeerId, round_trip_s: float | None, rate_mb_s: float | None) -> None:
         known = self.measured.get(partner) or Measured()

@@ -6,12 +6,13 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from gossip.config import Config
+from gossip.config.selections import SELECTIONS
 from gossip.effects import MemberState
 from gossip.exchange.session import AT_ONCE, Local
 from gossip.ids import Address, PeerId
 from gossip.members import Members
 from gossip.selection.back_off import Bench
-from gossip.selection.rule import Selector, Uniform
+from gossip.selection.rule import Selector
 from gossip.selection.topologies import Grid
 from gossip.wire.messages import MAX_GROUP
 
@@ -104,7 +105,7 @@ class Partners:
     def familiar(self) -> list[PeerId]:
         """Those that we mixed with lately, where the rule leaves the choice free. A crowd that says BUSY to everything
         is asked once for each mix. Where everybody is honest that is a rare second choice, and nearly as random."""
-        if not isinstance(self.selector, Uniform):
+        if not SELECTIONS[self.config.selection].free:
             return []
         return [peer for peer in self.met if self.here(peer) and self.fits(peer)]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from gossip.ids import Address, PeerId
+from gossip.selection.graphs import Graph
 
-__all__ = ["Candidates", "Selector", "Uniform", "uniform"]
+__all__ = ["Candidates", "Options", "Selector", "Uniform", "uniform"]
 
 
 def uniform(
@@ -55,6 +57,17 @@ class Candidates(Protocol):
     def address(self, peer: PeerId) -> Address | None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What rules are made of: each takes what it needs."""
+
+    at_once: bool = False  # a mix is with all neighbours together
+    group_size: int = 4
+    vector_mb: float = 0.0  # that cross the wire each way in an exchange
+    shortcut: float = 0.1
+    graph: Graph | None = None
+
+
 class Selector(ABC):
     """A rule for whom to mix with. One instance serves one peer; unless it is ``personal`` it may serve every peer that
     shares one table of members, as a simulator's do, and then sorts it once for all.
@@ -67,6 +80,11 @@ class Selector(ABC):
 
     def __init__(self, at_once: bool = False) -> None:
         self.at_once = at_once
+
+    @classmethod
+    def of(cls, options: Options) -> Selector:
+        """One by these options. Raises :class:`~gossip.errors.ConfigError` for what cannot work."""
+        return cls(options.at_once)
 
     @abstractmethod
     def choose(self, swarm: Candidates, asked: Container[PeerId], rng: random.Random) -> PeerId | None:

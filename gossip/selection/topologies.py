@@ -16,7 +16,7 @@ from math import isqrt, prod
 from gossip.errors import ConfigError
 from gossip.ids import PeerId
 from gossip.selection.graphs import Graph
-from gossip.selection.rule import Candidates, Selector
+from gossip.selection.rule import Candidates, Options, Selector
 
 __all__ = ["Exponential", "Grid", "OnGraph", "Ranked", "Ring", "Torus"]
 
@@ -137,6 +137,10 @@ class Grid(Ranked):
         super().__init__(at_once)
         self.group_size = group_size
 
+    @classmethod
+    def of(cls, options: Options) -> Grid:
+        return cls(options.at_once, options.group_size)
+
     def group(self, swarm: Candidates, size: int) -> list[PeerId]:
         """This round's group in groups of at most ``size``: I and those of it that fit, sorted; perhaps I alone."""
         order, rank = self.order(swarm)
@@ -168,6 +172,12 @@ class OnGraph(Ranked):
         super().__init__(at_once)
         self.graph = graph
         self._played: tuple[list[PeerId], dict[PeerId, int], dict[int, PeerId]] = ([], {}, {})
+
+    @classmethod
+    def of(cls, options: Options) -> OnGraph:
+        if options.graph is None:
+            raise ConfigError("selection = 'graph' needs a graph: name its file, with one link a line, as in 0 1.")
+        return cls(options.graph, options.at_once)
 
     def neighbours(self, swarm: Candidates) -> list[PeerId]:
         played, players = self.played(swarm)

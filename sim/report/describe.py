@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossip.config.selections import SELECTIONS
 from gossip.wire.messages import MAX_GROUP
 from sim.report.units import NOTHING, count_text, duration_text
 from sim.scenario.conditions import NetworkCut
@@ -21,10 +22,6 @@ __all__ = ["differences", "in_words"]
 
 MODELS = {"linear": "a linear model", "mlp": "an MLP", "cnn": "a CNN", "gpt": "a small GPT"}
 WORLDS = {"internet": "the internet", "cloud": "a cloud"}
-PLACES = {
-    "ring": "on a ring", "torus": "on a torus", "exponential": "on the exponential graph", "grid": "on a grid",
-    "nearest": "among those nearest, or at times anywhere",
-}  # fmt: skip
 DATASETS = {
     "digits": "digits", "fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "shakespeare": "Shakespeare's plays",
 }  # fmt: skip
@@ -91,15 +88,14 @@ def whom(config: Config) -> str:
         if config.selection == "grid":
             return f"in groups of up to {size} on a grid"
         return f"in random groups of up to {size}" if size else f"with everybody, in groups of up to {MAX_GROUP}"
-    where = PLACES.get(config.selection)
-    if config.selection == "graph":
-        where = f"on the graph in {Path(config.graph).name}"
+    rule = SELECTIONS[config.selection]
+    where = f"on the graph in {Path(config.graph).name}" if rule.file else rule.where
     joint = "to" if config.pushes else "with"
     if config.partners == 0:
         return f"{joint} all its neighbours {where} at once"
-    one, many = ("a random partner", "random partners") if where is None else ("a neighbour", "neighbours")
+    one, many = ("a random partner", "random partners") if not where else ("a neighbour", "neighbours")
     these = one if config.partners == 1 else f"{config.partners} {many}"
-    return f"{joint} {these}" if where is None else f"{joint} {these} {where}"
+    return f"{joint} {these}" if not where else f"{joint} {these} {where}"
 
 
 def compute(scenario: Scenario) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gossip.config import Config, read_toml
+from gossip.config.selections import SELECTIONS
 from gossip.errors import ConfigError
 from sim.scenario import tables
 from sim.scenario.adversaries import AttackersSpec
@@ -146,7 +147,7 @@ class Scenario:
                 right, f"network.partitions[{place}].groups", cut.groups, f"{self.peers} at most, the number of peers"
             )
         self.check_attackers()
-        static = self.gossip.selection == "graph" and self.churn is not None
+        static = SELECTIONS[self.gossip.selection].file and self.churn is not None
         require(
             not static, "gossip.selection", "graph",
             "another where nodes come and go, as 'uniform': a static graph has no place for newcomers",

@@ -134,3 +134,24 @@ def test_doubts_are_bounded_by_what_may_ever_be_under_way():
     side = Side(config=Config(partners=0, selection="ring"))
     side.incoming = lambda: 0
     assert side.exchanges.most_doubts == 64
+
+
+def test_one_that_does_not_say_commit_is_counted_at_once_and_only_once():
+    """After all of the doubt it would be named minutes later; and who says it after all has wasted nothing."""
+    for says in (False, True):
+        side = verified(Side(partners=(B,)))
+        x = side.exchanges
+        until = x.table[1].until
+        x.tick(until)
+        assert x.table[1].state is State.DOUBT
+        assert x.conduct.levels[B, "wasted"][0] == 1.0
+        if says:
+            x.on_commit(B, 1, until + 1.0)
+            assert (B, "wasted") not in x.conduct.levels
+            continue
+        now = until
+        while 1 in x.table:
+            now = x.deadline
+            x.tick(now)
+        assert now >= until + x.config.doubt_s
+        assert x.conduct.levels[B, "wasted"][0] == 1.0

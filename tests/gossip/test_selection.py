@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gossip.config.selections import SELECTIONS
 from gossip.errors import ConfigError
 from gossip.ids import Address, PeerId
 from gossip.selection.graphs import Graph
 from gossip.selection.nearest import Nearest
-from gossip.selection.registry import SELECTIONS, selector
+from gossip.selection.registry import selector
+from gossip.selection.rule import Options
 from gossip.selection.topologies import Grid, cell_mates, sides
 from tests.theory.mixing_matrices import (
     complete,
@@ -54,7 +56,7 @@ class View:
 
 
 def made(name, n=0):
-    return selector(name, graph_of(ring(n))) if name == "graph" else selector(name)
+    return selector(name, Options(graph=graph_of(ring(n)))) if name == "graph" else selector(name)
 
 
 def shuffled(peers, seed=1):
@@ -163,19 +165,21 @@ def test_a_group_as_large_as_the_swarm_is_everybody_ready():
 
 def test_a_graph_is_followed_and_nobody_else_is_mixed_with():
     graph = graph_of(dumbbell(10))
-    assert np.array_equal(neighbourhood(selector("graph", graph), 10), dumbbell(10))
-    more = neighbourhood(selector("graph", graph), 12)
+    assert np.array_equal(neighbourhood(selector("graph", Options(graph=graph)), 10), dumbbell(10))
+    more = neighbourhood(selector("graph", Options(graph=graph)), 12)
     assert np.array_equal(more[:10, :10], dumbbell(10))
     assert not more[10:].any()
     peers = ids(10)
     busy = [peer for peer in peers[:5] if peer != peers[2]]
-    assert selector("graph", graph).choose(View(peers[2], peers), busy, random.Random(1)) is None
+    assert selector("graph", Options(graph=graph)).choose(View(peers[2], peers), busy, random.Random(1)) is None
 
 
 def test_a_graph_of_addresses_follows_them_and_not_ranks():
     peers = ids(3)
     addresses = {peer: Address("10.0.0.1", 7000 + i) for i, peer in enumerate(reversed(peers))}
-    graph = selector("graph", Graph.from_text("10.0.0.1:7000 10.0.0.1:7001\n10.0.0.1:7001 10.0.0.1:7002\n"))
+    graph = selector(
+        "graph", Options(graph=Graph.from_text("10.0.0.1:7000 10.0.0.1:7001\n10.0.0.1:7001 10.0.0.1:7002\n"))
+    )
     assert graph.neighbours(View(peers[0], peers, addresses=addresses)) == [peers[1]]
     assert graph.neighbours(View(peers[1], peers, addresses=addresses)) == [peers[2], peers[0]]
 
@@ -229,7 +233,7 @@ class Mortal:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.data(), st.sampled_from(SELECTIONS), st.integers(0, 2**32))
+@given(st.data(), st.sampled_from(sorted(SELECTIONS)), st.integers(0, 2**32))
 def test_with_members_coming_and_going_nobody_chooses_itself_or_one_unfit_and_progress_goes_on(data, name, seed):
     swarm, rng, rule = Mortal(data), random.Random(seed), made(name, 24)
     me = data.draw(st.sampled_from(swarm.peers))
@@ -293,7 +297,7 @@ def test_a_choice_among_ten_thousand_asks_about_few_of_them(name):
 # -- weights -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "weights"), [("ring", metropolis(ring(9))), ("torus", metropolis(torus(3, 3)))])
 def test_mixing_with_all_neighbours_at_once_has_metropolis_weights(name, weights):
-    rule, view = selector(name, at_once=True), View(ids(9)[4], ids(9))
+    rule, view = selector(name, Options(at_once=True)), View(ids(9)[4], ids(9))
     np.fill_diagonal(weights, 0)
     assert {rule.weight(view, peer) for peer in rule.neighbours(view)} == set(weights[4][weights[4] > 0].tolist())
     assert selector(name).weight(view, ids(9)[5]) == 0.5
@@ -303,7 +307,7 @@ def test_a_graph_of_ids_has_metropolis_weights_the_same_on_both_sides_whatever_e
     peers = [PeerId(bytes([i]) * 16) for i in range(10)]
     matrix = dumbbell(10)
     text = "\n".join(f"{peers[a].hex()[:8]} {peers[b].hex()[:8]}" for a, b in np.argwhere(np.triu(matrix)))
-    rule = selector("graph", Graph.from_text(text), at_once=True)
+    rule = selector("graph", Options(at_once=True, graph=Graph.from_text(text)))
     expected = metropolis(matrix)
     for a, b in np.argwhere(matrix):
         mine = rule.weight(View(peers[a], peers), peers[b])
@@ -317,7 +321,7 @@ def test_both_sides_of_a_pair_give_it_one_weight_though_they_see_different_membe
     swarm = Mortal(data)
     graph = graph_of(dumbbell(20)) if name == "graph" else None
     a, b = data.draw(st.lists(st.sampled_from(swarm.peers), min_size=2, max_size=2, unique=True))
-    one, other = (selector(name, graph, at_once=True) for _ in range(2))
+    one, other = (selector(name, Options(at_once=True, graph=graph)) for _ in range(2))
     assert one.weight(swarm.view(a, 0), b) == other.weight(swarm.view(b, 0), a)
 
 
@@ -325,7 +329,7 @@ def test_both_sides_of_a_pair_give_it_one_weight_though_they_see_different_membe
 @pytest.mark.parametrize("n", [2, 5, 16])
 def test_weights_at_once_leave_every_node_a_share_of_itself(name, n):
     graph = graph_of(complete(n)) if name == "graph" else None
-    rule = selector(name, graph, at_once=True)
+    rule = selector(name, Options(at_once=True, graph=graph))
     for peer in ids(n):
         view = View(peer, ids(n))
         taken = sum(rule.weight(view, other) for other in rule.neighbours(view))
@@ -349,10 +353,10 @@ def test_weights_at_once_leave_every_node_a_share_of_itself(name, n):
 )
 def test_what_cannot_work_is_refused_naming_what_would(name, options, sentence):
     with pytest.raises(ConfigError) as error:
-        selector(name, **options)
+        selector(name, Options(**options))
     assert sentence in str(error.value)
 
 
 def test_every_name_has_its_selector():
     assert {made(name, 4).name for name in SELECTIONS} == set(SELECTIONS)
-    assert isinstance(selector("nearest", vector_mb=3.0, shortcut=0.2), Nearest)
+    assert isinstance(selector("nearest", Options(vector_mb=3.0, shortcut=0.2)), Nearest)

@@ -16,6 +16,7 @@ from gossip.errors import ConfigError
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Local
 from gossip.selection.registry import selector
+from gossip.selection.rule import Options
 from tests.gossip.sides import A, Side
 
 CHOICES = {name: setting.choices for name, (_, setting) in settings_of(Config).items() if setting.choices}
@@ -136,7 +137,7 @@ def test_of_any_combination_a_node_can_be_made_or_a_sentence_names_what_is_in_th
             continue
         made += 1
         if config.selection != "graph":
-            selector(config.selection, at_once=config.partners == 0, group_size=config.group_size)
+            selector(config.selection, Options(at_once=config.partners == 0, group_size=config.group_size))
         exchanges = Exchanges(A, Local("f", 10_000, 0), config, lambda: 5, Side())
         meant = Subset.parse(config.part)
         assert meant is None or exchanges.part == meant.drawn(5)
