@@ -127,8 +127,6 @@ class Membership:
             self._gossip(now, out)
         if now >= self._push_pull.due_s:
             self._push_pull.tick(now, out)
-        if not self._table.met:  # the last of them went since
-            self._heal_s = min(self._heal_s, now + self._config.probe_period_s)
         if now >= self._heal_s:
             self._heal(now, out)
         if now >= self._introductions.due_s:

@@ -14,7 +14,7 @@ SIEGE = Path(__file__).parents[2] / "benchmarks" / "siege"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["version", "richer", "commit-stall", "offer-stall", "third-party", "accusations", "garbage", "moniqua"]
+    "name", ["version", "richer", "accept-stall", "offer-stall", "third-party", "accusations", "garbage", "moniqua"]
 )
 def test_honest_nodes_stand_a_siege(name):
     done = subprocess.run(
