@@ -277,7 +277,7 @@ class Exchanges(Offering):
         self.count(code)
         if code == "overflow":
             self.bounded = False  # once more with a codec that needs no bound, which shows how wide it must be
-        if not (code in INNOCENT and self.excuses(exchange.partner)):
+        if not exchange.blamed and not (code in INNOCENT and self.excuses(exchange.partner)):
             self.partners.failed(exchange.partner, now, silent=exchange.state is State.PREPARING)
         if exchange.initiator and not exchange.parked:
             self.gave_up = True

@@ -90,6 +90,21 @@ def test_a_tick_ends_the_doubt_about_one_that_is_held_dead():
     assert a.peer.membership.state(partner.id) is MemberState.DEAD
 
 
+@pytest.mark.parametrize("answer", ["silence", "no"])
+def test_who_says_no_commit_is_blamed_for_it_once(answer):
+    """Sitting out lasts longer for each failure: counted again when the doubt ends, one would sit out for two."""
+    side = verified()
+    side.exchanges.tick(side.table[1].until)
+    assert side.table[1].state is State.DOUBT
+    assert side.benched == [B]
+    if answer == "no":
+        ended = side.exchanges.on_settled(B, Settled(1, False), 40.0)
+    else:
+        ended = side.exchanges.tick(side.table[1].since + side.exchanges.config.doubt_s)
+    assert ended == [Release(1)]
+    assert side.benched == [B]
+
+
 def test_one_that_was_restarted_knows_of_nothing_and_says_so_at_once():
     """What it had said died with its weights: nobody holds what was mixed, and the answer ends the doubt."""
     side, restarted = doubting(), Side(B)
