@@ -90,8 +90,9 @@ class Transfer:
 @dataclass(frozen=True, slots=True)
 class Gather:
     """Send each of ``members`` its slice of the session's snapshot, make ours the mean of what comes
-    (:func:`gossip.exchange.gathering.group_mean`), send that to all, and report ``gathered`` when all slices are means;
-    or ``failed``. We are the ``place``-th of them. Said again when there is a link to one to whom there was none."""
+    (:func:`gossip.arithmetic.group_mean.group_mean`), send that to all, and report ``gathered`` when all slices are
+    means; or ``failed``. We are the ``place``-th of them. Said again when there is a link to one to whom there was
+    none."""
 
     session: int
     members: tuple[PeerId, ...]

@@ -6,11 +6,11 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 
+from gossip.arithmetic.group_mean import norm_accepts
 from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.discovery import Listening, Reachability, Seeds
 from gossip.effects import Confirm, Dial, Effect, Notice, Restore, Send
-from gossip.exchange.acceptance import norm_accepts
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.groups import Groups
 from gossip.exchange.session import Local, within

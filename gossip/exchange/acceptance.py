@@ -11,14 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from gossip.arithmetic.group_mean import norm_accepts
 
 if TYPE_CHECKING:
     from gossip.config import Config
     from gossip.ids import PeerId
 
-__all__ = ["Filter", "Refusal", "Refusals", "balance_accepts", "clip_factor", "norm_accepts", "trimmed_mean"]
+__all__ = ["Filter", "Refusal", "Refusals", "balance_accepts", "clip_factor"]
 
 Refusal = Literal["not-finite", "norm", "balance"]
 
@@ -32,22 +31,6 @@ FEW = 256  # elements: below that a distance is one draw and not the mean of man
 ENOUGH = 4  # of them before they alone say what is usual
 OWN = 0.5  # of the square of its own steps, what is added to the usual: twice as much lets more lies in
 REFUSALS = 256  # partners and reasons counted apart: what one node ever needs to show
-
-
-def norm_accepts(difference_sq: float, own_sq: float, size: int, bound: float) -> Refusal | None:
-    """None to accept a partner's vector, else the code of the reason to refuse it.
-
-    ``difference_sq`` is ``|theirs - mine|^2`` and ``own_sq`` is ``|mine|^2``, both over ``size`` elements. Accepts iff
-
-        |theirs - mine| <= bound * (|mine| + sqrt(size))
-
-    ``sqrt(size)`` is the norm of a vector of ones: a model that starts at zero must be able to
-    take weights, and an rms of 1 per element is generous for weights. Sums that are not finite, or overflow to
-    infinity, are refused whatever the bound: one NaN averaged in would spread to the whole swarm.
-    """
-    if not math.isfinite(difference_sq) or not math.isfinite(own_sq):
-        return "not-finite"
-    return None if math.sqrt(difference_sq) <= bound * (math.sqrt(own_sq) + math.sqrt(size)) else "norm"
 
 
 def clip_factor(difference_sq: float, radius: float) -> float:
@@ -72,17 +55,6 @@ def balance_accepts(difference_sq: float, own_sq: float, gamma: float, kappa: fl
     """``|theirs - mine| <= gamma exp(-kappa t/T) |mine|`` with ``progress`` = t/T (Fang et al., "Byzantine-robust
     decentralized federated learning", CCS 2024: BALANCE)."""
     return difference_sq <= gamma * gamma * math.exp(-2 * kappa * progress) * own_sq
-
-
-def trimmed_mean(vectors: NDArray[np.float32], trim: int) -> NDArray[np.float32]:
-    """Of ``vectors`` (members, elements), the mean of each element without its ``trim`` smallest and largest values
-    (Yin et al., ICML 2018). Needs more than ``2 trim`` members. The result is float32 (elements,)."""
-    members = len(vectors)
-    assert members > 2 * trim, "a trimmed mean needs members beside those it trims"
-    if trim == 0:
-        return np.asarray(vectors.mean(axis=0, dtype=np.float32))
-    ordered = np.partition(vectors, (trim, members - trim - 1), axis=0)
-    return np.asarray(ordered[trim : members - trim].mean(axis=0, dtype=np.float32))
 
 
 class Filter:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from gossip.arithmetic.group_mean import norm_accepts
 from gossip.arithmetic.mixing import stability_limit
 from gossip.effects import Dial, Effect, Gather, MemberState, Mix, Send
-from gossip.exchange.acceptance import norm_accepts
 from gossip.exchange.agreement import answers
 from gossip.exchange.gathering import Gathering
 from gossip.exchange.matchmaking import Forming

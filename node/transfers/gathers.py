@@ -13,13 +13,12 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from gossip.arithmetic.group_mean import group_mean, norm_accepts, slices
 from gossip.arithmetic.mixing import difference
 from gossip.codecs import ALIGN, Codec, get_codec
 from gossip.config import Config
 from gossip.effects import Effect, Gather
 from gossip.errors import ProtocolError
-from gossip.exchange.acceptance import norm_accepts
-from gossip.exchange.gathering import group_mean, slices
 from gossip.exchange.session import Exchange, State
 from gossip.ids import PeerId
 from gossip.peer import Peer

@@ -7,11 +7,10 @@ from functools import partial
 
 import numpy as np
 
+from gossip.arithmetic.group_mean import group_mean, norm_accepts, slices
 from gossip.codecs import CODECS, Codec
 from gossip.config import Config
 from gossip.effects import Effect, Gather
-from gossip.exchange.acceptance import norm_accepts
-from gossip.exchange.gathering import group_mean, slices
 from gossip.ids import PeerId
 from sim.engine.events import Events
 from sim.engine.flows import Flow, Flows

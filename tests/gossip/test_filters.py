@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from gossip.arithmetic.group_mean import norm_accepts, trimmed_mean
 from gossip.config import Config
 from gossip.effects import Mix
 from gossip.exchange.acceptance import (
@@ -24,9 +25,7 @@ from gossip.exchange.acceptance import (
     Refusals,
     balance_accepts,
     clip_factor,
-    norm_accepts,
     share,
-    trimmed_mean,
 )
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer

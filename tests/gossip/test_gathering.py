@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossip.arithmetic.group_mean import group_mean, slices
 from gossip.codecs import ALIGN
-from gossip.exchange.gathering import group_mean, slices
 from gossip.wire.messages import MAX_GROUP
 
 BOUND = 10.0

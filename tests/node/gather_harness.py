@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import trio
 
+from gossip.arithmetic.group_mean import slices, trimmed_mean
 from gossip.codecs import CODECS
 from gossip.config import Config
 from gossip.effects import Gather
-from gossip.exchange.acceptance import trimmed_mean
-from gossip.exchange.gathering import slices
 from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode

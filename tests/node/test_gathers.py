@@ -10,9 +10,9 @@ import pytest
 import trio
 import xxhash
 
+from gossip.arithmetic.group_mean import slices
 from gossip.codecs import ALIGN, CODECS
 from gossip.errors import ProtocolError
-from gossip.exchange.gathering import slices
 from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode

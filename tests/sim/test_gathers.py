@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from gossip.arithmetic.group_mean import slices
 from gossip.codecs import get_codec
 from gossip.config import Config
-from gossip.exchange.gathering import slices
 from sim.engine.swarm import Swarm
 from sim.scenario.adversaries import AttackersSpec, Liar
 from sim.world.network import NetworkModel
