@@ -59,3 +59,13 @@ class Derived(Keys):
         if self.filter != "auto":
             return self.filter
         return "clip" if self.mixing in ("pair", "row-stochastic") else "none"
+
+    @property
+    def trims(self) -> int:
+        """How many values of each element a group's mean leaves out at either end."""
+        return self.trim if self.filtering == "trimmed" else 0
+
+    @property
+    def cuts_off(self) -> bool:
+        """Whether a filter may take a part of a difference, and each side of a pair another part."""
+        return self.filtering == "clip"

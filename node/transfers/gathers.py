@@ -314,8 +314,7 @@ class GroupTransfers:
         the codec."""
         config, place, result = self.config, one.effect.place, one.result
         assert result is not None
-        trim = config.trim if config.filter == "trimmed" else 0
-        mean, refused = group_mean(one.parts, place, trim, config.norm_bound)
+        mean, refused = group_mean(one.parts, place, config.trims, config.norm_bound)
         own, ours = one.slices[place], one.parts[place]
         out = result.array[own]
         one.codec.quantised(mean, out, one.effect.session, own.start)

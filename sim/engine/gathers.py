@@ -135,11 +135,10 @@ class GroupMeans:
 
     def close_slice(self, host: Host, one: GroupMean) -> None:
         """When all of our slice is here, its mean goes to all."""
-        effect, config, own = one.effect, self.config, one.slices[one.place]
+        effect, own = one.effect, one.slices[one.place]
         if one.missing or one.own_mean is not None or own.stop == own.start:
             return
-        trim = config.trim if config.filter == "trimmed" else 0
-        mean, refused = group_mean(one.parts, one.place, trim, config.norm_bound)
+        mean, refused = group_mean(one.parts, one.place, self.config.trims, self.config.norm_bound)
         one.refused = [effect.members[place] for place in refused]
         said = mean if host.liar is None else host.liar.sends(mean, effect.session)
         one.own_mean = through(one.codec, said, effect.session, own.start)

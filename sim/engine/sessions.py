@@ -110,7 +110,7 @@ class Sessions:
         self.streams: dict[tuple[Host, int], Flow] = {}  # by who sends, and the session
         self.raw = get_codec("fp32")
         self.needs_spread = needs_spread(config.codec)
-        self.clips = config.filtering == "clip"
+        self.clips = config.cuts_off
         self.pairs: dict[int, Pair] = {}  # by session
         self.failed = 0  # exchanges, as counted by peers that are gone
         self.mixes = 0  # applied, each side of an exchange counting
