@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gossip.exchange.acceptance import clip_factor
+from gossip.filters.clip import clip_factor
 from sim.learning.corpora import mnist
 
 CLIQUE = 10

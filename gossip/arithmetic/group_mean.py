@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -22,11 +23,11 @@ def slices(elements: int, members: int) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def group_mean(parts: Floats, own: int, trim: int, bound: float) -> tuple[Floats, list[int]]:
+def group_mean(parts: Floats, own: int, mean: Callable[[Floats], Floats], bound: float) -> tuple[Floats, list[int]]:
     """The mean of ``parts`` (members, elements), one member's slice of everybody's vectors, and whose were refused.
 
-    What is not finite, or further from the ``own``-th row than the norm bound allows, is left out, and of the others
-    ``trim`` values of each element at either end: as many as leave one.
+    What is not finite, or further from the ``own``-th row than the norm bound allows, is left out, and ``mean`` is of
+    the others, as a filter has it.
     """
     ours = parts[own]
     own_sq = float(np.dot(ours, ours))
@@ -41,7 +42,7 @@ def group_mean(parts: Floats, own: int, trim: int, bound: float) -> tuple[Floats
             else:
                 refused.append(place)
     taken = parts[sorted(kept)] if refused else parts  # a copy only where some are left out
-    return trimmed_mean(taken, min(trim, (len(kept) - 1) // 2)), refused
+    return mean(taken), refused
 
 
 def norm_accepts(difference_sq: float, own_sq: float, size: int, bound: float) -> Literal["not-finite", "norm"] | None:

@@ -14,6 +14,7 @@ from gossip.arithmetic.mixing import check_outer
 from gossip.arithmetic.subsets import check_part
 from gossip.codecs import AUTO, get_codec
 from gossip.config.derived import PLAIN, Derived
+from gossip.config.filters import FILTERS
 from gossip.config.methods import METHODS, method
 from gossip.config.removed import KEYS, check_removed
 from gossip.config.rules import check_together
@@ -60,6 +61,12 @@ class Config(Derived):
         if given or quasi_global or self.mixing != "pair" or self.partners != 1 or self.part != "all":
             return self
         return dataclasses.replace(self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1])
+
+    def unfiltered(self) -> Config:
+        """The same without a filter, and without what is for one alone."""
+        own = [key for rule in FILTERS.values() for key in rule.keys]
+        plain: dict[str, Any] = {key: field.default for key, (field, _) in settings_of(self).items() if key in own}
+        return dataclasses.replace(self, filter="none", **plain)
 
     # -- presets -----------------------------------------------------------------------------------------------------
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gossip.config.filters import AUTO_FILTER, FILTERS
 from gossip.config.keys import MOST_PARTNERS, Keys
 
 __all__ = ["PLAIN", "Derived"]
@@ -40,7 +41,7 @@ class Derived(Keys):
     @property
     def watches_movement(self) -> bool:
         """Whether a driver measures how far local steps alone move the model (gossip.progress)."""
-        return self.consensus_target is not None or (self.filtering == "clip" and self.clip_radius is None)
+        return self.consensus_target is not None or (FILTERS[self.filtering].follows and self.clip_radius is None)
 
     @property
     def pushes(self) -> bool:
@@ -55,17 +56,12 @@ class Derived(Keys):
     @property
     def filtering(self) -> str:
         """The filter in use: what "auto" comes to is to clip, but for push-sum, whose mass nobody may cut off, and for
-        groups, which have a trimmed mean."""
+        groups, whose mean a partner alone says nothing of."""
         if self.filter != "auto":
             return self.filter
-        return "clip" if self.mixing in ("pair", "row-stochastic") else "none"
-
-    @property
-    def trims(self) -> int:
-        """How many values of each element a group's mean leaves out at either end."""
-        return self.trim if self.filtering == "trimmed" else 0
+        return next(name for name in AUTO_FILTER if FILTERS[name].fits(self.mixing == "group", self.conserves))
 
     @property
     def cuts_off(self) -> bool:
         """Whether a filter may take a part of a difference, and each side of a pair another part."""
-        return self.filtering == "clip"
+        return FILTERS[self.filtering].cuts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gossip.codecs import AUTO, CODECS
+from gossip.config.filters import FILTERS
 from gossip.config.selections import SELECTIONS
 from gossip.config.setting import key
 
@@ -112,9 +113,9 @@ class Keys:
     )
     filter: str = key(
         "auto",
-        "`clip` cuts long differences off, `balance` refuses them, `trimmed` leaves out the ends of a group's values",
+        ", ".join(f"`{name}` {rule.does}" for name, rule in FILTERS.items() if rule.does),
         "`none` if all are trusted and one is forty times slower; `auto` is `clip` for pairs and row-stochastic pushes",
-        choices=("auto", "none", "clip", "balance", "trimmed"),
+        choices=("auto", *FILTERS),
     )
     clip_radius: float | None = key(
         None, "for `clip`: the longest difference taken whole", "the usual distance is known beforehand",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from gossip.config.derived import Derived
+from gossip.config.filters import AUTO_FILTER, FILTERS, filters_that
 from gossip.config.selections import SELECTIONS
+from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
 
 __all__ = ["check_together"]
@@ -113,15 +115,20 @@ def cut(config: Derived) -> str | None:
 
 
 def filtered(config: Derived) -> str | None:
-    if config.clip_radius is not None and config.filtering != "clip":
-        return f"clip_radius is for filter = 'clip', and filter is {config.filter!r}."
-    if config.filter == "trimmed" and config.mixing != "group":
-        return "filter = 'trimmed' leaves out the ends of a group: use mixing = 'group', or filter = 'clip'."
-    if config.mixing == "group" and config.filter in ("clip", "balance"):
-        return f"filter = {config.filter!r} judges a pair: use filter = 'trimmed' for groups, or mixing = 'pair'."
-    if config.filter == "clip" and config.mixing == "push-sum":
-        return (
-            "filter = 'clip' with mixing = 'push-sum' cannot work: what is cut off would be mass without weights. Use "
-            "filter = 'balance', or mixing = 'row-stochastic'."
-        )
-    return None
+    rule, settings = FILTERS[config.filtering], settings_of(config)
+    for name, other in FILTERS.items():
+        given = [key for key in other.keys if settings[key][1].left_out and getattr(config, key) is not None]
+        if given and other is not rule:
+            return f"{given[0]} is for filter = {name!r}, and filter is {config.filter!r}."
+    if rule.fits(config.mixing == "group", config.conserves):
+        return None
+    if config.mixing == "group":
+        instead = filters_that(lambda rule: rule.groups and not rule.pairs)
+        return f"filter = {config.filter!r} judges a pair: use filter = {instead} for groups, or mixing = 'pair'."
+    if not rule.pairs:
+        return f"filter = {config.filter!r} is for groups: use mixing = 'group', or filter = {AUTO_FILTER[0]!r}."
+    instead = filters_that(lambda rule: rule.pairs and not rule.cuts and not rule.groups)
+    return (
+        f"filter = {config.filter!r} with mixing = {config.mixing!r} cannot work: what is cut off would be mass "
+        f"without weights. Use filter = {instead}, or mixing = 'row-stochastic'."
+    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from gossip.arithmetic.subsets import ALL
 from gossip.codecs import CODECS
 from gossip.conduct import NEVER
 from gossip.effects import Effect, MemberState, Merge, Mix, Send
-from gossip.exchange.acceptance import FEW, clip_factor, share
 from gossip.exchange.agreement import answers
 from gossip.exchange.offering import Offering
 from gossip.exchange.session import Exchange, State, version_gap, within
@@ -83,7 +81,6 @@ class Exchanges(Offering):
         if exchange is None or exchange.state is not State.STREAMING:
             return []
         partner, elements = exchange.partner, self.elements(exchange)
-        radius = self.filter.radius(elements)  # by what was known before
         refused = self.filter.judge(partner, difference_sq, own_sq, elements, self.local.version)
         if refused is not None:
             self.refusals.add(partner, refused)
@@ -91,7 +88,9 @@ class Exchanges(Offering):
             return [Send(partner, Abort(session, refused)), *self.fail(exchange, now, refused)]
         whole = self.local.elements / elements if exchange.part.kind != "all" else 1.0
         self.seen.append((difference_sq * whole, own_sq * whole))
-        taken = self.cut_off(exchange, clip_factor(difference_sq, radius), difference_sq, elements)
+        taken, why = self.filter.take(partner, exchange.weight, difference_sq, elements, self.partners.here)
+        for code in why:
+            self.refusals.add(partner, code)
         if taken == 1.0:
             self.conduct.excuse(partner, "clipped")
         else:
@@ -106,21 +105,6 @@ class Exchanges(Offering):
         if exchange.parked:
             exchange.deadline = exchange.until
         return [commit]
-
-    def cut_off(self, exchange: Exchange, taken: float, difference_sq: float, elements: int) -> float:
-        """What share of the difference is taken, where its length would have so much ``taken``."""
-        if taken < 1.0:
-            self.refusals.add(exchange.partner, "clipped")
-        if elements < FEW:
-            return taken
-        distance = exchange.weight * taken * math.sqrt(difference_sq)
-        left = self.filter.left(exchange.partner, self.partners.here)
-        if distance > left:
-            self.refusals.add(exchange.partner, "budget")
-            kept = share(left, distance)
-            taken, distance = taken * kept, distance * kept
-        self.filter.took(exchange.partner, distance)
-        return taken
 
     def failed(self, session: int, code: str, now: float) -> list[Effect]:
         """The streams of this session stalled or brought wrong bytes, or the link it ran over broke ("broken")."""

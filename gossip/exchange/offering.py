@@ -10,11 +10,11 @@ from gossip.arithmetic.subsets import ALL, Fragments, Subset
 from gossip.codecs import AUTO, CODECS, fastest, leaner, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, Merge, Rename, Send, Snapshot, Transfer
-from gossip.exchange.acceptance import Filter
 from gossip.exchange.agreement import refusal
 from gossip.exchange.patience import Patience
 from gossip.exchange.session import AT_ONCE, Exchange, Local, State
 from gossip.exchange.session_table import Ledger
+from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
 from gossip.wire.messages import Accept, Busy, Offer, Refuse
 
@@ -56,7 +56,7 @@ class Offering(Ledger[Exchange]):
         self.push = config.pushes
         self.single = not self.push and config.partners == 1  # an exchange is a mix, whoever asked for it
         self.conserves = config.conserves
-        self.filter = Filter(config)
+        self.filter = filter_of(config)
         self.fragments = fragments_of(config, local.elements)
         self.part = Subset.parse(config.part) or ALL
         if self.part.kind == "mask":

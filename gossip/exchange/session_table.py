@@ -9,9 +9,10 @@ from typing import Generic, Protocol, TypeVar
 
 from gossip.conduct import Conduct
 from gossip.config import Config
+from gossip.config.filters import FILTERS
 from gossip.effects import Effect, Release
-from gossip.exchange.acceptance import Refusals
 from gossip.exchange.durations import Durations
+from gossip.exchange.refusals import Refusals
 from gossip.exchange.session import Local, State
 from gossip.ids import PeerId
 
@@ -21,7 +22,7 @@ VERDICTS = 4_096  # ends remembered, 100 B each: doubt_s of asking after them at
 REASONS = frozenset({
     "unanswered", "unreached",  # an offer: nobody said a word in time; the link broke, or could not be made
     "broken", "stalled", "deadline", "checksum", "overflow", "layout", "terms",  # a stream
-    "not-finite", "norm", "balance",  # a vector
+    "not-finite", "norm", *FILTERS,  # a vector; of a filter its name
     "doubt", "aborted", "late", "replaced",  # never known; known to have failed; the partner had given up, or joined
 })  # fmt: skip
 DOUBT_RETRY_S = 1.0  # between two questions how an exchange in doubt ended

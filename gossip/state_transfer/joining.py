@@ -16,8 +16,8 @@ from enum import Enum, auto
 
 from gossip.config import Config
 from gossip.effects import Adopt, Collect, Effect, Recall, Release, Send, Serve, Snapshot
-from gossip.exchange.acceptance import FEW
 from gossip.exchange.session import MAX_VERSION, Local
+from gossip.filters.rule import FEW
 from gossip.ids import PeerId
 from gossip.state_transfer.comparing import FEWEST, Comparison, odd_ones, spread_sq
 from gossip.state_transfer.survey import agree

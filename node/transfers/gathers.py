@@ -20,6 +20,7 @@ from gossip.config import Config
 from gossip.effects import Effect, Gather
 from gossip.errors import ProtocolError
 from gossip.exchange.session import Exchange, State
+from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import MAX_GROUP, MIN_CHUNK_ELEMENTS, Chunk
@@ -314,7 +315,7 @@ class GroupTransfers:
         the codec."""
         config, place, result = self.config, one.effect.place, one.result
         assert result is not None
-        mean, refused = group_mean(one.parts, place, config.trims, config.norm_bound)
+        mean, refused = group_mean(one.parts, place, filter_of(config).mean, config.norm_bound)
         own, ours = one.slices[place], one.parts[place]
         out = result.array[own]
         one.codec.quantised(mean, out, one.effect.session, own.start)

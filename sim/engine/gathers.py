@@ -11,6 +11,7 @@ from gossip.arithmetic.group_mean import group_mean, norm_accepts, slices
 from gossip.codecs import CODECS, Codec
 from gossip.config import Config
 from gossip.effects import Effect, Gather
+from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
 from sim.engine.events import Events
 from sim.engine.flows import Flow, Flows
@@ -138,7 +139,7 @@ class GroupMeans:
         effect, own = one.effect, one.slices[one.place]
         if one.missing or one.own_mean is not None or own.stop == own.start:
             return
-        mean, refused = group_mean(one.parts, one.place, self.config.trims, self.config.norm_bound)
+        mean, refused = group_mean(one.parts, one.place, filter_of(self.config).mean, self.config.norm_bound)
         one.refused = [effect.members[place] for place in refused]
         said = mean if host.liar is None else host.liar.sends(mean, effect.session)
         one.own_mean = through(one.codec, said, effect.session, own.start)

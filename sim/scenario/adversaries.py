@@ -90,4 +90,4 @@ def liars(spec: AttackersSpec | None, names: Sequence[str], seed: int) -> dict[s
 
 def unguarded(config: Config) -> Config:
     """The same without what an honest peer refuses or cuts off."""
-    return dataclasses.replace(config, filter="none", clip_radius=None, norm_bound=ANY_NORM)
+    return dataclasses.replace(config.unfiltered(), norm_bound=ANY_NORM)

@@ -14,24 +14,20 @@ from hypothesis.extra import numpy as hnp
 from gossip.arithmetic.group_mean import norm_accepts, trimmed_mean
 from gossip.config import Config
 from gossip.effects import Mix
-from gossip.exchange.acceptance import (
-    BUDGET,
-    ENOUGH,
-    OWN,
-    REFUSALS,
-    REMEMBERED,
-    WINDOW,
-    Filter,
-    Refusals,
-    balance_accepts,
-    clip_factor,
-    share,
-)
+from gossip.exchange.refusals import REFUSALS, Refusals
+from gossip.filters.balance import Balance, balance_accepts
+from gossip.filters.clip import BUDGET, ENOUGH, OWN, REMEMBERED, WINDOW, Clip, clip_factor, share
+from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer
 from tests.gossip.sides import A, B, C, Side
 
 PEERS = [PeerId(number.to_bytes(16, "big")) for number in range(80)]
+
+
+def saw(rule, peer, difference_sq, size):
+    """An exchange with this peer, which moved nothing."""
+    rule.take(peer, 0.0, difference_sq, size, lambda peer: True)
 
 
 def test_a_model_that_starts_at_zero_can_take_weights():
@@ -111,7 +107,7 @@ def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_littl
     for side, square in ((far, 400.0 * 9), (near, 400.0)):
         side.local.elements = 400
         for peer in PEERS[:ENOUGH]:
-            side.exchanges.filter.judge(peer, square, 400.0, 400, 0.0)
+            saw(side.exchanges.filter, peer, square, 400)
     a, b = far.exchanges, near.exchanges
     a.begin(0.0)
     [offered] = a.snapshotted(1, 0.0)
@@ -126,15 +122,15 @@ def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_littl
 
 # -- the usual distance ------------------------------------------------------------------------------------------------
 def test_a_radius_follows_the_usual_distance_and_counts_by_the_elements_that_are_mixed():
-    rule = Filter(Config(filter="clip", clip_factor=3.0))
+    rule = Clip(Config(filter="clip", clip_factor=3.0))
     for number in range(ENOUGH):
         assert rule.radius(400) == 0.0, "too few are known"
-        rule.judge(PEERS[number], 100 * 4.0, 1e3, 100, float(number))  # two for each element
+        saw(rule, PEERS[number], 100 * 4.0, 100)  # two for each element
     assert rule.radius(400) == pytest.approx(3 * 2 * 20)
     assert rule.radius(10_000) == pytest.approx(3 * 2 * 100)
     assert rule.radius(100) == 0.0, "of few elements no distance is usual"
     for number in range(REMEMBERED):
-        rule.judge(PEERS[ENOUGH + number], 100 * 16.0, 1e3, 100, float(number))
+        saw(rule, PEERS[ENOUGH + number], 100 * 16.0, 100)
     assert rule.radius(400) == pytest.approx(3 * 4 * 20), "the old ones are forgotten"
 
 
@@ -144,31 +140,31 @@ def test_a_radius_follows_the_usual_distance_and_counts_by_the_elements_that_are
     st.randoms(use_true_random=False),
 )
 def test_long_lies_short_of_three_quarters_leave_the_radius_an_honest_one(honest, lies, random):
-    rule = Filter(Config(filter="clip", clip_factor=1.0, norm_bound=1e9))
+    rule = Clip(Config(filter="clip", clip_factor=1.0, norm_bound=1e9))
     told = honest + lies
     random.shuffle(told)
     for peer, square in zip(PEERS, told, strict=False):
-        rule.judge(peer, 256 * square, 1.0, 256, 0.0)
+        saw(rule, peer, 256 * square, 256)
     assert min(honest) <= rule.radius(256) ** 2 / 256 * (1 + 1e-9)
     assert rule.radius(256) ** 2 / 256 <= max(honest) * (1 + 1e-9)
 
 
 def test_before_enough_is_seen_the_nodes_own_steps_say_what_is_usual():
-    rule = Filter(Config(filter="clip", clip_factor=1.5))
+    rule = Clip(Config(filter="clip", clip_factor=1.5))
     for distance in (math.nan, 0.3, 0.2):
         rule.moved(distance)
     for number in range(ENOUGH):
         first = 1.5 * math.sqrt(4 * 0.3**2 + OWN * 0.2**2)
         assert rule.radius(300) == pytest.approx(first)
         assert rule.radius(1000) == pytest.approx(first), "a part that is mixed rarely is as far apart as all"
-        rule.judge(PEERS[number], 10 * 4.0, 1e3, 10, float(number))
+        saw(rule, PEERS[number], 10 * 4.0, 10)
     assert rule.radius(300) == pytest.approx(1.5 * math.sqrt(300 * 4.0 + OWN * 0.2**2)), "now it is known"
 
 
 def test_what_its_own_steps_have_just_moved_it_widens_a_nodes_radius():
-    rule = Filter(Config(filter="clip", clip_factor=1.5))
+    rule = Clip(Config(filter="clip", clip_factor=1.5))
     for number in range(ENOUGH):
-        rule.judge(PEERS[number], 400 * 1.0, 1e3, 400, float(number))
+        saw(rule, PEERS[number], 400 * 1.0, 400)
     assert rule.radius(400) == pytest.approx(1.5 * 20)
     rule.moved(60.0)
     assert rule.radius(400) == pytest.approx(1.5 * math.sqrt(400 + OWN * 3600))
@@ -179,36 +175,40 @@ def test_what_its_own_steps_have_just_moved_it_widens_a_nodes_radius():
 
 
 def test_a_fixed_radius_is_that_from_the_first_exchange_on():
-    assert Filter(Config(filter="clip", clip_radius=0.7)).radius(10**6) == 0.7
+    assert Clip(Config(filter="clip", clip_radius=0.7)).radius(10**6) == 0.7
 
 
-def test_what_is_refused_for_its_norm_is_no_usual_distance():
-    rule = Filter(Config(filter="clip"))
-    for _ in range(ENOUGH):
-        assert rule.judge(A, 1e30, 1.0, 10, 0.0) == "norm"
-        assert rule.judge(A, math.nan, 1.0, 10, 0.0) == "not-finite"
-    assert rule.radius(10) == 0.0
+@pytest.mark.parametrize(("square", "code"), [(1e30, "norm"), (math.nan, "not-finite")])
+def test_what_is_refused_for_its_norm_is_no_usual_distance(square, code):
+    side = Side(partners=PEERS[:6])
+    side.local.elements = 400
+    for session, peer in enumerate(PEERS[:6], 50):
+        side.exchanges.on_offer(peer, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
+        side.exchanges.snapshotted(session, 0.0)
+        side.exchanges.streamed(session, square, 100.0, 0.0)
+    assert side.exchanges.refusals.counts == {(peer, code): 1 for peer in PEERS[:6]}
+    assert side.exchanges.filter.radius(400) == 0.0
 
 
 def test_one_partner_has_one_distance_however_often_it_is_met():
     """Before, the last 16 exchanges said what is usual: with one member for the only partner it said so itself."""
-    rule = Filter(Config(filter="clip", clip_factor=1.0))
+    rule = Clip(Config(filter="clip", clip_factor=1.0))
     for peer in PEERS[:8]:
-        rule.judge(peer, 256 * 1.0, 1e3, 256, 0.0)
+        saw(rule, peer, 256 * 1.0, 256)
     for _ in range(200):
-        rule.judge(A, 256 * 100.0, 1e3, 256, 0.0)
+        saw(rule, A, 256 * 100.0, 256)
     assert rule.radius(256) == pytest.approx(16.0)
     rule.moved(0.5)
-    alone = Filter(Config(filter="clip", clip_factor=1.0))
+    alone = Clip(Config(filter="clip", clip_factor=1.0))
     alone.moved(0.5)
     for _ in range(200):
-        alone.judge(A, 256 * 100.0, 1e3, 256, 0.0)
+        saw(alone, A, 256 * 100.0, 256)
     assert alone.radius(256) == pytest.approx(math.sqrt(4 * 0.5**2 + OWN * 0.5**2)), "its own steps say it, not A"
 
 
 # -- the budget of movement --------------------------------------------------------------------------------------------
 def test_one_partner_moves_us_no_further_than_three_times_the_median_of_the_others():
-    rule = Filter(Config(filter="clip"))
+    rule = Clip(Config(filter="clip"))
     for _ in range(5):
         for peer in PEERS[:6]:
             rule.took(peer, 1.0)
@@ -238,7 +238,7 @@ def test_what_the_budget_leaves_is_taken_and_then_nothing():
 
 
 def test_without_two_others_that_are_there_nobody_is_held_to_a_budget():
-    rule = Filter(Config(filter="clip"))
+    rule = Clip(Config(filter="clip"))
     for peer in PEERS[:2]:
         rule.took(peer, 1.0)
     rule.took(A, 50.0)
@@ -248,7 +248,7 @@ def test_without_two_others_that_are_there_nobody_is_held_to_a_budget():
 
 
 def test_the_window_slides_and_forgets():
-    rule = Filter(Config(filter="clip"))
+    rule = Clip(Config(filter="clip"))
     for number in range(3 * WINDOW):
         rule.took(PEERS[number % 70], 0.1)
     assert len(rule.window) == WINDOW
@@ -258,7 +258,7 @@ def test_the_window_slides_and_forgets():
 @pytest.mark.parametrize("count", [3, 7, 31, 200])
 def test_honest_partners_drawn_at_random_hardly_ever_meet_the_budget(count):
     """Distances alike to a factor of 1.5 either way, as far as a radius lets them differ."""
-    rule, dice, met = Filter(Config(filter="clip")), random.Random(count), 0
+    rule, dice, met = Clip(Config(filter="clip")), random.Random(count), 0
     for _ in range(2000):
         peer = PEERS[dice.randrange(count)] if count < 80 else PeerId(dice.randrange(count).to_bytes(16, "big"))
         distance = dice.uniform(1 / 1.5, 1.5)
@@ -278,7 +278,7 @@ def test_balance_is_its_equation(theirs, own, gamma, kappa, progress):
 
 
 def test_balance_narrows_with_the_rounds_up_to_the_last_and_no_further():
-    rule = Filter(Config(filter="balance", balance_gamma=0.3, balance_kappa=1.0, balance_rounds=100.0))
+    rule = Balance(Config(filter="balance", balance_gamma=0.3, balance_kappa=1.0, balance_rounds=100.0))
     assert [rule.judge(A, 0.29**2, 1.0, 10, version) for version in (0.0, 100.0)] == [None, "balance"]
     assert [rule.judge(A, 0.12**2, 1.0, 10, version) for version in (0.0, 100.0, 1e9)] == [None, "balance", "balance"]
     assert [rule.judge(A, 0.11**2, 1.0, 10, version) for version in (100.0, 1e9)] == [None, None]
@@ -286,7 +286,7 @@ def test_balance_narrows_with_the_rounds_up_to_the_last_and_no_further():
 
 def test_the_norm_is_judged_whatever_the_filter():
     for name in ("none", "clip", "balance"):
-        rule = Filter(Config(filter=name))
+        rule = filter_of(Config(filter=name))
         assert rule.judge(A, math.inf, 1.0, 10, 0.0) == "not-finite"
         assert rule.judge(A, 1e9, 1.0, 10, 0.0) == "norm"
         assert rule.judge(A, 0.01, 1.0, 10, 0.0) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,9 +11,17 @@ from hypothesis import strategies as st
 
 from gossip.arithmetic.group_mean import group_mean, slices
 from gossip.codecs import ALIGN
+from gossip.config import Config
+from gossip.filters.registry import filter_of
+from gossip.filters.rule import Floats
 from gossip.wire.messages import MAX_GROUP
 
 BOUND = 10.0
+plain = filter_of(Config(mixing="group")).mean
+
+
+def trimmed(trim: int) -> Callable[[Floats], Floats]:
+    return filter_of(Config(mixing="group", filter="trimmed", trim=trim)).mean
 
 
 @given(st.integers(1, 40_000), st.integers(2, MAX_GROUP))
@@ -28,7 +38,7 @@ def test_slices_cover_a_vector_in_whole_blocks_and_are_alike(elements: int, memb
 @given(st.integers(2, MAX_GROUP), st.integers(0, 2**31))
 def test_a_group_mean_is_the_mean_whoever_computes_it(members: int, seed: int) -> None:
     parts = np.random.default_rng(seed).normal(size=(members, 300)).astype(np.float32)
-    means = [group_mean(parts, own, 0, BOUND) for own in range(members)]
+    means = [group_mean(parts, own, plain, BOUND) for own in range(members)]
     assert all(refused == [] for _, refused in means)
     assert all(np.array_equal(mean, means[0][0]) for mean, _ in means)
     np.testing.assert_allclose(means[0][0], parts.mean(0, dtype=np.float64), atol=1e-6)
@@ -39,7 +49,7 @@ def test_what_is_not_finite_or_too_far_is_left_out_and_named(value: float) -> No
     parts = np.ones((4, 300), np.float32)
     parts[2, 17] = value
     parts[3] = 3.0
-    mean, refused = group_mean(parts, 0, 0, BOUND)
+    mean, refused = group_mean(parts, 0, plain, BOUND)
     assert refused == [2]
     np.testing.assert_allclose(mean, 5 / 3, rtol=1e-6)
 
@@ -47,7 +57,7 @@ def test_what_is_not_finite_or_too_far_is_left_out_and_named(value: float) -> No
 def test_the_own_row_is_kept_whatever_the_others_say() -> None:
     parts = np.full((3, 300), np.nan, np.float32)
     parts[1] = 7.0
-    mean, refused = group_mean(parts, 1, 1, BOUND)
+    mean, refused = group_mean(parts, 1, trimmed(1), BOUND)
     assert refused == [0, 2]
     assert np.array_equal(mean, parts[1])
 
@@ -55,12 +65,12 @@ def test_the_own_row_is_kept_whatever_the_others_say() -> None:
 @pytest.mark.parametrize(("members", "trim", "expected"), [(5, 1, 2.0), (5, 2, 2.0), (3, 2, 1.0), (2, 4, 0.5)])
 def test_as_many_values_are_trimmed_as_leave_one(members: int, trim: int, expected: float) -> None:
     parts = np.repeat(np.arange(members, dtype=np.float32)[:, None], 300, axis=1)
-    mean, _ = group_mean(parts, 0, trim, BOUND)
+    mean, _ = group_mean(parts, 0, trimmed(trim), BOUND)
     assert np.array_equal(mean, np.full(300, expected, np.float32))
 
 
 def test_trimming_leaves_out_each_elements_own_ends() -> None:
     parts = np.zeros((4, 300), np.float32)
     parts[0, 0], parts[1, 1], parts[2, 2] = 9.0, -9.0, 9.0
-    mean, _ = group_mean(parts, 3, 1, BOUND)
+    mean, _ = group_mean(parts, 3, trimmed(1), BOUND)
     assert not mean.any()

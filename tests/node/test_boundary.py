@@ -9,7 +9,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Mix, Release, Snapshot, Transfer
-from gossip.exchange.acceptance import Filter
+from gossip.filters.clip import Clip
 from node.model.snapshot import ModelState, Pending
 from node.transfers import streams
 from node.transfers.boundary import Adoption, Boundary, Done, Update, VectorPool
@@ -265,7 +265,7 @@ PUSHED = Config(mixing="row-stochastic", mix_every_steps=1, progress_period_s=0.
 def test_others_vectors_are_no_movement_of_ones_own_in_the_simulator(monkeypatch):
     """Two that do not train are pushed each other's vectors; the filter learns that they do not move."""
     moved = []
-    monkeypatch.setattr(Filter, "moved", lambda self, distance: moved.append(distance))
+    monkeypatch.setattr(Clip, "moved", lambda self, distance: moved.append(distance))
 
     def move(index, vector, steps):
         if index == 1 and steps == 50:

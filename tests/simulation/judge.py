@@ -79,7 +79,7 @@ class Judge:
         self.commits: set[tuple[PeerId, PeerId, int]] = set()
         self.mass: Fraction | float = 0
         self.total: Fraction | float = 0
-        self.clips = world.config.filtering == "clip"
+        self.clips = world.config.cuts_off
         self.done = self.one_sided = self.clipped = 0
         self.signed: dict[PeerId, int] = {}  # the highest incarnation of lives that are over
         self.lost: dict[tuple[Host, PeerId], int] = {}  # the incarnation in which one was last held to be gone

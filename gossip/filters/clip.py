@@ -1,36 +1,24 @@
-"""What a peer accepts from others, and how much of it.
-
-A node cuts off by what it knows itself. Where both sides of a pair take the whole difference the mean moves by nothing,
-and where one cuts off more than the other it moves by that. A refusal by either is an exchange that did not happen.
-"""
+"""Long differences are cut off: at a radius that follows the usual distance, and by what one partner has moved us."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
 
-from gossip.arithmetic.group_mean import norm_accepts
+from gossip.config import Config
+from gossip.filters.rule import FEW, Filter
+from gossip.ids import PeerId
 
-if TYPE_CHECKING:
-    from gossip.config import Config
-    from gossip.ids import PeerId
-
-__all__ = ["Filter", "Refusal", "Refusals", "balance_accepts", "clip_factor"]
-
-Refusal = Literal["not-finite", "norm", "balance"]
+__all__ = ["Clip", "clip_factor"]
 
 REMEMBERED = 16  # partners whose distances' lower quartile a radius follows: with three quarters too long it is honest
 WINDOW = 64  # exchanges in which movement is budgeted: nine with each of seven partners, give or take three
-BUDGET = (
-    3.0  # times what the median other partner moved us: 1.5 for one far away, twice for one met more often by chance
-)
+# times what the median other partner moved us: 1.5 for one far away, twice for one met more often by chance
+BUDGET = 3.0
 OTHERS = 2  # partners beside it, without whom there is no budget: one alone would set it, and a liar to nothing
-FEW = 256  # elements: below that a distance is one draw and not the mean of many, and no distance is usual
 ENOUGH = 4  # of them before they alone say what is usual
 OWN = 0.5  # of the square of its own steps, what is added to the usual: twice as much lets more lies in
-REFUSALS = 256  # partners and reasons counted apart: what one node ever needs to show
 
 
 def clip_factor(difference_sq: float, radius: float) -> float:
@@ -51,17 +39,11 @@ def share(part: float, whole: float) -> float:
     return min(1.0, math.floor(4096 * part / whole + 0.001) / 4096)
 
 
-def balance_accepts(difference_sq: float, own_sq: float, gamma: float, kappa: float, progress: float) -> bool:
-    """``|theirs - mine| <= gamma exp(-kappa t/T) |mine|`` with ``progress`` = t/T (Fang et al., "Byzantine-robust
-    decentralized federated learning", CCS 2024: BALANCE)."""
-    return difference_sq <= gamma * gamma * math.exp(-2 * kappa * progress) * own_sq
-
-
-class Filter:
-    """One peer's rule, and the distances by which it knows what is usual."""
+class Clip(Filter):
+    """A radius, and the distances by which it knows what is usual."""
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        super().__init__(config)
         self.squares: dict[PeerId, float] = {}  # mean square of a difference's elements, the last of each partner
         self.window: deque[tuple[PeerId, float]] = deque()  # of the last exchanges, who moved us how far
         self.moved_by: dict[PeerId, float] = {}  # and the sums
@@ -70,16 +52,33 @@ class Filter:
         self.donors_sq = 0.0  # mean square of a difference's elements between those who gave us our weights
 
     def joined(self, donors_sq: float) -> None:
-        """The weights are others' now, who were so far from each other (0: not known). Our own were further from
-        everybody, or nearer, and say nothing of these."""
+        """Our own weights were further from everybody, or nearer, and say nothing of these."""
         self.donors_sq = donors_sq
         self.squares.clear()
 
     def moved(self, distance: float) -> None:
-        """How far local steps alone moved the model since the last snapshot; of nan nothing is learned."""
         if distance >= 0:
             self.recent = distance
             self.movement = max(self.movement, distance)
+
+    def take(
+        self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Callable[[PeerId], bool]
+    ) -> tuple[float, tuple[str, ...]]:
+        taken = clip_factor(difference_sq, self.radius(size))  # by what was known before
+        why: tuple[str, ...] = ("clipped",) if taken < 1.0 else ()
+        self.squares.pop(partner, None)
+        self.squares[partner] = difference_sq / size
+        if len(self.squares) > REMEMBERED:
+            del self.squares[next(iter(self.squares))]
+        if size < FEW:
+            return taken, why
+        distance = weight * taken * math.sqrt(difference_sq)
+        left = self.left(partner, here)
+        if distance > left:
+            kept = share(left, distance)
+            taken, distance, why = taken * kept, distance * kept, (*why, "budget")
+        self.took(partner, distance)
+        return taken, why
 
     def radius(self, elements: int) -> float:
         """The longest difference of so many elements that is taken whole, 0 for any: fixed, or a multiple of the usual
@@ -96,8 +95,6 @@ class Filter:
         part as well, since what is mixed rarely is as far apart as all.
         """
         config = self.config
-        if config.filtering != "clip":
-            return 0.0
         if config.clip_radius is not None:
             return config.clip_radius
         if elements < FEW:
@@ -118,7 +115,7 @@ class Filter:
         or whoever is left after others died would be held to what the dead did lately.
         """
         moved = self.moved_by.get(partner)
-        if moved is None or self.config.filtering != "clip":
+        if moved is None:
             return math.inf  # the first in a window is held to the radius
         others = sorted(sum_ for peer, sum_ in self.moved_by.items() if peer != partner and here(peer))
         if len(others) < OTHERS:
@@ -136,37 +133,3 @@ class Filter:
                 self.moved_by[gone] = math.fsum(rest)
             else:
                 del self.moved_by[gone]
-
-    def judge(
-        self, partner: PeerId, difference_sq: float, own_sq: float, size: int, version: float
-    ) -> Refusal | None:  # fmt: skip
-        """Whether the partner's vector is accepted; ``version`` in mixing rounds."""
-        config = self.config
-        refused = norm_accepts(difference_sq, own_sq, size, config.norm_bound)
-        if refused is None:
-            self.squares.pop(partner, None)
-            self.squares[partner] = difference_sq / size
-            if len(self.squares) > REMEMBERED:
-                del self.squares[next(iter(self.squares))]
-            if config.filter == "balance":
-                progress = min(version / config.balance_rounds, 1.0)
-                if not balance_accepts(difference_sq, own_sq, config.balance_gamma, config.balance_kappa, progress):
-                    return "balance"
-        return refused
-
-
-class Refusals:
-    """How often what was refused, from whom and why."""
-
-    def __init__(self) -> None:
-        self.counts: dict[tuple[PeerId, str], int] = {}
-
-    def add(self, partner: PeerId, code: str) -> None:
-        key = (partner, code)
-        self.counts[key] = self.counts.pop(key, 0) + 1  # the one of longest ago goes first
-        if len(self.counts) > REFUSALS:
-            del self.counts[next(iter(self.counts))]
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts.values())

@@ -1,0 +1,18 @@
+"""The filters, made by name: ``FILTERS`` says where each lies."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from gossip.config import Config
+from gossip.config.filters import FILTERS
+from gossip.filters.rule import Filter
+
+__all__ = ["filter_of"]
+
+
+def filter_of(config: Config) -> Filter:
+    """One peer's filter, as ``config`` asks for it."""
+    module, _, kind = FILTERS[config.filtering].home.partition(":")
+    made: type[Filter] = getattr(import_module(f"gossip.filters.{module}"), kind)
+    return made(config)
