@@ -106,7 +106,7 @@ def check_exchanges(world: World, host: Host) -> None:
         waits = one.initiator and one.state is State.PREPARING  # for its own next boundary, however far that is
         if one.deadline == math.inf and not waits:
             world.fail("every exchange has a deadline", f"{host!r}: {number:x} in {one.state} has none")
-        asleep = waits and (host.paused or number not in host.wishes)
+        asleep = waits and (not host.stepping or number not in host.wishes)
         if host.stopped or asleep or now - host.awake_at < 1.0:
             host.since[number] = now
         elif now - begun > longest_s(world.config):

@@ -5,14 +5,30 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from gossip.effects import Gather, MemberChanged, MemberState, Merge, Mix, Rename, Transfer
+from gossip.effects import (
+    Collect,
+    Effect,
+    Gather,
+    MemberChanged,
+    MemberState,
+    Merge,
+    Mix,
+    Notice,
+    Release,
+    Rename,
+    Send,
+    Serve,
+    Snapshot,
+    Transfer,
+)  # fmt: skip
 from gossip.exchange.groups import DOUBTS, Groups
 from gossip.ids import PeerId
 from gossip.state_transfer.joining import Phase
 from gossip.wire.messages import Commit
 
 if TYPE_CHECKING:
-    from tests.simulation.host import Host, Session
+    from tests.harness.sessions import Session
+    from tests.simulation.host import Host
     from tests.simulation.world import World
 
 __all__ = ["Failure", "Judge"]
@@ -77,12 +93,70 @@ class Judge:
         self.of: dict[tuple[Host, int], Deal] = {}  # those not ended, by side
         self.pushes: dict[tuple[PeerId, int], Push] = {}
         self.commits: set[tuple[PeerId, PeerId, int]] = set()
+        self.spent: set[Session] = set()  # whose vector was mixed or merged
         self.mass: Fraction | float = 0
         self.total: Fraction | float = 0
         self.clips = world.config.cuts_off
         self.done = self.one_sided = self.clipped = 0
         self.signed: dict[PeerId, int] = {}  # the highest incarnation of lives that are over
         self.lost: dict[tuple[Host, PeerId], int] = {}  # the incarnation in which one was last held to be gone
+
+    # -- what is watched -----------------------------------------------------------------------------------------
+    def watch(self, host: Host, effect: Effect) -> None:
+        """Before it is performed."""
+        world = self.world
+        number = getattr(effect, "session", 0)
+        session = host.sessions.get(number)
+        match effect:
+            case Send(to, message):
+                self.sent(host, to, message)
+            case MemberChanged():
+                self.changed(host, effect)
+            case Notice(kind, sentence):
+                world.note(f"{host} says: {kind}: {sentence}")
+            case Snapshot() | Collect():
+                if session is not None:
+                    world.fail("a number is one session's", f"{host} is told {effect}")
+            case Release():
+                if session is None:
+                    world.fail("one Release for each session", f"{host} is told {effect}")
+                if session.given and not session.reported and not self.returned(host, number):
+                    session.given = 0
+            case Transfer() | Gather() | Mix() | Merge() | Rename() | Serve():
+                if session is None:
+                    world.fail("effects refer to live sessions", f"{host} is told {effect}")
+                self.session_told(host, effect, session)
+
+    def session_told(self, host: Host, effect: Effect, session: Session) -> None:
+        world = self.world
+        match effect:
+            case Transfer():
+                if session.value is None or session.transfer is not None:
+                    world.fail("nothing streams without a snapshot, or twice", f"{host} is told {effect}")
+                self.began(host, effect)
+            case Gather():
+                if session.value is None:
+                    world.fail("nothing streams without a snapshot, or twice", f"{host} is told {effect}")
+                if session.gather is None:
+                    self.formed(host, effect)
+                elif session.gather.members != effect.members:
+                    world.fail("a group's members do not change", f"{host} is told {effect}")
+            case Mix():
+                if session.value is None or session.theirs is None or session in self.spent:
+                    world.fail("no mix without two vectors, and none twice", f"{host} is told {effect}")
+                self.spent.add(session)
+                self.mixed(host, effect, Fraction(effect.weight) * (session.theirs - session.value))
+            case Merge():
+                received = session.theirs is not None
+                value = session.theirs if received else session.value
+                if value is None or session in self.spent or not effect.mass >= 0:  # a clip may leave nothing of it
+                    world.fail("no merge without a vector and a mass, and none twice", f"{host} is told {effect}")
+                self.spent.add(session)
+                self.merged(host, effect, received)
+            case Rename():
+                if effect.to in host.sessions or session.transfer is not None:
+                    world.fail("a number is one session's", f"{host} is told {effect}")
+                self.renamed(host, effect)
 
     # -- sums ----------------------------------------------------------------------------------------------------
     def entered(self, host: Host, sign: int = 1) -> None:

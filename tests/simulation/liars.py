@@ -37,6 +37,7 @@ from gossip.wire.messages import (
     Serving,
     Settled,
 )  # fmt: skip
+from tests.harness.world import address_of
 from tests.simulation.host import ELEMENTS, Host
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Liar(Host):
             known = [host for host in self.world.honest if host.dialable]
             if known and self.rng.random() < 0.3:
                 other = self.rng.choice(known)
-                self.world.network.dial(self, Address("10.0.0.1", other.port), other.id)
+                self.world.network.dial(self, address_of(other.number), other.id)
             return
         self.say(self.rng.choice(others), getattr(self, self.rng.choice(self.fibs))())
 
@@ -229,14 +230,14 @@ class Liar(Host):
         ])  # fmt: skip
 
     # -- vectors -------------------------------------------------------------------------------------------------
-    def stream(self, link: Link, to: Host, number: int, arrive: Any, value: Any) -> None:
+    def stream(self, link: Link, number: int, what: str, value: Any) -> None:
         """It may stream what it does not hold, or nothing."""
         lie = self.rng.random()
         if lie < 0.3:
             return
         if lie < 0.6:
             value = value + (Fraction(self.rng.randint(-500, 500)) if self.model.exact else 1.0)
-        super().stream(link, to, number, arrive, value)
+        super().stream(link, number, what, value)
 
 
 FIBS = ("lie_offer", "lie_answer", "lie_answer", "lie_group", "lie_fetch", "lie_hints", "lie_records", "lie_probe")

@@ -13,12 +13,13 @@ from typing import Any
 
 from gossip.config import Config
 from gossip.effects import MemberState
-from gossip.ids import MemberRecord
+from gossip.ids import MemberRecord, PeerId
 from gossip.state_transfer.joining import Phase
+from tests.harness.world import address_of
 from tests.simulation.bounds import check_bounds, check_exchanges, longest_s
 from tests.simulation.host import Host, Manners
 from tests.simulation.liars import Liar
-from tests.simulation.world import World, address_of, peer_id
+from tests.simulation.world import World
 
 __all__ = ["Schedule", "play", "random_config"]
 
@@ -78,6 +79,11 @@ def random_config(rng: random.Random) -> Config:
     if "selection" not in settings and mixing != "group" and rng.random() < 0.3:
         settings["selection"] = rng.choice(["ring", "torus", "exponential", "grid", "nearest"])
     return Config(**settings)
+
+
+def peer_id(number: int) -> PeerId:
+    """Of the host of this number; the digest's buckets are by the first byte."""
+    return PeerId(hashlib.sha256(b"host %d" % number).digest()[:16])
 
 
 class Schedule:
@@ -145,21 +151,17 @@ class Schedule:
         kind = Liar if liar else Host
         value = rng.randint(-40, 40)
         host = kind(
-            world, number, record, self.config, manners, random.Random(f"{self.seed} {number} {life}"),
+            world, number, record, manners, random.Random(f"{self.seed} {number} {life}"),
             seeds=seeds, book=book, value=value, dialable=dialable,
         )  # fmt: skip
-        world.add(host)
-        world.judge.entered(host)
-        world.note(f"{host!r} starts with {value}, seeds {[str(seed) for seed in seeds]}")
-        host.start()
-        return host
+        return world.enter(host)
 
     # -- playing -------------------------------------------------------------------------------------------------
     def play(self) -> World:
         """Raises :class:`tests.simulation.judge.Failure` where something does not hold."""
         world, rng = self.world, self.rng
         if self.divided:
-            world.network.sides = {number: number % 2 for number in range(self.count)}
+            world.network.sides = lambda number: number % 2 if number < self.count else 0
             world.later(self.config.join_timeout_s + 2.0, self.rejoin)
         for place in range(self.count):
             self.enter(seedless=not place)
@@ -229,8 +231,9 @@ class Schedule:
     def part(self) -> None:
         network = self.world.network
         if network.sides is None:
-            network.partition({number: self.rng.randint(0, 1) for number in range(self.numbers)})
-            self.world.note(f"the network parts: {network.sides}")
+            sides = {number: self.rng.randint(0, 1) for number in range(self.numbers)}
+            network.part(sides)
+            self.world.note(f"the network parts: {sides}")
             self.world.later(self.rng.choice([0.3, 2.0, 6.0]), self.rejoin)
 
     def rejoin(self) -> None:
@@ -267,13 +270,13 @@ class Schedule:
     def pause(self) -> None:
         """The training loop reaches no boundary for a while."""
         host = self.some()
-        if host is not None and not host.paused:
-            host.paused = True
+        if host is not None and host.stepping:
+            host.stepping = False
             self.world.later(self.rng.choice([0.2, 1.0, 3.0]), self.unpause, host)
 
     @staticmethod
     def unpause(host: Host) -> None:
-        host.paused = False
+        host.stepping = True
 
     def hesitate(self) -> None:
         """Copies of snapshots take long for a while."""
@@ -318,7 +321,7 @@ class Schedule:
         network.breaks.clear()
         self.faults = []
         for host in list(world.running):
-            host.paused, host.manners.fails = False, 0.0
+            host.stepping, host.manners.fails = True, 0.0
             host.manners.copy_s = min(host.manners.copy_s, 0.1)
             if host.liar:
                 host.crash()

@@ -10,7 +10,9 @@ from fractions import Fraction
 
 from gossip.arithmetic.mixing import push_mass
 
-__all__ = ["Model"]
+__all__ = ["Model", "Number"]
+
+Number = Fraction | float
 
 
 class Model:
@@ -20,16 +22,16 @@ class Model:
 
     def __init__(self, value: int, conserves: bool, exact: bool) -> None:
         self.conserves, self.exact = conserves, exact
-        self.mass: Fraction | float = Fraction(1) if exact else 1.0
-        self.total: Fraction | float = self.mass * value
-        self.pending: list[Fraction | float] = []
-        self.merges: list[tuple[Fraction | float, Fraction | float]] = []
+        self.mass: Number = Fraction(1) if exact else 1.0
+        self.total: Number = self.mass * value
+        self.pending: list[Number] = []
+        self.merges: list[tuple[Number, Number]] = []
 
     @property
-    def value(self) -> Fraction | float:
+    def value(self) -> Number:
         return self.total if self.mass == 1 else self.total / self.mass
 
-    def learn(self, more: int) -> Fraction | float:
+    def learn(self, more: int) -> Number:
         """A step of training; returns what the total grew by."""
         grown = self.mass * more
         self.total += grown
@@ -44,7 +46,7 @@ class Model:
             self.total, self.mass = self.total + total, self.mass + mass
         self.merges.clear()
 
-    def give(self, pushes: int) -> Fraction | float:
+    def give(self, pushes: int) -> Number:
         """Take the mass of one push away, as Snapshot says."""
         given, left = push_mass(self.mass, pushes, self.conserves)  # type: ignore[arg-type]
         if self.conserves:
@@ -54,13 +56,13 @@ class Model:
             self.total, self.mass = self.value, left
         return given
 
-    def replace(self, value: Fraction | float) -> None:
+    def replace(self, value: Number) -> None:
         self.mass = Fraction(1) if self.exact else 1.0
         self.total = value
         self.pending.clear()
         self.merges.clear()
 
-    def sums(self) -> tuple[Fraction | float, Fraction | float]:
+    def sums(self) -> tuple[Number, Number]:
         """(mass, mass * value), with what waits for the boundary."""
         mass = self.mass + sum(mass for mass, _ in self.merges)
         return mass, self.total + self.mass * sum(self.pending) + sum(total for _, total in self.merges)

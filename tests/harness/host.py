@@ -1,0 +1,244 @@
+"""One life of one member: its Peer, and a driver that performs effects in the order and with the manners of node/."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from gossip import effects
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.wire.messages import Fetch, Offer, Outcome
+from tests.harness.network import Link
+from tests.harness.sessions import Sessions
+
+if TYPE_CHECKING:
+    from tests.harness.world import World
+
+__all__ = ["Host"]
+
+PENDING = 32  # as node.runtime: messages kept for one who is being dialled
+TICKS = 3  # what a tick changes may itself be told at once; more is a driver that spins
+
+
+class Host(Sessions):
+    """``peer`` is not started yet. ``learning`` is what a step adds to the weights, ``loss`` what it says of them."""
+
+    def __init__(
+        self, world: World, number: int, peer: Any, *, value: int = 0, step_s: float = 0.1, dialable: bool = True
+    ) -> None:  # fmt: skip
+        super().__init__(value, world.config.conserves, world.config.mixing != "row-stochastic")
+        self.world, self.number, self.peer, self.id = world, number, peer, peer.membership.me.id
+        self.rng = world.rng
+        self.step_s, self.dialable, self.learning, self.samples = step_s, dialable, 0, 1
+        self.loss: Callable[[Host], float | None] = lambda host: None
+        self.steps = 0
+        self.stepping = True  # the training loop; nothing else stops with it
+        self.gone = self.left = False
+        self.links: dict[PeerId, list[Link]] = {}
+        self.dialling: dict[Address, dict[PeerId | None, None]] = {}
+        self.waiting: dict[PeerId, deque[Any]] = {}  # to be sent when the dial succeeds
+        self.armed = math.inf
+        self.log: list[tuple[float, effects.Effect]] = []
+
+    def __repr__(self) -> str:
+        return f"node{self.number}"
+
+    def start(self) -> None:
+        self.perform(self.peer.start(self.world.now))
+        self.later(self.step_s * self.rng.random(), self.boundary)
+
+    # -- time --------------------------------------------------------------------------------------------------------
+    def later(self, delay_s: float, what: Callable[..., None], *arguments: Any) -> None:
+        """An event of this life: none once it is over."""
+        self.world.plan(self.world.now + delay_s, self.happen, what, arguments)
+
+    def happen(self, what: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if not self.gone:
+            what(*arguments)
+
+    def arm(self) -> None:
+        deadline = self.peer.deadline
+        if deadline < self.armed:
+            self.armed = deadline
+            self.world.plan(max(deadline, self.world.now), self.happen, self.fire, ())
+
+    def fire(self) -> None:
+        now = self.world.now
+        if self.armed > now:
+            return  # an earlier timer did it
+        self.armed = math.inf
+        for _ in range(TICKS):
+            if self.gone or self.peer.deadline > now:
+                break
+            self.perform(self.peer.tick(now))
+        if not self.gone:
+            if self.peer.deadline <= now:
+                self.world.fail("no deadline that a tick does not move", f"{self} still has {self.peer.deadline}")
+            self.arm()
+
+    # -- what the driver reports and performs ------------------------------------------------------------------------
+    def call(self, event: str, *arguments: Any) -> None:
+        if not self.gone:
+            self.perform(getattr(self.peer, event)(*arguments, self.world.now))
+
+    def perform(self, told: Iterable[effects.Effect]) -> None:
+        for effect in told:
+            self.do(effect)
+        if not self.gone:
+            self.arm()
+
+    def do(self, effect: effects.Effect) -> None:
+        world, network = self.world, self.world.network
+        self.log.append((world.now, effect))
+        match effect:
+            case effects.Send(to, message):
+                self.send(to, message)
+            case effects.Dial(address, expect):
+                if not self.left:
+                    network.dial(self, address, expect)
+            case effects.TryDial(asker, address):
+                to = world.at(address)
+                ok = to is not None and to.dialable and not network.parted(self, to)
+                self.later(2 * network.latency(self, to), self.call, "dial_tried", asker, ok)
+            case _:
+                self.average(effect)
+
+    def send(self, to: PeerId, message: Any) -> None:
+        """Over the link its session began on, else over the newest; else the address in its record is dialled."""
+        session = getattr(message, "session", None)
+        link = self.bound.get(session) if session is not None else None
+        if link is None or link.other(self).id != to or type(message) in (Offer, Fetch):
+            link = self.links[to][-1] if to in self.links else None
+        if link is not None:
+            if type(message) is Offer:
+                self.bound[message.session] = link
+            self.world.network.send(link, self, message)
+            return
+        record = self.peer.membership.record(to)
+        if record is not None and record.address is not None and not self.left:
+            self.waiting.setdefault(to, deque(maxlen=PENDING)).append(message)
+            self.world.network.dial(self, record.address, to)
+
+    def received(self, link: Link, sender: Host, message: Any) -> None:
+        if self.left:
+            return
+        session, binds = getattr(message, "session", None), type(message) in (Offer, Fetch, Outcome)
+        if binds:
+            self.bound.setdefault(session, link)
+            self.peer.counted(self.steps, self.samples * self.steps)
+        self.perform(self.peer.receive(sender.id, message, self.world.now))
+        if binds and session not in self.peer.exchanges.table and session not in self.peer.donating.table:
+            self.bound.pop(session, None)
+
+    # -- the training loop -------------------------------------------------------------------------------------------
+    def boundary(self) -> None:
+        """Between two steps: weights taken over, shifts added, snapshots taken, and then the peer is told."""
+        self.later(self.step_s, self.boundary)
+        if not self.stepping or self.left:
+            return
+        if self.restoring:  # the weights on trial were worse: those that were there are again
+            self.restoring = False
+            self.replace(self.kept)
+            self.kept = None
+            self.call("restored")
+        adopted = self.adoption is not None and self.keeps()
+        if adopted and self.adoption.trial:
+            self.model.apply()  # what is finished is in the weights that may come back
+        apart = self.adopt() if adopted else ()
+        self.model.apply()
+        taken = self.take(list(self.wishes))
+        if self.peer.ready and not adopted and not self.peer.held:
+            self.learn()
+        if adopted:
+            self.perform(self.peer.adopted(self.world.now, *apart))
+        self.call("stepped", self.steps, self.samples * self.steps, self.loss(self))
+        self.copied(taken)
+
+    def keeps(self) -> bool:
+        """Whether there is memory to keep what is there, while what came is on trial."""
+        return True
+
+    def learn(self) -> None:
+        self.steps += 1
+        self.model.learn(self.learning)
+
+    def take(self, numbers: list[int]) -> list[int]:
+        """These snapshots, of the weights as they are."""
+        for session in map(self.wishes.pop, numbers):
+            session.value = self.model.value
+            if session.pushes:
+                session.given = self.model.give(session.pushes)
+                session.total = session.given * session.value
+        return numbers
+
+    def copied(self, numbers: list[int]) -> None:
+        for number in numbers:
+            if number in self.sessions:
+                self.snapshotted(number, self.sessions[number])
+
+    def snapshotted(self, number: int, session: Any) -> None:
+        if not self.left and self.sessions.get(number) is session:
+            session.reported = True
+            self.perform(self.peer.snapshotted(number, self.world.now, session.given))
+
+    # -- links -------------------------------------------------------------------------------------------------------
+    def up(self, link: Link, record: MemberRecord) -> None:
+        other = link.other(self)
+        link.open[link.place(self)] = True
+        self.links.setdefault(other.id, []).append(link)
+        waiting = self.waiting.pop(other.id, ())
+        self.perform(self.peer.linked(other.id, record, self.world.now))
+        for message in waiting:
+            self.send(other.id, message)
+
+    def lost(self, link: Link) -> None:
+        """This end's link is gone: what ran over it fails, and the peer is told if it was the last."""
+        place, other = link.place(self), link.other(self)
+        if not link.open[place]:
+            return
+        link.open[place] = False
+        if not any(link.open):
+            self.world.network.links.pop(link, None)
+        self.links[other.id].remove(link)
+        last = not self.links[other.id]
+        if last:
+            del self.links[other.id]
+        for number in [number for number, used in self.bound.items() if used is link]:
+            self.bound.pop(number, None)
+            self.call("failed", number, "broken")
+        for number, session in list(self.sessions.items()):
+            if session.gather is not None and other.id in session.sent and last:
+                self.call("failed", number, "broken")
+        if last and not self.gone:
+            self.perform(self.peer.unlinked(other.id, self.world.now, orderly=link.orderly))
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+    def crash(self) -> None:
+        """kill -9: its links break at once, for others as they notice."""
+        self.gone = True
+        for link in [link for link in self.world.network.links if self in link.ends]:
+            self.world.network.cut_link(link)
+            link.open[link.place(self)] = False
+
+    def leave(self) -> None:
+        """An orderly end: LEFT is said, and what is queued is sent."""
+        self.perform(self.peer.leave(self.world.now))
+        self.left = True
+        for link in [link for links in self.links.values() for link in links]:
+            self.world.network.retire(link, self)
+        self.gone = True
+
+    # -- what came of it ---------------------------------------------------------------------------------------------
+    def said(self, kind: type) -> list[tuple[float, Any]]:
+        """The effects of this kind so far, and when."""
+        return [(at, effect) for at, effect in self.log if isinstance(effect, kind)]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [notice.kind for _, notice in self.said(effects.Notice)]
+
+    @property
+    def genesis(self) -> bytes:
+        return self.peer.genesis

@@ -1,0 +1,210 @@
+"""What a driver does with vectors: snapshots, streams, group means, masses, and what a newcomer collects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from gossip import effects
+from gossip.exchange.session import State
+from gossip.ids import PeerId
+from tests.harness.model import Model, Number
+
+if TYPE_CHECKING:
+    from tests.harness.network import Link
+
+__all__ = ["Session", "Sessions"]
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """What is kept for one session number, from Snapshot or Collect to Release."""
+
+    pushes: int = 0
+    value: Number | None = None  # the snapshot, once it is taken
+    given: Number = 0  # the mass that it carries away,
+    total: Number = 0  # and mass * value
+    reported: bool = False  # to the peer, that the snapshot is taken
+    partner: PeerId | None = None
+    link: Link | None = None  # that its stream runs over
+    theirs: Number | None = None
+    transfer: effects.Transfer | None = None
+    collect: effects.Collect | None = None
+    serve: effects.Serve | None = None
+    gather: effects.Gather | None = None
+    values: dict[PeerId, Number] = field(default_factory=dict)  # of a group: what came of each one's vector,
+    means: dict[PeerId, Number] = field(default_factory=dict)  # and of each one's mean
+    sent: dict[PeerId, bool] = field(default_factory=dict)  # to whom we stream, and whether the mean was sent as well
+
+
+class Sessions:
+    """The part of a :class:`tests.harness.host.Host` that holds its weights, and every session's."""
+
+    def __init__(self, value: int, conserves: bool, exact: bool) -> None:
+        self.model = Model(value, conserves, exact)
+        self.sessions: dict[int, Session] = {}
+        self.bound: dict[int, Link] = {}  # the link of a session, over which all of it goes
+        self.wishes: dict[int, Session] = {}  # snapshots of the next boundary
+        self.early: dict[int, list[tuple[Any, ...]]] = {}  # came of a group that has not begun here
+        self.mixes: list[tuple[float, int, PeerId | None]] = []  # when, which session and with whom
+        self.adoption: effects.Adopt | None = None
+        self.kept: Number | None = None  # the weights that were there, while others are on trial
+        self.restoring = False
+        self.pieces: list[tuple[int, int, Number]] = []
+        self.joining_since = -1.0
+
+    # -- effects -----------------------------------------------------------------------------------------------------
+    def average(self, effect: effects.Effect) -> None:
+        """Perform one that is about vectors."""
+        match effect:
+            case effects.Snapshot(number, _, pushes):
+                self.sessions[number] = self.wishes[number] = Session(pushes)
+            case effects.Recall(number):  # as who has no earlier snapshot: that of the next boundary
+                if number not in self.sessions:
+                    self.sessions[number] = self.wishes[number] = Session()
+            case effects.Transfer(number, partner):
+                session, link = self.sessions[number], self.bound.get(number)
+                if link is None:
+                    self.later(0.0, self.call, "failed", number, "broken")
+                    return
+                session.transfer, session.partner, session.link = effect, partner, link
+                if effect.sends:
+                    self.stream(link, number, "theirs", session.value)
+            case effects.Gather(number, members):
+                session = self.sessions[number]
+                session.gather, session.values[self.id] = effect, session.value
+                for member in members:
+                    if member != self.id and member not in session.sent and member in self.links:
+                        session.sent[member] = False
+                        self.stream(self.links[member][-1], number, "values", session.value)
+                for came in self.early.pop(number, []):
+                    self.arrived(*came)
+                self.reduce(number, session)
+            case effects.Mix(number, weight):
+                session = self.sessions[number]
+                self.model.pending.append(Fraction(weight) * (session.theirs - session.value))
+                self.mixes.append((self.world.now, number, session.partner))
+            case effects.Merge(number, mass):  # where nothing was received, our own comes back
+                session = self.sessions[number]
+                if session.theirs is not None:
+                    self.mixes.append((self.world.now, number, session.partner))
+                self.model.merges.append((mass, mass * (session.value if session.theirs is None else session.theirs)))
+            case effects.Rename(number, to):
+                self.sessions[to] = self.sessions.pop(number)
+                self.bound.pop(number, None)
+            case effects.Release(number):
+                session = self.sessions.pop(number)
+                for table in (self.wishes, self.bound, self.early):
+                    table.pop(number, None)
+                if session.given and not session.reported:
+                    self.model.merges.append((session.given, session.total))  # it goes nowhere
+            case effects.Serve(number, partner, start):
+                session, link = self.sessions[number], self.bound.get(number)
+                if session.value is None or link is None or link.other(self).id != partner:
+                    self.later(0.0, self.call, "failed", number, "broken")
+                    return
+                session.serve = effect
+                self.piece(number, start, link)
+            case effects.Collect(number, partner):
+                session = self.sessions[number] = Session(partner=partner, collect=effect)
+                if self.joining_since != self.peer.joining.began:  # what an abandoned joining got counts no more
+                    self.joining_since = self.peer.joining.began
+                    self.pieces.clear()
+                if partner not in self.links:
+                    self.later(0.0, self.call, "failed", number, "broken")
+                    return
+                session.link = self.bound[number] = self.links[partner][-1]
+            case effects.Adopt():
+                self.adoption = effect
+            case effects.Confirm():
+                self.kept = None
+            case effects.Restore():
+                self.restoring = True
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+    def stream(self, link: Link, number: int, what: str, value: Any) -> None:
+        to = link.other(self)
+        to.later(self.world.network.streamed_s(link, self), to.arrived, link, self, number, what, value)
+
+    def stalled(self, link: Link, number: int) -> None:
+        """What should stream here does not, and the link is closed for it."""
+        if number in self.sessions and link.open[link.place(self)]:
+            self.world.network.retire(link, self)
+
+    def arrived(self, link: Link, sender: Sessions, number: int, what: str, value: Number) -> None:
+        """``what``: ``theirs`` of a pair or a push, one of a group's ``values``, or of its ``means``."""
+        session = self.sessions.get(number)
+        if not link.carries(self):
+            return
+        if what == "theirs":
+            right = session is not None and session.transfer is not None and session.transfer.receives
+            if right and session.link is link and session.partner == sender.id and session.theirs is None:
+                session.theirs = value
+                self.report("streamed", number, session)
+        elif session is None or session.gather is None:
+            if number in self.peer.exchanges.table:
+                self.early.setdefault(number, []).append((link, sender, number, what, value))
+        elif sender.id in session.gather.members:
+            getattr(session, what)[sender.id] = value
+            self.reduce(number, session)
+
+    def reduce(self, number: int, session: Session) -> None:
+        """With everybody's values our mean is made, and goes to all; with everybody's means the peer is told."""
+        count = len(session.gather.members)
+        if len(session.values) < count:
+            return
+        mean = session.means[self.id] = sum(session.values.values()) / count
+        for member, sent in session.sent.items():
+            if not sent and member in self.links:
+                session.sent[member] = True
+                self.stream(self.links[member][-1], number, "means", mean)
+        one = self.peer.exchanges.table.get(number)
+        if len(session.means) == count and one is not None and one.state is State.STREAMING:
+            session.theirs = mean
+            self.report("gathered", number, session, [])
+
+    def report(self, event: str, number: int, session: Session, *more: Any) -> None:
+        """How far apart the two vectors are, squared, and the norm of ours."""
+        apart, own, elements = float(session.theirs - session.value), float(session.value), self.peer.elements
+        self.call(event, number, apart * apart * elements, own * own * elements, *more)
+
+    # -- what a newcomer collects ------------------------------------------------------------------------------------
+    def piece(self, number: int, start: int, link: Link) -> None:
+        session = self.sessions.get(number)
+        if session is None or session.serve is None or not link.open[link.place(self)]:
+            return
+        stop, to = min(start + self.world.config.chunk_elements, session.serve.stop), link.other(self)
+        delay_s = self.world.network.streamed_s(link, self, chunk=True)
+        to.later(delay_s, to.collected, link, number, start, stop, session.value)
+        if stop < session.serve.stop:
+            self.later(delay_s, self.piece, number, stop, link)
+        else:
+            self.later(delay_s, self.call, "served", number)
+
+    def collected(self, link: Link, number: int, start: int, stop: int, value: Number) -> None:
+        session = self.sessions.get(number)
+        if session is None or session.collect is None or session.link is not link or not link.carries(self):
+            return
+        if session.collect.compare:
+            held, elements = next((mine for a, b, mine in reversed(self.pieces) if a <= start < b), value), stop - start
+            self.call("compared", number, float(value - held) ** 2 * elements, float(held) ** 2 * elements)
+            return
+        self.pieces = [one for one in self.pieces if one[:2] != (start, stop)]  # it may come again, of another
+        self.pieces.append((start, stop, value))
+        self.call("collected", number, stop)
+
+    def adopt(self) -> tuple[float, float]:
+        """Overwrite the weights with what came; returns how far apart the two are, squared, and the norm of ours."""
+        covered, trial = sum(stop - start for start, stop, _ in self.pieces), self.adoption.trial
+        if covered != self.peer.joining.size:
+            self.world.fail("a joining vector is whole", f"{self} adopts {covered} elements")
+        value, own = sum(mine * (stop - start) for start, stop, mine in self.pieces) / covered, self.model.value
+        self.kept = own if trial else None
+        self.replace(value)
+        self.adoption = None
+        self.pieces.clear()
+        return float(value - own) ** 2 * self.peer.elements, float(own) ** 2 * self.peer.elements
+
+    def replace(self, value: Number) -> None:
+        self.model.replace(value)

@@ -1,0 +1,146 @@
+"""A small swarm in virtual time: one heap, real Peers whose weights are one exact fraction each, and everything follows
+from the seed."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NoReturn
+
+from gossip.config import Config
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.peer import Peer
+from gossip.wire.records import trusting, unsigned
+from tests.harness.host import Host
+from tests.harness.network import Network
+
+__all__ = ["ELEMENTS", "World", "address_of", "peer_id"]
+
+ELEMENTS = 10_000
+
+
+def peer_id(number: int) -> PeerId:
+    """Ordered as the numbers are, and spread over the digest's buckets."""
+    return PeerId(bytes([8 * number + 1]) + hashlib.sha256(bytes([number])).digest()[:15])
+
+
+def address_of(number: int) -> Address:
+    return Address("10.0.0.1", 1000 + number)
+
+
+class World:
+    """Drive it with :meth:`run`; change it, its hosts and its network between runs."""
+
+    def __init__(
+        self, seed: int = 0, *, config: Config | None = None, latency_s: float = 0.01, loss: float = 0.0
+    ) -> None:  # fmt: skip
+        self.seed, self.config = seed, config or Config()
+        self.rng = random.Random(f"swarm {seed}")
+        self.now = 0.0
+        self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.ties = self.events = 0
+        self.hosts: list[Host] = []  # one for each life
+        self.by_id: dict[PeerId, Host] = {}
+        self.listening: dict[Address, Host] = {}
+        self.network = Network(self, latency_s, loss)
+
+    # -- hosts -------------------------------------------------------------------------------------------------------
+    def start(
+        self, *seeds: int, kind: type[Host] = Host, value: int = 0, step_s: float = 0.1, dialable: bool = True,
+        genesis: bytes | None = None, elements: int = ELEMENTS, **record: Any,
+    ) -> Host:  # fmt: skip
+        """A new process, which dials the processes of these numbers."""
+        number = len(self.hosts)
+        genesis = hashlib.sha256(b"genesis%d" % number).digest()[:16] if genesis is None else genesis
+        me = MemberRecord(peer_id(number), b"", 1, address=address_of(number), genesis=genesis, **record)
+        peer = Peer(
+            me, sign=unsigned, verify=trusting, config=self.config, fingerprint="f", elements=elements,
+            rng=random.Random(f"{self.seed} {number}"), seeds=tuple(map(address_of, seeds)), now=self.now,
+        )  # fmt: skip
+        return self.enter(kind(self, number, peer, value=value, step_s=step_s, dialable=dialable))
+
+    def swarm(self, count: int, **how: Any) -> list[Host]:
+        """``count`` hosts of one run; the first is the seed of all others."""
+        return [self.start(*([0] if number else []), value=1000 * number, **how) for number in range(count)]
+
+    def enter(self, host: Host) -> Host:
+        self.hosts.append(host)
+        self.by_id[host.id] = self.listening[address_of(host.number)] = host
+        host.start()
+        return host
+
+    def at(self, address: Address) -> Host | None:
+        """Who listens there; a host that nobody can dial listens, behind its router."""
+        host = self.listening.get(address)
+        return None if host is None or host.gone else host
+
+    def unlink(self, a: Host, b: Host) -> None:
+        """The connections between the two break."""
+        for link in list(a.links.get(b.id, ())):
+            self.network.cut_link(link)
+
+    # -- time --------------------------------------------------------------------------------------------------------
+    def later(self, delay_s: float, what: Callable[..., None], *arguments: Any) -> None:
+        self.plan(self.now + delay_s, what, *arguments)
+
+    def plan(self, when: float, what: Callable[..., None], *arguments: Any) -> None:
+        """At this very time: ``now + (when - now)`` may be less, and a deadline just ahead would stay for ever."""
+        self.ties += 1
+        heapq.heappush(self.heap, (when, self.ties, what, arguments))
+
+    def run(self, seconds: float) -> None:
+        end, heap = self.now + seconds, self.heap
+        while heap and heap[0][0] <= end:
+            self.now, _, what, arguments = heapq.heappop(heap)
+            self.events += 1
+            what(*arguments)
+        self.now = end
+
+    def until(self, condition: Callable[[], bool], limit_s: float, look_s: float = 0.1) -> float:
+        """Run until it holds; the virtual seconds that took, or fail naming the seed."""
+        begin = self.now
+        while not condition():
+            assert self.now - begin <= limit_s, f"not within {limit_s} s (seed {self.seed})"
+            self.run(look_s)
+        return self.now - begin
+
+    def fail(self, claim: str, detail: str) -> NoReturn:
+        raise AssertionError(f"{claim}: {detail} (seed {self.seed}, at {self.now:.4f} s)")
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+    @property
+    def running(self) -> list[Host]:
+        return [host for host in self.hosts if not host.gone]
+
+    def agreed(self) -> bool:
+        """Whether all are ready, and of one run."""
+        return all(host.peer.ready and host.genesis == self.running[0].genesis for host in self.running)
+
+    def quiet(self) -> bool:
+        """Whether no exchange is under way; as long as this is asked, nobody begins one."""
+        for host in self.running:
+            host.peer.schedule.retry_at = float("inf")
+        return not any(host.peer.exchanges.table for host in self.running)
+
+    def resume(self) -> None:
+        """Mix again after :meth:`quiet`."""
+        for host in self.running:
+            host.peer.schedule.retry_at = self.now
+
+    def total(self) -> Fraction:
+        """Of all weights, with the mixes that wait for a boundary; of the dead too."""
+        return sum((host.model.sums()[1] for host in self.hosts), Fraction())
+
+    def sums(self) -> tuple[Fraction, Fraction]:
+        """Of all masses, and of each mass times its value: of the hosts, of what they are to merge, and of what is in
+        flight, which is every push that its partner has not committed and its owner not taken back."""
+        held = [host.model.sums() for host in self.hosts]
+        for host in self.hosts:
+            for number, one in host.peer.exchanges.table.items():
+                verdicts = self.by_id[one.partner].peer.exchanges.verdicts
+                if one.initiator and one.mass and (one.partner == host.id or (host.id, number) not in verdicts):
+                    held.append((host.sessions[number].given, host.sessions[number].total))
+        return sum((mass for mass, _ in held), Fraction()), sum((total for _, total in held), Fraction())
