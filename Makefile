@@ -76,8 +76,9 @@ soak: $(READY) ## watch memory, descriptors and tables of six nodes for two hour
 fuzz: $(READY) ## feed N damaged and hostile inputs to everything that reads any, on all cores: make fuzz N=10000000
 	$(PY) -m tests.fuzz --inputs $(or $(N),1000000) --seed $(or $(SEED),1)
 
-reference: $(READY) ## write docs/config.md from the settings
+reference: $(READY) ## write docs/config.md from the settings, docs/figures.md from the figures
 	$(PY) -m gossip.config.reference > docs/config.md
+	$(PY) -m node.observe.figures > docs/figures.md
 
 data: $(READY) ## say which datasets are here and how to get the others
 	@echo "digits: here, with scikit-learn"

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 import signal
-import statistics
 import tempfile
 import threading
 import time
@@ -33,8 +32,8 @@ from node.model.kept import Kept
 from node.model.quasi_global import QuasiGlobal
 from node.model.snapshot import ModelState
 from node.model.tensors import plain_name
-from node.observe.console import Reading
-from node.observe.metrics import Member, Metrics, SwarmView
+from node.observe.figures import Metrics, Reading, Source, reading
+from node.observe.members import Member, SwarmView
 from node.runtime import Runtime
 from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
@@ -176,17 +175,13 @@ class Node:
                 return
 
     def figures(self) -> Reading:
-        metrics = self.metrics()
-        peer = self.peer
-        partner = peer.last_partner
-        seconds = metrics.exchange_seconds
-        loss = peer.record.loss
-        return Reading(
-            steps=metrics.steps, samples=metrics.samples, swarm_samples=self.swarm_samples, loss=loss,
-            members_alive=metrics.members_alive, exchanges_done=metrics.exchanges_done,
-            exchanges_failed=metrics.exchanges_failed, exchange_seconds=None if math.isnan(seconds) else seconds,
-            bytes_sent=metrics.bytes_sent, bytes_received=metrics.bytes_received,
-            partner=partner.hex()[:8] if partner is not None else None, alone=peer.alone,
+        return reading(self.source())
+
+    def source(self) -> Source:
+        runtime = self.runtime
+        return Source(
+            runtime.peer, runtime.links, self.steps, self.samples, self.swarm_samples, runtime.streams.durations,
+            self.overheads,
         )  # fmt: skip
 
     @property
@@ -462,15 +457,7 @@ class Node:
 
     def metrics(self) -> Metrics:
         """A reading of now."""
-        runtime, peer = self.runtime, self.peer
-        counts = peer.counts
-        return Metrics(
-            steps=self.steps, samples=self.samples, exchanges_done=counts.done,
-            exchanges_failed=counts.failed, bytes_sent=runtime.links.bytes_sent,
-            bytes_received=runtime.links.bytes_received, exchange_seconds=median(runtime.streams.durations),
-            step_overhead_seconds=median(self.overheads), members_alive=counts.alive,
-            consensus_distance=peer.consensus_distance,
-        )  # fmt: skip
+        return Metrics.of(self.source())
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -564,8 +551,3 @@ def check_optimizer(optimizer: object) -> None:
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__
         raise ConfigError(f"optimizer is a {kind}: give a torch.optim.Optimizer, or leave it out.")
-
-
-def median(values: Iterable[float]) -> float:
-    found = list(values)
-    return statistics.median(found) if found else math.nan

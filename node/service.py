@@ -21,8 +21,9 @@ from gossip.selection.registry import selector_of
 from node.identity.keys import Identity, verify
 from node.identity.statedir import Memory, StateDir
 from node.model.snapshot import ModelState
-from node.observe.console import Console, Reading
-from node.observe.metrics import Member, SwarmView, members_of
+from node.observe.console import Console
+from node.observe.figures import Reading
+from node.observe.members import Member, SwarmView, members_of
 from node.runtime import Runtime
 from node.settings import Settings, advertised
 from node.transfers.boundary import Boundary, VectorPool

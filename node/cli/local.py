@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 from gossip.errors import LocalError
-from node.observe.console import line_of
+from node.observe.figures import columns_of, line_of
 
 __all__ = ["Child", "LocalSwarm", "Screen", "ending_on_signals", "free_port", "run_local"]
 
@@ -251,20 +251,9 @@ def report(swarm: LocalSwarm) -> None:
             for line in last_lines(child.err, ERROR_LINES):
                 print(f"node {child.number}: {line}", file=sys.stderr)
     sys.stdout.flush()
-    table = Table("node", "steps", "samples", "loss", "exchanges", "failed", "MB sent", "exit code")
+    table = Table("node", *columns_of({}), "exit code")
     for child in swarm.children:
-        figures = child.figures
-        loss = figures.get("loss")
-        table.add_row(
-            str(child.number),
-            f"{figures.get('steps', 0):,}",
-            f"{figures.get('samples', 0):,}",
-            "-" if loss is None else f"{loss:.4f}",
-            f"{figures.get('exchanges_done', 0):,}",
-            f"{figures.get('exchanges_failed', 0):,}",
-            f"{figures.get('bytes_sent', 0) / 1e6:,.1f}",
-            str(child.code),
-        )
+        table.add_row(str(child.number), *columns_of(child.figures).values(), str(child.code))
     Console(stderr=True, highlight=False).print(table)
 
 

@@ -15,33 +15,17 @@ import stat
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, TextIO, TypedDict
+from typing import Any, Self, TextIO
 
 from gossip.errors import ConfigError
 from node.observe import notices
+from node.observe.figures import RATES, Reading, line_of, table_of
 
-__all__ = ["Console", "Reading", "line_of"]
+__all__ = ["Console"]
 
 REWRITE_PERIOD_S = 0.25  # on a terminal: as fast as an eye follows numbers
 LINE_PERIOD_S = 10.0  # in a file: 360 lines an hour
 ROW_PERIOD_S = 1.0  # the pace at which members' own counts arrive
-
-
-class Reading(TypedDict):
-    """One look at a node: its counts since the start."""
-
-    steps: int
-    samples: int
-    swarm_samples: int  # of the whole swarm, the departed included
-    loss: float | None
-    members_alive: int  # with this node
-    exchanges_done: int
-    exchanges_failed: int
-    exchange_seconds: float | None  # median of late ones; None before the first
-    bytes_sent: int
-    bytes_received: int
-    partner: str | None  # short id of the last partner
-    alone: bool
 
 
 class Console:
@@ -74,7 +58,7 @@ class Console:
         self._line_period_s = REWRITE_PERIOD_S if self._terminal else LINE_PERIOD_S
         self._log = None if log is None else _Log.open(log)
         self._row_s = self._line_s = now_s
-        self._rate = _Rate(now_s)
+        self._rates = _Rates(now_s)
         self.event(now_s, "listening", f"Node {node_id[:8]} listens on {address}.", address=address)
 
     @classmethod
@@ -132,9 +116,8 @@ class Console:
             self._stream = None
         self._closed = True
 
-    def _with_rates(self, now_s: float, figures: Reading) -> dict[str, Any]:
-        sent, received = self._rate.of(now_s, figures["bytes_sent"], figures["bytes_received"])
-        return {**figures, "mb_s_sent": sent, "mb_s_received": received}
+    def _with_rates(self, now_s: float, figures: Reading) -> Reading:
+        return {**figures, **self._rates.of(now_s, figures)}
 
     def _write_row(self, now_s: float, row: dict[str, Any]) -> None:
         if self._log is None:
@@ -162,20 +145,23 @@ class Console:
             self._stream = None
 
 
-class _Rate:
+class _Rates:
     """Bytes a second, in MB/s, over windows of about a second, so that 4 Hz does not flicker between 0 and 40."""
 
     def __init__(self, now_s: float) -> None:
-        self._since_s, self._sent, self._received = now_s, 0, 0
-        self._rates = (0.0, 0.0)
+        self._since_s = now_s
+        self._counts = dict.fromkeys([figure.rate_of for figure in RATES], 0)
+        self._rates = {figure.name: 0.0 for figure in RATES}
 
-    def of(self, now_s: float, sent: int, received: int) -> tuple[float, float]:
+    def of(self, now_s: float, row: Reading) -> dict[str, float]:
         passed_s = now_s - self._since_s
         if abs(passed_s) >= ROW_PERIOD_S:
             if passed_s > 0:
                 scale = 1e-6 / passed_s
-                self._rates = (round((sent - self._sent) * scale, 3), round((received - self._received) * scale, 3))
-            self._since_s, self._sent, self._received = now_s, sent, received
+                for figure in RATES:
+                    more = row[figure.rate_of] - self._counts[figure.rate_of]
+                    self._rates[figure.name] = round(more * scale, 3)
+            self._since_s, self._counts = now_s, {name: row[name] for name in self._counts}
         return self._rates
 
 
@@ -232,35 +218,12 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def line_of(row: Mapping[str, Any]) -> str:
-    """Figures with rates as one line, what matters most first, since a narrow terminal cuts it."""
-    loss = row["loss"]
-    company = "alone" if row["alone"] else f"{row['members_alive']} members"
-    failed = f" ({row['exchanges_failed']:,} failed)" if row["exchanges_failed"] else ""
-    partner = f", last with {row['partner']}" if row["partner"] else ""
-    rates = f"{row['mb_s_sent']:.1f}/{row['mb_s_received']:.1f} MB/s"  # out, in
-    return (
-        f"step {row['steps']:,}  samples {row['samples']:,} of {row['swarm_samples']:,}"
-        f"  loss {'-' if loss is None else format(loss, '.4f')}  {company}"
-        f"  {row['exchanges_done']:,} exchanges{failed}  {rates}{partner}"
-    )
-
-
 def print_table(node_id: str, final: Reading, stream: TextIO) -> None:
     """This node's whole run, as a table of two columns."""
     from rich.console import Console  # here: nobody who prints no table pays 50 ms for it
     from rich.table import Table
 
-    loss, exchange_s = final["loss"], final["exchange_seconds"]
     table = Table(title=f"node {node_id[:8]}", show_header=False, title_justify="left")
-    for name, value in (
-        ("steps", f"{final['steps']:,}"),
-        ("samples", f"{final['samples']:,} of the swarm's {final['swarm_samples']:,}"),
-        ("loss", "-" if loss is None else f"{loss:.4f}"),
-        ("members", "alone" if final["alone"] else f"{final['members_alive']:,}"),
-        ("exchanges", f"{final['exchanges_done']:,} done, {final['exchanges_failed']:,} failed"),
-        ("an exchange takes", "-" if exchange_s is None else f"{exchange_s:.3f} s (median)"),
-        ("sent, received", f"{final['bytes_sent'] / 1e6:,.1f} MB, {final['bytes_received'] / 1e6:,.1f} MB"),
-    ):
-        table.add_row(name, value)
+    for row in table_of(final):
+        table.add_row(*row)
     Console(file=stream, highlight=False).print(table)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from gossip.peer import Peer
 from gossip.wire.frames import encode
 from gossip.wire.messages import StatusQuery, StatusReply, Unknown
 from node.identity.keys import Identity
+from node.observe.figures import SHOWN, STATUS, Source, status_values
 from node.transport.byte_stream import ByteStream
 from node.transport.handshake import Greeter
 from node.transport.links import FrameReader, Links
@@ -24,41 +23,24 @@ from node.transport.tls import TlsStream, swarm_contexts
 __all__ = ["PAGE", "query", "status_page"]
 
 PAGE = 100  # members of at most 400 B (a host name has 255) in one header of 64 KiB
-SHOWN_REFUSALS = 16
 MAX_ROWS = 50_000  # members that are asked for: 40 MB, twice what a table holds; the node that answers may be anybody's
 MAX_TEXT = 300  # characters: an address
-METRICS = (
-    "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
-    "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone", "refused",
-    "messages_ignored", "suspicious",
-)  # fmt: skip
+METRICS = ("id", "address", "swarm", *(figure.name for figure in STATUS))
 """In this order; later versions add theirs behind these."""
 
 
 def status_page(peer: Peer, links: Links, swarm: str, after: bytes) -> StatusReply:
     """Members with ids after ``after``, in order, and the metrics."""
-    me, counts = peer.record, peer.counts
-    distance = peer.consensus_distance
+    me = peer.record
     address = str(me.address) if me.address is not None else None
-    metrics = (
-        me.id.hex(), address, swarm, me.steps, me.samples, peer.swarm_samples, me.loss,
-        counts.alive, counts.done, counts.failed, links.bytes_sent,
-        links.bytes_received, None if math.isnan(distance) else distance, peer.ready, peer.alone,
-        refusals(peer), links.ignored, tuple(itertools.islice(peer.misconduct(), SHOWN_REFUSALS)),
-    )  # fmt: skip
+    figures = status_values(Source(peer, links, me.steps, me.samples, peer.swarm_samples))
     rows = sorted((record.id, record, state) for record, state in peer.members() if record.id > after)
     page = tuple(
         (record.id, str(record.address) if record.address else None, state.value, record.steps, record.samples,
          record.loss, record.ready)
         for _, record, state in rows[:PAGE]
     )  # fmt: skip
-    return StatusReply(metrics, page, len(rows) > PAGE)
-
-
-def refusals(peer: Peer) -> tuple[tuple[str, str, int], ...]:
-    """What was refused or cut off most often: from whom, why, how often."""
-    counts = sorted(peer.refusals.items(), key=lambda item: item[1], reverse=True)[:SHOWN_REFUSALS]
-    return tuple((partner.hex(), code, count) for (partner, code), count in counts)
+    return StatusReply((me.id.hex(), address, swarm, *figures), page, len(rows) > PAGE)
 
 
 def query(
@@ -148,7 +130,7 @@ def refused_of(value: Any) -> tuple[tuple[Any, ...], ...]:
     """(member, code, count) of what a node refused, or of who misbehaves; what has another shape is left out."""
     rows = value if isinstance(value, tuple) else ()
     return tuple(
-        tuple(plain(item) for item in row[:3]) for row in rows[:SHOWN_REFUSALS]
+        tuple(plain(item) for item in row[:3]) for row in rows[:SHOWN]
         if isinstance(row, tuple) and len(row) >= 3
     )  # fmt: skip
 

@@ -22,7 +22,8 @@ from node.cli import demo, local
 # One pretended node: listens, logs a few rows, and ends with a JSON line.
 PRETENDED = """
     import json, os, socket, sys, time
-    from node.observe.console import Console, Reading
+    from node.observe.console import Console
+    from node.observe.figures import Reading
 
     host, port = os.environ["GOSSIP_LISTEN"].split(":")
     try:

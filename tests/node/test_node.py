@@ -24,7 +24,7 @@ from node import Metrics, Node, service
 from node.identity.keys import new_secret
 from node.model.snapshot import ModelState
 from node.node import ALONE_S
-from node.observe.metrics import members_of
+from node.observe.members import members_of
 from node.observe.status import query
 from node.transfers.boundary import Boundary
 

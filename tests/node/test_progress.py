@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from gossip.errors import ConfigError
-from node.observe.console import Console, Reading
+from node.observe.console import Console
+from node.observe.figures import Reading
 
 ID = "3f2a91bc" + 24 * "0"
 START_S = 1_000_000.0
@@ -33,7 +34,7 @@ def figures(**changes: Any) -> Reading:
         partner="9d01aa20",
         alone=False,
     )
-    row.update(changes)  # type: ignore[typeddict-item]
+    row.update(changes)
     return row
 
 

@@ -1,4 +1,4 @@
-"""What a node can be asked: its members, its metrics, and the view that the network thread leaves for the other."""
+"""What a node can be asked of others: its members, and the view that the network thread leaves for the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gossip.effects import MemberState
 from gossip.ids import PeerId
 from gossip.peer import Peer
 
-__all__ = ["Member", "Metrics", "SwarmView", "members_of"]
+__all__ = ["Member", "SwarmView", "members_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +22,6 @@ class Member:
     steps: int
     samples: int
     loss: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """One reading. Seconds are medians over recent events; nan before the first."""
-
-    steps: int
-    samples: int
-    exchanges_done: int
-    exchanges_failed: int
-    bytes_sent: int
-    bytes_received: int
-    exchange_seconds: float  # from the agreed start of the streams to both COMMITs
-    step_overhead_seconds: float  # inside step()
-    members_alive: int  # with this node
-    consensus_distance: float  # sqrt(mean |x_i - mean|^2) over the swarm, estimated from recent exchanges
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,51 @@
+"""The figures of a node: names that programs rely on, and a page that has them all."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+from node import Metrics
+from node.observe.figures import FIGURES, Source, page, reading, status_values
+from node.observe.status import METRICS
+from tests.gossip.swarm_harness import Swarm
+
+PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
+
+
+def source() -> Source:
+    swarm = Swarm(9)
+    [node] = swarm.swarm(1)
+    links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored=3)
+    return Source(node.peer, links, steps=7, samples=28, swarm_samples=30)
+
+
+def test_the_page_is_what_the_rows_say():
+    assert page() in PAGE.read_text(encoding="utf-8"), "make reference writes it anew"
+
+
+def test_the_log_has_these_figures_and_what_is_not_known_is_null():
+    assert reading(source()) == {
+        "steps": 7, "samples": 28, "swarm_samples": 30, "loss": None, "members_alive": 1, "exchanges_done": 0,
+        "exchanges_failed": 0, "exchange_seconds": None, "bytes_sent": 1234, "bytes_received": 56, "partner": None,
+        "alone": False,
+    }  # fmt: skip
+    logged = [figure.name for figure in FIGURES if figure.logged]
+    assert logged == [*reading(source()), "mb_s_sent", "mb_s_received"]
+
+
+def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
+    assert METRICS[:18] == (
+        "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
+        "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone", "refused",
+        "messages_ignored", "suspicious",
+    )  # fmt: skip
+    assert status_values(source()) == (7, 28, 30, None, 1, 0, 0, 1234, 56, None, True, False, (), 3, ())
+
+
+def test_metrics_are_figures_of_the_same_names_and_nan_before_there_are_any():
+    metrics = Metrics.of(source())
+    assert (metrics.steps, metrics.samples, metrics.bytes_sent, metrics.members_alive) == (7, 28, 1234, 1)
+    assert math.isnan(metrics.exchange_seconds)
+    assert math.isnan(metrics.step_overhead_seconds)
