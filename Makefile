@@ -78,7 +78,7 @@ fuzz: $(READY) ## feed N damaged and hostile inputs to everything that reads any
 
 reference: $(READY) ## write docs/config.md from the settings, docs/figures.md from the figures
 	$(PY) -m gossip.config.reference > docs/config.md
-	$(PY) -m node.observe.figures > docs/figures.md
+	{ $(PY) -m node.observe.figures && $(PY) -m sim.report.figures; } > docs/figures.md
 
 data: $(READY) ## say which datasets are here and how to get the others
 	@echo "digits: here, with scikit-learn"

@@ -239,13 +239,10 @@ def play(
     except KeyboardInterrupt:
         stopped = True  # perhaps in the middle of an event, so that the last row stands and no other is measured
     spent = Spent.now().since(started)
-    summary = measures.summary(history[-1])
-    summary |= {
-        "done": round(simulation.done, 4) if stopped else 1.0,
-        "wall_s": round(spent.wall_s, 3), "cpu_s": round(spent.cpu_s, 3), "setup_s": round(setup.cpu_s, 3),
-        "updates_per_cpu_s": round(summary["node_updates"] / max(spent.cpu_s, 1e-9), 1),
-        "peak_rss_mb": round(peak_rss_mb(), 1),
-    }  # fmt: skip
+    summary = measures.summary(
+        history[-1], done=round(simulation.done, 4) if stopped else 1.0, wall_s=spent.wall_s, cpu_s=spent.cpu_s,
+        setup_s=setup.cpu_s, peak_rss_mb=peak_rss_mb(),
+    )  # fmt: skip
     durations: NDArray[np.float64] = np.array(swarm.sessions.durations_s)
     result = Result(scenario, history, summary, durations)
     if stopped:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
 from sim.report import describe as words
-from sim.report.result import Result, check_column, number, writing
-from sim.report.units import bytes_text, count_text, duration_text, figure_text, share_text
+from sim.report.result import Result, check_column, writing
+from sim.report.units import bytes_text, count_text, duration_text, figure_text, number, share_text
 from sim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:

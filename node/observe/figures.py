@@ -30,7 +30,7 @@ SHOWN = 16  # members that were refused, or misbehave
 HEAD = """\
 # Every figure
 
-Written by `make reference` from `node/observe/figures.py`; a test holds that it is up to
+Written by `make reference` from `node/observe/figures.py` and `sim/report/figures.py`; tests hold that it is up to
 date.
 
 ## Of a node

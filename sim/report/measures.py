@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,85 +12,55 @@ from numpy.typing import NDArray
 from sim.engine.host import Host
 from sim.engine.swarm import Swarm
 from sim.learning.learners import Learners
+from sim.report.figures import HISTORY, SUMMARY
 from sim.scenario.scenario import Scenario
 
-__all__ = ["Measures"]
+__all__ = ["End", "Look", "Measures"]
+
+Floats = NDArray[np.float64]
 
 BLOCK_ROWS = 256
-ROUNDED = 1e-3  # thirds and elevenths of groups, summed: below it up to 10^10 of them
 
 
-class Measures:
-    """Rows of the history and the summary. Models are looked at as they are at the end of the step that each peer is
-    in. Where some attack, losses, accuracies and the consensus distance are of the honest ones alone."""
+class Look:
+    """A swarm at one instant. Models are looked at as they are at the end of the step that each peer is in. Where some
+    attack, losses, accuracies and the consensus distance are of the honest ones alone."""
 
     def __init__(self, swarm: Swarm, scenario: Scenario, learners: Learners) -> None:
-        self.swarm, self.scenario, self.learners = swarm, scenario, learners
-
-    def row(self) -> dict[str, float]:
-        swarm, scenario, learners = self.swarm, self.scenario, self.learners
         swarm.training.settle(swarm.now)
-        alive = [host for host in swarm.hosts if not host.gone]
-        ready = [host for host in alive if host.peer.ready]
-        honest = [host for host in ready if host.liar is None]
-        losses, accuracies, average = nothing(), nothing(), (math.nan, math.nan)
-        distance = math.nan
+        self.swarm: Swarm = swarm
+        self.scenario: Scenario = scenario
+        self.alive: list[Host] = [host for host in swarm.hosts if not host.gone]
+        self.ready: list[Host] = [host for host in self.alive if host.peer.ready]
+        self.losses: Floats = np.array([math.nan])  # (evaluated,)
+        self.accuracies: Floats = self.losses
+        self.average_loss: float = math.nan
+        self.average_accuracy: float = math.nan
+        self.distance: float = math.nan
+        self.exchange_s: Floats = np.array(swarm.sessions.durations_s or [math.nan])  # (sample,)
+        honest = [host for host in self.ready if host.liar is None]
         if honest:
-            mean, distance = spread(honest)
+            mean, self.distance = spread(honest)
             chosen = honest[:: -(-len(honest) // scenario.report.evaluate_peers)]
-            losses, accuracies = learners.evaluate(np.stack([host.vector for host in chosen]))
+            self.losses, self.accuracies = learners.evaluate(np.stack([host.vector for host in chosen]))
             one_loss, one_accuracy = learners.evaluate(mean[None])
-            average = float(one_loss[0]), float(one_accuracy[0])
-        sessions, recent = swarm.sessions, np.array(swarm.sessions.durations_s or [math.nan])
-        return {
-            "virtual_s": swarm.now,
-            "alive": float(len(alive)),
-            "ready": float(len(ready)),
-            "steps": swarm.training.steps / scenario.peers,
-            "mixes": sessions.mixes / scenario.peers,
-            "loss_mean": float(losses.mean()),
-            "loss_min": float(losses.min()),
-            "loss_max": float(losses.max()),
-            "accuracy_mean": float(accuracies.mean()),
-            "accuracy_min": float(accuracies.min()),
-            "accuracy_max": float(accuracies.max()),
-            "loss_average_model": average[0],
-            "accuracy_average_model": average[1],
-            "consensus_distance": distance,
-            "exchanges_done": float(math.floor(sessions.exchanges + ROUNDED)),
-            "exchanges_failed": float(sessions.failed + sum(host.peer.failures for host in alive)),
-            "bytes_sent": float(sessions.stream_bytes + swarm.links.message_bytes),
-            "exchange_s_median": float(np.median(recent)),
-            "exchange_s_p95": float(np.percentile(recent, 95)),
-            "events": float(swarm.events.handled),
-        }
+            self.average_loss, self.average_accuracy = float(one_loss[0]), float(one_accuracy[0])
 
-    def summary(self, last: dict[str, float]) -> dict[str, Any]:
-        """The figures of the end; who measured the time adds what it took."""
-        swarm, scenario = self.swarm, self.scenario
-        return {
-            "name": scenario.name,
-            "seed": scenario.seed,
-            "peers": scenario.peers,
-            "virtual_s": last["virtual_s"],
-            "events": int(last["events"]),
-            "node_updates": swarm.sessions.mixes,
-            "steps": swarm.training.steps,
-            "loss": last["loss_mean"],
-            "accuracy": {
-                "mean": last["accuracy_mean"],
-                "min": last["accuracy_min"],
-                "max": last["accuracy_max"],
-                "average_model": last["accuracy_average_model"],
-            },
-            "consensus_distance": last["consensus_distance"],
-            "exchanges_done": int(last["exchanges_done"]),
-            "exchanges_failed": int(last["exchanges_failed"]),
-            "refused": self.refused(),
-            "bytes_sent": int(last["bytes_sent"]),
-            "digest": swarm.digest(),
-        }
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """A run that is over, and what it took."""
+
+    swarm: Swarm
+    scenario: Scenario
+    last: dict[str, float]  # row of the history
+    done: float  # of the run, 0 to 1
+    wall_s: float
+    cpu_s: float
+    setup_s: float
+    peak_rss_mb: float
+
+    @property
     def refused(self) -> dict[str, int]:
         """What the honest peers that are up now refused of others, and what they cut off ("clipped"), by reason."""
         counts: dict[str, int] = {}
@@ -100,8 +71,20 @@ class Measures:
         return dict(sorted(counts.items()))
 
 
-def nothing() -> NDArray[np.float64]:
-    return np.array([math.nan])
+class Measures:
+    """Rows of the history and the summary."""
+
+    def __init__(self, swarm: Swarm, scenario: Scenario, learners: Learners) -> None:
+        self.swarm, self.scenario, self.learners = swarm, scenario, learners
+
+    def row(self) -> dict[str, float]:
+        look = Look(self.swarm, self.scenario, self.learners)
+        return {column.name: float(column.of(look)) for column in HISTORY}
+
+    def summary(self, last: dict[str, float], **spent: float) -> dict[str, Any]:
+        """The figures of the end; ``spent`` as :class:`End` has them."""
+        end = End(self.swarm, self.scenario, last, **spent)
+        return {total.name: total.of(end) for total in SUMMARY}
 
 
 def spread(hosts: list[Host]) -> tuple[NDArray[np.float32], float]:

@@ -9,6 +9,7 @@ from sim.report import charts
 from sim.report import describe as words
 from sim.report import html as page
 from sim.report import plots as panels
+from sim.report.figures import HISTORY
 from sim.report.result import Result
 from sim.report.units import NOTHING, bytes_text, count_text, duration_text, figure_text, share_text
 
@@ -113,13 +114,6 @@ def cost(result: Result) -> list[tuple[str, str]]:
 
 def rows_table(result: Result) -> str:
     """The history, as much of it as people read."""
-    heads = ("virtual time", "alive", "mixes", "loss", "accuracy", "average model", "consensus distance", "sent")
-    rows = [
-        (
-            duration_text(row["virtual_s"]), count_text(row["alive"]), f"{row['mixes']:.1f}",
-            figure_text(row["loss_mean"]), share_text(row["accuracy_mean"]), share_text(row["accuracy_average_model"]),
-            figure_text(row["consensus_distance"]), bytes_text(row["bytes_sent"]),
-        )
-        for row in result.history
-    ]  # fmt: skip
-    return page.table(heads, {"": rows})
+    shown = [column for column in HISTORY if column.head]
+    rows = [tuple(column.text(row[column.name]) for column in shown) for row in result.history]
+    return page.table([column.head for column in shown], {"": rows})

@@ -18,20 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip.errors import ConfigError, LocalError
-from sim.report.units import bytes_text, count_text, duration_text, figure_text, share_text
+from sim.report.figures import COLUMNS, SHOWN
 
 if TYPE_CHECKING:
     from sim.scenario.scenario import Scenario
 
 __all__ = ["COLUMNS", "Progress", "Result", "RowFile", "compare", "folder_names"]
-
-# Of a row of the history, all numbers, nan where unknown. Times in virtual seconds, bytes since the beginning; steps
-# and mixes are means per peer so far; exchange_s_* are of a late sample of finished exchanges.
-COLUMNS = (
-    "virtual_s", "alive", "ready", "steps", "mixes", "loss_mean", "loss_min", "loss_max", "accuracy_mean",
-    "accuracy_min", "accuracy_max", "loss_average_model", "accuracy_average_model", "consensus_distance",
-    "exchanges_done", "exchanges_failed", "bytes_sent", "exchange_s_median", "exchange_s_p95", "events",
-)  # fmt: skip
 
 
 class Progress(NamedTuple):
@@ -100,23 +92,7 @@ class Result:
 
     def figures(self) -> dict[str, str]:
         """What matters of the summary, in words and with units, in the order in which people ask."""
-        summary, accuracy = self.summary, self.summary["accuracy"]
-        shown: dict[str, str] = {}
-        if not is_nan(accuracy["mean"]):
-            shown["accuracy, mean of peers"] = share_text(accuracy["mean"])
-            shown["least to greatest"] = f"{share_text(accuracy['min'])} to {share_text(accuracy['max'])}"
-            shown["average model"] = share_text(number(accuracy["average_model"]))
-        shown["loss, mean of peers"] = figure_text(number(summary["loss"]))
-        shown["consensus distance"] = figure_text(number(summary["consensus_distance"]))
-        alive = self.history[-1]["alive"] if self.history else math.nan
-        shown["alive at the end"] = f"{count_text(alive)} of {count_text(summary['peers'])}"
-        done, failed = summary["exchanges_done"], summary["exchanges_failed"]
-        shown["exchanges"] = count_text(done)
-        shown["failed"] = f"{count_text(failed)} ({share_text(share(failed, done))})"
-        shown["sent"] = bytes_text(summary["bytes_sent"])
-        shown["virtual time"] = duration_text(summary["virtual_s"])
-        shown["real time"] = duration_text(summary["wall_s"])
-        return shown
+        return {head: text for head, of in SHOWN if (text := of(self))}
 
     def __str__(self) -> str:
         summary, shown = self.summary, self.figures()
@@ -223,25 +199,12 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def number(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
 def check_column(name: str, columns: Sequence[str]) -> None:
     """Raise :class:`ConfigError` in a sentence for a name that is no column: nan for it would be drawn as nothing."""
     if name not in columns:
         near = difflib.get_close_matches(name, columns, 1)
         meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(columns)}."
         raise ConfigError(f"{name!r} is not a column; {meant}")
-
-
-def is_nan(value: Any) -> bool:
-    return math.isnan(number(value))
-
-
-def share(failed: float, done: float) -> float:
-    """Of all that were begun."""
-    return failed / (failed + done) if failed + done else 0.0
 
 
 @contextmanager

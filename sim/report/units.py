@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 __all__ = [
     "NOTHING",
@@ -11,6 +12,7 @@ __all__ = [
     "count_text",
     "duration_text",
     "figure_text",
+    "number",
     "share_text",
     "time_axis",
 ]
@@ -19,6 +21,11 @@ NOTHING = "–"  # noqa: RUF001  a dash, where there is no figure
 BYTES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12), ("PB", 1e15))  # decimal, as rates are
 TIMES = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86_400.0))
 COUNTS = (("", 1.0), (" thousand", 1e3), (" million", 1e6), (" billion", 1e9))
+
+
+def number(value: Any) -> float:
+    """A figure of a summary, in which null is none."""
+    return math.nan if value is None else float(value)
 
 
 def bytes_axis(largest: float) -> tuple[float, str]:

@@ -1,0 +1,196 @@
+"""Every figure of a simulation, each declared once.
+
+history.csv and the report's table of rows, summary.json, the closing table and docs/figures.md are made of these rows.
+A new figure is its row, and what the row reads in :mod:`sim.report.measures`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.report.units import bytes_text, count_text, duration_text, figure_text, number, share_text
+
+if TYPE_CHECKING:
+    from sim.report.measures import End, Look
+    from sim.report.result import Result
+
+__all__ = ["COLUMNS", "HISTORY", "SHOWN", "SUMMARY", "Column", "Total", "page"]
+
+ROUNDED = 1e-3  # thirds and elevenths of groups, summed: below it up to 10^10 of them
+HEAD = """
+## Of a simulation
+
+A model is looked at as it is at the end of the step that its peer is in. At most 1,000 held-out samples are used (128
+windows of text). Where some attack, losses, accuracies and the consensus distance are of the honest peers alone.
+
+A row of **history.csv** (and of `result.history`); empty where unknown:
+
+| column | meaning |
+|---|---|
+"""
+ALL = """
+**summary.json**, and what `--json` prints on one line; null for what is not a number:
+
+| key | meaning |
+|---|---|
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure of one instant, nan where unknown; with a ``head`` it is in the report's table of rows, as ``text``
+    writes it."""
+
+    name: str
+    meaning: str
+    of: Callable[[Look], float]
+    head: str = ""
+    text: Callable[[float], str] = figure_text
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A figure of a whole run."""
+
+    name: str
+    meaning: str
+    of: Callable[[End], Any]
+
+
+HISTORY = (
+    Column("virtual_s", "when, in virtual seconds", lambda at: at.swarm.now, "virtual time", duration_text),
+    Column("alive", "peers up", lambda at: len(at.alive), "alive", count_text),
+    Column("ready", "those of them that hold a run's weights and train", lambda at: len(at.ready)),
+    Column(
+        "steps", "so far, of all lives, divided by `peers`", lambda at: at.swarm.training.steps / at.scenario.peers
+    ),
+    Column(
+        "mixes", "so far, of all lives, divided by `peers`; each side of an exchange counts",
+        lambda at: at.swarm.sessions.mixes / at.scenario.peers, "mixes", "{:.1f}".format,
+    ),
+    Column(
+        "loss_mean", "of the evaluated peers' own models on held-out samples, nats; for `averaging` half the mean "
+        "square", lambda at: at.losses.mean(), "loss",
+    ),
+    Column("loss_min", "the least of them", lambda at: at.losses.min()),
+    Column("loss_max", "the greatest", lambda at: at.losses.max()),
+    Column(
+        "accuracy_mean", "the same, 0 to 1; for text by predicted byte", lambda at: at.accuracies.mean(), "accuracy",
+        share_text,
+    ),
+    Column("accuracy_min", "the least of them", lambda at: at.accuracies.min()),
+    Column("accuracy_max", "the greatest", lambda at: at.accuracies.max()),
+    Column("loss_average_model", "of the mean of all ready peers' weights", lambda at: at.average_loss),
+    Column(
+        "accuracy_average_model", "the same, 0 to 1", lambda at: at.average_accuracy, "average model", share_text
+    ),
+    Column(
+        "consensus_distance", "sqrt(mean |x_i - mean|^2) over all ready peers", lambda at: at.distance,
+        "consensus distance",
+    ),
+    Column(
+        "exchanges_done", "so far: pairs, groups or pushes, each counted once, where all its sides have mixed",
+        lambda at: math.floor(at.swarm.sessions.exchanges + ROUNDED),
+    ),
+    Column(
+        "exchanges_failed", "so far, as each peer counts them, so that both sides may count one",
+        lambda at: at.swarm.sessions.failed + sum(host.peer.failures for host in at.alive),
+    ),
+    Column(
+        "bytes_sent", "so far, by all: streams whole, and control messages estimated from every 64th",
+        lambda at: at.swarm.sessions.stream_bytes + at.swarm.links.message_bytes, "sent", bytes_text,
+    ),
+    Column(
+        "exchange_s_median", "from the wish for a snapshot to the mix, over an even sample of all so far",
+        lambda at: np.median(at.exchange_s),
+    ),
+    Column("exchange_s_p95", "the same, 95 % within", lambda at: np.percentile(at.exchange_s, 95)),
+    Column("events", "handled so far", lambda at: at.swarm.events.handled),
+)  # fmt: skip
+COLUMNS = tuple(column.name for column in HISTORY)
+OF_ACCURACY = ("mean", "min", "max", "average_model")
+
+SUMMARY = (
+    Total("name", "of the scenario", lambda end: end.scenario.name),
+    Total("seed", "of the scenario", lambda end: end.scenario.seed),
+    Total("peers", "of the scenario", lambda end: end.scenario.peers),
+    Total("virtual_s", "when it ended", lambda end: end.last["virtual_s"]),
+    Total("events", "handled: messages, timers, boundaries, ends of streams", lambda end: int(end.last["events"])),
+    Total("node_updates", "mixes applied, each side counting", lambda end: end.swarm.sessions.mixes),
+    Total("steps", "training steps of all peers", lambda end: end.swarm.training.steps),
+    Total("loss", "`loss_mean` of the last row", lambda end: end.last["loss_mean"]),
+    Total(
+        "accuracy", "`mean`, `min`, `max`, `average_model` of the last row",
+        lambda end: {key: end.last[f"accuracy_{key}"] for key in OF_ACCURACY},
+    ),
+    Total("consensus_distance", "of the last row", lambda end: end.last["consensus_distance"]),
+    Total("exchanges_done", "of the last row", lambda end: int(end.last["exchanges_done"])),
+    Total("exchanges_failed", "of the last row", lambda end: int(end.last["exchanges_failed"])),
+    Total("refused", "what the honest peers that were up refused or cut off, by reason", lambda end: end.refused),
+    Total("bytes_sent", "of the last row", lambda end: int(end.last["bytes_sent"])),
+    Total("digest", "SHA-256 over the log of events and all final weights", lambda end: end.swarm.digest()),
+    Total("done", "how much of the run was played, 0 to 1", lambda end: end.done),
+    Total(
+        "wall_s", "real seconds of the run, evaluations included, building the swarm left out",
+        lambda end: round(end.wall_s, 3),
+    ),
+    Total("cpu_s", "processor seconds of the same", lambda end: round(end.cpu_s, 3)),
+    Total("setup_s", "processor seconds of building the swarm", lambda end: round(end.setup_s, 3)),
+    Total(
+        "updates_per_cpu_s", "`node_updates / cpu_s`",
+        lambda end: round(end.swarm.sessions.mixes / max(end.cpu_s, 1e-9), 1),
+    ),
+    Total("peak_rss_mb", "the most memory that the process ever held, MB", lambda end: round(end.peak_rss_mb, 1)),
+)  # fmt: skip
+
+
+def accuracy(one: Result, key: str) -> float:
+    return number(one.summary["accuracy"][key])
+
+
+def learned(one: Result, text: str) -> str:
+    """Nothing, where nothing has an accuracy."""
+    return "" if math.isnan(accuracy(one, "mean")) else text
+
+
+def failed(one: Result) -> str:
+    done, came_to_nothing = one.summary["exchanges_done"], one.summary["exchanges_failed"]
+    share = came_to_nothing / (came_to_nothing + done) if came_to_nothing + done else 0.0
+    return f"{count_text(came_to_nothing)} ({share_text(share)})"
+
+
+# What matters of a result, in words and with units, in the order in which people ask; "" is left out.
+SHOWN: tuple[tuple[str, Callable[[Result], str]], ...] = (
+    ("accuracy, mean of peers", lambda one: learned(one, share_text(accuracy(one, "mean")))),
+    ("least to greatest", lambda one: learned(
+        one, f"{share_text(accuracy(one, 'min'))} to {share_text(accuracy(one, 'max'))}"
+    )),
+    ("average model", lambda one: learned(one, share_text(accuracy(one, "average_model")))),
+    ("loss, mean of peers", lambda one: figure_text(number(one.summary["loss"]))),
+    ("consensus distance", lambda one: figure_text(number(one.summary["consensus_distance"]))),
+    ("alive at the end", lambda one: (
+        f"{count_text(one.history[-1]['alive'] if one.history else math.nan)} of {count_text(one.summary['peers'])}"
+    )),
+    ("exchanges", lambda one: count_text(one.summary["exchanges_done"])),
+    ("failed", failed),
+    ("sent", lambda one: bytes_text(one.summary["bytes_sent"])),
+    ("virtual time", lambda one: duration_text(one.summary["virtual_s"])),
+    ("real time", lambda one: duration_text(one.summary["wall_s"])),
+)  # fmt: skip
+
+
+def page() -> str:
+    """The part of docs/figures.md that is about a simulation."""
+    tables = ((HEAD, HISTORY), (ALL, SUMMARY))
+    cells = [(head, [(f"`{row.name}`", row.meaning.replace("|", "\\|")) for row in rows]) for head, rows in tables]
+    return "".join(head + "".join(f"| {name} | {meaning} |\n" for name, meaning in rows) for head, rows in cells)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,33 @@
+"""The figures of a simulation: a page that has them all, and what programs read of a summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from node.observe.figures import page as figures_of_a_node
+from sim.report.figures import SUMMARY, page
+from tests.sim.fake_results import fake_result
+
+PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
+
+
+def test_the_page_is_what_the_rows_say():
+    assert PAGE.read_text(encoding="utf-8") == figures_of_a_node() + page(), "make reference writes it anew"
+
+
+def test_a_summary_has_its_keys_in_this_order():
+    names = [total.name for total in SUMMARY]
+    assert names == [
+        "name", "seed", "peers", "virtual_s", "events", "node_updates", "steps", "loss", "accuracy",
+        "consensus_distance", "exchanges_done", "exchanges_failed", "refused", "bytes_sent", "digest", "done", "wall_s",
+        "cpu_s", "setup_s", "updates_per_cpu_s", "peak_rss_mb",
+    ]  # fmt: skip
+
+
+def test_a_result_is_shown_without_accuracies_where_nothing_has_one():
+    heads = [
+        "accuracy, mean of peers", "least to greatest", "average model", "loss, mean of peers", "consensus distance",
+        "alive at the end", "exchanges", "failed", "sent", "virtual time", "real time",
+    ]  # fmt: skip
+    assert list(fake_result().figures()) == heads
+    assert list(fake_result(task={"dataset": "averaging"}).figures()) == heads[3:]
