@@ -8,7 +8,7 @@ from gossip.membership.credit import MOST_SAMPLES
 from gossip.membership.table import INCLUDED_S, STRANGERS_SAVE_S
 from gossip.wire.messages import Gossip, Records
 from tests.gossip.harness import acquainted, member, peer_id, record_of
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World
 
 A, B = b"a" * 16, b"b" * 16
 
@@ -169,7 +169,7 @@ def test_a_pause_of_everybody_slows_nobody_down():
 
 # -- whole peers -----------------------------------------------------------------------------------------------------
 def test_all_members_of_a_swarm_count_the_same_and_what_was_trained():
-    swarm = Swarm(1)
+    swarm = World(1)
     nodes = swarm.swarm(4)
     swarm.run(60.0)
     trained = sum(node.steps for node in nodes)
@@ -180,39 +180,39 @@ def test_all_members_of_a_swarm_count_the_same_and_what_was_trained():
 
 
 def test_a_newcomer_takes_over_the_count_with_the_weights():
-    swarm = Swarm(2)
+    swarm = World(2)
     nodes = swarm.swarm(3)
     swarm.run(60.0)
-    swarm.kill(nodes[1])
+    nodes[1].crash()
     swarm.run(20.0)
     newcomer = swarm.start(0)
     swarm.until(lambda: newcomer.peer.ready, 10.0)
     swarm.run(100.0)
-    trained = sum(node.steps for node in swarm.nodes)  # of the dead as well
+    trained = sum(node.steps for node in swarm.hosts)  # of the dead as well
     for node in (nodes[0], nodes[2], newcomer):
         assert node.peer.membership.swarm_samples == pytest.approx(trained, abs=40)
 
 
 def test_a_node_resumed_alone_counts_what_its_checkpoint_says_and_what_it_trains():
     """Its address book knows what members trained in its earlier life: that is in the checkpoint."""
-    swarm = Swarm(3)
+    swarm = World(3)
     node = swarm.start(samples=6_000, steps=750)  # as a state directory once had it
     node.peer.membership.restore([record_of(50, genesis=A, samples=5_000)], 0.0)
     swarm.run(5.0)
-    swarm.perform(node, node.peer.resume(A, 6_000, 10.0, swarm.now))
+    node.perform(node.peer.resume(A, 6_000, 10.0, swarm.now))
     began = node.steps
     swarm.run(30.0)
     assert node.peer.membership.swarm_samples == pytest.approx(6_000 + node.steps - began, abs=3)
 
 
 def test_nodes_that_resume_one_after_the_other_count_alike():
-    swarm = Swarm(4)
+    swarm = World(4)
     nodes = swarm.swarm(3)
     swarm.run(10.0)
     began = 0
     for node in nodes:
         began += node.steps
-        swarm.perform(node, node.peer.resume(A, 90_000, 10.0, swarm.now))
+        node.perform(node.peer.resume(A, 90_000, 10.0, swarm.now))
         swarm.run(1.0)
     swarm.run(30.0)
     trained = 90_000 + sum(node.steps for node in nodes) - began
@@ -221,7 +221,7 @@ def test_nodes_that_resume_one_after_the_other_count_alike():
 
 
 def test_a_run_that_begins_afresh_counts_from_nothing_and_says_so():
-    swarm = Swarm(5)
+    swarm = World(5)
     node = swarm.start(samples=6_000, steps=750)
     assert "new" not in node.notices[0][2]
     swarm.run(10.0)

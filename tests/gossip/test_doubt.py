@@ -11,7 +11,7 @@ from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.ids import PeerId
 from gossip.wire.messages import Commit, Outcome, Settled
 from tests.gossip.sides import A, B, C, D, Side, offer, verified
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World
 
 OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
 OTHERS = [PeerId(bytes([100 + number]) * 16) for number in range(9)]
@@ -73,18 +73,18 @@ def test_a_doubt_about_one_who_is_gone_ends_and_one_who_may_answer_is_asked_on(s
 
 
 def test_a_tick_ends_the_doubt_about_one_that_is_held_dead():
-    swarm = Swarm(config=Config(mix_every_steps=4, outer_momentum=0.5, outer_rate=0.7))
+    swarm = World(config=Config(mix_every_steps=4, outer_momentum=0.5, outer_rate=0.7))
     a, b, c = swarm.swarm(3)
-    swarm.until(lambda: swarm.agreed() and all(node.mixes for node in swarm.nodes), 30.0)
+    swarm.until(lambda: swarm.agreed() and all(node.mixes for node in swarm.hosts), 30.0)
     swarm.until(swarm.quiet, 30.0)
     for node in (b, c):
         node.peer.schedule.retry_at = float("inf")
     a.peer.schedule.retry_at, a.peer.schedule.due_steps = swarm.now, 0
     swarm.until(lambda: any(one.state is State.STREAMING for one in a.peer.exchanges.table.values()), 5.0)
     [exchange] = a.peer.exchanges.table.values()
-    swarm.perform(a, a.peer.streamed(exchange.session, 1.0, 1.0, swarm.now))
+    a.perform(a.peer.streamed(exchange.session, 1.0, 1.0, swarm.now))
     partner = swarm.by_id[exchange.partner]
-    swarm.kill(partner)
+    partner.crash()
     swarm.until(lambda: exchange.state is State.DOUBT, 5.0)
     swarm.until(lambda: not a.peer.exchanges.table, 0.9 * swarm.config.doubt_s)
     assert a.peer.membership.state(partner.id) is MemberState.DEAD

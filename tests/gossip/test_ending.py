@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World
 
 
 def look(swarm, seconds):
     """Time passes, in which every driver asks its peer once a second."""
     for _ in range(int(seconds)):
         swarm.run(1.0)
-        for node in swarm.nodes:
-            if node.running:
-                swarm.perform(node, node.peer.ending.tick(swarm.now))
+        for node in swarm.hosts:
+            if not node.gone:
+                node.perform(node.peer.ending.tick(swarm.now))
 
 
 def finish(swarm, *nodes):
     for node in nodes:
-        swarm.perform(node, node.peer.finish(swarm.now))
+        node.perform(node.peer.finish(swarm.now))
 
 
 def trained(count=4, seconds=20.0):
-    swarm = Swarm(1)
+    swarm = World(1)
     nodes = [swarm.start(*([0] if number else []), value=1000) for number in range(count)]
     swarm.until(swarm.agreed, 30.0)
     swarm.run(seconds)
@@ -51,7 +51,7 @@ def test_those_who_finished_and_left_have_said_so():
     swarm, nodes = trained(4)
     finish(swarm, nodes[0])
     look(swarm, 3)
-    swarm.kill(nodes[0])
+    nodes[0].crash()
     swarm.run(60.0)
     finish(swarm, nodes[1], nodes[2])
     look(swarm, 5)
@@ -78,14 +78,14 @@ def test_one_donor_of_three_cannot_tell_a_newcomer_that_all_is_over():
 
 
 def test_a_newcomer_whose_donors_leave_begins_a_run_of_its_own_and_says_what_its_weights_are():
-    swarm = Swarm(3)
-    swarm.chunk_s = 2.0
+    swarm = World(3)
+    swarm.network.chunk_s = 2.0
     first = swarm.start(elements=400_000)
     swarm.run(30.0)
     newcomer = swarm.start(0, elements=400_000)
     swarm.run(3.0)
     assert newcomer.peer.joining.genesis == first.genesis
-    swarm.kill(first)
+    first.crash()
     swarm.until(lambda: newcomer.peer.ready, 60.0)
     assert newcomer.genesis != first.genesis
     assert newcomer.peer.membership.swarm_samples <= 1
@@ -94,9 +94,9 @@ def test_a_newcomer_whose_donors_leave_begins_a_run_of_its_own_and_says_what_its
 
 def test_a_checkpoint_of_a_finished_run_is_finished_and_another_is_not():
     swarm, [node] = trained(1)
-    swarm.perform(node, node.peer.resume(b"g" * 16, 100, 1.0, swarm.now, True))
+    node.perform(node.peer.resume(b"g" * 16, 100, 1.0, swarm.now, True))
     assert node.peer.local.finished
     assert node.peer.membership.me.finished
-    swarm.perform(node, node.peer.resume(b"h" * 16, 100, 1.0, swarm.now))
+    node.perform(node.peer.resume(b"h" * 16, 100, 1.0, swarm.now))
     assert not node.peer.local.finished
     assert not node.peer.membership.me.finished

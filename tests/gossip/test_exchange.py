@@ -11,7 +11,7 @@ from gossip.exchange.offering import TRIES
 from gossip.exchange.session import MAX_GAP, MAX_VERSION, State
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Refuse, Settled
 from tests.gossip.sides import ELEMENTS, A, B, C, D, E, F, Side, answering, offer, streaming, verified
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World
 
 
 # -- the happy path --------------------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ def test_what_an_answer_took_a_transfer_may_take_longer():
 @pytest.mark.parametrize("latency_s", [0.6, 1.2])
 def test_two_that_are_more_than_half_a_second_apart_one_way_can_mix(latency_s):
     """What the one who is asked waits for comes a whole way there and back after its answer. Before: 1 s."""
-    swarm = Swarm(3, latency_s=latency_s)
+    swarm = World(3, latency_s=latency_s)
     a, b = swarm.swarm(2)
     swarm.run(120.0)
     assert min(len(a.mixes), len(b.mixes)) > 10

@@ -14,7 +14,7 @@ from gossip.exchange.session import State
 from gossip.exchange.session_table import DOUBT_RETRY_S, VERDICTS
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 from tests.gossip.sides import A, B, C, Side, answering, offer, streaming, verified
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World
 
 
 # -- failing ---------------------------------------------------------------------------------------------------------
@@ -301,12 +301,12 @@ def test_the_mean_is_exactly_kept_whatever_breaks(block):
         rng = random.Random(seed)
         incoming = rng.choice([1, 2, 3])
         config = Config(mix_every_steps=3, doubt_s=60.0, bench_s=2.0, incoming_exchanges=incoming, filter="none")
-        swarm = Swarm(seed, config=config, latency_s=rng.choice([0.001, 0.02, 0.1]))
+        swarm = World(seed, config=config, latency_s=rng.choice([0.001, 0.02, 0.1]))
         nodes = swarm.swarm(5)
         swarm.until(swarm.agreed, 30.0)
         swarm.until(swarm.quiet, 30.0)
         for node in nodes:
-            node.value, node.shifts = Fraction(rng.randrange(-1000, 1000)), []
+            node.model.replace(Fraction(rng.randrange(-1000, 1000)))
         swarm.resume()
         before = swarm.total()
         done = sum(len(node.mixes) for node in nodes)

@@ -10,15 +10,16 @@ import pytest
 
 from gossip.config import Config
 from gossip.wire.messages import Accept, Busy, Chunk, Offer
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.host import Host
+from tests.harness.world import World
 
 OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
 PLAIN = Config()
 SESSIONS = itertools.count(10**15)
 
 
-class Siege(Swarm):
-    """Four honest nodes and one whose Peer is there for the membership alone, or asks for more than its share."""
+class Siege(World):
+    """Four honest nodes and those that a test lets in."""
 
     def __init__(self, config: Config, seed: int = 7, step_s: float = 0.1) -> None:
         super().__init__(seed, config=config)
@@ -40,103 +41,82 @@ class Siege(Swarm):
         self.until(lambda: all(one.id in node.links for node in self.honest), 30.0)
         return one
 
+    def attack(self, kind: type[Host]) -> Host:
+        """One of this kind, which has the weights and whose Peer mixes with nobody of itself."""
+        self.config, config = dataclasses.replace(self.config, mix_every_steps=10**6), self.config
+        liar = self.attacker(kind=kind)
+        self.config = config
+        self.until(lambda: liar.peer.ready, 30.0)
+        return liar
 
-class Stalling(Siege):
-    """It offers to everybody all the time and takes every offer, and streams nothing."""
 
-    def attack(self):
-        self.liar = self.attacker(step_s=1e9)
-        self.liar.stepping = False
-        self.again()
+class Silent(Host):
+    """It answers no offer, and makes none."""
 
-    def again(self):
-        liar = self.liar
-        for node in self.honest:
-            if node.id not in liar.links:
-                self.dial(liar, node.peer.membership.me.address, node.id)
+    def received(self, link, sender, message):
+        if not isinstance(message, Offer):
+            super().received(link, sender, message)
+
+
+class Busybody(Host):
+    """It says BUSY to every offer."""
+
+    def received(self, link, sender, message):
+        if isinstance(message, Offer):
+            self.send(sender.id, Busy(message.session))
+        else:
+            super().received(link, sender, message)
+
+
+class Stalling(Host):
+    """It takes every offer, makes its own, and streams nothing."""
+
+    def received(self, link, sender, message):
+        if isinstance(message, Offer):
+            self.send(sender.id, Accept(message.session, message.version, message.weight, message.codec))
+        elif not isinstance(message, Accept | Chunk):
+            super().received(link, sender, message)
+
+    def offer(self, nodes, every_s):
+        for node in nodes:
+            if node.id not in self.links:
+                self.world.network.dial(self, node.peer.membership.me.address, node.id)
                 continue
             local = node.peer.local
             offer = Offer(next(SESSIONS), local.fingerprint, local.genesis, local.version, 0.5, "fp32")
-            self.send(liar, node.id, offer)
-        self.later(0.1, self.again)
-
-    def deliver(self, sender, to, life, message):
-        if to is getattr(self, "liar", None) and isinstance(message, Offer):
-            self.send(to, sender.id, Accept(message.session, message.version, message.weight, message.codec))
-        elif to is not getattr(self, "liar", None) or not isinstance(message, Accept | Chunk):
-            super().deliver(sender, to, life, message)
-
-
-class Silent(Siege):
-    """It answers no offer, and makes none."""
-
-    def attack(self):
-        self.config, config = dataclasses.replace(self.config, mix_every_steps=10**6), self.config
-        self.liar = self.attacker()
-        self.config = config
-        self.until(lambda: self.liar.peer.ready, 30.0)
-
-    def deliver(self, sender, to, life, message):
-        if to is not getattr(self, "liar", None) or not isinstance(message, Offer):
-            super().deliver(sender, to, life, message)
+            self.send(node.id, offer)
+        self.later(every_s, self.offer, nodes, every_s)
 
 
 @pytest.mark.parametrize("config", [OUTER, PLAIN], ids=["outer momentum", "plain"])
 def test_one_that_answers_no_offer_leaves_seven_eighths_of_honest_mixing(config):
     """Four intervals a second. Before: each who asked it waited for 5 s, and answered everybody BUSY meanwhile."""
-    calm, siege = Siege(config, step_s=0.03), Silent(config, step_s=0.03)
+    calm, siege = Siege(config, step_s=0.03), Siege(config, step_s=0.03)
     calm.run(10.0)
     siege.run(10.0)
-    siege.attack()
+    siege.attack(Silent)
     assert siege.mixes(30.0) > 0.875 * calm.mixes(30.0)
     assert sum(node.peer.exchanges.failed_by.get("unanswered", 0) for node in siege.honest) >= 4, "all have asked it"
 
 
-class Crowd(Siege):
-    """Twenty who take every offer, make their own, and stream nothing; or say BUSY to everything."""
-
-    def attack(self, busy):
-        self.busy = busy
-        self.liars = [self.attacker(step_s=1e9) for _ in range(20)]
-        for liar in self.liars:
-            liar.stepping = False
-        self.again()
-
-    def again(self):
-        for liar, node in itertools.product(self.liars if not self.busy else (), self.honest):
-            if node.id not in liar.links:
-                self.dial(liar, node.peer.membership.me.address, node.id)
-                continue
-            local = node.peer.local
-            offer = Offer(next(SESSIONS), local.fingerprint, local.genesis, local.version, 0.5, "fp32", ())
-            self.send(liar, node.id, offer)
-        self.later(1.0, self.again)
-
-    def deliver(self, sender, to, life, message):
-        if to not in getattr(self, "liars", ()):
-            super().deliver(sender, to, life, message)
-        elif isinstance(message, Offer):
-            taken = Accept(message.session, message.version, message.weight, (), message.codec)
-            self.send(to, sender.id, Busy(message.session) if self.busy else taken)
-        elif not isinstance(message, Accept | Chunk):
-            super().deliver(sender, to, life, message)
-
-
-@pytest.mark.parametrize("busy", [True, False], ids=["busy", "stalling"])
+@pytest.mark.parametrize("kind", [Busybody, Stalling])
 @pytest.mark.parametrize("config", [OUTER, PLAIN], ids=["outer momentum", "plain"])
-def test_a_crowd_of_strangers_leaves_seven_eighths_of_honest_mixing(config, busy):
+def test_a_crowd_of_strangers_leaves_seven_eighths_of_honest_mixing(config, kind):
     """Identities cost nothing, and all that are new count as one. Before, those that stall left 0.79 and 0.28."""
-    calm, siege = Siege(config, step_s=0.03), Crowd(config, step_s=0.03)
+    calm, siege = Siege(config, step_s=0.03), Siege(config, step_s=0.03)
     calm.run(10.0)
     siege.run(10.0)
-    siege.attack(busy)
+    crowd = [siege.attack(kind) for _ in range(20)]
+    if kind is Stalling:
+        for liar in crowd:
+            liar.offer(siege.honest, every_s=1.0)
     assert siege.mixes(30.0) > 0.875 * calm.mixes(30.0)
 
 
 @pytest.mark.parametrize("config", [OUTER, PLAIN], ids=["outer momentum", "plain"])
 def test_offers_that_are_never_completed_leave_nine_tenths_of_honest_mixing(config):
-    calm, siege = Siege(config).mixes(120.0), Stalling(config)
-    siege.attack()
+    calm, siege = Siege(config).mixes(120.0), Siege(config)
+    siege.attack(Stalling).offer(siege.honest, every_s=0.1)
     assert siege.mixes(120.0) > 0.9 * calm
 
 

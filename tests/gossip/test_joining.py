@@ -15,7 +15,7 @@ from gossip.ids import PeerId
 from gossip.state_transfer.joining import RETRY_S, SERVED_AT_ONCE, STANDS, SURVEY_S, Donating, Joining, Phase
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World
 
 DONORS = [PeerId(bytes([65 + i]) * 16) for i in range(8)]
 A, B, C, D, E, *_ = DONORS
@@ -568,15 +568,15 @@ def test_a_piece_that_takes_too_long_frees_its_place_and_the_newcomer_hears_of_i
 # -- with real peers -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(6))
 def test_a_newcomer_gets_there_though_its_donors_are_killed(seed):
-    swarm = Swarm(seed, config=CONFIG)
-    swarm.chunk_s = 0.3
+    swarm = World(seed, config=CONFIG)
+    swarm.network.chunk_s = 0.3
     nodes = swarm.swarm(5, elements=40_000)
     swarm.until(swarm.agreed, 120.0)
     newcomer = swarm.start(0, 1, 2, elements=40_000)
     rng = random.Random(seed)
     for victim in rng.sample(nodes, 4):
         swarm.run(0.3 + 2 * rng.random())
-        swarm.kill(victim)
+        victim.crash()
     swarm.until(lambda: newcomer.peer.ready, 120.0)
     assert newcomer.kinds == ["joined"]
     assert newcomer.genesis == nodes[0].genesis
@@ -584,13 +584,13 @@ def test_a_newcomer_gets_there_though_its_donors_are_killed(seed):
 
 
 def test_a_newcomer_whose_only_donor_dies_begins_alone():
-    swarm = Swarm(3, config=CONFIG)
-    swarm.chunk_s = 0.5
+    swarm = World(3, config=CONFIG)
+    swarm.network.chunk_s = 0.5
     seed = swarm.start(elements=40_000)
     newcomer = swarm.start(0, elements=40_000)
     swarm.run(5.0)
     assert newcomer.peer.joining.phase is Phase.COLLECTING
-    swarm.kill(seed)
+    seed.crash()
     swarm.until(lambda: newcomer.peer.ready, 2 * CONFIG.join_timeout_s)
     assert newcomer.kinds[0] == "started"
     assert newcomer.genesis != seed.genesis

@@ -14,7 +14,7 @@ from gossip.exchange.session import State
 from gossip.state_transfer.joining import Phase
 from gossip.state_transfer.runs import STALEMATE_S
 from gossip.state_transfer.trial import ENOUGH, TRIAL_S, Judge
-from tests.gossip.swarm_harness import Swarm, address_of
+from tests.harness.world import World, address_of
 
 LIAR = b"\xff" * 16
 
@@ -26,7 +26,7 @@ def off_by(node):
 
 def beside_a_liar(honest=4, value=10**6, config=None, loss=off_by):
     """Honest nodes of one run with equal weights, and then one with a run of its own and 2**52 samples behind it."""
-    swarm = Swarm(1, config=config)
+    swarm = World(1, config=config)
     nodes = [swarm.start(*([0] if number else []), value=1000) for number in range(honest)]
     swarm.until(swarm.agreed, 30.0)
     for node in nodes:
@@ -34,7 +34,7 @@ def beside_a_liar(honest=4, value=10**6, config=None, loss=off_by):
     swarm.run(20.0)
     liar = swarm.start(genesis=LIAR, samples=2**52, value=value)
     liar.peer.runs.config = Config(merge="never")
-    swarm.perform(liar, [Dial(address_of(0))])
+    liar.perform([Dial(address_of(0))])
     return swarm, nodes, liar
 
 
@@ -85,7 +85,7 @@ def test_what_was_under_way_before_a_trial_is_lost_or_doubled_for_nobody():
     but for exchanges in which our COMMIT was out and theirs was not here: where it came, the partner has mixed alone.
     """
     swarm, nodes, liar = beside_a_liar(value=3_000, config=Config(mix_every_steps=2, filter="none"))
-    swarm.stream_s = 0.4  # so that there is always something under way
+    swarm.network.stream_s = 0.4  # so that there is always something under way
     states, alone = [], {}
     for node in nodes:
         exchanges, abandon = node.peer.exchanges, node.peer.exchanges.abandon
@@ -94,8 +94,8 @@ def test_what_was_under_way_before_a_trial_is_lost_or_doubled_for_nobody():
             for one in exchanges.table.values():
                 states.append(one.state)
                 if one.state in (State.VERIFIED, State.DOUBT):
-                    difference = node.snapshots[one.session] - node.theirs[one.session]
-                    alone[one.session] = one.partner, Fraction(one.weight) * difference
+                    session = node.sessions[one.session]
+                    alone[one.session] = one.partner, Fraction(one.weight) * (session.value - session.theirs)
             return abandon()
 
         exchanges.abandon = watched
@@ -107,12 +107,12 @@ def test_what_was_under_way_before_a_trial_is_lost_or_doubled_for_nobody():
             calm[0].value += 64
             calm[1].value -= 64
     assert states.count(State.STREAMING) >= 2
-    swarm.kill(liar)
+    liar.crash()
     swarm.until(lambda: not any(node.kept is not None or node.adoption is not None for node in nodes), 60.0)
     mixed = {(node.id, session) for node in nodes for _, session, _ in node.mixes}
     one_sided = sum(shift for session, (partner, shift) in alone.items() if (partner, session) in mixed)
     # Between the two sides of an exchange lies a message: the sum is right at nearly every moment, or never again.
-    swarm.until(lambda: sum(node.value + sum(node.shifts) for node in nodes) == 4 * 1000 + one_sided, 30.0)
+    swarm.until(lambda: sum(node.value + sum(node.model.pending) for node in nodes) == 4 * 1000 + one_sided, 30.0)
     assert {node.genesis for node in nodes} == {nodes[0].genesis}
     done = [node.peer.exchanges.done for node in nodes]
     swarm.until(lambda: all(node.peer.exchanges.done > was for node, was in zip(nodes, done, strict=True)), 60.0)
@@ -121,8 +121,8 @@ def test_what_was_under_way_before_a_trial_is_lost_or_doubled_for_nobody():
 # -- honest runs -----------------------------------------------------------------------------------------------------
 def apart(left, right, *, left_step_s=0.1, right_step_s=0.1, right_later_s=0.0, config=None, loss=None):
     """Two runs of so many nodes that never met."""
-    swarm = Swarm(2, config=config)
-    swarm.cut = lambda a, b: (a < left) != (b < left)
+    swarm = World(2, config=config)
+    swarm.network.sides = lambda number: number < left
     lefts = [swarm.start(*([0] if number else []), step_s=left_step_s, value=900) for number in range(left)]
     swarm.run(right_later_s)
     rights = [
@@ -130,17 +130,17 @@ def apart(left, right, *, left_step_s=0.1, right_step_s=0.1, right_later_s=0.0, 
         for number in range(left, left + right)
     ]
     if loss is not None:
-        for node in swarm.nodes:
+        for node in swarm.hosts:
             node.loss = loss
     swarm.run(40.0)
-    assert len({node.genesis for node in swarm.nodes}) == 2
+    assert len({node.genesis for node in swarm.hosts}) == 2
     return swarm, lefts, rights
 
 
 def meet(swarm, limit_s):
-    swarm.cut = lambda a, b: False
-    for node in swarm.nodes[1:]:
-        swarm.perform(node, [Dial(address_of(0))])
+    swarm.network.sides = None
+    for node in swarm.hosts[1:]:
+        node.perform([Dial(address_of(0))])
     return swarm.until(swarm.agreed, limit_s)
 
 
@@ -159,16 +159,16 @@ def meet(swarm, limit_s):
 def test_two_honest_runs_become_one_in_bounded_time(left, right, more, loss):
     swarm, *_ = apart(left, right, loss=loss, **more)
     meet(swarm, STALEMATE_S + 60.0)
-    genesis = swarm.nodes[0].genesis
+    genesis = swarm.hosts[0].genesis
     swarm.run(60.0)
-    assert {node.genesis for node in swarm.nodes} == {genesis}
+    assert {node.genesis for node in swarm.hosts} == {genesis}
 
 
 def test_one_alone_with_more_behind_it_is_taken_over_when_its_weights_prove_themselves():
     swarm, lefts, _ = apart(1, 5, right_later_s=600.0, loss=off_by)
     genesis = lefts[0].genesis
     assert meet(swarm, STALEMATE_S) < STALEMATE_S
-    assert swarm.nodes[5].genesis == genesis
+    assert swarm.hosts[5].genesis == genesis
 
 
 def test_after_long_the_run_with_fewer_members_gives_way():
@@ -181,18 +181,18 @@ def test_after_long_the_run_with_fewer_members_gives_way():
 @pytest.mark.parametrize("mode", ["ask", "never"])
 def test_without_consent_runs_stay_apart_and_a_person_hears_of_it(mode):
     swarm, lefts, rights = apart(2, 2, right_later_s=60.0, config=Config(merge=mode))
-    swarm.cut = lambda a, b: False
-    for node in swarm.nodes[1:]:
-        swarm.perform(node, [Dial(address_of(0))])
+    swarm.network.sides = None
+    for node in swarm.hosts[1:]:
+        node.perform([Dial(address_of(0))])
     swarm.run(900.0)
-    assert len({node.genesis for node in swarm.nodes}) == 2
-    for node in swarm.nodes:
+    assert len({node.genesis for node in swarm.hosts}) == 2
+    for node in swarm.hosts:
         [text] = [text for _, kind, text in node.notices if kind == "divided"]
         other = lefts[0] if node in rights else rights[0]
         assert f'node.merge("{other.genesis.hex()}")' in text
     for node in rights:
-        swarm.perform(node, node.peer.merge(lefts[0].genesis, swarm.now))
-        swarm.arm(node)
+        node.perform(node.peer.merge(lefts[0].genesis, swarm.now))
+        node.arm()
     swarm.until(swarm.agreed, 30.0)
     assert rights[0].genesis == lefts[0].genesis
 
@@ -250,19 +250,18 @@ def test_a_trial_in_which_nothing_is_heard_ends_and_proves_nothing():
 def test_what_is_on_trial_is_announced_to_the_driver_and_a_newcomer_has_no_trial():
     swarm, nodes, _ = beside_a_liar(value=3_000)
     swarm.until(lambda: any("put back" in node.kinds for node in nodes), 120.0)
-    trials = [(who, effect) for who, effect in swarm.log if isinstance(effect, Adopt | Confirm | Restore)]
-    first = {who: effect for who, effect in reversed(trials)}
-    assert not any(effect.trial for who, effect in first.items() if who != nodes[0].id)  # they joined
-    assert any(isinstance(effect, Restore) for _, effect in trials)
+    trials = [[effect for _, effect in node.said(Adopt | Confirm | Restore)] for node in swarm.hosts]
+    assert not any(effects[0].trial for effects in trials[1:] if effects)  # they joined
+    assert any(isinstance(effect, Restore) for effects in trials for effect in effects)
 
 
 @pytest.mark.parametrize("odd", range(4))
 def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(odd):
-    swarm = Swarm(4, config=Config(mix_every_steps=10**6, chunk_elements=1024))
+    swarm = World(4, config=Config(mix_every_steps=10**6, chunk_elements=1024))
     nodes = [swarm.start(*([0] if number else []), value=1000) for number in range(4)]
     swarm.until(swarm.agreed, 30.0)
     nodes[odd].value = Fraction(5_000)
-    newcomer = swarm.start(0, value=5)
+    newcomer = swarm.start(0, 1, 2, 3, value=5)
     swarm.until(lambda: newcomer.peer.ready, 30.0)
     assert newcomer.value == 1000
     assert newcomer.genesis == nodes[0].genesis

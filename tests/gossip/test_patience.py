@@ -13,7 +13,7 @@ from gossip.exchange.patience import KNOWN, LEAST_S, PARTNERS, Patience
 from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Accept, Busy
 from tests.gossip.sides import A, B, C, D, E, F, Side, offer
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World
 
 OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
 
@@ -252,16 +252,10 @@ def test_an_offer_that_is_not_taken_leaves_ours_where_it_is():
 def test_a_far_one_among_near_ones_mixes(config):
     """Its answers take 2 s and more, theirs 0.1 s."""
 
-    class Far(Swarm):
-        def later(self, delay_s, what, *arguments):
-            if getattr(what, "__name__", "") == "deliver" and any(one.number == 4 for one in arguments[:2]):
-                delay_s = 1.0
-            super().later(delay_s, what, *arguments)
-
-    swarm = Far(5, config=dataclasses.replace(config, bench_s=5.0))
-    nodes = swarm.swarm(5)
+    swarm = World(5, config=dataclasses.replace(config, bench_s=5.0))
+    *_, far = nodes = swarm.swarm(5)
+    swarm.network.latency = lambda a, b: 1.0 if far in (a, b) else 0.01
     swarm.run(300.0)
-    far = nodes[4]
     assert any(far.id in node.peer.exchanges.answers.past for node in nodes[:4]), "asked by near ones it is heard"
     assert [kind for node in nodes for kind in node.kinds if kind == "suspicious"] == [], "being far is no misconduct"
     assert len(far.mixes) > 60, "86 with the outer step while everybody waited 5 s; then the near ones had 71, now 319"

@@ -12,14 +12,14 @@ from gossip.effects import Dial, MemberState, Notice, Send, Snapshot, TryDial
 from gossip.ids import MemberRecord
 from gossip.state_transfer.joining import Phase
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Fetch, Offer, Outcome, Reach, Refuse, Settled
-from tests.gossip.swarm_harness import ELEMENTS, Swarm, address_of, peer_id
+from tests.harness.world import ELEMENTS, World, address_of, peer_id
 
 G1, G2 = b"1" * 16, b"2" * 16
 
 
 # -- beginning -------------------------------------------------------------------------------------------------------
 def test_a_first_node_without_seeds_is_ready_at_once():
-    swarm = Swarm()
+    swarm = World()
     node = swarm.start()
     assert node.peer.ready
     assert node.kinds == ["started"]
@@ -29,7 +29,7 @@ def test_a_first_node_without_seeds_is_ready_at_once():
 
 
 def test_newcomers_take_the_weights_and_then_mix():
-    swarm = Swarm(1)
+    swarm = World(1)
     nodes = swarm.swarm(5)
     took_s = swarm.until(swarm.agreed, 10.0)
     assert took_s < 5.0
@@ -42,8 +42,8 @@ def test_newcomers_take_the_weights_and_then_mix():
 
 
 def test_a_newcomer_takes_part_in_nothing_before_it_has_the_weights():
-    swarm = Swarm(1, config=Config(chunk_elements=1024))
-    swarm.chunk_s = 1.0
+    swarm = World(1, config=Config(chunk_elements=1024))
+    swarm.network.chunk_s = 1.0
     first, newcomer = swarm.swarm(2)
     swarm.run(5.0)
     assert newcomer.peer.joining.phase is Phase.COLLECTING
@@ -55,7 +55,7 @@ def test_a_newcomer_takes_part_in_nothing_before_it_has_the_weights():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_of_members_who_all_wait_for_each_other_the_smallest_id_begins_and_the_others_join(seed):
-    swarm = Swarm(seed)
+    swarm = World(seed)
     nodes = [swarm.start((number + 1) % 4, (number + 2) % 4) for number in range(4)]
     took_s = swarm.until(swarm.agreed, 15.0)
     assert took_s < swarm.config.join_timeout_s
@@ -65,11 +65,11 @@ def test_of_members_who_all_wait_for_each_other_the_smallest_id_begins_and_the_o
 
 
 def test_seeds_that_are_down_are_dialled_for_ever_and_training_begins_meanwhile():
-    swarm = Swarm(2)
-    swarm.cut = lambda a, b: True
+    swarm = World(2)
+    swarm.network.sides = lambda number: number
     node = swarm.start(7)
     swarm.run(1_000.0)
-    times = [at for at, _ in node.dials]
+    times = [at for at, _ in node.said(Dial)]
     gaps = [b - a for a, b in pairwise(times)]
     for number, gap in enumerate(gaps):
         backoff = min(60.0, 2.0**number)
@@ -82,7 +82,7 @@ def test_seeds_that_are_down_are_dialled_for_ever_and_training_begins_meanwhile(
 
 
 def test_a_restarted_node_dials_its_address_book():
-    swarm = Swarm()
+    swarm = World()
     first = swarm.start()
     book = [MemberRecord(peer_id(n), b"", 1, address=address_of(n), genesis=G1) for n in range(5, 8)]
     peer = type(first.peer)(
@@ -94,19 +94,19 @@ def test_a_restarted_node_dials_its_address_book():
 
 
 def test_alone_is_said_when_everybody_is_gone_and_together_when_somebody_is_back():
-    swarm = Swarm(4)
+    swarm = World(4)
     nodes = swarm.swarm(3)
     swarm.until(swarm.agreed, 10.0)
-    swarm.partition(lambda number: number == 0)
+    swarm.network.partition(lambda number: number == 0)
     swarm.until(lambda: nodes[0].kinds[-1] == "alone", 60.0)
-    swarm.partition(None)
+    swarm.network.partition(None)
     swarm.until(lambda: nodes[0].kinds[-1] == "together", 120.0)
     assert nodes[0].kinds == ["started", "alone", "together", "alone", "together"]
 
 
 # -- reach -----------------------------------------------------------------------------------------------------------
 def test_a_node_that_nobody_can_dial_says_so_and_keeps_links_to_homes():
-    swarm = Swarm(8)
+    swarm = World(8)
     nodes = swarm.swarm(4)
     hidden = swarm.start(0, dialable=False)
     swarm.run(60.0)
@@ -122,20 +122,20 @@ def test_a_node_that_nobody_can_dial_says_so_and_keeps_links_to_homes():
 
 
 def test_a_home_that_dies_is_replaced():
-    swarm = Swarm(8)
+    swarm = World(8)
     nodes = swarm.swarm(5)
     hidden = swarm.start(0, dialable=False)
     swarm.run(60.0)
     home = swarm.by_id[hidden.peer.membership.me.homes[0]]
-    swarm.kill(home)
+    home.crash()
     swarm.run(20.0)
     assert home.id not in hidden.peer.membership.me.homes
     assert hidden.peer.membership.me.homes
-    assert len([node for node in nodes if node.running]) == 4
+    assert len([node for node in nodes if not node.gone]) == 4
 
 
 def test_a_member_has_us_dial_its_own_address_alone_and_not_often():
-    swarm = Swarm(8)
+    swarm = World(8)
     a, b = swarm.swarm(2)
     swarm.run(30.0)
     assert a.peer.receive(b.id, Reach(), swarm.now) == [TryDial(b.id, address_of(1))]
@@ -145,8 +145,8 @@ def test_a_member_has_us_dial_its_own_address_alone_and_not_often():
 
 # -- numbers that are taken ------------------------------------------------------------------------------------------
 def test_a_session_number_in_use_is_not_taken_by_anything_else():
-    swarm = Swarm(15, config=Config(chunk_elements=1024))
-    swarm.chunk_s = 1.0
+    swarm = World(15, config=Config(chunk_elements=1024))
+    swarm.network.chunk_s = 1.0
     nodes = swarm.swarm(3)
     swarm.until(swarm.agreed, 60.0)
     newcomer = swarm.start(0)
@@ -163,12 +163,12 @@ def test_a_session_number_in_use_is_not_taken_by_anything_else():
 
 # -- leaving ---------------------------------------------------------------------------------------------------------
 def test_one_that_leaves_says_so_and_takes_part_in_nothing_more():
-    swarm = Swarm(16)
+    swarm = World(16)
     nodes = swarm.swarm(4)
     swarm.until(swarm.agreed, 10.0)
     swarm.run(10.0)
     leaver = nodes[2]
-    swarm.perform(leaver, leaver.peer.leave(swarm.now))
+    leaver.perform(leaver.peer.leave(swarm.now))
     leaver.stepping = False
     swarm.run(2.0)
     assert {node.peer.membership.state(leaver.id) for node in nodes if node is not leaver} == {MemberState.LEFT}
@@ -184,7 +184,7 @@ def test_one_that_leaves_says_so_and_takes_part_in_nothing_more():
 
 
 def test_one_that_left_still_says_what_it_committed():
-    swarm = Swarm(17)
+    swarm = World(17)
     a, b = swarm.swarm(2)
     swarm.until(lambda: bool(a.mixes), 30.0)
     _, session, partner = a.mixes[0]
@@ -194,7 +194,7 @@ def test_one_that_left_still_says_what_it_committed():
 
 
 def test_every_message_of_an_exchange_that_nobody_knows_is_harmless():
-    swarm = Swarm(18)
+    swarm = World(18)
     a, b = swarm.swarm(2)
     swarm.run(20.0)
     swarm.until(swarm.quiet, 10.0)
@@ -208,7 +208,7 @@ def test_every_message_of_an_exchange_that_nobody_knows_is_harmless():
 
 
 def test_settling_begins_with_a_snapshot_where_there_is_a_partner_and_with_nothing_where_not():
-    swarm = Swarm(19)
+    swarm = World(19)
     alone = swarm.start()
     swarm.run(1.0)
     assert alone.peer.settle(True, swarm.now) == []
@@ -221,7 +221,7 @@ def test_settling_begins_with_a_snapshot_where_there_is_a_partner_and_with_nothi
 
 
 def test_a_liar_that_says_nobody_can_dial_us_withdraws_an_address_for_minutes_and_not_for_good():
-    swarm = Swarm(1)
+    swarm = World(1)
     first, late = swarm.start(value=0), swarm.start(0, value=1)
     first.dialable = late.dialable = True
     reached = first.peer.dial_tried

@@ -9,16 +9,16 @@ from statistics import mean
 import pytest
 
 from gossip.config import Config
-from gossip.effects import MemberState
+from gossip.effects import MemberState, Send
 from gossip.wire.messages import Busy
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World
 
 
 @pytest.mark.parametrize("every", [4, 8, 32])
 def test_nodes_finish_about_one_exchange_per_interval(every):
     """Down to where an exchange, which takes two or three step boundaries, fills the interval."""
-    swarm = Swarm(9, config=Config(mix_every_steps=every), latency_s=0.001)
-    swarm.stream_s = 0.001
+    swarm = World(9, config=Config(mix_every_steps=every), latency_s=0.001)
+    swarm.network.stream_s = 0.001
     nodes = swarm.swarm(8, step_s=0.1)
     swarm.run(10.0)
     before = [(node.steps, len(node.mixes)) for node in nodes]
@@ -32,28 +32,28 @@ def test_nodes_finish_about_one_exchange_per_interval(every):
 
 
 def test_mixing_by_the_clock_needs_no_steps_to_count():
-    swarm = Swarm(9, config=Config(mix_every_steps=None, mix_every_s=2.0))
+    swarm = World(9, config=Config(mix_every_steps=None, mix_every_s=2.0))
     nodes = swarm.swarm(6)
     swarm.run(110.0)
     assert mean(len(node.mixes) for node in nodes) == pytest.approx(53, abs=5)
 
 
 def test_of_steps_and_seconds_what_comes_first_counts():
-    swarm = Swarm(9, config=Config(mix_every_steps=10_000, mix_every_s=2.0))
+    swarm = World(9, config=Config(mix_every_steps=10_000, mix_every_s=2.0))
     nodes = swarm.swarm(4)
     swarm.run(60.0)
     assert min(len(node.mixes) for node in nodes) > 10
 
 
 def test_partners_are_many():
-    swarm = Swarm(10)
+    swarm = World(10)
     nodes = swarm.swarm(6)
     swarm.run(100.0)
     assert all(len({partner for *_, partner in node.mixes}) == 5 for node in nodes)
 
 
 def test_no_snapshot_is_taken_along_where_there_was_nobody_to_mix_with():
-    swarm = Swarm(10)
+    swarm = World(10)
     alone = swarm.start()
     swarm.run(20.0)
     assert alone.peer.ready
@@ -66,20 +66,20 @@ def test_no_snapshot_is_taken_along_where_there_was_nobody_to_mix_with():
 
 
 def test_settling_mixes_until_it_is_told_to_stop():
-    swarm = Swarm(11, config=Config(mix_every_steps=10_000))
+    swarm = World(11, config=Config(mix_every_steps=10_000))
     nodes = swarm.swarm(4, step_s=0.02)
     swarm.until(swarm.agreed, 10.0)
     for node in nodes:
         node.value = Fraction(1 + node.number)
         assert node.mixes == []
-        swarm.perform(node, node.peer.settle(True, swarm.now))
+        node.perform(node.peer.settle(True, swarm.now))
     swarm.run(5.0)
     assert min(len(node.mixes) for node in nodes) > 10
     spread = max(node.value for node in nodes) - min(node.value for node in nodes)
     assert spread < Fraction(1, 1000)
     assert nodes[0].peer.exchanges.agreement() < 1e-3
     for node in nodes:
-        swarm.perform(node, node.peer.settle(False, swarm.now))
+        node.perform(node.peer.settle(False, swarm.now))
     swarm.run(1.0)
     counts = [len(node.mixes) for node in nodes]
     swarm.run(10.0)
@@ -87,7 +87,7 @@ def test_settling_mixes_until_it_is_told_to_stop():
 
 
 def test_a_node_whose_loop_stands_still_is_busy_and_the_others_mix_on():
-    swarm = Swarm(12)
+    swarm = World(12)
     nodes = swarm.swarm(4)
     swarm.until(swarm.agreed, 10.0)
     swarm.run(5.0)
@@ -97,16 +97,16 @@ def test_a_node_whose_loop_stands_still_is_busy_and_the_others_mix_on():
     swarm.run(30.0)
     assert len(nodes[3].mixes) == counts[3]
     assert min(len(node.mixes) - count for node, count in zip(nodes[:3], counts, strict=False)) > 20
-    assert any(isinstance(message, Busy) for *_, message in nodes[3].sent)
+    assert any(isinstance(send.message, Busy) for _, send in nodes[3].said(Send))
     assert nodes[0].peer.membership.state(nodes[3].id) is MemberState.ALIVE
 
 
 def test_a_partner_that_dies_costs_one_exchange_and_no_pause():
-    swarm = Swarm(13)
+    swarm = World(13)
     nodes = swarm.swarm(5)
     swarm.until(swarm.agreed, 10.0)
     swarm.run(10.0)
-    swarm.kill(nodes[0])
+    nodes[0].crash()
     killed_at = swarm.now
     swarm.run(30.0)
     for node in nodes[1:]:
@@ -116,7 +116,7 @@ def test_a_partner_that_dies_costs_one_exchange_and_no_pause():
 
 
 def test_a_refused_vector_tells_nothing_of_how_far_apart_the_swarm_is():
-    swarm = Swarm(14, config=Config(mix_every_steps=3))
+    swarm = World(14, config=Config(mix_every_steps=3))
     nodes = swarm.swarm(4)
     swarm.until(swarm.agreed, 10.0)
     nodes[1].value = Fraction(10**30)
@@ -129,7 +129,7 @@ def test_a_refused_vector_tells_nothing_of_how_far_apart_the_swarm_is():
 
 def test_a_second_snapshot_at_one_boundary_does_not_forget_how_far_the_steps_before_it_went():
     """Its driver measures nothing since the first; a donation's snapshot counts as any other."""
-    swarm = Swarm(9)
+    swarm = World(9)
     [node] = swarm.swarm(1)
     peer, rule = node.peer, node.peer.exchanges.filter
     peer.counted(10, 40)

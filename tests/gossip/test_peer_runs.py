@@ -11,15 +11,15 @@ from gossip.effects import Dial, Send
 from gossip.state_transfer.joining import Phase
 from gossip.state_transfer.runs import Run, outranks
 from gossip.wire.messages import Busy, Fetch, Offer, Refuse
-from tests.gossip.swarm_harness import Swarm, address_of
+from tests.harness.world import World, address_of
 
 G1, G2, G3 = b"1" * 16, b"2" * 16, b"3" * 16
 
 
 def two_runs(seed, left, right, apart_s=40.0, config=None, **how):
     """Two swarms of these sizes that could not see each other for a while; returns the swarm and both sides."""
-    swarm = Swarm(seed, config=config)
-    swarm.cut = lambda a, b: (a < left) != (b < left)
+    swarm = World(seed, config=config)
+    swarm.network.sides = lambda number: number < left
     nodes = [swarm.start(*([0] if number else []), **how) for number in range(left)]
     nodes += [swarm.start(*([left] if number > left else [0]), **how) for number in range(left, left + right)]
     swarm.run(apart_s)
@@ -40,26 +40,26 @@ def test_when_two_runs_meet_the_one_with_fewer_samples_takes_the_others_weights(
     swarm, lefts, rights = two_runs(left, left, right)
     swarm.until(lambda: all(node.peer.ready for node in lefts + rights), 30.0)
     assert lefts[0].genesis != rights[0].genesis
-    swarm.cut = lambda a, b: False
+    swarm.network.sides = None
     slower, faster = (rights, lefts) if left >= right else (lefts, rights)  # the left began 20 s earlier
     genesis = faster[0].genesis
     swarm.until(swarm.agreed, 120.0)
-    assert {node.genesis for node in swarm.nodes} == {genesis}
+    assert {node.genesis for node in swarm.hosts} == {genesis}
     for node in slower:
         assert [kind for kind in node.kinds if kind in ("merging", "merged")] == ["merging", "merged"]
     assert all("merging" not in node.kinds for node in faster)
-    before = [len(node.mixes) for node in swarm.nodes]
+    before = [len(node.mixes) for node in swarm.hosts]
     swarm.run(20.0)
-    assert all(len(node.mixes) > count for node, count in zip(swarm.nodes, before, strict=True))
+    assert all(len(node.mixes) > count for node, count in zip(swarm.hosts, before, strict=True))
 
 
 @pytest.mark.parametrize("samples", [0, 1000])
 def test_of_two_runs_with_equal_samples_the_larger_genesis_stays(samples):
-    swarm = Swarm(1)
+    swarm = World(1)
     one, two = swarm.start(genesis=G1, base_samples=samples), swarm.start(genesis=G2, base_samples=samples)
     for node in (one, two):
         node.stepping = False
-    swarm.perform(one, [Dial(address_of(1))])
+    one.perform([Dial(address_of(1))])
     swarm.run(1.0)
     one.stepping = two.stepping = True
     swarm.until(swarm.agreed, 10.0)
@@ -69,10 +69,10 @@ def test_of_two_runs_with_equal_samples_the_larger_genesis_stays(samples):
 
 def test_of_two_runs_that_each_want_the_others_weights_one_gives_way():
     """Else they swap, and swap again."""
-    swarm = Swarm(1)
+    swarm = World(1)
     one, two = swarm.start(genesis=G1), swarm.start(genesis=G2)
     one.peer.runs.consented, two.peer.runs.consented = G2, G1
-    swarm.perform(one, [Dial(address_of(1))])
+    one.perform([Dial(address_of(1))])
     swarm.run(0.025)
     served = [a.peer.runs.should_serve(b.peer.membership.me, swarm.now) for a, b in ((one, two), (two, one))]
     assert served == [False, True]
@@ -86,37 +86,37 @@ def test_runs_that_meet_in_any_way_become_one_and_stay_one(seed):
     """Two or three runs, of like or unlike pace, cut off from each other and healed at random; killed links between."""
     rng = random.Random(seed)
     config = Config(mix_every_steps=16, chunk_elements=1024, join_timeout_s=4.0)
-    swarm = Swarm(seed, config=config, latency_s=rng.choice([0.005, 0.05, 0.2]))
-    swarm.chunk_s = rng.choice([0.001, 0.3])
+    swarm = World(seed, config=config, latency_s=rng.choice([0.005, 0.05, 0.2]))
+    swarm.network.chunk_s = rng.choice([0.001, 0.3])
     groups = rng.choice([2, 3])
-    swarm.cut = lambda a, b: a % groups != b % groups
+    swarm.network.sides = lambda number: number % groups
     for number in range(rng.randrange(groups, 8)):
         seeds = [n for n in range(number) if n % groups == number % groups][:1] if number >= groups else []
         swarm.start(*seeds, step_s=rng.choice([0.2, 0.2, 0.3]))
     swarm.run(rng.choice([5.0, 15.0]))
     for _ in range(rng.randrange(3)):
-        swarm.partition(lambda number: rng.randrange(2) if number else 0)
+        swarm.network.partition([0, *(rng.randrange(2) for _ in swarm.hosts[1:])].__getitem__)
         for _ in range(4):
-            a, b = rng.sample(swarm.nodes, 2)
-            swarm.perform(a, [Dial(address_of(b.number))])
+            a, b = rng.sample(swarm.hosts, 2)
+            a.perform([Dial(address_of(b.number))])
             swarm.run(rng.random() * 3)
-    swarm.partition(None)
-    for node in swarm.nodes[1:]:
-        swarm.perform(node, [Dial(address_of(0))])
+    swarm.network.partition(None)
+    for node in swarm.hosts[1:]:
+        node.perform([Dial(address_of(0))])
     swarm.until(swarm.agreed, 200.0)
-    genesis = swarm.nodes[0].genesis
-    merges = [node.kinds.count("merged") for node in swarm.nodes]
+    genesis = swarm.hosts[0].genesis
+    merges = [node.kinds.count("merged") for node in swarm.hosts]
     assert max(merges) <= 8
     swarm.run(20.0)
-    assert {node.genesis for node in swarm.nodes} == {genesis}
-    assert [node.kinds.count("merged") for node in swarm.nodes] == merges
+    assert {node.genesis for node in swarm.hosts} == {genesis}
+    assert [node.kinds.count("merged") for node in swarm.hosts] == merges
 
 
 def test_halves_of_one_run_mix_again_after_a_partition():
-    swarm = Swarm(5)
+    swarm = World(5)
     nodes = swarm.swarm(6)
     swarm.until(swarm.agreed, 10.0)
-    swarm.partition(lambda number: number % 2)
+    swarm.network.partition(lambda number: number % 2)
     swarm.run(20.0)
     cut_at = swarm.now
 
@@ -125,18 +125,18 @@ def test_halves_of_one_run_mix_again_after_a_partition():
                 if since < at <= until and (node.number + swarm.by_id[to].number) % 2]  # fmt: skip
 
     assert not across(cut_at - 19.0, cut_at)
-    swarm.partition(None)
+    swarm.network.partition(None)
     swarm.until(lambda: bool(across(cut_at, swarm.now)), 90.0)
     assert all("merging" not in node.kinds for node in nodes)
 
 
 def beside_a_checkpoint(seconds, samples, version):
     """A node trains for so long, and meets one that goes on from a checkpoint of the run G3; returns both, agreed."""
-    swarm = Swarm(6)
+    swarm = World(6)
     first = swarm.start()
     swarm.run(seconds)
     resumed = swarm.start(0)
-    swarm.perform(resumed, resumed.peer.resume(G3, samples, version, swarm.now))
+    resumed.perform(resumed.peer.resume(G3, samples, version, swarm.now))
     swarm.until(swarm.agreed, 30.0)
     return swarm, first, resumed
 
@@ -159,11 +159,11 @@ def test_a_checkpoint_with_less_behind_it_gives_way():
 @pytest.mark.parametrize(("bases", "older"), [((1_000, 5_000, 3_000), 2), ((5_000, 1_000, 3_000), 0)], ids=str)
 def test_of_checkpoints_of_different_age_the_first_goes_on_and_who_loaded_a_newer_one_is_told(bases, older):
     """A number in a record is no reason for a member to give up its weights: a liar would state the largest."""
-    swarm = Swarm(8)
+    swarm = World(8)
     nodes = []
     for number, base in enumerate(bases):
         nodes.append(swarm.start(*([0] if number else [])))
-        swarm.perform(nodes[-1], nodes[-1].peer.resume(G3, base, 1.0, swarm.now))
+        nodes[-1].perform(nodes[-1].peer.resume(G3, base, 1.0, swarm.now))
     swarm.run(30.0)
     assert [node.peer.membership.me.base_samples for node in nodes] == [bases[0]] * 3
     told = [text for node in nodes for _, kind, text in node.notices if kind == "joined" and "older than" in text]
@@ -173,7 +173,7 @@ def test_of_checkpoints_of_different_age_the_first_goes_on_and_who_loaded_a_newe
 
 def test_samples_of_an_earlier_life_are_not_behind_weights_that_began_afresh():
     """Else a node that lost its checkpoint, and began alone, would wipe out the run that it had fed most of."""
-    swarm = Swarm(7)
+    swarm = World(7)
     reborn = swarm.start(samples=1_000_000, steps=1_000_000)
     swarm.run(20.0)
     assert reborn.peer.membership.my_samples > 1_000_000
@@ -184,7 +184,7 @@ def test_a_peer_about_to_take_other_weights_is_busy():
     swarm, lefts, rights = two_runs(1, 1, 1)
     left, right = lefts[0], rights[0]
     swarm.until(lambda: right.peer.ready, 30.0)
-    swarm.cut = lambda a, b: False
+    swarm.network.sides = None
     swarm.until(lambda: right.peer.joining.phase is Phase.COLLECTING, 60.0)
     right.stepping = False
     swarm.until(lambda: right.peer.joining.phase is Phase.ADOPTING, 60.0)

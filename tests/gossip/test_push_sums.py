@@ -14,7 +14,7 @@ from gossip.effects import Merge, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
 from tests.gossip.sides import A, B, C, D, Side
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World
 
 SUM = Config(mixing="push-sum", doubt_s=1e6, incoming_exchanges=4)
 ROWS = Config(mixing="row-stochastic", incoming_exchanges=4)
@@ -340,14 +340,14 @@ def test_peers_keep_the_sums_whatever_breaks(seed):
     """Five peers that train and push at random; links break, messages are lost, loops stand still; nobody dies."""
     rng = random.Random(seed)
     config = Config(mixing="push-sum", mix_every_steps=3, doubt_s=1e6, bench_s=2.0, partners=rng.choice([1, 2]))
-    swarm = Swarm(seed, config=config, latency_s=rng.choice([0.001, 0.02, 0.1]))
+    swarm = World(seed, config=config, latency_s=rng.choice([0.001, 0.02, 0.1]))
     nodes = swarm.swarm(5)
     swarm.until(swarm.agreed, 30.0)
     swarm.until(swarm.quiet, 30.0)
     swarm.run(0.5)
     for node in nodes:
         node.value = Fraction(rng.randrange(-1000, 1000))
-    assert [len(node.merges) for node in nodes] == [0] * 5
+    assert [len(node.model.merges) for node in nodes] == [0] * 5
     before = swarm.sums()
     assert before[0] == 5
     swarm.resume()
@@ -359,5 +359,5 @@ def test_peers_keep_the_sums_whatever_breaks(seed):
     swarm.until(swarm.quiet, 90.0)
     swarm.run(0.5)
     look()
-    assert sum((node.mass for node in nodes), Fraction()) == 5
+    assert sum((node.model.mass for node in nodes), Fraction()) == 5
     assert sum(len(node.mixes) for node in nodes) > 10

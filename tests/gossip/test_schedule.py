@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gossip.config import Config
 from gossip.exchange.session import State
 from gossip.schedule import FASTEST, SLOWEST, Schedule
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World
 
 
 def schedule(seed=0, **config):
@@ -193,7 +193,7 @@ def test_a_closed_loop_settles_where_the_distance_is_the_target(above):
 
 # -- how far a loop runs ahead of a mix --------------------------------------------------------------------------------
 def pair(**config):
-    swarm = Swarm(config=Config(**config), latency_s=0.01)
+    swarm = World(config=Config(**config), latency_s=0.01)
     a, b = swarm.swarm(2)
     swarm.until(lambda: swarm.agreed() and bool(a.mixes and b.mixes), 30.0)
     swarm.until(swarm.quiet, 30.0)

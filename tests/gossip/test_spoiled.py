@@ -10,17 +10,17 @@ from gossip.config import Config
 from gossip.effects import Send
 from gossip.state_transfer.runs import MEND_S
 from gossip.wire.messages import Busy, Fetch, Offer, Refuse
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World
 
 
 def spoil(swarm, node):
     """What a driver says that saw it in the training loop."""
-    swarm.perform(node, node.peer.spoiled(None, swarm.now))
+    node.perform(node.peer.spoiled(None, swarm.now))
 
 
 @pytest.mark.parametrize("mixing", ["pair", "push-sum"])
 def test_who_is_spoiled_offers_and_gives_nothing_until_it_has_the_swarms_weights(mixing):
-    swarm = Swarm(3, config=Config(mixing=mixing, mix_every_steps=4, filter="none"))
+    swarm = World(3, config=Config(mixing=mixing, mix_every_steps=4, filter="none"))
     first, other, node = swarm.swarm(3)
     swarm.run(20.0)
     swarm.until(lambda: not node.peer.exchanges.table, 10.0)  # what was offered before was sound
@@ -31,7 +31,7 @@ def test_who_is_spoiled_offers_and_gives_nothing_until_it_has_the_swarms_weights
     assert isinstance(node.peer.receive(first.id, offer, swarm.now)[0].message, Refuse)
     assert node.peer.receive(first.id, Fetch(6, (), 0, 0), swarm.now) == [Send(first.id, Refuse(6, "not-ready"))]
     swarm.run(0.9 * MEND_S)
-    assert not [message for when, _, message in node.sent if when > at and isinstance(message, Offer)]
+    assert not [send for when, send in node.said(Send) if when > at and isinstance(send.message, Offer)]
     swarm.until(lambda: node.peer.ready, 10.0)
     assert node.kinds[-2:] == ["spoiled", "joined"]
     assert node.genesis == first.genesis
@@ -42,7 +42,7 @@ def test_who_is_spoiled_offers_and_gives_nothing_until_it_has_the_swarms_weights
 
 
 def test_an_offer_whose_snapshot_is_spoiled_is_answered_busy_and_one_of_ours_is_not_made():
-    swarm = Swarm(1, config=Config(outer_momentum=0.0))
+    swarm = World(1, config=Config(outer_momentum=0.0))
     first, node = swarm.swarm(2)
     swarm.until(lambda: node.peer.ready, 10.0)
     offer = Offer(5, "f", node.genesis, node.peer.local.version, 0.5, "fp32")
@@ -54,7 +54,7 @@ def test_an_offer_whose_snapshot_is_spoiled_is_answered_busy_and_one_of_ours_is_
 
 
 def test_who_spoils_again_and_again_asks_for_weights_ever_more_rarely():
-    swarm = Swarm(2)
+    swarm = World(2)
     first, node = swarm.swarm(2)
     swarm.until(lambda: node.peer.ready, 10.0)
     for _ in range(6):
@@ -69,14 +69,14 @@ def test_who_spoils_again_and_again_asks_for_weights_ever_more_rarely():
 
 
 def test_who_is_spoiled_and_alone_begins_nothing_and_goes_on_once_its_loop_has_mended_it():
-    swarm = Swarm(4)
+    swarm = World(4)
     [node] = swarm.swarm(1)
     swarm.run(1.0)
     spoil(swarm, node)
     swarm.run(120.0)
     assert not node.peer.ready
     assert node.kinds[-1] == "spoiled"
-    swarm.perform(node, node.peer.mended(swarm.now))
+    node.perform(node.peer.mended(swarm.now))
     assert node.peer.ready
     assert node.kinds[-1] == "mended"
     assert node.peer.mended(swarm.now) == []

@@ -12,7 +12,7 @@ from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.ids import Address
 from gossip.wire.messages import Gossip, Hint, Ping, Records
 from tests.gossip.harness import World, meet, member, peer_id, record_of, sent
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World as Peers
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 
@@ -301,7 +301,7 @@ def test_who_cannot_be_dialled_meets_the_others_by_dialling_them():
 # -- a thousand names --------------------------------------------------------------------------------------------------
 def test_three_hundred_records_of_nobody_leave_mixing_and_the_division_of_data_as_they_are():
     def mixes(attacked: bool) -> tuple[int, list]:
-        swarm = Swarm(4)
+        swarm = Peers(4)
         nodes = swarm.swarm(5)
         swarm.run(20)
         *honest, liar = nodes
@@ -316,7 +316,7 @@ def test_three_hundred_records_of_nobody_leave_mixing_and_the_division_of_data_a
             for _ in range(40):
                 some = tuple(rng.sample(names, 30))
                 for node in honest:
-                    swarm.perform(node, node.peer.receive(liar.id, Gossip(some), swarm.now))
+                    node.perform(node.peer.receive(liar.id, Gossip(some), swarm.now))
                 swarm.run(0.5)
         else:
             swarm.run(20.0)

@@ -236,8 +236,12 @@ class Host(Sessions):
         return [(at, effect) for at, effect in self.log if isinstance(effect, kind)]
 
     @property
+    def notices(self) -> list[tuple[float, str, str]]:
+        return [(at, notice.kind, notice.sentence) for at, notice in self.said(effects.Notice)]
+
+    @property
     def kinds(self) -> list[str]:
-        return [notice.kind for _, notice in self.said(effects.Notice)]
+        return [kind for _, kind, _ in self.notices]
 
     @property
     def genesis(self) -> bytes:

@@ -54,6 +54,14 @@ class Sessions:
         self.pieces: list[tuple[int, int, Number]] = []
         self.joining_since = -1.0
 
+    @property
+    def value(self) -> Number:
+        return self.model.value
+
+    @value.setter
+    def value(self, value: Number) -> None:
+        self.model.total = self.model.mass * value
+
     # -- effects -----------------------------------------------------------------------------------------------------
     def average(self, effect: effects.Effect) -> None:
         """Perform one that is about vectors."""

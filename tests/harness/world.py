@@ -110,6 +110,21 @@ class World:
     def fail(self, claim: str, detail: str) -> NoReturn:
         raise AssertionError(f"{claim}: {detail} (seed {self.seed}, at {self.now:.4f} s)")
 
+    def storm(self, rng: random.Random, look: Callable[[], None] = lambda: None) -> None:
+        """30 moments, a third of a second apart at most: messages are lost, links break, loops stand still and go on;
+        nobody dies. ``look`` sees each. In the end all is well again, but for what is under way."""
+        self.network.loss = rng.choice([0.0, 0.02])
+        for _ in range(30):
+            self.run(rng.random() * 0.3)
+            look()
+            a, b = rng.sample(self.hosts, 2)
+            if rng.random() < 0.8:
+                self.unlink(a, b)
+            a.stepping = rng.random() < 0.8
+        self.network.loss = 0.0
+        for host in self.hosts:
+            host.stepping = True
+
     # -- questions ---------------------------------------------------------------------------------------------------
     @property
     def running(self) -> list[Host]:
