@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from node import Metrics
 from node.observe.figures import FIGURES, Source, page, reading, status_values
 from node.observe.status import METRICS
-from tests.gossip.swarm_harness import Swarm
+from tests.harness.world import World
 
 PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
 
 
 def source() -> Source:
-    swarm = Swarm(9)
+    swarm = World(9)
     [node] = swarm.swarm(1)
     links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored=3)
     return Source(node.peer, links, steps=7, samples=28, swarm_samples=30)

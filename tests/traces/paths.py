@@ -9,27 +9,27 @@ from itertools import permutations
 from pathlib import Path
 
 from gossip.config import Config
-from gossip.effects import MemberState
+from gossip.effects import MemberState, Send
 from gossip.wire.messages import Commit
-from tests.gossip.swarm_harness import Node
-from tests.traces.recorder import GroupRecorder, Recorder
+from tests.harness.host import Host
+from tests.traces.recorder import Recorder
 
 HERE = Path(__file__).parent
 RARELY = Config(mix_every_steps=1_000)  # nobody mixes unless the path says so
 
 
-def acquainted(swarm: Recorder, count: int) -> list[Node]:
-    """Members of one run that know each other and have mixed nothing, with weights of 0, 100, 200."""
+def acquainted(swarm: Recorder, count: int) -> list[Host]:
+    """Members of one run that know each other and have mixed nothing, with weights of 100, 200, 300."""
     nodes = swarm.swarm(count)
     pairs = list(permutations(nodes, 2))
     swarm.until(lambda: swarm.agreed() and all(a.peer.partners.fits(b.id) for a, b in pairs), 30.0)
     for node in nodes:
-        node.value = Fraction(100 * node.number)
+        node.value = Fraction(100 + 100 * node.number)
     swarm.record()
     return nodes
 
 
-def due(swarm: Recorder, *nodes: Node) -> None:
+def due(swarm: Recorder, *nodes: Host) -> None:
     """The mixes of these are due now."""
     for node in nodes:
         node.peer.schedule.retry_at, node.peer.schedule.due_steps = swarm.now, 0
@@ -37,7 +37,7 @@ def due(swarm: Recorder, *nodes: Node) -> None:
 
 def mixed(swarm: Recorder, limit_s: float = 10.0) -> Recorder:
     """Until everybody has mixed, and added what that gave."""
-    swarm.until(lambda: all(node.mixes and not node.shifts for node in swarm.nodes), limit_s)
+    swarm.until(lambda: all(node.mixes and not node.model.pending for node in swarm.hosts), limit_s)
     return swarm
 
 
@@ -61,7 +61,7 @@ def join() -> Recorder:
 
 
 def pair() -> Recorder:
-    """a's mix is due, and it averages its weights with b's: 0 and 100 become 50 and 50.
+    """a's mix is due, and it averages its weights with b's: 100 and 200 become 150 and 150.
     A message stands where it is sent, and arrives 10 ms later. Look at the two commits: each says that all of the
     other's vector is here and passes, and whoever has said it and heard it mixes. Snapshots and additions come at step
     boundaries, every 100 ms; nothing else touches the weights, and no training step waits for any of this."""
@@ -74,7 +74,7 @@ def crossed_offers() -> Recorder:
     """a and b offer to each other at once: messages take 150 ms here, so that neither knows of the other's offer.
     One exchange must come of it, not two and not none. Both decide alike, without a word: the offer of the smaller id,
     which is a's, counts. b drops its own #2 and prepares #1; the busy that answers #2 is late, and changes nothing."""
-    swarm = Recorder(3, config=RARELY, latency_s=0.15)
+    swarm = Recorder(7, config=RARELY, latency_s=0.15)
     due(swarm, *acquainted(swarm, 2))
     return mixed(swarm)
 
@@ -88,18 +88,18 @@ def doubt() -> Recorder:
     swarm.members = True
     a, b = acquainted(swarm, 2)
     due(swarm, a)
-    swarm.until(lambda: any(isinstance(message, Commit) for *_, message in b.sent), 10.0)
+    swarm.until(lambda: any(isinstance(send.message, Commit) for _, send in b.said(Send)), 10.0)
     swarm.say("the link breaks", "a -- b")
     swarm.unlink(a, b)
     return mixed(swarm)
 
 
 def group() -> Recorder:
-    """a's mix is due, and it invites b and c to a group: 0, 100 and 200 become 100.
+    """a's mix is due, and it invites b and c to a group: 100, 200 and 300 become 200.
     Each averages one slice of the vector for all, and sends them the mean. Look at who decides: the members say commit
     to a, which invited. Once a has all commits, and all means itself, its settled yes makes everybody mix; whatever
     fails before that ends the group for all."""
-    swarm = GroupRecorder(5, config=Config(mixing="group", mix_every_steps=1_000))
+    swarm = Recorder(5, config=Config(mixing="group", mix_every_steps=1_000))
     due(swarm, acquainted(swarm, 3)[0])
     return mixed(swarm)
 
@@ -118,11 +118,11 @@ def heal() -> Recorder:
         return all(state is MemberState.DEAD for state in held)
 
     swarm.say("the network is cut: a and b | c")
-    swarm.partition(lambda number: number == c.number)
+    swarm.network.partition(lambda number: number == c.number)
     swarm.until(dead, 60.0)
     swarm.run(3.0)
     swarm.say("the network is whole again")
-    swarm.partition(None)
+    swarm.network.partition(None)
     assert not c.mixes
     return mixed(swarm, 60.0)
 

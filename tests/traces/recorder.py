@@ -7,27 +7,36 @@ from dataclasses import fields
 from fractions import Fraction
 from typing import Any
 
+from gossip.config import Config
 from gossip.effects import Adopt, Effect, Gather, MemberChanged, Mix, Notice, Release, Send, Snapshot, Transfer
-from gossip.ids import PeerId, short
+from gossip.ids import MemberRecord, PeerId, short
 from gossip.wire.messages import TAGS, Message
-from tests.gossip.group_harness import GroupSwarm
-from tests.gossip.swarm_harness import Node, Swarm
+from tests.harness.host import Host
+from tests.harness.network import Link, Network
+from tests.harness.world import World
 
 CHATTER = {"ping", "ack", "ping-req", "nack", "gossip", "digest", "records", "reach", "reached"}
 
 
-class Recorder(Swarm):
+class Recorder(World):
     """From :meth:`record` on it writes ``lines``, with the seconds since then. Of membership it tells what it comes to,
     links and states, where ``members`` is set; of exchanges only that they mixed, unless ``exchanges`` is."""
 
     lines: list[str] | None = None
     members, exchanges = False, True
 
+    def __init__(self, seed: int, *, config: Config, latency_s: float = 0.01) -> None:
+        super().__init__(seed, config=config, latency_s=latency_s)
+        self.network = Lines(self, latency_s, loss=0.0)
+
+    def start(self, *seeds: int, **how: Any) -> Recorded:
+        return super().start(*seeds, kind=Recorded, **how)
+
     def record(self) -> None:
         self.lines, self.began = [], self.now
         self.numbers: dict[int, int] = {}  # session -> what it is called here
         self.partners: dict[tuple[PeerId, int], str] = {}  # in a session
-        self.linked: set[int] = set()  # links told of
+        self.linked: set[Link] = set()  # links told of
 
     def say(self, what: str, who: str = "") -> None:
         assert self.lines is not None
@@ -38,13 +47,9 @@ class Recorder(Swarm):
         if self.exchanges:
             self.say(what, who)
 
-    def until(self, condition: Callable[[], bool], limit_s: float) -> float:
+    def until(self, condition: Callable[[], bool], limit_s: float, look_s: float = 0.001) -> float:
         """To the millisecond, so that a trace ends where it says."""
-        begin = self.now
-        while not condition():
-            assert self.now - begin <= limit_s, f"not within {limit_s} s"
-            self.run(0.001)
-        return self.now - begin
+        return super().until(condition, limit_s, look_s)
 
     # -- words -------------------------------------------------------------------------------------------------------
     def names(self, *peers: PeerId) -> str:
@@ -72,13 +77,8 @@ class Recorder(Swarm):
         return " ".join(words)
 
     # -- what is decided ---------------------------------------------------------------------------------------------
-    def perform(self, node: Node, effects: list[Effect]) -> None:
-        for effect in effects:
-            if self.lines is not None:
-                self.decided(node, effect, self.names(node.id))
-            super().perform(node, [effect])
-
-    def decided(self, node: Node, effect: Effect, who: str) -> None:
+    def decided(self, node: Recorded, effect: Effect) -> None:
+        who = self.names(node.id)
         match effect:
             case Send(to, message) if TAGS[type(message)] not in CHATTER:
                 self.step(self.words(message), f"{who} -> {self.names(to)}")
@@ -93,7 +93,7 @@ class Recorder(Swarm):
             case Mix(session, weight):
                 partner = self.partners[node.id, session]
                 self.say(f"mixes {self.number(session)} with {partner}, weight {Fraction(weight)}", who)
-            case Release(session) if session in node.snapshots and session not in node.serving:
+            case Release(session) if node.sessions[session].value is not None and node.sessions[session].serve is None:
                 if session not in {mixed for _, mixed, _ in node.mixes}:
                     self.step(f"drops {self.number(session)}", who)
             case Adopt():
@@ -105,43 +105,65 @@ class Recorder(Swarm):
             case Notice(kind, sentence):
                 self.say(f"says: {kind}: {sentence.replace(short(node.genesis), '1')}", who)
 
-    # -- what is told from outside -----------------------------------------------------------------------------------
-    def call(self, node: Node, event: str, *arguments: Any) -> None:
-        if self.lines is not None and node.running:
-            who, first = self.names(node.id), arguments[0]
+
+class Recorded(Host):
+    """It tells a :class:`Recorder` what it decides, and what it is told from outside."""
+
+    world: Recorder
+
+    def do(self, effect: Effect) -> None:
+        if self.world.lines is not None:
+            self.world.decided(self, effect)
+        super().do(effect)
+
+    def call(self, event: str, *arguments: Any) -> None:
+        world = self.world
+        if world.lines is not None:
+            who, first = world.names(self.id), arguments[0]
             match event:
-                case "linked" if self.members and node.links[first] not in self.linked:
-                    self.linked.add(node.links[first])
-                    self.say(f"a link, which {who} dialled", f"{who} -- {self.names(first)}")
                 case "streamed":
-                    self.step(f"has all that {self.partners[node.id, first]} streams for {self.number(first)}", who)
+                    partner = world.partners[self.id, first]
+                    world.step(f"has all that {partner} streams for {world.number(first)}", who)
                 case "gathered":
-                    self.say(f"has the mean of every slice of {self.number(first)}", who)
+                    world.say(f"has the mean of every slice of {world.number(first)}", who)
                 case "collected":
-                    self.say(f"has the elements up to {arguments[1]:,} by {self.number(first)}", who)
-        super().call(node, event, *arguments)
+                    world.say(f"has the elements up to {arguments[1]:,} by {world.number(first)}", who)
+        super().call(event, *arguments)
 
-    def broken(self, node: Node, peer: PeerId) -> None:
-        self.say(f"sees that its link with {self.names(peer)} is broken", self.names(node.id))
-        super().broken(node, peer)
+    def up(self, link: Link, record: MemberRecord) -> None:
+        world, who = self.world, self.world.names(self.id)
+        if world.lines is not None and world.members and link not in world.linked:
+            world.linked.add(link)
+            world.say(f"a link, which {who} dialled", f"{who} -- {world.names(record.id)}")
+        super().up(link, record)
 
-    def deliver(self, sender: Node, to: Node, life: int, message: Message) -> None:
-        if to.links.get(sender.id) != life and TAGS[type(message)] not in CHATTER:
-            self.say(f"lost with the link: {self.words(message)}", f"{self.names(sender.id)} -> {self.names(to.id)}")
-        super().deliver(sender, to, life, message)
+    def lost(self, link: Link) -> None:
+        self.world.say(f"sees that its link with {self.world.names(link.other(self).id)} is broken",
+                       self.world.names(self.id))  # fmt: skip
+        super().lost(link)
 
-    def apply_shifts(self, node: Node) -> None:
-        """Snapshots are taken just after this."""
-        before, some = node.value, bool(node.shifts)
-        super().apply_shifts(node)
-        if self.lines is None:
-            return
-        who = self.names(node.id)
-        if some:
-            self.say(f"adds the difference: its weights were {before} and are {node.value}", who)
-        for session in node.wanted:
-            self.step(f"takes a snapshot for {self.number(session)}: its weights are {node.value}", who)
+    def boundary(self) -> None:
+        self.was = self.value if self.model.pending else None
+        super().boundary()
+
+    def take(self, numbers: list[int]) -> list[int]:
+        """What waited is in the weights now."""
+        world, who = self.world, self.world.names(self.id)
+        if world.lines is not None and self.was is not None:
+            world.say(f"adds the difference: its weights were {self.was} and are {self.value}", who)
+        for number in numbers if world.lines is not None else ():
+            world.step(f"takes a snapshot for {world.number(number)}: its weights are {self.value}", who)
+        return super().take(numbers)
 
 
-class GroupRecorder(Recorder, GroupSwarm):
-    pass
+class Lines(Network):
+    """It tells what is lost."""
+
+    def deliver(self, link: Link, place: int, message: Message) -> None:
+        sender, to = link.ends[place], link.ends[1 - place]
+        if not link.carries(to) and TAGS[type(message)] not in CHATTER:
+            world = self.world
+            world.say(
+                f"lost with the link: {world.words(message)}", f"{world.names(sender.id)} -> {world.names(to.id)}"
+            )
+        super().deliver(link, place, message)
