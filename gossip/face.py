@@ -13,7 +13,8 @@ from gossip.effects import Effect, MemberState
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.gathering import Gathering
 from gossip.exchange.groups import Groups
-from gossip.exchange.session import Exchange, Local
+from gossip.exchange.offer import Exchange
+from gossip.exchange.session import Local
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.members import Members
 from gossip.schedule import Schedule

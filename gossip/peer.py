@@ -365,8 +365,7 @@ class Peer(Face):
         if isinstance(exchanges, Groups):
             gathering = exchanges.table.get(session)
             return exchanges.withdraw(gathering) if gathering is not None else []
-        exchange = exchanges.table.get(session)
-        return exchanges.withdraw(exchange) if exchange is not None else []
+        return exchanges.spoiled(session)
 
     def mended(self, now: float) -> list[Effect]:
         """The training loop has made its weights finite again, by itself."""

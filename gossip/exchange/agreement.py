@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from gossip.codecs import CODECS
+from gossip.codecs import AUTO, CODECS, fastest, leaner
 from gossip.exchange.session import MAX_VERSION, Local
 from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer
 
-__all__ = ["answers", "refusal"]
+__all__ = ["agreed_codec", "answers", "proposed_codec", "refusal"]
+
+FALLBACK = "int8"  # in place of a codec that must know the distance to others, before that is known
 
 
 def refusal(local: Local, asked: Offer | Invite, alike: bool, spread: bool) -> str | None:
@@ -30,3 +32,25 @@ def answers(answer: Accept | Joined | Begin, spread: bool) -> bool:
 
 def usable(codec: str, spread: bool) -> bool:
     return codec in CODECS and (spread or not CODECS[codec].needs_spread)
+
+
+def proposed_codec(configured: str, spread: bool, rate: float | None) -> str:
+    """What we offer to one with whom exchanges have this rate in MB/s (None: not known): with ``spread`` alone one that
+    must know the distance to others."""
+    if configured == AUTO:
+        return fastest(rate)
+    return configured if spread or not CODECS[configured].needs_spread else FALLBACK
+
+
+def agreed_codec(configured: str, proposed: str, offered: str, whole: bool) -> str:
+    """Of their codec and ours the one with fewer bytes: whoever asked for few has a slow link, and the link is shared.
+    One that must know the distance to others is taken where both keep such knowledge, and for ``whole`` vectors, whose
+    blocks its bounds are of. ``proposed``: what we would offer."""
+    if offered == configured:
+        return proposed if whole else blind(proposed)
+    return blind(offered) if configured == AUTO else leaner(blind(offered), blind(configured))
+
+
+def blind(codec: str) -> str:
+    """This one, or what takes the place of one that must know the distance to others."""
+    return FALLBACK if CODECS[codec].needs_spread else codec

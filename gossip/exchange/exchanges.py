@@ -1,250 +1,245 @@
-"""All exchanges of one peer: from the moment at which both sides stream to how each of them ends."""
+"""All exchanges of one peer: those of its own mix, and ``partners.incoming()`` that others offered.
+
+What happens in an exchange is the session's own affair (:mod:`gossip.exchange.pair`, :mod:`gossip.exchange.push`); here
+it is found out whose session something is about, how many there may be, and what is remembered of those that are over.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
-from gossip.arithmetic.subsets import ALL
-from gossip.codecs import CODECS
-from gossip.conduct import NEVER
-from gossip.effects import Effect, MemberState, Merge, Mix, Send
-from gossip.exchange.agreement import answers
-from gossip.exchange.offering import Offering
-from gossip.exchange.session import Exchange, State, version_gap, within
-from gossip.exchange.session_table import DOUBT_RETRY_S
+from gossip.arithmetic.subsets import ALL, Fragments, Subset
+from gossip.codecs import needs_spread
+from gossip.config import Config
+from gossip.effects import Effect, MemberState, Send
+from gossip.exchange.agreement import proposed_codec
+from gossip.exchange.offer import Exchange
+from gossip.exchange.pair import Pair
+from gossip.exchange.patience import Patience
+from gossip.exchange.push import Push
+from gossip.exchange.session import AT_ONCE, Event, Local, State
+from gossip.exchange.session_table import Ledger
+from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
-from gossip.wire.messages import Abort, Accept, Busy, Commit, Outcome, Settled
+from gossip.wire.messages import Abort, Accept, Offer, Settled
 
-__all__ = ["Exchanges"]
+__all__ = ["Exchanges", "PartnerChoice", "fragments_of"]
 
 EXCUSED = 256  # partners remembered, as many as there may be links
-INNOCENT = ("replaced", "late", "overflow")  # reasons for an abort that are nobody's fault
-COMMITTING = (State.STREAMING, State.VERIFIED, State.DOUBT)  # before these nothing of ours can have arrived
 
 
-class Exchanges(Offering):
-    """All exchanges of one peer: those of its own mix, and ``partners.incoming()`` that others offered."""
+class PartnerChoice(Protocol):
+    """Whom to mix with: :class:`gossip.selection.partners.Partners`."""
+
+    wary_until: float
+
+    def choose(self, asked: set[PeerId], now: float, again: bool = False, crowded: bool = False) -> PeerId | None: ...
+    def strange(self, peer: PeerId) -> bool: ...
+    def slow(self, partner: PeerId, now: float) -> None: ...
+    def declines(self, sender: PeerId, now: float) -> bool: ...
+    def mixed(self, partner: PeerId, now: float, own: bool) -> None: ...
+    def here(self, partner: PeerId) -> bool: ...
+    def failed(self, partner: PeerId, now: float, silent: bool = False) -> None: ...
+    def wanted(self) -> int: ...
+    def incoming(self) -> int: ...
+    def cap(self, partner: PeerId, others: int) -> float: ...
+    def heard(self, partner: PeerId, seconds: float) -> None: ...
+
+
+class Exchanges(Ledger[Exchange]):
+    """Routes, limits and remembers."""
+
+    def __init__(
+        self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int], partners: PartnerChoice
+    ) -> None:
+        super().__init__(me, local, config, new_session)
+        self.partners = partners
+        self.kind: type[Exchange] = Push if config.pushes else Pair
+        self.answers, self.streams = Patience(), Patience()  # to an Offer; from Accept to COMMIT
+        self.excused: dict[PeerId, None] = {}  # whose last exchange ended for an innocent reason, oldest first
+        self.single = not config.pushes and config.partners == 1  # an exchange is a mix, whoever asked for it
+        self.filter = filter_of(config)
+        self.fragments = fragments_of(config, local.elements)
+        self.part = Subset.parse(config.part) or ALL
+        if self.part.kind == "mask":
+            self.part = self.part.drawn(new_session())
+        self.gave_way = False  # our own mix has made way for another's since the last of ours was finished
+        self.learns = needs_spread(config.codec)  # exchanges show how far apart the nodes are, as some codecs must know
+        self.bounded = False  # one has shown it
+
+    # -- our own initiative --------------------------------------------------------------------------------------
+    def begin(self, now: float) -> list[Effect]:
+        """A mix of our own is due: begin it, where there is room and somebody to ask."""
+        return self.kind.start(self, now)
+
+    @property
+    def next_part(self) -> Subset:
+        """What the next mix of our own will be of: a driver may copy these elements before it begins."""
+        if self.local.settling:
+            return ALL  # to agree on everything
+        return self.part if self.fragments is None else self.fragments.next()
+
+    def draw_part(self) -> Subset:
+        """The same, and another the next time."""
+        part = self.next_part
+        if part.kind == "mask":
+            self.part = part.drawn(self.new_session())
+        return part
+
+    # -- who is meant --------------------------------------------------------------------------------------------
+    def said(self, event: Event, sender: PeerId, session: int, *what: Any) -> list[Effect]:
+        """A member says something of a session."""
+        one = self.table.get(session)
+        if one is None or one.partner != sender:
+            return self.said_of_none(event, sender, session)
+        return one.happens(event, sender, *what) if one.allows(event) else []
+
+    def said_of_none(self, event: Event, sender: PeerId, session: int) -> list[Effect]:
+        """Of a session that is over, or none of the sender's."""
+        match event:
+            case Event.ACCEPT:
+                return [Send(sender, Abort(session, "late"))]
+            case Event.OUTCOME:
+                return [Send(sender, Settled(session, (sender, session) in self.verdicts))]
+        return []
+
+    def tell(self, one: Exchange, event: Event, *what: Any) -> list[Effect]:
+        """Something happened to a session that nobody said."""
+        return one.happens(event, *what) if one.allows(event) else []
+
+    def reported(self, event: Event, session: int, *what: Any) -> list[Effect]:
+        one = self.table.get(session)
+        return [] if one is None else self.tell(one, event, *what)
 
     # -- messages ------------------------------------------------------------------------------------------------
+    def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        return self.kind.answer(self, sender, offer, now)
+
     def on_accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
-        exchange = self.table.get(accept.session)
-        if exchange is None or exchange.partner != sender:
-            return [Send(sender, Abort(accept.session, "late"))]
-        if exchange.state is not State.OFFERED:
-            return []  # said twice; an Abort could follow our COMMIT
-        spread = self.bounded and exchange.part is ALL
-        agreed = answers(accept, spread) and 0 < accept.weight <= exchange.weight
-        if not agreed:
-            return [Send(sender, Abort(accept.session, "terms")), *self.fail(exchange, now, "terms")]
-        exchange.weight, exchange.theirs, exchange.answer_s = accept.weight, accept.version, now - exchange.since
-        exchange.codec, exchange.state = accept.codec, State.STREAMING
-        return [self.transfer(exchange, now)]
+        return self.said(Event.ACCEPT, sender, accept.session, accept, now)
+
+    def on_busy(self, sender: PeerId, session: int, now: float) -> list[Effect]:
+        return self.said(Event.BUSY, sender, session, now)
+
+    def on_refuse(self, sender: PeerId, session: int, now: float) -> list[Effect]:
+        return self.said(Event.REFUSE, sender, session, now)
 
     def on_commit(self, sender: PeerId, session: int, now: float) -> list[Effect]:
-        exchange = self.table.get(session)
-        if exchange is None or exchange.partner != sender or exchange.state not in COMMITTING:
-            return []
-        if exchange.push:
-            return self.finish(exchange, now) if exchange.initiator else []
-        exchange.committed = True
-        return self.finish(exchange, now) if exchange.state is not State.STREAMING else []
+        return self.said(Event.COMMIT, sender, session, now)
 
     def on_abort(self, sender: PeerId, session: int, code: str, now: float) -> list[Effect]:
-        exchange = self.table.get(session)
-        if exchange is None or exchange.partner != sender:
-            return []
-        if exchange.state is State.OFFERED:
-            return self.offer(exchange, now)
-        self.conduct.note(sender, "wasted", now)
-        return self.fail(exchange, now, code)
+        return self.said(Event.ABORT, sender, session, code, now)
 
     def on_outcome(self, sender: PeerId, session: int, now: float) -> list[Effect]:
-        """Their COMMIT is sent (or, of a push, their vector), or they would not ask; so the answer is whether ours
-        is."""
-        exchange = self.table.get(session)
-        if exchange is not None and exchange.partner == sender:
-            verified = not exchange.push and exchange.state in (State.VERIFIED, State.DOUBT)
-            ended = self.finish(exchange, now) if verified else self.fail(exchange, now, "broken")
-            return [*ended, Send(sender, Settled(session, verified))]
-        return [Send(sender, Settled(session, (sender, session) in self.verdicts))]
+        return self.said(Event.OUTCOME, sender, session, now)
 
     def on_settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
-        exchange = self.table.get(settled.session)
-        if exchange is None or exchange.partner != sender or exchange.state is not State.DOUBT:
-            return []
-        return self.finish(exchange, now) if settled.committed else self.fail(exchange, now, "aborted")
+        return self.said(Event.SETTLED, sender, settled.session, settled, now)
 
     # -- reports of the driver -----------------------------------------------------------------------------------
+    def snapshotted(self, session: int, now: float, mass: float = 0.0) -> list[Effect]:
+        return self.reported(Event.SNAPSHOTTED, session, now, mass)
+
+    def spoiled(self, session: int) -> list[Effect]:
+        """The snapshot of this session is not finite."""
+        return self.reported(Event.SPOILED, session)
+
     def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
         """All of theirs is here, with checksums right."""
-        exchange = self.table.get(session)
-        if exchange is None or exchange.state is not State.STREAMING:
-            return []
-        partner, elements = exchange.partner, self.elements(exchange)
-        refused = self.filter.judge(partner, difference_sq, own_sq, elements, self.local.version)
-        if refused is not None:
-            self.refusals.add(partner, refused)
-            self.conduct.note(partner, "refused", now)
-            return [Send(partner, Abort(session, refused)), *self.fail(exchange, now, refused)]
-        whole = self.local.elements / elements if exchange.part.kind != "all" else 1.0
-        self.seen.append((difference_sq * whole, own_sq * whole))
-        taken, why = self.filter.take(partner, exchange.weight, difference_sq, elements, self.partners.here)
-        for code in why:
-            self.refusals.add(partner, code)
-        if taken == 1.0:
-            self.conduct.excuse(partner, "clipped")
-        else:
-            self.conduct.note(partner, "clipped", now)
-            exchange.weight *= taken
-            exchange.mass *= taken  # of a push: what counts for less moves its receiver less
-        commit = Send(partner, Commit(session))
-        if exchange.committed or exchange.push:
-            return [commit, *self.finish(exchange, now)]
-        exchange.state = State.VERIFIED
-        exchange.until = now + max(self.config.stall_s, exchange.until - now)
-        if exchange.parked:
-            exchange.deadline = exchange.until
-        return [commit]
+        return self.reported(Event.STREAMED, session, difference_sq, own_sq, now)
 
     def failed(self, session: int, code: str, now: float) -> list[Effect]:
         """The streams of this session stalled or brought wrong bytes, or the link it ran over broke ("broken")."""
-        exchange = self.table.get(session)
-        if exchange is None:
-            return []
-        match exchange.state:
-            case State.VERIFIED:
-                return self.doubt(exchange, now)
-            case State.OFFERED:
-                if code == "idle":  # the offer crossed the word that the link was not needed
-                    return self.offer(exchange, now)
-                return self.unanswered(exchange, now, "unreached")
-            case State.STREAMING if exchange.push and exchange.initiator and self.conserves:
-                return self.doubt(exchange, now)  # all of it may have arrived
-            case State.STREAMING:
-                self.conduct.note(exchange.partner, "wasted", now)
-                untold = code in ("broken", "idle")
-                told: list[Effect] = [] if untold else [Send(exchange.partner, Abort(session, code))]
-                return [*told, *self.fail(exchange, now, code)]
-            case State.PREPARING if not exchange.initiator:
-                return self.fail(exchange, now, code)
-        return []
+        return self.reported(Event.FAILED, session, code, now)
 
     def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
         """No link to ``peer`` is left, and perhaps none can be made. ``orderly``: the last was not needed. What ran
         on it was told one by one, and an offer may be waiting for another link."""
         if orderly:
             return []
-        sessions = [one.session for one in self.table.values() if one.partner == peer and one.state is not State.DOUBT]
-        return [effect for session in sessions for effect in self.failed(session, "broken", now)]
+        ours = [one for one in self.table.values() if one.partner == peer]
+        return [effect for one in ours for effect in self.tell(one, Event.FAILED, "broken", now)]
 
+    # -- looking -------------------------------------------------------------------------------------------------
     def look_elsewhere(self, state: Callable[[PeerId], MemberState | None], now: float) -> list[Effect]:
         """An offer to one that is no longer held ALIVE goes to another, before its time is up; and a doubt ends when
         the only one who knows is gone."""
         lost = [
-            own.session for own in self.table.values()
-            if own.initiator and own.state is State.OFFERED and state(own.partner) is not MemberState.ALIVE
+            own for own in self.table.values()
+            if own.state is State.OFFERED and state(own.partner) is not MemberState.ALIVE
         ]  # fmt: skip
-        effects = [effect for session in lost for effect in self.failed(session, "broken", now)]
-        for exchange in [one for one in self.table.values() if one.state is State.DOUBT]:
-            if state(exchange.partner) in (MemberState.DEAD, MemberState.LEFT):
-                effects += self.fail(exchange, now, "doubt")
+        effects = [effect for own in lost for effect in self.tell(own, Event.FAILED, "broken", now)]
+        for one in [one for one in self.table.values() if one.state is State.DOUBT]:
+            if state(one.partner) in (MemberState.DEAD, MemberState.LEFT):
+                effects += self.tell(one, Event.GONE, now)
         return effects
-
-    def doubt(self, exchange: Exchange, now: float) -> list[Effect]:
-        """Ask the partner how it ended. A partner that died at the worst moment, or will not say, costs one exchange
-        and not doubt_s of them: neither our own mix nor anybody's offer waits for the answer."""
-        ended: list[Effect] = []
-        if exchange.state is not State.DOUBT:
-            exchange.state, exchange.since = State.DOUBT, now
-            self.outgoing.pop(exchange.session, None)
-            oldest = self.beyond(self.most_doubts)
-            ended = [] if oldest is None else self.fail(oldest, now, "doubt")
-        exchange.deadline = now + DOUBT_RETRY_S
-        return [*ended, Send(exchange.partner, Outcome(exchange.session))]
 
     def tick(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for exchange in [one for one in self.table.values() if one.deadline <= now]:
-            if self.table.get(exchange.session) is not exchange:
-                continue  # it made way for a doubt
-            if now < exchange.until and exchange.state is not State.DOUBT:
-                self.park(exchange, now)
-                exchange.deadline = exchange.until
-            elif exchange.state is State.OFFERED:
-                self.conduct.note(exchange.partner, "wasted", now)
-                told = Send(exchange.partner, Abort(exchange.session, "late"))
-                effects += [told, *self.unanswered(exchange, now, "unanswered")]
-            elif exchange.state is State.PREPARING:
-                effects += [Send(exchange.partner, Busy(exchange.session)), *self.drop(exchange)]
-            elif exchange.state is State.STREAMING:
-                effects += self.failed(exchange.session, "deadline", now)
-            elif exchange.state is State.VERIFIED:
-                self.partners.failed(exchange.partner, now)  # whose link is whole, and who does not say COMMIT
-                self.conduct.note(exchange.partner, "wasted", now)
-                exchange.blamed = True
-                effects += self.doubt(exchange, now)
-            elif now - exchange.since < self.config.doubt_s:
-                effects += self.doubt(exchange, now)
-            else:
-                if not exchange.blamed:
-                    self.conduct.note(exchange.partner, "wasted", now)
-                effects += self.fail(exchange, now, "doubt")
-        return effects
+        late = [one for one in self.table.values() if one.deadline <= now]
+        return [effect for one in late for effect in self.tell(one, Event.LATE, now)]
 
     def abandon(self) -> list[Effect]:
         """Drop everything under way: the weights they began from are about to be replaced."""
-        effects: list[Effect] = []
-        for exchange in list(self.table.values()):
-            if exchange.state in (State.OFFERED, State.STREAMING):
-                effects.append(Send(exchange.partner, Abort(exchange.session, "replaced")))
-            elif exchange.state is State.PREPARING and not exchange.initiator:
-                effects.append(Send(exchange.partner, Busy(exchange.session)))
-            exchange.mass = 0.0  # of weights that go
-            effects += self.drop(exchange)
-        return effects
+        return [effect for one in list(self.table.values()) for effect in self.tell(one, Event.REPLACED)]
 
-    def unanswered(self, exchange: Exchange, now: float, code: str) -> list[Effect]:
-        """Nothing came of an offer, and another partner is asked."""
-        self.count(code)
-        self.partners.failed(exchange.partner, now, silent=True)
-        return self.offer(exchange, now)
+    # -- limits --------------------------------------------------------------------------------------------------
+    def room(self, limit: int, leaving: int = 0) -> bool:
+        """Whether one more may begin beside the others (but for ``leaving``, which end for it). With outer momentum one
+        at a time in all: two concurrent outer steps would count the same local progress twice."""
+        return self.moving - leaving < (limit if self.config.plain else 1)
 
-    # -- endings -------------------------------------------------------------------------------------------------
-    def finish(self, exchange: Exchange, now: float) -> list[Effect]:
-        session, partner = exchange.session, exchange.partner
-        self.remember((partner, session), True)
-        doubted = exchange.state is State.DOUBT
-        if not doubted:
-            seconds = now - exchange.since
-            self.durations.add(partner, seconds, CODECS[exchange.codec].encoded_bytes(self.elements(exchange)))
-            self.partners.heard(partner, seconds)
-            self.streams.add(partner, seconds)
-        if exchange.initiator:
-            self.answers.add(partner, exchange.answer_s)
-        self.done += 1
-        self.last_partner = partner
-        self.conduct.excuse(partner, "wasted")
-        self.excused.pop(partner, None)
-        self.partners.mixed(partner, now, exchange.initiator)
-        if exchange.push and not exchange.initiator:
-            return [Merge(session, exchange.mass), *self.end(exchange)]
-        if not doubted:  # else its own mix was given up for this one, and it has earned no trust by it
-            self.mixed_at.append(partner)
-            self.own_mixed = self.own_mixed or exchange.initiator
-            self.gave_way = self.gave_way and not exchange.initiator
-        if exchange.push:
-            return self.end(exchange)
-        if self.learns and exchange.part is ALL:
-            self.bounded = True
-        if self.fragments is not None:
-            self.fragments.mixed(exchange.part)
-        # The weights' age is averaged as the weights are: by the difference of what was exchanged.
-        if exchange.theirs > NEVER > exchange.ours:
-            self.conduct.note(partner, "claims", now)
-        moved = exchange.weight if exchange.part is ALL else exchange.weight * exchange.part.share
-        self.local.version = within(self.local.version + moved * version_gap(exchange.theirs, exchange.ours))
-        late = (doubted or exchange.overtaken) and not self.config.plain
-        return [Mix(session, exchange.weight, late, self.local.settling), *self.end(exchange)]
+    def incoming(self, sender: PeerId) -> int:
+        """How many of others may be under way with one of this member's: a slot is kept for others than the last."""
+        limit = self.partners.incoming()
+        return limit - 1 if self.single and sender == self.last_partner and limit > 1 else limit
+
+    def with_strangers(self, but: Exchange | None = None) -> bool:
+        """Whether a strange one has an exchange."""
+        strange = self.partners.strange
+        return any(one is not but and strange(one.partner) for one in self.table.values())
+
+    @property
+    def most_doubts(self) -> int:
+        """As many as may ever be under way at once: a cut between all of their COMMITs leaves no more. Who sits out, or
+        is not there at this moment, is no reason to forget one."""
+        config = self.config
+        return config.incoming_limit + config.partners if config.partners else 2 * AT_ONCE
+
+    def forget_doubts(self, now: float) -> list[Effect]:
+        """Another is in doubt."""
+        oldest = self.beyond(self.most_doubts)
+        return [] if oldest is None else self.tell(oldest, Event.CROWDED, now)
+
+    @property
+    def parked(self) -> int:
+        return sum([one.parked and one.state is not State.DOUBT for one in self.table.values()])
+
+    @property
+    def most_parked(self) -> int:
+        """As many as may take a slot: each holds two vectors. A round with all neighbours at once waits for each of
+        them, and a training loop that is held for its mix, by definition."""
+        waits = self.config.partners == 0 or self.config.max_version_gap is not None
+        return 0 if waits else self.most_doubts
+
+    def overtake(self) -> None:
+        """Another exchange begins: what takes no slot will be mixed after it."""
+        for one in self.table.values():
+            one.overtaken = one.overtaken or one.idle
+
+    def overdue(self, leaving: list[Exchange], now: float) -> list[Exchange]:
+        """Offers of ours that wait for longer than answers take, as many as may be parked. A little longer is still
+        waited for, but that is no reason to have others wait."""
+        late = [
+            own for own in self.outgoing.values()
+            if own.state is State.OFFERED and own not in leaving and now - own.since >= self.answers.usual_s
+        ]  # fmt: skip
+        return late[: max(0, self.most_parked - self.parked)]
+
+    # -- memory --------------------------------------------------------------------------------------------------
+    def codec(self, partner: PeerId) -> str:
+        """What we offer this one now."""
+        return proposed_codec(self.config.codec, self.bounded, self.durations.rate(partner))
 
     def excuses(self, partner: PeerId) -> bool:
         """Whether an exchange that ended for an innocent reason costs its partner nothing. A reason is a claim, and who
@@ -257,12 +252,8 @@ class Exchanges(Offering):
             del self.excused[next(iter(self.excused))]
         return True
 
-    def fail(self, exchange: Exchange, now: float, code: str) -> list[Effect]:
-        self.count(code)
-        if code == "overflow":
-            self.bounded = False  # once more with a codec that needs no bound, which shows how wide it must be
-        if not exchange.blamed and not (code in INNOCENT and self.excuses(exchange.partner)):
-            self.partners.failed(exchange.partner, now, silent=exchange.state is State.PREPARING)
-        if exchange.initiator and not exchange.parked:
-            self.gave_up = True
-        return self.drop(exchange)
+
+def fragments_of(config: Config, elements: int) -> Fragments | None:
+    """The fragments of ``part = "fragments N"``, none of them without elements."""
+    kind, _, count = config.part.partition(" ")
+    return Fragments(min(int(count), elements)) if kind == "fragments" else None

@@ -1,4 +1,4 @@
-"""One exchange as one side sees it, and what it needs to know of its own node.
+"""One exchange as one side sees it: the state that it is in, and what may happen to it there.
 
     pair  initiator   PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
           responder   PREPARING ------------> STREAMING -> VERIFIED -> mixed
@@ -25,17 +25,26 @@ but in flight; when it knows that nothing came of it, it merges its own snapshot
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gossip.arithmetic.subsets import ALL, Subset
+from gossip.effects import Effect
 from gossip.ids import PeerId
 
-__all__ = ["AT_ONCE", "MAX_GAP", "MAX_VERSION", "Exchange", "Local", "State", "version_gap", "within"]
+if TYPE_CHECKING:
+    from gossip.exchange.exchanges import Exchanges
+
+__all__ = [
+    "AT_ONCE", "INITIATOR", "MAX_GAP", "MAX_VERSION", "RESPONDER", "Event", "Local", "Session", "State", "Transitions",
+    "version_gap", "within",
+]  # fmt: skip
 
 AT_ONCE = 32  # of the neighbours with all of whom a mix is, so many at most: a vector each. Others the next time
 MAX_VERSION = 2**53  # what a record may hold: a mean with more would make our own record unacceptable to everybody
 MAX_GAP = 1_000.0  # rounds that one exchange counts for: few mixes bring back who was long away, none reach 2^53
+INITIATOR, RESPONDER = True, False
 
 
 class State(Enum):
@@ -44,6 +53,36 @@ class State(Enum):
     STREAMING = auto()
     VERIFIED = auto()  # our COMMIT is sent, theirs is not here
     DOUBT = auto()  # the same, and the link broke, or it takes too long: it takes no slot any more
+    DONE = auto()  # it has happened, and is over
+    DROPPED = auto()  # nothing came of it
+
+
+class Event(Enum):
+    """What can happen to a session; the values are the words of docs/protocol.md, and name the methods that answer."""
+
+    # said by others
+    ACCEPT = "accept"
+    BUSY = "busy"
+    REFUSE = "refuse"
+    COMMIT = "commit"
+    ABORT = "abort"
+    OUTCOME = "outcome"
+    SETTLED = "settled"
+    # reported by the driver
+    SNAPSHOTTED = "snapshotted"
+    SPOILED = "spoiled"  # our snapshot is not finite
+    STREAMED = "streamed"
+    FAILED = "failed"
+    # found out by looking
+    LATE = "late"  # its deadline is over
+    GONE = "gone"  # the only one who knows how it ended is held DEAD or LEFT
+    # done to it for something else
+    YIELDED = "yielded"  # another's offer takes its place
+    CROWDED = "crowded"  # newer doubts take its room
+    REPLACED = "replaced"  # the weights that it began from go
+
+
+Transitions = Mapping[State, Mapping[Event, tuple[State, ...]]]
 
 
 def within(version: float) -> float:
@@ -57,44 +96,47 @@ def version_gap(theirs: float, ours: float) -> float:
     return min(max(theirs - ours, -MAX_GAP), MAX_GAP)
 
 
-@dataclass(slots=True)
-class Exchange:
-    """One side's view. ``ours`` and ``theirs`` are the versions that the Offer and the Accept state, ``committed``
-    whether their COMMIT is here, ``asked`` who was offered this or another exchange of the same mix, ``overtaken``
-    whether another began while this one took no slot."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Session:
+    """One side's view. ``ours`` is the version that its Offer or Accept states."""
 
-    session: int  # another for each partner that is asked
-    partner: PeerId
+    # For the initiator and for the responder: what may happen in each state, and what state may be next. Nothing else
+    # happens to a session, whoever says it: Exchanges asks here before it hands anything on.
+    TRANSITIONS: ClassVar[Mapping[bool, Transitions]]
+
+    exchanges: Exchanges = field(repr=False)  # the table that it is in
+    session: int
     initiator: bool
-    weight: float
     since: float
     deadline: float
     state: State = State.PREPARING
     ours: float = 0.0
-    theirs: float = 0.0
-    committed: bool = False
-    codec: str = "fp32"
-    asked: set[PeerId] = field(default_factory=set)
-    push: bool = False
-    mass: float = 0.0  # that a push carries
-    part: Subset = ALL
     steps: int = 0  # of the training loop at the snapshot
-    tries: int = 0  # how many may be asked
-    until: float = 0.0  # how long it is waited for; at ``deadline`` before that it is parked
-    answer_s: float = 0.0  # what the answer to our offer took
-    parked: bool = False
-    overtaken: bool = False
-    blamed: bool = False  # its partner has been, for what it did not say
 
     @property
     def others(self) -> tuple[PeerId, ...]:
-        """With whom."""
-        return (self.partner,)
+        """With whom, as far as that is known."""
+        raise NotImplementedError
 
     @property
     def idle(self) -> bool:
         """Whether it takes no slot."""
-        return self.parked or self.state is State.DOUBT
+        return self.state is State.DOUBT
+
+    def allows(self, event: Event) -> bool:
+        """Whether this may happen now."""
+        here = self.TRANSITIONS[self.initiator].get(self.state)
+        return here is not None and event in here
+
+    def happens(self, event: Event, *what: Any) -> list[Effect]:
+        """The method of the event's name does what follows."""
+        effects: list[Effect] = getattr(self, event.value)(*what)
+        return effects
+
+    def end(self, state: State) -> list[Effect]:
+        """It is over: DONE or DROPPED."""
+        self.state = state
+        return self.exchanges.end(self)
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ DOUBT_RETRY_S = 1.0  # between two questions how an exchange in doubt ended
 
 
 class UnderWay(Protocol):
-    """What a pair's :class:`~gossip.exchange.session.Exchange` and a group's
+    """What a pair's :class:`~gossip.exchange.offer.Exchange` and a group's
     :class:`~gossip.exchange.gathering.Gathering` have in common."""
 
     session: int
@@ -120,7 +120,7 @@ class Ledger(Generic[One]):
         if len(self.verdicts) > VERDICTS:
             del self.verdicts[next(iter(self.verdicts))]
 
-    def end(self, one: One) -> list[Effect]:
+    def end(self, one: UnderWay) -> list[Effect]:
         self.table.pop(one.session, None)
         self.outgoing.pop(one.session, None)
         return [Release(one.session)]

@@ -19,7 +19,8 @@ from gossip.codecs import ALIGN, Codec, get_codec
 from gossip.config import Config
 from gossip.effects import Effect, Gather
 from gossip.errors import ProtocolError
-from gossip.exchange.session import Exchange, State
+from gossip.exchange.offer import Exchange
+from gossip.exchange.session import State
 from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
 from gossip.peer import Peer

@@ -11,7 +11,7 @@ from gossip.arithmetic.subsets import ALL, LARGEST_RUN, MOST_FRAGMENTS, Fragment
 from gossip.config import Config
 from gossip.effects import Send
 from gossip.errors import ConfigError
-from gossip.exchange.offering import fragments_of
+from gossip.exchange.exchanges import fragments_of
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer, Refuse
 from tests.gossip.sides import B, Side

@@ -6,7 +6,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Merge, Release, Rename, Send, Snapshot, Transfer
-from gossip.exchange.offering import MAX_MASS
+from gossip.exchange.push import MAX_MASS
 from gossip.exchange.session import State
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled

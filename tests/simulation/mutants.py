@@ -12,8 +12,10 @@ from gossip.effects import Effect, MemberState, Send
 from gossip.exchange.durations import Durations
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.groups import Groups
-from gossip.exchange.offering import Offering
-from gossip.exchange.session import State
+from gossip.exchange.offer import Exchange
+from gossip.exchange.pair import Pair
+from gossip.exchange.push import Push
+from gossip.exchange.session import Event, State
 from gossip.exchange.session_table import Ledger
 from gossip.membership.self_record import Myself
 from gossip.membership.states import MemberStates
@@ -52,32 +54,28 @@ def planted(name: str) -> Iterator[None]:
 
 
 # -- exchanges -------------------------------------------------------------------------------------------------------
-@mutant(Exchanges, "streamed")
+@mutant(Pair, "streamed")
 def commit_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     """Applied as soon as the streams are whole, without the partner's COMMIT."""
 
-    def streamed(self: Any, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
-        effects = original(self, session, difference_sq, own_sq, now)
-        exchange = self.table.get(session)
-        if exchange is not None and exchange.state is State.VERIFIED:
-            effects += self.finish(exchange, now)
-        return effects
+    def streamed(self: Any, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
+        effects = original(self, difference_sq, own_sq, now)
+        return [*effects, *self.finish(now)] if self.state is State.VERIFIED else effects
 
     return streamed
 
 
-@mutant(Exchanges, "on_accept")
+@mutant(Exchange, "accept")
 def weight_on_retry(original: Callable[..., Any]) -> Callable[..., Any]:
     """With a second partner it takes another weight than was agreed."""
 
-    def on_accept(self: Any, sender: Any, accept: Any, now: float) -> list[Effect]:
+    def accept(self: Any, sender: Any, accept: Any, now: float) -> list[Effect]:
         effects = original(self, sender, accept, now)
-        exchange = self.table.get(accept.session)
-        if exchange is not None and exchange.state is State.STREAMING and len(exchange.asked) > 1:
-            exchange.weight *= 0.5
+        if self.state is State.STREAMING and len(self.asked) > 1:
+            self.weight *= 0.5
         return effects
 
-    return on_accept
+    return accept
 
 
 @mutant(Ledger, "remember")
@@ -86,97 +84,84 @@ def forgotten_verdict(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, *key_and_end: None
 
 
-@mutant(Exchanges, "failed")
+@mutant(Pair, "failed")
 def no_doubt(original: Callable[..., Any]) -> Callable[..., Any]:
     """A link that breaks behind our COMMIT ends the exchange, and nobody is asked."""
 
-    def failed(self: Any, session: int, code: str, now: float) -> list[Effect]:
-        exchange = self.table.get(session)
-        if exchange is not None and exchange.state is State.VERIFIED:
-            return self.fail(exchange, now, code)
-        return original(self, session, code, now)
+    def failed(self: Any, code: str, now: float) -> list[Effect]:
+        return self.fail(now, code) if self.state is State.VERIFIED else original(self, code, now)
 
     return failed
 
 
-@mutant(Exchanges, "on_settled")
+@mutant(Push, "settled")
 def double_merge(original: Callable[..., Any]) -> Callable[..., Any]:
     """A mass that the partner says it has is taken back all the same."""
-
-    def on_settled(self: Any, sender: Any, settled: Any, now: float) -> list[Effect]:
-        exchange = self.table.get(settled.session)
-        if exchange is not None and exchange.push and exchange.state is State.DOUBT and exchange.partner == sender:
-            return self.drop(exchange)
-        return original(self, sender, settled, now)
-
-    return on_settled
+    return lambda self, sender, settled, now: self.drop()
 
 
-@mutant(Offering, "drop")
+@mutant(Push, "drop")
 def lost_mass(original: Callable[..., Any]) -> Callable[..., Any]:
     """The mass of a push that came to nothing does not come back."""
-    return lambda self, exchange: self.end(exchange)
+    return lambda self: self.end(State.DROPPED)
 
 
-@mutant(Exchanges, "fail")
+@mutant(Exchange, "fail")
 def endless_doubt(original: Callable[..., Any]) -> Callable[..., Any]:
     """A doubt is asked after for ever."""
 
-    def fail(self: Any, exchange: Any, now: float, code: str) -> list[Effect]:
-        return self.doubt(exchange, now) if code == "doubt" else original(self, exchange, now, code)
+    def fail(self: Any, now: float, code: str) -> list[Effect]:
+        return self.doubt(now) if code == "doubt" else original(self, now, code)
 
     return fail
 
 
-@mutant(Exchanges, "doubt")
+@mutant(Exchange, "doubt")
 def stuck_deadline(original: Callable[..., Any]) -> Callable[..., Any]:
     """A doubt keeps the deadline that is over."""
 
-    def doubt(self: Any, exchange: Any, now: float) -> list[Effect]:
-        before = exchange.deadline
-        effects = original(self, exchange, now)
-        exchange.deadline = before
+    def doubt(self: Any, now: float) -> list[Effect]:
+        before = self.deadline
+        effects = original(self, now)
+        self.deadline = before
         return effects
 
     return doubt
 
 
-@mutant(Offering, "transfer")
+@mutant(Exchange, "transfer")
 def no_deadline(original: Callable[..., Any]) -> Callable[..., Any]:
     """A stream may take for ever."""
 
-    def transfer(self: Any, exchange: Any, now: float) -> Any:
-        effect = original(self, exchange, now)
-        exchange.deadline = math.inf
+    def transfer(self: Any, now: float) -> Any:
+        effect = original(self, now)
+        self.deadline = math.inf
         return effect
 
     return transfer
 
 
-@mutant(Exchanges, "on_abort")
+@mutant(Pair, "abort")
 def abort_ignored(original: Callable[..., Any]) -> Callable[..., Any]:
     """A partner's refusal of our vector, said behind our COMMIT, is taken for its COMMIT."""
 
-    def on_abort(self: Any, sender: Any, session: int, code: str, now: float) -> list[Effect]:
-        exchange = self.table.get(session)
-        if exchange is not None and exchange.partner == sender and exchange.state is State.VERIFIED:
-            return self.finish(exchange, now)
-        return original(self, sender, session, code, now)
+    def abort(self: Any, sender: Any, code: str, now: float) -> list[Effect]:
+        return self.finish(now) if self.state is State.VERIFIED else original(self, sender, code, now)
 
-    return on_abort
+    return abort
 
 
-@mutant(Exchanges, "on_commit")
+@mutant(Exchanges, "said")
 def commit_carried(original: Callable[..., Any]) -> Callable[..., Any]:
     """A COMMIT said before BUSY counts for the next partner who is asked."""
 
-    def on_commit(self: Any, sender: Any, session: int, now: float) -> list[Effect]:
-        exchange = self.table.get(session)
-        if exchange is not None and exchange.partner == sender and exchange.state is State.OFFERED:
-            exchange.committed = True
-        return original(self, sender, session, now)
+    def said(self: Any, event: Event, sender: Any, session: int, *what: Any) -> list[Effect]:
+        one = self.table.get(session)
+        if event is Event.COMMIT and one is not None and one.partner == sender and one.state is State.OFFERED:
+            one.committed = True
+        return original(self, event, sender, session, *what)
 
-    return on_commit
+    return said
 
 
 @mutant(Durations, "add")

@@ -1,0 +1,399 @@
+"""An exchange with one partner, which one of the two offers to the other: what pairs and pushes have in common."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from gossip.arithmetic.mixing import pair_weight
+from gossip.arithmetic.subsets import ALL, Subset
+from gossip.codecs import CODECS
+from gossip.effects import Effect, Rename, Send, Snapshot, Transfer
+from gossip.exchange.agreement import agreed_codec, answers, refusal
+from gossip.exchange.session import INITIATOR, RESPONDER, Event, Session, State
+from gossip.exchange.session_table import DOUBT_RETRY_S
+from gossip.ids import PeerId
+from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
+
+if TYPE_CHECKING:
+    from gossip.exchange.exchanges import Exchanges
+
+__all__ = ["TRIES", "Exchange"]
+
+TRIES = 4  # partners asked for each one wanted before waiting: four BUSY in a row mean that everybody is mixing already
+INNOCENT = ("replaced", "late", "overflow")  # reasons for an abort that are nobody's fault
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Exchange(Session):
+    """``theirs`` is the version that the partner states, ``committed`` whether its COMMIT is here, ``asked`` who was
+    offered this or another exchange of the same mix, ``overtaken`` whether another began while this one took no slot.
+    ``session`` is another number for each partner that is asked."""
+
+    MIXING: ClassVar[str]  # as an Offer names it
+
+    partner: PeerId
+    weight: float = 0.5
+    theirs: float = 0.0
+    committed: bool = False
+    codec: str = "fp32"
+    asked: set[PeerId] = field(default_factory=set)
+    mass: float = 0.0  # that a push carries
+    part: Subset = ALL
+    tries: int = 0  # how many may be asked
+    until: float = 0.0  # how long it is waited for; at ``deadline`` before that it is parked
+    answer_s: float = 0.0  # what the answer to our offer took
+    parked: bool = False
+    overtaken: bool = False
+    blamed: bool = False  # its partner has been, for what it did not say
+
+    @property
+    def others(self) -> tuple[PeerId, ...]:
+        return (self.partner,)
+
+    @property
+    def idle(self) -> bool:
+        return self.parked or self.state is State.DOUBT
+
+    @property
+    def elements(self) -> int:
+        return self.part.elements(self.exchanges.local.elements)
+
+    # -- the beginning -------------------------------------------------------------------------------------------
+    @classmethod
+    def start(cls, exchanges: Exchanges, now: float) -> list[Effect]:
+        """Prepare the offers of a mix: the snapshot first, so that a partner's stream meets ours ready."""
+        asked: set[PeerId] = set()
+        for one in exchanges.table.values():
+            if not one.idle and (one.initiator or exchanges.single):
+                return []  # what is under way is a mix already; a second one would share its bandwidth
+            if one.parked:
+                asked.add(one.partner)
+        partners = exchanges.partners
+        if asked and partners.choose(asked, now) is None:
+            asked = set()  # whoever there is has said nothing for long: perhaps none of it arrived
+        if not exchanges.room(1 + partners.incoming()) or partners.choose(asked, now) is None:
+            return []
+        wanted = partners.wanted()
+        part = exchanges.draw_part()
+        exchanges.overtake()
+        tries = len(asked) + TRIES * wanted
+        effects: list[Effect] = []
+        for place in range(wanted):
+            one = cls(
+                exchanges=exchanges, session=exchanges.new_session(), partner=exchanges.me, initiator=INITIATOR,
+                since=now, deadline=math.inf, asked=asked, part=part, tries=tries, steps=exchanges.local.steps,
+            )  # fmt: skip
+            exchanges.outgoing[one.session] = exchanges.table[one.session] = one
+            effects.append(Snapshot(one.session, False, one.carries(wanted - place), part))
+        return effects
+
+    def carries(self, partners: int) -> int:
+        """Among how many partners what our snapshot gives away is divided, 0 where it gives away nothing."""
+        return 0
+
+    @classmethod
+    def answer(cls, exchanges: Exchanges, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        """Another offers: refuse for good, say BUSY, or prepare ours."""
+        session, part, local = offer.session, Subset.parse(offer.part), exchanges.local
+        refused = cls.refuses(exchanges, offer, part)
+        if refused is not None or part is None:
+            return [Send(sender, Refuse(session, refused or "part"))]
+        leaving, waiting = cls.standing(exchanges, sender)
+        slots = sum([not own.idle for own in leaving])
+        limit = exchanges.incoming(sender) + len(exchanges.outgoing) - slots
+        overdue = [] if exchanges.room(limit, slots) else exchanges.overdue(leaving, now)
+        full = not exchanges.room(limit - len(overdue), slots + len(overdue))
+        if exchanges.partners.strange(sender):
+            waiting = waiting or exchanges.with_strangers() or exchanges.partners.wary_until > now
+        asleep = now - local.boundary_at > exchanges.config.boundary_patience_s
+        if full or asleep or waiting or session in exchanges.table:
+            return [Send(sender, Busy(session))]
+        if exchanges.partners.declines(sender, now):
+            exchanges.conduct.note(sender, "pestering", now)
+            return [Send(sender, Busy(session))]
+        for own in overdue:
+            own.park(now)
+        exchanges.gave_way = exchanges.gave_way or slots > 0
+        exchanges.overtake()
+        dropped = [effect for own in leaving for effect in exchanges.tell(own, Event.YIELDED)]
+        one = exchanges.table[session] = cls(
+            exchanges=exchanges, session=session, partner=sender, initiator=RESPONDER, since=now,
+            deadline=now + exchanges.config.boundary_patience_s, theirs=offer.version, mass=offer.mass, part=part,
+        )  # fmt: skip
+        one.codec = agreed_codec(exchanges.config.codec, exchanges.codec(sender), offer.codec, part is ALL)
+        cap = min(offer.weight, exchanges.partners.cap(sender, exchanges.moving))
+        gap = local.version - offer.version
+        one.weight = pair_weight(gap, exchanges.config.staleness_exponent, cap=cap)
+        return [*dropped, Snapshot(session, False, part=part)]
+
+    @classmethod
+    def refuses(cls, exchanges: Exchanges, offer: Offer, part: Subset | None) -> str | None:
+        """The reason to refuse whatever this node is doing at the moment."""
+        reason = refusal(exchanges.local, offer, offer.mixing == cls.MIXING, spread=True)
+        if reason is not None:
+            return reason
+        if not 0 < offer.weight <= 0.5:
+            return "weight"
+        return cls.mismatch(offer) or (None if part is not None and part.elements(exchanges.local.elements) else "part")
+
+    @classmethod
+    def mismatch(cls, offer: Offer) -> str | None:
+        """What of the offer is not of this kind of exchange."""
+        return None
+
+    @classmethod
+    def standing(cls, exchanges: Exchanges, sender: PeerId) -> tuple[list[Exchange], bool]:
+        """What of ours makes way for an offer of this member, and whether the offer must wait for something else."""
+        return [], False
+
+    def snapshotted(self, now: float, mass: float = 0.0) -> list[Effect]:
+        local = self.exchanges.local
+        self.ours, self.steps = local.version, local.steps
+        if self.initiator:
+            self.mass = mass
+            return self.offer(now)
+        self.state = State.STREAMING
+        accept = Accept(self.session, self.ours, self.weight, self.codec)
+        return [Send(self.partner, accept), self.transfer(now)]
+
+    def spoiled(self) -> list[Effect]:
+        """Nothing will be streamed after all: an offer is not made, or the one who made it is told to ask another."""
+        told: list[Effect] = [] if self.initiator else [Send(self.partner, Busy(self.session))]
+        return [*told, *self.drop()]
+
+    # -- asking --------------------------------------------------------------------------------------------------
+    def offer(self, now: float) -> list[Effect]:
+        """Ask the next partner, under a number that the one before does not know; with nobody left to ask the snapshot
+        is forgotten. What was parked has been replaced already."""
+        if self.parked:
+            return self.drop()
+        exchanges, asked = self.exchanges, self.asked
+        again, crowded = self.state is State.OFFERED, exchanges.with_strangers(but=self)
+        partner = exchanges.partners.choose(asked, now, again, crowded) if len(asked) < self.tries else None
+        if partner is None:
+            exchanges.gave_up = True
+            return self.drop()
+        asked.add(partner)
+        renamed = self.rename() if again else []
+        self.partner, self.state = partner, State.OFFERED
+        self.weight = exchanges.partners.cap(partner, exchanges.moving)
+        self.since, self.until = now, now + exchanges.config.reply_timeout_s
+        self.deadline = min(now + exchanges.answers.seconds, self.until)
+        local = exchanges.local
+        message = Offer(
+            self.session, local.fingerprint, local.genesis, self.ours, self.weight, exchanges.codec(partner),
+            self.MIXING, self.mass, str(self.part),
+        )  # fmt: skip
+        return [*renamed, Send(partner, message)]
+
+    def rename(self) -> list[Effect]:
+        """What the last partner said, or still sends, must not be taken for the next one's."""
+        exchanges, old = self.exchanges, self.session
+        new = self.session = exchanges.new_session()
+        del exchanges.table[old], exchanges.outgoing[old]
+        exchanges.table[new] = exchanges.outgoing[new] = self
+        return [Rename(old, new)]
+
+    def accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
+        agreed = answers(accept, self.exchanges.bounded and self.part is ALL) and 0 < accept.weight <= self.weight
+        if not agreed:
+            return [Send(sender, Abort(self.session, "terms")), *self.fail(now, "terms")]
+        self.weight, self.theirs, self.answer_s = accept.weight, accept.version, now - self.since
+        self.codec, self.state = accept.codec, State.STREAMING
+        return [self.transfer(now)]
+
+    def busy(self, sender: PeerId, now: float) -> list[Effect]:
+        return self.offer(now)
+
+    def refuse(self, sender: PeerId, now: float) -> list[Effect]:
+        self.exchanges.partners.failed(sender, now, silent=True)  # not with it; it may still come to us
+        return self.offer(now)
+
+    def unanswered(self, now: float, code: str) -> list[Effect]:
+        """Nothing came of an offer, and another partner is asked."""
+        self.exchanges.count(code)
+        self.exchanges.partners.failed(self.partner, now, silent=True)
+        return self.offer(now)
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+    def park(self, now: float) -> None:
+        """It waits for its partner for longer than that takes: others go first from now on, where there is a place for
+        it. Whose place is taken by others who say nothing keeps its slot until its time is up."""
+        exchanges = self.exchanges
+        if not self.parked and exchanges.parked < exchanges.most_parked:
+            self.parked = True
+            exchanges.partners.slow(self.partner, now)
+            exchanges.outgoing.pop(self.session, None)
+
+    def late(self, now: float) -> list[Effect]:
+        exchanges, partner = self.exchanges, self.partner
+        if now < self.until and self.state is not State.DOUBT:
+            self.park(now)
+            self.deadline = self.until
+            return []
+        match self.state:
+            case State.PREPARING:
+                return [Send(partner, Busy(self.session)), *self.drop()]
+            case State.OFFERED:
+                exchanges.conduct.note(partner, "wasted", now)
+                told = Send(partner, Abort(self.session, "late"))
+                return [told, *self.unanswered(now, "unanswered")]
+            case State.STREAMING:
+                return self.failed("deadline", now)
+            case State.VERIFIED:
+                exchanges.partners.failed(partner, now)  # whose link is whole, and who does not say COMMIT
+                exchanges.conduct.note(partner, "wasted", now)
+                self.blamed = True
+                return self.doubt(now)
+        if now - self.since < exchanges.config.doubt_s:
+            return self.doubt(now)
+        if not self.blamed:
+            exchanges.conduct.note(partner, "wasted", now)
+        return self.fail(now, "doubt")
+
+    # -- streaming -----------------------------------------------------------------------------------------------
+    def transfer(self, now: float) -> Transfer:
+        exchanges = self.exchanges
+        seconds = 4 * self.elements / (exchanges.config.slowest_rate_mb_s * 1e6) + exchanges.config.stall_s
+        seconds += exchanges.durations.allowance(self.partner)
+        if self.initiator:
+            seconds += now - self.since  # what the answer took: the way there and back is part of it
+        self.since, self.until = now, now + seconds
+        self.deadline = self.until if self.parked else min(now + exchanges.streams.seconds, self.until)
+        sends, receives = self.ways
+        return Transfer(self.session, self.partner, self.codec, seconds, self.part, sends, receives)
+
+    @property
+    def ways(self) -> tuple[bool, bool]:
+        """Whether we send our vector, and receive theirs."""
+        return True, True
+
+    def streamed(self, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
+        """All of theirs is here, with checksums right."""
+        exchanges, partner, elements = self.exchanges, self.partner, self.elements
+        refused = exchanges.filter.judge(partner, difference_sq, own_sq, elements, exchanges.local.version)
+        if refused is not None:
+            exchanges.refusals.add(partner, refused)
+            exchanges.conduct.note(partner, "refused", now)
+            return [Send(partner, Abort(self.session, refused)), *self.fail(now, refused)]
+        whole = exchanges.local.elements / elements if self.part.kind != "all" else 1.0
+        exchanges.seen.append((difference_sq * whole, own_sq * whole))
+        taken, why = exchanges.filter.take(partner, self.weight, difference_sq, elements, exchanges.partners.here)
+        for code in why:
+            exchanges.refusals.add(partner, code)
+        if taken == 1.0:
+            exchanges.conduct.excuse(partner, "clipped")
+        else:
+            exchanges.conduct.note(partner, "clipped", now)
+            self.weight *= taken
+            self.mass *= taken  # of a push: what counts for less moves its receiver less
+        return [Send(partner, Commit(self.session)), *self.committing(now)]
+
+    def committing(self, now: float) -> list[Effect]:
+        """Our COMMIT is on its way."""
+        raise NotImplementedError
+
+    # -- faults --------------------------------------------------------------------------------------------------
+    def failed(self, code: str, now: float) -> list[Effect]:
+        """The streams of this session stalled or brought wrong bytes, or the link it ran over broke ("broken")."""
+        match self.state:
+            case State.OFFERED:
+                if code == "idle":  # the offer crossed the word that the link was not needed
+                    return self.offer(now)
+                return self.unanswered(now, "unreached")
+            case State.STREAMING:
+                self.exchanges.conduct.note(self.partner, "wasted", now)
+                untold = code in ("broken", "idle")
+                told: list[Effect] = [] if untold else [Send(self.partner, Abort(self.session, code))]
+                return [*told, *self.fail(now, code)]
+        return self.fail(now, code)
+
+    def abort(self, sender: PeerId, code: str, now: float) -> list[Effect]:
+        if self.state is State.OFFERED:
+            return self.offer(now)
+        self.exchanges.conduct.note(sender, "wasted", now)
+        return self.fail(now, code)
+
+    def outcome(self, sender: PeerId, now: float) -> list[Effect]:
+        """They would not ask if they had our COMMIT, and we have not said it."""
+        return [*self.fail(now, "broken"), Send(sender, Settled(self.session, False))]
+
+    def settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
+        return self.finish(now) if settled.committed else self.fail(now, "aborted")
+
+    def doubt(self, now: float) -> list[Effect]:
+        """Ask the partner how it ended. A partner that died at the worst moment, or will not say, costs one exchange
+        and not doubt_s of them: neither our own mix nor anybody's offer waits for the answer."""
+        ended: list[Effect] = []
+        if self.state is not State.DOUBT:
+            self.state, self.since = State.DOUBT, now
+            self.exchanges.outgoing.pop(self.session, None)
+            ended = self.exchanges.forget_doubts(now)
+        self.deadline = now + DOUBT_RETRY_S
+        return [*ended, Send(self.partner, Outcome(self.session))]
+
+    def crowded(self, now: float) -> list[Effect]:
+        return self.fail(now, "doubt")
+
+    def gone(self, now: float) -> list[Effect]:
+        return self.fail(now, "doubt")
+
+    # -- endings -------------------------------------------------------------------------------------------------
+    def finish(self, now: float) -> list[Effect]:
+        """It has happened."""
+        raise NotImplementedError
+
+    def finished(self, now: float) -> None:
+        """Note that it has."""
+        exchanges, partner = self.exchanges, self.partner
+        exchanges.remember((partner, self.session), True)
+        if self.state is not State.DOUBT:
+            seconds = now - self.since
+            exchanges.durations.add(partner, seconds, CODECS[self.codec].encoded_bytes(self.elements))
+            exchanges.partners.heard(partner, seconds)
+            exchanges.streams.add(partner, seconds)
+        if self.initiator:
+            exchanges.answers.add(partner, self.answer_s)
+        exchanges.done += 1
+        exchanges.last_partner = partner
+        exchanges.conduct.excuse(partner, "wasted")
+        exchanges.excused.pop(partner, None)
+        exchanges.partners.mixed(partner, now, self.initiator)
+
+    def counted(self) -> None:
+        """Of a mix for which the schedule waits; not in doubt, or our own mix was given up for it, and it has earned no
+        trust by it."""
+        exchanges = self.exchanges
+        if self.state is not State.DOUBT:
+            exchanges.mixed_at.append(self.partner)
+            exchanges.own_mixed = exchanges.own_mixed or self.initiator
+            exchanges.gave_way = exchanges.gave_way and not self.initiator
+
+    def fail(self, now: float, code: str) -> list[Effect]:
+        exchanges = self.exchanges
+        exchanges.count(code)
+        if code == "overflow":
+            exchanges.bounded = False  # once more with a codec that needs no bound, which shows how wide it must be
+        if not self.blamed and not (code in INNOCENT and exchanges.excuses(self.partner)):
+            exchanges.partners.failed(self.partner, now, silent=self.state is State.PREPARING)
+        if self.initiator and not self.parked:
+            exchanges.gave_up = True
+        return self.drop()
+
+    def drop(self) -> list[Effect]:
+        """Nothing came of it."""
+        return self.end(State.DROPPED)
+
+    def yielded(self) -> list[Effect]:
+        return self.drop()
+
+    def replaced(self) -> list[Effect]:
+        told: list[Effect] = []
+        if self.state in (State.OFFERED, State.STREAMING):
+            told.append(Send(self.partner, Abort(self.session, "replaced")))
+        elif self.state is State.PREPARING and not self.initiator:
+            told.append(Send(self.partner, Busy(self.session)))
+        self.mass = 0.0  # of weights that go
+        return [*told, *self.drop()]

@@ -1,0 +1,153 @@
+"""A pair: both stream, and both apply the difference when both have said COMMIT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gossip.arithmetic.subsets import ALL
+from gossip.conduct import NEVER
+from gossip.effects import Effect, Mix, Send
+from gossip.exchange.offer import Exchange
+from gossip.exchange.session import INITIATOR, RESPONDER, Event, State, Transitions, version_gap, within
+from gossip.ids import PeerId
+from gossip.wire.messages import Settled
+
+if TYPE_CHECKING:
+    from gossip.exchange.exchanges import Exchanges
+
+__all__ = ["Pair"]
+
+PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
+VERIFIED, DOUBT, DONE, DROPPED = State.VERIFIED, State.DOUBT, State.DONE, State.DROPPED
+
+AGREED: Transitions = {  # from the Accept on both are alike
+    STREAMING: {
+        Event.COMMIT: (STREAMING,),  # ours follows when all of theirs is here
+        Event.STREAMED: (VERIFIED, DONE, DROPPED),
+        Event.ABORT: (DROPPED,),
+        Event.OUTCOME: (DROPPED,),
+        Event.FAILED: (DROPPED,),
+        Event.LATE: (STREAMING, DROPPED),
+        Event.SPOILED: (DROPPED,),
+        Event.REPLACED: (DROPPED,),
+    },
+    VERIFIED: {
+        Event.COMMIT: (DONE,),
+        Event.ABORT: (DROPPED,),
+        Event.OUTCOME: (DONE,),
+        Event.FAILED: (DOUBT,),
+        Event.LATE: (VERIFIED, DOUBT),
+        Event.SPOILED: (DROPPED,),
+        Event.REPLACED: (DROPPED,),
+    },
+    DOUBT: {
+        Event.COMMIT: (DONE,),
+        Event.ABORT: (DROPPED,),
+        Event.OUTCOME: (DONE,),
+        Event.SETTLED: (DONE, DROPPED),
+        Event.LATE: (DOUBT, DROPPED),
+        Event.GONE: (DROPPED,),
+        Event.CROWDED: (DROPPED,),
+        Event.SPOILED: (DROPPED,),
+        Event.REPLACED: (DROPPED,),
+    },
+}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Pair(Exchange):
+    """See :mod:`gossip.exchange.session`."""
+
+    MIXING: ClassVar[str] = "pair"
+    TRANSITIONS: ClassVar[Mapping[bool, Transitions]] = {
+        INITIATOR: {
+            PREPARING: {
+                Event.SNAPSHOTTED: (OFFERED, DROPPED),
+                Event.YIELDED: (DROPPED,),
+                Event.SPOILED: (DROPPED,),
+                Event.REPLACED: (DROPPED,),
+            },
+            OFFERED: {
+                Event.ACCEPT: (STREAMING, DROPPED),
+                Event.BUSY: (OFFERED, DROPPED),
+                Event.REFUSE: (OFFERED, DROPPED),
+                Event.ABORT: (OFFERED, DROPPED),
+                Event.OUTCOME: (DROPPED,),
+                Event.FAILED: (OFFERED, DROPPED),
+                Event.LATE: (OFFERED, DROPPED),
+                Event.YIELDED: (DROPPED,),
+                Event.SPOILED: (DROPPED,),
+                Event.REPLACED: (DROPPED,),
+            },
+            **AGREED,
+        },
+        RESPONDER: {
+            PREPARING: {
+                Event.SNAPSHOTTED: (STREAMING,),
+                Event.ABORT: (DROPPED,),
+                Event.OUTCOME: (DROPPED,),
+                Event.FAILED: (DROPPED,),
+                Event.LATE: (DROPPED,),
+                Event.SPOILED: (DROPPED,),
+                Event.REPLACED: (DROPPED,),
+            },
+            **AGREED,
+        },
+    }
+
+    @classmethod
+    def standing(cls, exchanges: Exchanges, sender: PeerId) -> tuple[list[Exchange], bool]:
+        """A mix is a mix, whoever asked first; but our next one waits for nobody. Of two offers that cross, the smaller
+        id's is the exchange. Beside one that is parked and streams its partner begins no other."""
+        leaving: list[Exchange] = []
+        waiting = False
+        for own in exchanges.table.values():
+            if own.parked:
+                waiting = waiting or (own.partner == sender and own.state in (STREAMING, VERIFIED))
+            elif own.initiator and own.state is OFFERED and own.partner == sender:
+                leaving.append(own)
+                waiting = waiting or exchanges.me < sender
+            elif own.initiator and own.state is PREPARING and exchanges.single and not exchanges.gave_way:
+                leaving.append(own)
+        return leaving, waiting
+
+    def commit(self, sender: PeerId, now: float) -> list[Effect]:
+        self.committed = True
+        return self.finish(now) if self.state is not STREAMING else []
+
+    def committing(self, now: float) -> list[Effect]:
+        if self.committed:
+            return self.finish(now)
+        self.state = VERIFIED
+        self.until = now + max(self.exchanges.config.stall_s, self.until - now)
+        if self.parked:
+            self.deadline = self.until
+        return []
+
+    def outcome(self, sender: PeerId, now: float) -> list[Effect]:
+        """Their COMMIT is sent, or they would not ask; so the answer is whether ours is."""
+        if self.state not in (VERIFIED, DOUBT):
+            return Exchange.outcome(self, sender, now)
+        return [*self.finish(now), Send(sender, Settled(self.session, True))]
+
+    def failed(self, code: str, now: float) -> list[Effect]:
+        return self.doubt(now) if self.state is VERIFIED else Exchange.failed(self, code, now)
+
+    def finish(self, now: float) -> list[Effect]:
+        exchanges, partner, part = self.exchanges, self.partner, self.part
+        self.finished(now)
+        self.counted()
+        if exchanges.learns and part is ALL:
+            exchanges.bounded = True
+        if exchanges.fragments is not None:
+            exchanges.fragments.mixed(part)
+        # The weights' age is averaged as the weights are: by the difference of what was exchanged.
+        if self.theirs > NEVER > self.ours:
+            exchanges.conduct.note(partner, "claims", now)
+        moved = self.weight if part is ALL else self.weight * part.share
+        local = exchanges.local
+        local.version = within(local.version + moved * version_gap(self.theirs, self.ours))
+        late = (self.state is DOUBT or self.overtaken) and not exchanges.config.plain
+        return [Mix(self.session, self.weight, late, local.settling), *self.end(DONE)]

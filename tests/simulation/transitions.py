@@ -1,0 +1,92 @@
+"""Every change of a session's state, held to the table of its class while a schedule is played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from gossip.effects import Effect
+from gossip.exchange.pair import Pair
+from gossip.exchange.push import Push
+from gossip.exchange.session import Event, Session, State
+from tests.simulation.judge import Failure
+
+__all__ = ["KINDS", "Row", "rows", "watched"]
+
+CLAIM = "a session goes where its table says"
+KINDS: tuple[type[Session], ...] = (Pair, Push)
+
+
+class Row(NamedTuple):
+    """One way that a table allows, or that was gone."""
+
+    kind: str
+    initiator: bool
+    state: State
+    event: Event
+    then: State
+
+
+def rows() -> set[Row]:
+    """All that the tables allow."""
+    return {
+        Row(kind.__name__, initiator, state, event, then)
+        for kind in KINDS
+        for initiator, table in kind.TRANSITIONS.items()
+        for state, events in table.items()
+        for event, nexts in events.items()
+        for then in nexts
+    }
+
+
+class Happening:
+    """One event of one session, from its beginning to its end. Another may happen to the same session within it."""
+
+    __slots__ = ("allowed", "before", "event", "moved", "session")
+
+    def __init__(self, session: Session, event: Event) -> None:
+        self.session, self.event, self.before, self.moved = session, event, session.state, False
+        self.allowed = session.TRANSITIONS[session.initiator].get(session.state, {}).get(event, ())
+
+    def goes(self, state: State) -> Row:
+        if state not in self.allowed:
+            raise Failure(CLAIM, f"{self.event} in {self.before} leads to {state}: {self.session!r}")
+        return Row(type(self.session).__name__, self.session.initiator, self.before, self.event, state)
+
+
+@contextmanager
+def watched() -> Iterator[set[Row]]:
+    """Within it no session changes its state but by an event, to a state that the table allows there, and where the
+    table does not allow it to stay it does not stay. What it gives are the ways that were gone."""
+    gone: set[Row] = set()
+    under_way: list[Happening] = []
+    happens = Session.happens
+
+    def setter(self: Session, name: str, value: Any) -> None:
+        if name == "state":
+            within = [one for one in under_way if one.session is self]
+            if within:
+                gone.add(within[-1].goes(value))
+                for one in within:
+                    one.moved = True
+            elif hasattr(self, "state") or value is not State.PREPARING:
+                raise Failure(CLAIM, f"{value} by no event: {self!r}")
+        object.__setattr__(self, name, value)
+
+    def watching(self: Session, event: Event, *what: Any) -> list[Effect]:
+        under_way.append(Happening(self, event))
+        try:
+            effects = happens(self, event, *what)
+        finally:
+            one = under_way.pop()
+        if not one.moved:
+            gone.add(one.goes(self.state))
+        return effects
+
+    Session.happens, Session.__setattr__ = watching, setter  # type: ignore[method-assign,assignment]
+    try:
+        yield gone
+    finally:
+        Session.happens = happens  # type: ignore[method-assign]
+        del Session.__setattr__
