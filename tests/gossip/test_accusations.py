@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from gossip.effects import MemberState, Send
+from gossip.effects import MemberChanged, MemberState, Send
 from gossip.ids import PeerId
 from gossip.membership.accusations import FORGIVEN_S, MAX_ACCUSERS, SILENCE_S, STRIKES, Accusers, accusation, is_signed
 from gossip.wire.messages import Gossip, Hint, Ping
 from gossip.wire.records import trusting
-from tests.gossip.harness import World, acquainted, member, peer_id, record_of, sent
+from tests.gossip.members import MemberWorld, acquainted, member, peer_id, record_of, sent
 
 ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD
 LIAR, OTHER = peer_id(90), peer_id(91)
@@ -130,24 +130,24 @@ def test_nobody_is_buried_by_the_word_of_one_while_it_answers_us():
         assert me.state(peer_id(2)) is SUSPECT, "until it refutes; its probes carry what is said"
 
 
-def lie(world: World, liar, honest, rng: random.Random) -> None:
+def lie(world: MemberWorld, liar, honest, rng: random.Random) -> None:
     """Tells everybody that somebody else is dead, five times a second each, with the incarnations of this moment."""
     for node in honest:
         about = rng.choice([other for other in honest if other is not node])
         hint = Hint(about.id, about.membership.me.incarnation, True, liar.id)
-        world.transmit(liar, node.id, Gossip((hint,)))
-        world.transmit(liar, about.id, Gossip((hint,)))
+        liar.send(node.id, Gossip((hint,)))
+        liar.send(about.id, Gossip((hint,)))
     world.later(0.2, lie, world, liar, honest, rng)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_liar_who_says_that_all_others_are_dead_costs_honest_pairs_less_than_a_hundredth_of_their_time(seed):
-    world = World(seed)
+    world = MemberWorld(seed)
     nodes = world.swarm(5)
     world.run(10)
     *honest, liar = nodes
     for node in honest:
-        world.perform(liar, [Send(node.id, Ping(7, ()))])  # it holds a link to each
+        liar.perform([Send(node.id, Ping(7, ()))])  # it holds a link to each
     world.run(1)
     lie(world, liar, honest, random.Random(seed))
     apart = looks = 0
@@ -158,4 +158,4 @@ def test_a_liar_who_says_that_all_others_are_dead_costs_honest_pairs_less_than_a
                 looks += other is not node
                 apart += other is not node and node.membership.state(other.id) is not ALIVE
     assert apart / looks < 0.01, f"{apart / looks:.1%} of the time"
-    assert all(change.after is not DEAD for node in honest for at, change in node.seen if at > 11)
+    assert all(change.after is not DEAD for node in honest for at, change in node.said(MemberChanged) if at > 11)

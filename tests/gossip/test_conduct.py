@@ -8,7 +8,7 @@ from gossip.conduct import KEPT, KINDS, TOLD, Conduct
 from gossip.effects import Notice, Send
 from gossip.ids import PeerId
 from gossip.wire.messages import Accept, Busy, Gossip, Hint
-from tests.gossip.harness import acquainted, peer_id, record_of
+from tests.gossip.members import acquainted, peer_id, record_of
 from tests.gossip.sides import A, B, Side, offer
 
 

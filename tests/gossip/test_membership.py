@@ -8,10 +8,10 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.errors import RemoteError
-from gossip.ids import Address
 from gossip.membership.detector import suspicion_s
 from gossip.wire.messages import MAX_RECORDS, Digest, Gossip, Hint, Ping, Records
-from tests.gossip.harness import World, acquainted, meet, member, peer_id, record_of, sent
+from tests.gossip.members import MemberWorld, acquainted, meet, member, peer_id, record_of, sent
+from tests.harness.world import address_of
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 
@@ -19,51 +19,52 @@ ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState
 # -- crashes ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(5))
 def test_a_machine_that_vanishes_is_dead_to_all_of_eight_within_20_s(seed):
-    world = World(seed)
+    world = MemberWorld(seed)
     nodes = world.swarm(8)
     world.run(20)
-    world.power_off(nodes[seed])
+    nodes[seed].power_off()
     world.until(lambda: world.states_of(nodes[seed].id) == {DEAD}, 20)
     assert world.agreed()
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_a_killed_process_is_out_of_the_sample_within_a_second(count):
-    world = World(1)
+    world = MemberWorld(1)
     nodes = world.swarm(count)
     world.run(20)
     assert world.agreed()
-    world.kill(nodes[1])
+    nodes[1].crash()
     world.run(1)
     assert ALIVE not in world.states_of(nodes[1].id)
-    assert all(nodes[1].id not in node.membership.owners() for node in world.living())
+    assert all(nodes[1].id not in node.membership.owners() for node in world.running)
     world.run(5)
     assert world.states_of(nodes[1].id) == {DEAD}
 
 
 def test_a_hundred_notice_a_vanished_machine_within_40_s():
-    world = World(0)
+    world = MemberWorld(0)
     nodes = world.swarm(100)
     world.run(10)
-    world.power_off(nodes[50])
+    nodes[50].power_off()
     world.until(lambda: world.states_of(nodes[50].id) == {DEAD}, 40)
 
 
 def test_nobody_is_accused_for_ten_minutes_without_loss():
-    world = World(3)
+    world = MemberWorld(3)
     nodes = world.swarm(8)
     world.until(world.agreed, 10)
     world.run(600)
-    assert all([change.after for _, change in node.seen] == 7 * [ALIVE] for node in nodes), "each is met, and stays"
+    for node in nodes:
+        assert [change.after for _, change in node.said(MemberChanged)] == 7 * [ALIVE], "each is met, and stays"
     assert {node.membership.me.incarnation for node in nodes} == {1}
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_loss_of_a_tenth_kills_nobody_for_good(seed):
-    world = World(seed, loss=0.1)
+    world = MemberWorld(seed, loss=0.1)
     world.swarm(8)
     world.run(300)
-    world.loss = 0.0
+    world.network.loss = 0.0
     world.until(world.agreed, 60)
 
 
@@ -128,10 +129,10 @@ def test_a_jump_of_over_a_thousand_incarnations_is_refused_of_hearsay_alone():
 
 
 def test_a_member_driven_thousands_of_incarnations_ahead_while_we_heard_nothing_of_it_comes_back():
-    world = World(2)
+    world = MemberWorld(2)
     nodes = world.swarm(4)
     world.run(20)
-    world.partition(lambda number: number == 3)
+    world.network.partition(lambda number: number == 3)
     world.until(lambda: world.states_of(nodes[3].id) == {DEAD}, 60)
     now = world.now
     for step in range(2_000):  # it is accused on the other side of the cut, and refutes each time
@@ -139,7 +140,7 @@ def test_a_member_driven_thousands_of_incarnations_ahead_while_we_heard_nothing_
         nodes[3].membership.receive(nodes[0].id, Gossip((Hint(me.id, me.incarnation, False, nodes[1].id),)), now + step)
     assert nodes[3].membership.me.incarnation > 1_500
     world.now += 2_000
-    world.partition(None)
+    world.network.partition(None)
     world.until(world.agreed, 60)
 
 
@@ -194,15 +195,15 @@ def test_left_is_final_for_its_incarnation():
 
 
 def test_a_leaver_is_known_to_have_left_within_3_s_and_never_dies():
-    world = World(5)
+    world = MemberWorld(5)
     nodes = world.swarm(30)
     world.until(world.agreed, 10)
-    world.leave(nodes[0])
+    nodes[0].leave()
     world.run(3)
     assert world.states_of(nodes[0].id) == {LEFT}
     world.run(120)
     assert world.states_of(nodes[0].id) == {LEFT}
-    changes = [c.after for n in nodes[1:] for _, c in n.seen if c.peer == nodes[0].id]
+    changes = [c.after for n in nodes[1:] for _, c in n.said(MemberChanged) if c.peer == nodes[0].id]
     assert DEAD not in changes
     assert nodes[0].membership.deadline == float("inf")
 
@@ -210,24 +211,24 @@ def test_a_leaver_is_known_to_have_left_within_3_s_and_never_dies():
 # -- partitions and restarts ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(3))
 def test_halves_cut_off_for_a_minute_become_one_view_again(seed):
-    world = World(seed)
+    world = MemberWorld(seed)
     nodes = world.swarm(8)
     world.run(20)
-    world.partition(lambda number: number < 4)
+    world.network.partition(lambda number: number < 4)
     world.run(60)
     assert all(len(node.membership.alive()) == 3 for node in nodes)
-    world.partition(None)
+    world.network.partition(None)
     world.until(world.agreed, 60)
 
 
 def test_a_restart_finds_its_swarm_by_its_book_and_both_its_lives_count():
-    world = World(7)
+    world = MemberWorld(7)
     nodes = world.swarm(5)
     world.run(5)
     victim = nodes[2]
     victim.membership.update_me(world.now, samples=300, steps=10)
     world.run(20)
-    world.kill(victim)
+    victim.crash()
     world.run(20)
     assert world.states_of(victim.id) == {DEAD}
     again = world.start(2, book=victim.membership.book())  # no seed, and the same incarnation as in its first life
@@ -237,7 +238,7 @@ def test_a_restart_finds_its_swarm_by_its_book_and_both_its_lives_count():
     record = nodes[0].membership.record(victim.id)
     assert record.incarnation == again.membership.me.incarnation > 1
     assert (record.samples, record.steps) == (5, 11)  # samples of this life, steps of all
-    assert {node.membership.swarm_samples for node in world.living() if node is not again} == {305}
+    assert {node.membership.swarm_samples for node in world.running if node is not again} == {305}
 
 
 def test_a_restored_member_is_not_trusted_until_heard_of_and_told_to_nobody():
@@ -247,8 +248,8 @@ def test_a_restored_member_is_not_trusted_until_heard_of_and_told_to_nobody():
     assert me.state(peer_id(1)) is DEAD
     dials = [effect for effect in me.tick(0.0) if isinstance(effect, Dial)]
     assert {(dial.address, dial.expect) for dial in dials} == {
-        (Address("host", 2), peer_id(1)),
-        (Address("host", 3), peer_id(2)),
+        (address_of(1), peer_id(1)),
+        (address_of(2), peer_id(2)),
     }
     effects = me.linked(peer_id(3), record_of(3), 1.0)
     effects += me.receive(peer_id(3), Digest(b""), 1.1)
@@ -272,20 +273,20 @@ def test_the_book_has_the_living_first_and_keeps_those_who_left():
 
 
 def test_two_who_hold_each_other_dead_over_an_open_link_find_out():
-    world = World(0)
+    world = MemberWorld(0)
     a, b = world.swarm(2)
     world.run(5)
-    world.cut = lambda one, other: True  # silence, but the connection outlives it
+    world.network.sides = lambda number: number  # silence, but the connection outlives it
     world.run(60)
     assert (world.states_of(a.id), world.states_of(b.id)) == ({DEAD}, {DEAD})
     assert a.links
-    world.cut = lambda one, other: False
+    world.network.sides = None
     world.until(world.agreed, 10)
 
 
 # -- joining and push-pull --------------------------------------------------------------------------------------------
 def test_a_table_of_a_thousand_arrives_over_one_link():
-    world = World(0)
+    world = MemberWorld(0)
     first = world.start(0)
     first.membership.linked(peer_id(1), record_of(1), 0.0)
     updates = tuple(record_of(n) for n in range(2, 1001))
@@ -359,7 +360,7 @@ def test_a_forged_record_changes_nothing_of_its_message():
 def test_views_converge_once_faults_stop(seed):
     """Kills, crashes, restarts, leaves, cuts and loss for a minute; invariants all along; one view after calm."""
     rng = random.Random(f"schedule {seed}")
-    world = World(seed, loss=rng.choice((0.0, 0.05, 0.2)))
+    world = MemberWorld(seed, loss=rng.choice((0.0, 0.05, 0.2)))
     count = rng.randint(3, 10)
     nodes = world.swarm(count)
     world.run(5)
@@ -367,35 +368,35 @@ def test_views_converge_once_faults_stop(seed):
     samples = dict.fromkeys((node.id for node in nodes), 0)  # of this life
     total = {}  # membership -> swarm samples
     for _ in range(60):
-        living = world.living()
-        node = rng.choice(list(world.nodes.values()))
-        what = rng.choice(("kill", "power_off", "start", "start", "leave", "cut", "heal", "calm", "calm", "calm"))
-        if what in ("kill", "power_off", "leave") and node.running and len(living) > 2:
-            getattr(world, what)(node)
-        elif what == "start" and not node.running:
+        living = world.running
+        node = rng.choice(list(world.by_id.values()))
+        what = rng.choice(("crash", "power_off", "start", "start", "leave", "cut", "heal", "calm", "calm", "calm"))
+        if what in ("crash", "power_off", "leave") and not node.gone and len(living) > 2:
+            getattr(node, what)()
+        elif what == "start" and node.gone:
             book = node.membership.book() if rng.random() < 0.5 else []
             world.start(node.number, [n for n in range(count) if n != node.number], book)
             samples[node.id] = 0
         elif what == "cut":
             sides = [rng.random() < 0.5 for _ in range(count)]
-            world.partition(sides.__getitem__)
+            world.network.partition(sides.__getitem__)
         elif what == "heal":
-            world.partition(None)
-        for node in world.living():
+            world.network.partition(None)
+        for node in world.running:
             samples[node.id] += 10
             node.membership.update_me(world.now, samples=samples[node.id], steps=samples[node.id] // 10)
-            world.arm(node)
+            node.arm()
         world.run(1.0)
-        for node in world.living():
+        for node in world.running:
             me = node.membership.me
             highest[me.id] = max(highest[me.id], me.incarnation)
-        for node in world.living():
+        for node in world.running:
             now_known = node.membership.swarm_samples
             assert now_known >= total.get(node.membership, 0), f"samples shrank (seed {seed})"
             total[node.membership] = now_known
             for record, _ in node.membership.members():
                 assert record.incarnation <= highest[record.id], f"incarnation not the owner's (seed {seed})"
-    world.partition(None)
-    world.loss = 0.0
+    world.network.partition(None)
+    world.network.loss = 0.0
     world.until(world.agreed, 400)
-    world.until(lambda: len({node.membership._table.digest() for node in world.living()}) == 1, 200)
+    world.until(lambda: len({node.membership._table.digest() for node in world.running}) == 1, 200)

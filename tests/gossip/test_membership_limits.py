@@ -11,7 +11,7 @@ from gossip.membership.dissemination import Rumours, retransmits
 from gossip.membership.table import Table
 from gossip.wire.frames import MAX_HEADER_BYTES, encode
 from gossip.wire.messages import MAX_UPDATES, Ack, Digest, Gossip, Hint, Nack, Ping, PingReq, Records
-from tests.gossip.harness import World, acquainted, meet, member, peer_id, record_of, sent
+from tests.gossip.members import MemberWorld, acquainted, meet, member, peer_id, record_of, sent
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 
@@ -203,14 +203,14 @@ def test_a_finished_exchange_answers_a_probe():
 
 
 def test_who_cannot_be_dialled_is_probed_by_its_homes_alone():
-    world = World(2)
+    world = MemberWorld(2)
     world.swarm(6)
     world.run(1)
     hidden = world.start(9, seed=0, address=None, homes=(peer_id(0),))
     world.run(120)
     assert world.agreed()
     assert hidden.membership.me.incarnation == 1  # nobody accused it
-    world.power_off(hidden)
+    hidden.power_off()
     world.until(lambda: world.states_of(hidden.id) == {DEAD}, 40)
 
 

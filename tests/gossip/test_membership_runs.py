@@ -13,7 +13,7 @@ from gossip.ids import Address, MemberRecord
 from gossip.membership.protocol import Membership
 from gossip.membership.table import Table
 from gossip.wire.messages import Gossip, Hint, Records
-from tests.gossip.harness import World, acquainted, member, peer_id, record_of, sent
+from tests.gossip.members import MemberWorld, acquainted, member, peer_id, record_of, sent
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 RUNS = [bytes([number]) * 16 for number in range(3)]
@@ -201,25 +201,19 @@ def test_a_meeting_refuses_a_record_that_its_owner_did_not_sign():
 
 
 def test_a_swarm_that_met_agrees_at_once_and_has_nothing_to_pull():
-    class Counting(World):
-        records = 0
-
-        def transmit(self, node, to, message):
-            self.records += isinstance(message, Records)
-            super().transmit(node, to, message)
-
-    world = Counting(4)
+    world = MemberWorld(4)
     nodes = [world.start(number) for number in range(8)]
     for node in nodes:
         node.membership.meet([other.membership.me for other in nodes], 0.0)
-        world.arm(node)
+        node.arm()
     assert world.agreed()
     world.run(100)  # three push-pull periods: equal digests are answered with nothing
     assert world.agreed()
-    assert world.records == 0
-    assert not [node for node in nodes if node.seen]
-    assert world.messages > 100
-    world.power_off(nodes[3])
+    assert not [node for node in nodes if node.said(MemberChanged)]
+    messages = [send.message for node in nodes for _, send in node.said(Send)]
+    assert not [message for message in messages if isinstance(message, Records)]
+    assert len(messages) > 100
+    nodes[3].power_off()
     world.until(lambda: world.states_of(nodes[3].id) == {DEAD}, 20)
 
 

@@ -11,8 +11,8 @@ from gossip.config import Config
 from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.ids import Address
 from gossip.wire.messages import Gossip, Hint, Ping, Records
-from tests.gossip.harness import World, meet, member, peer_id, record_of, sent
-from tests.harness.world import World as Peers
+from tests.gossip.members import MemberWorld, meet, member, peer_id, record_of, sent
+from tests.harness.world import World
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 
@@ -152,12 +152,12 @@ def owning(me):
 
 
 def test_two_that_nobody_can_dial_own_data_to_each_other_by_the_word_of_a_home_of_theirs():
-    world = World(5)
+    world = MemberWorld(5)
     world.swarm(2)
     one = world.start(8, seed=0, address=None, homes=(peer_id(0),))
     other = world.start(9, seed=0, address=None, homes=(peer_id(0),))
-    owners = sorted(world.nodes)
-    world.until(lambda: all(node.membership.owners() == owners for node in world.living()), 10)
+    owners = sorted(world.by_id)
+    world.until(lambda: all(node.membership.owners() == owners for node in world.running), 10)
     assert other.id not in one.membership.met(), "nor is it a partner"
 
     def train():
@@ -168,7 +168,7 @@ def test_two_that_nobody_can_dial_own_data_to_each_other_by_the_word_of_a_home_o
         world.run(1.0)
         train()
     assert one.membership.owners() == other.membership.owners() == owners
-    world.kill(other)
+    other.crash()
     world.until(lambda: other.id not in one.membership.owners(), 30)
 
 
@@ -269,13 +269,13 @@ def test_one_who_tells_of_hundreds_hardly_delays_those_of_another():
 
 @pytest.mark.parametrize("count", [3, 8])
 def test_a_small_swarm_knows_itself_at_once(count):
-    world = World(count)
+    world = MemberWorld(count)
     nodes = world.swarm(count)
     world.until(lambda: all(len(node.membership.met()) == count - 1 for node in nodes), 3.0)
 
 
 def test_a_swarm_of_a_hundred_knows_itself_in_a_minute_and_nobody_is_dialled_by_all_at_once():
-    world = World(5)
+    world = MemberWorld(5)
     nodes = world.swarm(100)
     world.until(lambda: all(len(node.membership.met()) == 99 for node in nodes), 90.0)
     newcomer = world.start(100, 0)
@@ -290,7 +290,7 @@ def test_a_swarm_of_a_hundred_knows_itself_in_a_minute_and_nobody_is_dialled_by_
 
 
 def test_who_cannot_be_dialled_meets_the_others_by_dialling_them():
-    world = World(1)
+    world = MemberWorld(1)
     nodes = world.swarm(5)
     world.run(5)
     hidden = world.start(9, seed=0, address=None, homes=(peer_id(0),))
@@ -301,7 +301,7 @@ def test_who_cannot_be_dialled_meets_the_others_by_dialling_them():
 # -- a thousand names --------------------------------------------------------------------------------------------------
 def test_three_hundred_records_of_nobody_leave_mixing_and_the_division_of_data_as_they_are():
     def mixes(attacked: bool) -> tuple[int, list]:
-        swarm = Peers(4)
+        swarm = World(4)
         nodes = swarm.swarm(5)
         swarm.run(20)
         *honest, liar = nodes

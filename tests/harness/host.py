@@ -36,6 +36,7 @@ class Host(Sessions):
         self.steps = 0
         self.stepping = True  # the training loop; nothing else stops with it
         self.gone = self.left = False
+        self.dark = False  # the machine is off, and nobody there says so much as no
         self.links: dict[PeerId, list[Link]] = {}
         self.dialling: dict[Address, dict[PeerId | None, None]] = {}
         self.waiting: dict[PeerId, deque[Any]] = {}  # to be sent when the dial succeeds
@@ -221,6 +222,10 @@ class Host(Sessions):
         for link in [link for link in self.world.network.links if self in link.ends]:
             self.world.network.cut_link(link)
             link.open[link.place(self)] = False
+
+    def power_off(self) -> None:
+        """Nobody is told anything."""
+        self.gone = self.dark = True
 
     def leave(self) -> None:
         """An orderly end: LEFT is said, and what is queued is sent."""

@@ -58,7 +58,8 @@ class Network:
 
     def swallows(self, host: Host, address: Address, to: Host | None) -> bool:
         """Whether nobody there says so much as no."""
-        return to is not None and self.parted(host, to)
+        there = self.world.listening.get(address)
+        return there is not None and (there.dark or self.parted(host, there))
 
     # -- dials -------------------------------------------------------------------------------------------------------
     def dial(self, host: Host, address: Address, expect: PeerId | None) -> None:

@@ -1,0 +1,125 @@
+"""Members as tests make them: records, a :class:`gossip.membership.protocol.Membership` that nobody drives, and a world
+in which members without weights come, vanish and are cut off."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from gossip.config import Config
+from gossip.effects import Effect, MemberState, Send
+from gossip.ids import MemberRecord, PeerId
+from gossip.membership.protocol import Membership
+from gossip.wire.messages import Records
+from gossip.wire.records import Verify, trusting, unsigned
+from tests.harness.host import Host
+from tests.harness.world import World, address_of
+
+
+def peer_id(number: int) -> PeerId:
+    return PeerId(hashlib.sha256(number.to_bytes(4, "big")).digest()[:16])
+
+
+def record_of(number: int, **changes: Any) -> MemberRecord:
+    """An unsigned record of peer ``number`` as it starts."""
+    fields: dict[str, Any] = {"ready": True, "address": address_of(number), "incarnation": 1} | changes
+    return MemberRecord(id=peer_id(number), public_key=b"", **fields)
+
+
+def member(
+    number: int = 0, config: Config | None = None, now: float = 0.0, verify: Verify = trusting, **changes: Any
+) -> Membership:
+    """One that nobody drives."""
+    return Membership(
+        record_of(number, **changes),
+        sign=unsigned,
+        verify=verify,
+        config=config or Config(),
+        rng=random.Random(number),
+        now=now,
+    )
+
+
+def acquainted(count: int, now: float = 0.0, **changes: Any) -> Membership:
+    """Member 0, which met members 1 to ``count`` and has a link to 1."""
+    me = member()
+    me.linked(peer_id(1), record_of(1, **changes), now)
+    me.receive(peer_id(1), Records(tuple(record_of(n, **changes) for n in range(2, count + 1)), b""), now)
+    for n in range(2, count + 1):
+        meet(me, n, now)
+    return me
+
+
+def meet(me: Membership, number: int, now: float) -> None:
+    """As if there had been a link with one that ``me`` knows of."""
+    me._view.meet(me._table.entries[peer_id(number)], now)
+    me._view.changed([])
+    me._arm()
+
+
+def sent(effects: list[Effect], kind: type) -> list[Send]:
+    """The messages of this kind among the effects."""
+    return [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
+
+
+class Bare:
+    """A :class:`Membership` in a Peer's place."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.membership = membership
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.membership, name)
+
+    def dial_failed(self, peer: PeerId | None, now: float) -> list[Effect]:
+        return [] if peer is None else self.membership.dial_failed(peer, now)
+
+
+class Member(Host):
+    """It dials one of its seeds, often while alone and rarely ever after, as a peer does."""
+
+    def __init__(self, world: World, number: int, membership: Membership, seeds: list[int]) -> None:
+        super().__init__(world, number, Bare(membership))
+        self.membership, self.seeds = membership, seeds
+
+    def start(self) -> None:
+        self.arm()
+        if self.seeds:
+            self.seek()
+
+    def seek(self) -> None:
+        self.world.network.dial(self, address_of(self.rng.choice(self.seeds)), None)
+        self.later(30.0 if self.membership.alive() else 2.0, self.seek)
+
+
+class MemberWorld(World):
+    def __init__(
+        self, seed: int = 0, *, config: Config | None = None, latency_s: float = 0.02, loss: float = 0.0
+    ) -> None:  # fmt: skip
+        super().__init__(seed, config=config, latency_s=latency_s, loss=loss)
+
+    def start(
+        self, number: int, seed: int | list[int] | None = None, book: Iterable[MemberRecord] = (), **changes: Any
+    ) -> Member:  # fmt: skip
+        """Start (or restart) a process, which resets what is left of the links of its earlier life."""
+        record, rng = record_of(number, **changes), random.Random(f"{self.seed} {number} {self.ties}")
+        membership = Membership(record, sign=unsigned, verify=trusting, config=self.config, rng=rng, now=self.now)
+        membership.restore(book, self.now)
+        for link in [link for link in self.network.links if self.by_id.get(record.id) in link.ends]:
+            self.network.cut_link(link)
+        seeds = seed if isinstance(seed, list) else [] if seed is None else [seed]
+        return self.enter(Member(self, number, membership, seeds))
+
+    def swarm(self, count: int, **changes: Any) -> list[Member]:
+        return [self.start(number, 0 if number else None, **changes) for number in range(count)]
+
+    def states_of(self, peer: PeerId) -> set[MemberState | None]:
+        """What the living others hold it to be."""
+        return {host.membership.state(peer) for host in self.running if host.id != peer}
+
+    def agreed(self) -> bool:
+        """Whether every living member holds exactly the living to be ALIVE."""
+        living = {host.id for host in self.running}
+        return all({*host.membership.alive(), host.id} == living for host in self.running)
