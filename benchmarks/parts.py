@@ -18,8 +18,11 @@ import numpy as np
 import torch
 
 from gossip.arithmetic.subsets import Subset
+from gossip.averaging.boundary import Boundary, Update
+from gossip.averaging.vectors import Cut
+from node.model.kept import Kept
+from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.transfers.boundary import Boundary, Cut, Update, VectorPool
 
 
 def median_s(what: Callable[[], object], rounds: int) -> float:
@@ -40,7 +43,7 @@ def main() -> None:
     size = arguments.elements // arguments.tensors
     state = ModelState({f"w{number}": torch.zeros(size) for number in range(arguments.tensors)})
     pool = VectorPool(state)
-    boundary = Boundary(state, pool)
+    boundary = Boundary(state, pool, Kept(state))
     elements = state.layout.size
     print(f"a model of {elements:,} parameters in {arguments.tensors} tensors, {4 * elements / 1e6:,.0f} MB")
     whole = 0.0
@@ -56,11 +59,11 @@ def main() -> None:
         cut = None if positions[0] is None else Cut(part, positions[0])
 
         def mix(cut: Cut | None = cut) -> None:
-            boundary.want_snapshot(1, False, cut=cut)
+            boundary.want_snapshot(1, cut=cut)
             [(_, snapshot, _)] = boundary.visit(lambda vector: None).snapshots
             boundary.owe()
-            boundary.want_shift(Update(snapshot, positions=None if cut is None else cut.positions))
-            for shift in boundary.visit(lambda vector: None).shifted:
+            boundary.want_update(Update(snapshot, positions=None if cut is None else cut.positions))
+            for shift in boundary.visit(lambda vector: None).updates:
                 pool.give(shift.vector)
 
         mix()  # the first of a size gets its memory from the kernel

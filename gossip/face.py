@@ -165,6 +165,10 @@ class Face:
         """The exchange under way with this number."""
         return self.exchanges.table.get(session)
 
+    def under_way(self, session: int) -> bool:
+        """Whether an exchange has this number."""
+        return session in self.exchanges.table
+
     def serves(self, session: int) -> bool:
         """Whether a newcomer is given a piece under this number."""
         return session in self.donating.table

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossip.arithmetic.mixing import OuterStep
+from gossip.averaging.boundary import Boundary
 from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import CheckpointError, ConfigError, LayoutError, LocalError
@@ -29,6 +30,7 @@ from node import leaving
 from node.data.sharding import Shard, samples_in
 from node.model import checkpoint
 from node.model.kept import Kept
+from node.model.pool import VectorPool
 from node.model.quasi_global import QuasiGlobal
 from node.model.snapshot import ModelState
 from node.model.tensors import plain_name
@@ -38,7 +40,6 @@ from node.runtime import Runtime
 from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
 from node.thread import NetworkThread
-from node.transfers.boundary import Boundary, VectorPool
 
 __all__ = ["Member", "Metrics", "Node"]
 
@@ -95,12 +96,18 @@ class Node:
         self.may_copy_ahead = self.config.mixing == "pair"
         self.state = ModelState(model, optimizer)
         self.pool = VectorPool(self.state)
-        self.boundary = Boundary(self.state, self.pool, self.config.conserves)
-        self.boundary.kept = Kept(self.state, optimizer, self.keep)
+        self.wake = threading.Event()  # for a training loop that has nothing else to do (joining, settling)
+        self.boundary = Boundary(
+            self.state, self.pool, Kept(self.state, optimizer, self.keep), self.config.conserves,
+            threading.Lock(), self.wake.set, self.wake.clear,
+        )  # fmt: skip
         self.kept_in: Path | None = None  # where the weights are that this node gave up for another run's
         config, parameters = self.config, self.state.layout.parameters
         self.outer = OuterStep(parameters, *config.outer, config.averaged)
-        self.service = Service(self.settings, self.state, self.boundary, self.pool, self.outer, self.figures)
+        self.outer_lock = threading.Lock()  # it moves in the network's threads, and is reset in the training thread
+        self.service = Service(
+            self.settings, self.state, self.boundary, self.pool, self.outer, self.outer_lock, self.wake, self.figures
+        )  # fmt: skip
         self.thread = NetworkThread()
         self.steps = self.samples = 0
         self.loss: Any = None
@@ -157,7 +164,7 @@ class Node:
         runtime, limit_s, began = self.runtime, self.settings.join_or_fail_s, time.monotonic()
         runtime.counts = lambda: (self.steps, self.samples)
         while True:
-            self.boundary.wake.wait(0.02)
+            self.wake.wait(0.02)
             self.thread.check()
             self.visit()
             ready, refusal = runtime.peer.ready and not self.boundary.wanted, runtime.doors.refusal
@@ -244,7 +251,7 @@ class Node:
         now = time.monotonic()
         until, quiet_at = now + seconds, now + FAREWELL_S
         while now < until and (now < quiet_at or peer.serving):
-            self.boundary.wake.wait(0.02)
+            self.wake.wait(0.02)
             self.visit()
             now = time.monotonic()
             if peer.serving:
@@ -277,7 +284,7 @@ class Node:
         landing = self.config.max_version_gap == 0
         while self.service.held or (landing and (self.boundary.owed or self.boundary.wanted)):
             landing = True
-            self.boundary.wake.wait(0.05)
+            self.wake.wait(0.05)
             self.visit()
             self.heard()
 
@@ -295,10 +302,10 @@ class Node:
         ahead = due and self.service.may_mix and self.may_copy_ahead
         whole = ahead and self.boundary.expected is None  # a snapshot of a part serves no newcomer
         done = self.boundary.visit(self.adopted, ahead, report and not whole and self.keeps(runtime))
-        if done.shifted and self.quasi_global is not None and not done.adopted:
+        if done.updates and self.quasi_global is not None and not done.adopted:
             self.quasi_global.mixed()
-        if done.shifts_alone and not report:
-            self.thread.call(runtime.shifted, done)
+        if done.updates_alone and not report:
+            self.thread.call(runtime.averager.updated, done)
             return
         now = time.perf_counter()
         optimizer = None
@@ -316,7 +323,7 @@ class Node:
         peer, now = runtime.peer, time.monotonic()
         if not peer.ready or peer.taking:
             return False
-        copy_s = max(self.boundary.copy_s, 4 * self.state.layout.size / COPY_RATE)
+        copy_s = max(self.state.copy_s, 4 * self.state.layout.size / COPY_RATE)
         every_s = max(LAST_WORK * copy_s, ALONE_S if peer.alone else LAST_S)
         if now - self.pool.last_at < every_s:
             return False
@@ -346,7 +353,7 @@ class Node:
     def adopted(self, vector: Any) -> None:
         if self.quasi_global is not None:
             self.quasi_global.joined(keep=self.momentum_came(vector))
-        with self.boundary.outer_lock:
+        with self.outer_lock:
             self.outer.reset(vector)
 
     def keep(self) -> None:
@@ -373,18 +380,18 @@ class Node:
     def momentum_came(self, vector: Any) -> bool:
         """Whether the vector taken over held the optimizer's state as well, and that was ours to take: then it is here.
         The donor may train with another optimizer, whose state is as long and stays behind."""
-        if not self.state.layout.size < vector.size == self.state.size("full"):
+        if not self.state.layout.size < vector.size == self.state.size(full=True):
             return False
-        held = self.pool.take("full")
-        self.state.read(held.array, "full")
+        held = self.pool.take(vector.size)
+        self.state.read(held.array, full=True)
         same = np.array_equal(held.array, vector)
         self.pool.give(held)
         return same
 
     def reset_outer(self) -> None:
-        vector = self.pool.take("weights")
+        vector = self.pool.take()
         self.state.read(vector.array)
-        with self.boundary.outer_lock:
+        with self.outer_lock:
             self.outer.reset(vector.array)
         self.pool.give(vector)
 
@@ -435,7 +442,7 @@ class Node:
         before = peer.counts.done
         self.thread.call(lambda: runtime.perform(peer.settle(True, runtime.now)))
         while time.monotonic() < until:
-            self.boundary.wake.wait(0.02)
+            self.wake.wait(0.02)
             self.visit()
             if peer.counts.done - before >= 3 and peer.agreement() < SETTLED:
                 break
@@ -450,7 +457,7 @@ class Node:
         runtime = self.runtime
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            self.boundary.wake.wait(0.005)
+            self.wake.wait(0.005)
             self.visit()
             if runtime.peer.idle and not self.boundary.owed and not self.boundary.wanted:
                 return
@@ -512,7 +519,7 @@ class Node:
         resumed = threading.Event()
 
         def resume() -> None:
-            runtime.streams.replace_weights()
+            runtime.averager.forget()
             peer.counted(self.steps, self.samples)
             over = meta.get("finished") is True
             runtime.perform(peer.resume(genesis, run.swarm_samples, run.version, runtime.now, over))

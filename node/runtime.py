@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, assert_never
 
-import numpy as np
 import trio
-from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import OuterStep
+from gossip.averaging.boundary import Boundary, Visit
 from gossip.config import Config
 from gossip.effects import (
     Adopt,
@@ -52,8 +52,8 @@ from gossip.wire.messages import (
     Unknown,
 )
 from node.faults import leaves
+from node.model.pool import VectorPool
 from node.observe.status import status_page
-from node.transfers.boundary import Boundary, Done, Vector, VectorPool
 from node.transfers.streams import Streams
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.connector import Doors
@@ -63,8 +63,6 @@ from node.transport.lobby import neighbourhood
 from node.transport.tls import Contexts
 
 __all__ = ["Runtime"]
-
-Floats = NDArray[np.float32]
 
 STANDS_S = 5.0  # without a step boundary before it is said: longer than most steps, shorter than a person's patience
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
@@ -95,9 +93,10 @@ class Runtime:
         pool: VectorPool,
         outer: OuterStep,
         on_event: Callable[[str, str], None],
+        outer_lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self.peer, self.config = peer, config
-        self.boundary, self.pool, self.outer, self.on_event = boundary, pool, outer, on_event
+        self.on_event = on_event
         self.doors = Doors(
             network,
             greeter,
@@ -116,8 +115,10 @@ class Runtime:
         self.hosts_seen, self.hosts = -1, frozenset[str]()  # of members, and the turnover at which they were so
         self.links = Links()
         self.faults = self.doors.faults
-        self.streams = Streams(peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults)
-        self.sessions = self.streams.sessions
+        self.streams = Streams(
+            peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults, outer_lock
+        )  # fmt: skip
+        self.averager, self.sessions = self.streams.averager, self.streams.sessions
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.rearm = trio.Event()
         self.armed = -math.inf  # when keep_time wakes by itself
@@ -144,25 +145,25 @@ class Runtime:
 
     # -- effects -------------------------------------------------------------------------------------------------
     def perform(self, effects: Iterable[Effect]) -> None:
-        streams = self.streams
+        streams, averager = self.streams, self.averager
         for effect in effects:
             match effect:
                 case Send(to, message):
                     self.send(to, message)
-                case Snapshot(session, full, pushes, part):
-                    self.boundary.want_snapshot(session, full, pushes, None if full else streams.cut(part, session))
-                case Recall(session):
-                    streams.recall(session)
+                case Snapshot():
+                    averager.snapshot(effect)
+                case Recall():
+                    averager.recall(effect)
                 case Transfer():
                     streams.transfer(effect)
                 case Gather():
                     streams.gather(effect)
-                case Mix(session, weight, late, plain):
-                    streams.mix(session, weight, late=late, plain=plain)
-                case Merge(session, mass):
-                    streams.mix(session, 0.0, mass)
-                case Rename(session, to):
-                    self.sessions.rename(session, to)
+                case Mix():
+                    streams.mix(effect)
+                case Merge():
+                    streams.merge(effect)
+                case Rename():
+                    streams.rename(effect)
                 case Release(session):
                     streams.release(session)
                 case Dial(address, expect):
@@ -172,11 +173,11 @@ class Runtime:
                 case Serve():
                     streams.serve(effect)
                 case Adopt():
-                    streams.adopt(effect)  # behind mixes of the old
+                    averager.adopt(effect)
                 case Confirm():
-                    self.boundary.kept.forget()
+                    averager.confirm()
                 case Restore():
-                    self.boundary.want_restore()
+                    averager.restore()
                 case TryDial(asker, address):
                     self.spawn(self.try_dial, asker, address)
                 case Notice(kind, sentence):
@@ -187,7 +188,7 @@ class Runtime:
                     assert_never(effect)
         if self.peer.deadline < self.armed:  # to wake the timer for every message would cost as much as the message
             self.rearm.set()
-        streams.expect(self.peer.next_part)
+        averager.expect(self.peer.next_part)
         self.after_perform()
 
     def spawn(self, task: Callable[..., Any], *args: object) -> None:
@@ -237,64 +238,12 @@ class Runtime:
         steps: int,
         samples: int,
         loss: float | None,
-        done: Done,
+        visit: Visit,
         optimizer: tuple[tuple[str, ...], tuple[tuple[str, float], ...]] | None = None,
     ) -> None:
         if optimizer is not None:
             self.peer.optimizer(*optimizer)
-        self.peer.counted(steps, samples)
-        if done.adopted or done.restored:
-            self.pool.forget()
-        if done.adopted:
-            self.streams.joining_vector = None
-            self.perform(self.peer.adopted(self.now, *done.apart))
-        if done.not_kept:
-            self.streams.joining_vector = None
-            self.on_event("kept", f"The weights were not replaced, since they could not be kept: {done.not_kept}")
-            self.perform(self.peer.not_kept(self.now))
-        if done.restored:
-            if self.streams.progress is not None:
-                self.streams.progress.expected = None  # there is no snapshot of what came back
-            self.perform(self.peer.restored(self.now))
-        self.perform(self.peer.stepped(steps, samples, loss, self.now))  # first: an Offer states how old the model is
-        self.shifted(done)
-
-    def shifted(self, done: Done) -> None:
-        """What exchanges brought is in the model, and copies of it are on their way; there is nothing else to tell."""
-        if all(copy.done() for copy in done.copies):
-            self.copied(done)
-        else:
-            self.spawn(self.wait_for_copies, done)
-
-    async def wait_for_copies(self, done: Done) -> None:
-        while not all(copy.done() for copy in done.copies):  # noqa: ASYNC110 - a CUDA event can only be polled
-            await trio.sleep(0.001)
-        self.copied(done)
-
-    def copied(self, done: Done) -> None:
-        progress = self.streams.progress
-        for shift, ratio in zip(done.shifted, done.ratios, strict=True):
-            if shift.sample is not None and progress is not None and not done.adopted:
-                progress.merged(shift.sample, ratio)
-            self.pool.give(shift.vector)
-        current = done.decided == self.boundary.decided
-        for session, vector, mass in done.snapshots:
-            if current or mass > 0 or self.peer.exchange(session) is None:
-                self.streams.snapshotted(session, vector, mass)
-            else:  # an update was decided since: it is to be in what this exchange mixes
-                self.pool.give(vector)
-                self.boundary.want_snapshot(session, full=False, cut=vector.cut)
-        if done.spare is not None:
-            self.use_spare(done.spare, current)
-        if done.kept is not None:
-            self.streams.keep(done.kept, done.lives)
-
-    def use_spare(self, spare: Vector, current: bool) -> None:
-        """The exchange that began at this boundary has its snapshot already, unless an update was decided since."""
-        for session in self.boundary.take_requests(spare.cut) if current else ():
-            spare.users += 1
-            self.streams.snapshotted(session, spare, 0.0)
-        self.pool.give(spare)
+        self.averager.visited(visit, steps, samples, loss)
 
     # -- a link's life -------------------------------------------------------------------------------------------
     async def run_link(self, link: Link, theirs: Hello) -> None:

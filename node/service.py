@@ -7,12 +7,14 @@ import math
 import os
 import random
 import secrets
+import threading
 import time
 from collections.abc import Callable
 
 import trio
 
 from gossip.arithmetic.mixing import OuterStep
+from gossip.averaging.boundary import Boundary
 from gossip.errors import IdentityError
 from gossip.ids import Address, MemberRecord
 from gossip.peer import Peer
@@ -20,13 +22,13 @@ from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
 from node.identity.keys import Identity, verify
 from node.identity.statedir import Memory, StateDir
+from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.observe.console import Console
 from node.observe.figures import Reading
 from node.observe.members import Member, SwarmView, members_of
 from node.runtime import Runtime
 from node.settings import Settings, advertised
-from node.transfers.boundary import Boundary, VectorPool
 from node.transport.handshake import Greeter
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import swarm_contexts
@@ -48,10 +50,10 @@ class Service:
 
     def __init__(
         self, settings: Settings, state: ModelState, boundary: Boundary, pool: VectorPool, outer: OuterStep,
-        figures: Callable[[], Reading],
+        outer_lock: threading.Lock, wake: threading.Event, figures: Callable[[], Reading],
     ) -> None:  # fmt: skip
         self.settings, self.state, self.boundary, self.pool, self.outer = settings, state, boundary, pool, outer
-        self.figures = figures
+        self.outer_lock, self.wake, self.figures = outer_lock, wake, figures
         self.identity = Identity.load(settings.state_dir)
         self.state_dir = StateDir(settings.state_dir)
         self.incarnation = 0
@@ -100,7 +102,7 @@ class Service:
             runtime = self.runtime = Runtime(
                 peer, settings.config, network, Greeter(settings.config.swarm, self.state.layout), contexts,
                 self.boundary, self.pool, self.outer,
-                lambda kind, sentence: progress.event(time.time(), kind, sentence),
+                lambda kind, sentence: progress.event(time.time(), kind, sentence), self.outer_lock,
             )  # fmt: skip
             runtime.after_perform = self.after_perform
             self.remember(runtime)
@@ -152,7 +154,7 @@ class Service:
             waiting = not peer.offering and self.settings.config.mix_every_steps is not None
             self.due_steps = peer.due_steps if waiting else math.inf
             if self.held and not peer.held:
-                self.boundary.wake.set()
+                self.wake.set()
             self.held = peer.held
             self.may_mix = peer.may_mix(self.runtime.now)
             if peer.ready and peer.genesis != self.genesis:  # the count is another run's from here on

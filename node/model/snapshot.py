@@ -9,11 +9,13 @@ The CUDA branch is written for, and tested as far as CPU allows; it is not yet m
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +27,8 @@ from gossip.errors import LayoutError
 from node.model.optimizer_state import OptimizerState
 from node.model.tensors import LiveTensors
 
-__all__ = ["ModelState", "Parts", "Pending"]
+__all__ = ["ModelState", "Pending"]
 
-Parts = Literal["weights", "full"]
 Floats = NDArray[np.float32]
 Positions = NDArray[np.int64]
 
@@ -55,7 +56,7 @@ class ModelState:
     Or it is a mapping of names to tensors, writable numpy arrays, or anything with ``__dlpack__`` that may be written:
     all of them are parameters, shared and never copied. Integer and boolean tensors are left alone in both.
 
-    The vector of parts "weights" is the layout's. "full" continues with the optimizer's state: for each of
+    The vector of the weights is the layout's. A full one continues with the optimizer's state: for each of
     :attr:`optimizer_keys`, the tensors of all trained parameters in the layout's order. A trained parameter requires a
     gradient and is held by the optimizer.
 
@@ -68,6 +69,7 @@ class ModelState:
         self._state = OptimizerState(self._tensors, optimizer)
         self._side: dict[torch.device, torch.cuda.Stream] = {}
         self.layout = self._tensors.layout
+        self.copy_s = 0.0  # what the last copy of all took of the training loop
 
     @property
     def optimizer_keys(self) -> tuple[str, ...]:
@@ -98,9 +100,9 @@ class ModelState:
         """Drop what the optimizer keeps that is not finite: with it the next step would spoil sound weights again."""
         self._state.forget_spoiled()
 
-    def size(self, parts: Parts = "weights") -> int:
-        """Elements of the vector of those parts, now: "full" grows when the optimizer first keeps state."""
-        if parts == "weights":
+    def size(self, full: bool = False) -> int:
+        """Elements of the vector, now: a full one grows when the optimizer first keeps state."""
+        if not full:
             return self.layout.size
         return self.layout.size + len(self.optimizer_keys) * self.trained_elements
 
@@ -110,15 +112,16 @@ class ModelState:
         host: Floats = torch.zeros(elements, dtype=torch.float32, pin_memory=pinned).numpy()
         return host
 
-    def read(self, out: Floats, parts: Parts = "weights") -> None:
-        """Copy the live tensors into ``out``, float32 of ``size(parts)`` elements."""
-        self.begin_read(out, parts).wait()
+    def read(self, out: Floats, full: bool = False) -> None:
+        """Copy the live tensors into ``out``, float32 of ``size(full)`` elements."""
+        self.begin_read(out, full).wait()
 
     @torch.no_grad()
-    def begin_read(self, out: Floats, parts: Parts = "weights") -> Pending:
+    def begin_read(self, out: Floats, full: bool = False) -> Pending:
         """As :meth:`read`, as of now: later steps change nothing of it, and on CUDA the copy ends beside them."""
         events: list[torch.cuda.Event] = []
-        for device, live, host in self._runs(out, parts):
+        began = time.perf_counter()
+        for device, live, host in self._runs(out, full):
             if device.type != "cuda":
                 torch._foreach_copy_(_cut(host, live), live)
                 continue
@@ -130,6 +133,7 @@ class ModelState:
                 host.copy_(flat, non_blocking=True)
             flat.record_stream(side)  # or the allocator hands it out again while it is being read
             events.append(side.record_event())
+        self.copy_s = time.perf_counter() - began
         return Pending(tuple(events))
 
     @torch.no_grad()
@@ -182,7 +186,7 @@ class ModelState:
     @torch.no_grad()
     def _apply(self, vector: Floats, change: Callable[[list[Tensor], Tensor], None]) -> Pending:
         events: list[torch.cuda.Event] = []
-        for device, live, host in self._runs(vector, "weights"):
+        for device, live, host in self._runs(vector):
             if device.type != "cuda":
                 change(live, host.to(device))
                 continue
@@ -202,7 +206,7 @@ class ModelState:
     ) -> None:
         """Overwrite the weights, and with ``optimizer_keys`` the optimizer's state, from another node's vector.
 
-        ``vector`` is the weights followed by the trained parameters' state for each key, as a "full" read gives it.
+        ``vector`` is the weights followed by the trained parameters' state for each key, as a full read gives it.
         State that the optimizer does not have yet is created (a joiner's fresh Adam); ``scalars`` go to every trained
         parameter; ``param_groups`` stay as they are. Raises :class:`LayoutError` before the first tensor changes, also
         for state that this optimizer would not keep itself: with half of its state Adam fails in its next step.
@@ -215,10 +219,20 @@ class ModelState:
         torch._foreach_copy_(live, _cut(host, live))
         self._state.set_scalars(numbers, examples)
 
-    def _runs(self, vector: Floats, parts: Parts) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
+    def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
+        """The weights, and the optimizer's state where this optimizer keeps that state: a donor may train with another
+        one, and then ours goes on, or begins afresh where it is not finite."""
+        if optimizer_keys:
+            with contextlib.suppress(LayoutError):
+                self.write(vector, optimizer_keys, scalars)
+                return
+        self.write(vector[: self.layout.size])
+        self.forget_spoiled()
+
+    def _runs(self, vector: Floats, full: bool = False) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
         """Consecutive tensors on one device, with their piece of the host vector: one run, but for a split model."""
         tensors = self._tensors.current()
-        if parts == "full":
+        if full:
             tensors += self._state.tensors(self.optimizer_keys)
         host = _host(vector, sum(tensor.numel() for tensor in tensors))
         start = 0

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
 import trio
-from numpy.typing import NDArray
 
+from gossip.averaging.streams import Receiver, Sender
 from gossip.errors import ProtocolError
 from gossip.ids import PeerId
 from gossip.wire.messages import Chunk
-from node.transfers.boundary import Vector, VectorPool
-from node.transfers.transfer import DifferenceReceiver, Receiver, Sender
 from node.transport.links import Link
 
 __all__ = ["StreamSession", "StreamSessions"]
@@ -32,17 +29,13 @@ class StreamSession:
     receiver: Receiver | None = None
     moved_at: float = 0.0  # either way
     heard_at: float = 0.0  # something of theirs
-    difference: Vector | None = None
-    positions: NDArray[np.int64] | None = None  # of the elements that it mixes; None: all
 
 
 class StreamSessions:
-    """By session id. Vectors go back to the pool when a session ends."""
+    """By session id."""
 
-    def __init__(self, pool: VectorPool) -> None:
-        self.pool = pool
+    def __init__(self) -> None:
         self.table: dict[int, StreamSession] = {}
-        self.snapshots: dict[int, Vector] = {}
         self.links: dict[int, Link] = {}  # the link that a session began on
         self.recent: deque[int] = deque(maxlen=RECENT)
 
@@ -64,37 +57,17 @@ class StreamSessions:
         session.heard_at = trio.current_time()
         return session.receiver.place(chunk, body_bytes)
 
-    def take_mix(self, session: int) -> tuple[Vector, Vector | None] | None:
-        """(snapshot, difference) of a finished exchange: the caller owns them now. None for the difference where
-        nothing was received."""
-        entry = self.table.get(session)
-        snapshot = self.snapshots.pop(session, None)
-        if snapshot is None or entry is None or entry.difference is None:
-            return None if snapshot is None else (snapshot, None)
-        difference, entry.difference = entry.difference, None
-        return snapshot, difference
-
-    def rename(self, session: int, to: int) -> None:
-        """Another partner is asked with the same snapshot, under a number of its own."""
+    def rename(self, session: int) -> None:
+        """Another partner is asked, under another number."""
         self.recent.append(session)
         self.links.pop(session, None)
-        snapshot = self.snapshots.pop(session, None)
-        if snapshot is not None:
-            self.snapshots[to] = snapshot
 
     def release(self, session: int) -> None:
         self.recent.append(session)
         self.links.pop(session, None)
         entry = self.table.pop(session, None)
-        snapshot = self.snapshots.pop(session, None)
-        if snapshot is not None:
-            self.pool.give(snapshot)  # but for the lease of who sends it
-        if entry is not None:
-            if entry.sender is not None:
-                entry.link.stop_bulk(session, entry.sender)
-            filling = entry.receiver is not None and entry.receiver.filling
-            if entry.difference is not None and not filling:  # else the link still writes there: it is not used again
-                self.pool.give(entry.difference)
+        if entry is not None and entry.sender is not None:
+            entry.link.stop_bulk(session, entry.sender)
 
     def on(self, link: Link) -> list[int]:
         """Sessions that end with this link."""
@@ -113,9 +86,3 @@ class StreamSessions:
     def whole(session: StreamSession) -> bool:
         sent = session.sender is None or session.sender.done
         return sent and (session.receiver is None or session.receiver.done)
-
-    @staticmethod
-    def norms(session: StreamSession) -> tuple[float, float]:
-        receiver = session.receiver
-        assert isinstance(receiver, DifferenceReceiver)
-        return receiver.difference_sq, receiver.own_sq

@@ -1,4 +1,4 @@
-"""What a node would hold beside its Peer: the vector it trains, its links, and the sessions under way."""
+"""What a node would hold beside its Peer: the vector it trains, its averager, its links, and when its steps end."""
 
 from __future__ import annotations
 
@@ -6,51 +6,52 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import OuterStep
-from gossip.arithmetic.movement import Movement
-from gossip.codecs import Spread
+from gossip.averaging.averager import Averager, Job
+from gossip.averaging.boundary import Boundary, Visit
+from gossip.config import Config
+from gossip.effects import Collect, Effect
 from gossip.ids import Address, PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import Message
-from sim.engine.shifts import Shift
+from sim.engine.events import Events
+from sim.engine.vector_model import Floats, HostVectors, KeptVector, VectorModel
 from sim.scenario.adversaries import Liar
 
 __all__ = ["Floats", "Host", "Times"]
 
-Floats = NDArray[np.float32]
 Times = Callable[[int], NDArray[np.float64]]
 """How long the next so many steps of one peer take, in seconds: asked again, it goes on where it ended."""
 
 
 class Host:
-    """One life of one simulated member. ``vector`` is the live model, float32, changed at step boundaries alone; the
-    trainer may have computed steps that have not ended yet (see :mod:`sim.engine.training`)."""
+    """One life of one simulated member, and its averager's driver. ``vector`` is the live model, float32, changed at
+    step boundaries alone; the trainer may have computed steps that have not ended yet (see
+    :mod:`sim.engine.training`)."""
 
     __slots__ = (
-        "address", "adopting", "armed", "cursor", "dialling", "ends", "gone", "id", "index", "joining_vector", "kept",
-        "liar", "links", "mass", "name", "offering", "outer", "peer", "pending", "progress", "ready", "reported_at",
-        "requests", "rest_until", "restoring", "rng", "row", "samples_per_step", "sessions", "shifts",
-        "spread", "steps", "taken", "times", "trial", "vector", "visit_at", "waiting", "wanted",
+        "address", "armed", "averager", "boundary", "collecting", "cursor", "dialling", "ends", "events", "gone", "id",
+        "index", "liar", "links", "name", "offering", "peer", "pending", "performer", "ready", "reported_at",
+        "rest_until", "rng", "row", "samples_per_step", "since", "steps", "taken", "times", "vector", "visit_at",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
-        self, index: int, name: str, peer: Peer, vector: Floats, outer: OuterStep, times: Times,
-        samples_per_step: int, rng: random.Random, row: int, liar: Liar | None = None,
+        self, index: int, name: str, peer: Peer, vector: Floats, times: Times, samples_per_step: int,
+        rng: random.Random, row: int, events: Events, performer: Callable[[Host, list[Effect]], None],
+        liar: Liar | None = None,
     ) -> None:  # fmt: skip
         address = peer.record.address
         assert address is not None, "a simulated peer can be dialled"
         self.index, self.name, self.peer, self.address, self.id = index, name, peer, address, peer.id
-        self.vector, self.outer, self.samples_per_step = vector, outer, samples_per_step
+        self.vector, self.samples_per_step = vector, samples_per_step
         self.row = row  # of the trainer
+        self.events, self.performer = events, performer
         self.liar = liar  # it attacks
-        self.mass = 1.0  # of push-sum: how much of the swarm's sum this vector is
-        self.progress: Movement | None = None  # of local steps, where a peer wants to know
-        self.spread: Spread | None = None  # how far others are from us, where a codec must know
         self.rng = rng  # the network's draws about what this host sends
         self.gone = False  # killed, or it left
         # links
@@ -58,16 +59,10 @@ class Host:
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.dialling: set[Address] = set()
         # sessions
-        self.sessions: dict[int, Any] = {}  # Session of sim.sessions, by number
-        self.requests: list[int] = []  # those that want a snapshot at the next boundary
-        self.joining_vector: Floats | None = None
-        # wishes for the next boundary
-        self.shifts: list[Shift] = []
-        self.adopting = False
-        self.trial = False  # what is adopted may have to be put back
-        self.kept: Floats | None = None  # to be put back then
-        self.restoring = False
-        self.wanted = False  # any of these, or a snapshot
+        self.averager: Averager
+        self.boundary: Boundary
+        self.since: dict[int, float] = {}  # when a session wanted its snapshot
+        self.collecting: dict[int, Collect] = {}
         self.offering = False  # an exchange of its own is under way, and the next is not yet due
         # steps
         self.times = times
@@ -82,3 +77,37 @@ class Host:
         # timer
         self.armed = math.inf  # when the one timer that counts goes off
         self.rest_until = -math.inf  # no tick before this
+
+    def make_averager(self, config: Config, wish: Callable[[Host], None], recall: Callable[[Host], bool]) -> None:
+        """``wish``: the network wants something at the next boundary; ``recall``: whether the vector is what it was at
+        the last one."""
+        vector = self.vector
+        outer = OuterStep(vector.size, *config.outer, config.averaged)
+        outer.reset(vector)
+        vectors = HostVectors(lambda: vector.copy() if recall(self) else None)
+        model, kept = VectorModel(vector), KeptVector(vector)
+        self.boundary = Boundary(model, vectors, kept, config.conserves, wake=lambda: wish(self))
+        self.averager = Averager(self.peer, config, self.boundary, vectors, outer, self)
+        self.averager.begin(vector)
+
+    # -- the averager's driver -----------------------------------------------------------------------------------
+    @property
+    def now(self) -> float:
+        return self.events.now
+
+    def perform(self, effects: list[Effect]) -> None:
+        self.performer(self, effects)
+
+    def soon(self, report: Callable[..., None], *arguments: object) -> None:
+        self.events.push(self.events.now, self.happen, report, *arguments)
+
+    def happen(self, report: Callable[..., None], *arguments: object) -> None:
+        if not self.gone:
+            report(*arguments)
+
+    def compute(self, job: Job) -> None:
+        job.run()
+        job.land()
+
+    def when_copied(self, visit: Visit, report: Callable[[Visit], None]) -> None:
+        report(visit)

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from gossip.arithmetic.mixing import OuterStep
-from gossip.arithmetic.movement import Movement
 from gossip.config import Config
 from gossip.effects import (
     Adopt,
@@ -94,7 +92,7 @@ class Swarm:
             self.links = IdealLinks(self.events, network, config, self.perform, self.registry)
         self.training = Training(self.events, self.hosts, config, self.perform, trainer)
         self.links.seen = self.training.seen
-        self.sessions = Sessions(self.events, network, config, self.links, self.training, self.perform)
+        self.sessions = Sessions(self.events, network, config, self.links, self.perform)
         sessions = self.sessions
         self.performers: dict[type, Callable[[Host, Any], None]] = {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
@@ -185,17 +183,14 @@ class Swarm:
     ) -> int:  # fmt: skip
         assert vector.dtype == np.float32, "models are float32 vectors"
         assert vector.ndim == 1, "models are flat vectors"
-        config = self.config
-        outer = OuterStep(vector.size, *config.outer, config.averaged)
-        outer.reset(vector)
         life = self.lives[index]
         whose = f"{name}/{life}" if life else name
         rng = random.Random(derive(self.seed, whose, "network"))
         row = index if row is None else row
-        host = Host(index, name, peer, vector, outer, times, samples_per_step, rng, row, liar)
-        if self.config.watches_movement:
-            host.progress = Movement(vector.size)
-            host.progress.since(vector)
+        host = Host(
+            index, name, peer, vector, times, samples_per_step, rng, row, self.events, self.perform, liar
+        )  # fmt: skip
+        host.make_averager(self.config, self.training.wish, self.training.recall)
         if index == len(self.hosts):
             self.hosts.append(host)
         else:

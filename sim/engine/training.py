@@ -19,17 +19,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gossip.arithmetic.mixing import difference, finite, push_mass
+from gossip.arithmetic.mixing import finite
+from gossip.averaging.boundary import Visit
 from gossip.config import Config
 from gossip.effects import Effect
 from sim.engine.events import Events
 from sim.engine.host import Floats, Host
-from sim.engine.shifts import Merged
 
 __all__ = ["REPORT_S", "OneByOne", "Trainer", "Training"]
 
 REPORT_S = 10.0  # a node reports four times a second, for people: here progress is told no more often than this
-Copy = tuple[Floats, Floats | None]  # what a session asked for, and what gossip.progress samples where that is not all
 LOOK_S = 0.1  # how often one who waits at a boundary looks round
 AHEAD = 32  # ends of steps drawn at once: 1 KiB a host
 
@@ -86,7 +85,6 @@ class Training:
     ) -> None:  # fmt: skip
         self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
         self.by_steps = config.mix_every_steps is not None
-        self.conserves = config.conserves
         self.lockstep = config.max_version_gap is not None
         self.ahead = config.mixing == "pair"  # what is pushed is copied when it is asked for: with its mass
         self.steps = 0  # of all peers, as far as they have been counted
@@ -123,7 +121,7 @@ class Training:
         if at >= len(ends):
             self.extend(host)
             ends, at = host.ends, host.cursor
-        if host.wanted or not host.ready:
+        if host.boundary.wanted or not host.ready:
             when = ends[at]
         else:
             when = host.reported_at + REPORT_S
@@ -143,7 +141,7 @@ class Training:
         """One who waits at a boundary looks there again at once for a wish, and else after a while."""
         assert host.waiting is not None
         now = self.events.now
-        when = now if host.wanted or not host.peer.held else next_look(host.waiting[0], now)
+        when = now if host.boundary.wanted or not host.peer.held else next_look(host.waiting[0], now)
         if when < host.visit_at or host.visit_at <= now:
             self.visit(host, when)
 
@@ -153,7 +151,6 @@ class Training:
 
     def wish(self, host: Host) -> None:
         """The network wants something at the next boundary."""
-        host.wanted = True
         if host.waiting is not None:
             self.stand(host)
             return
@@ -193,36 +190,48 @@ class Training:
 
     # -- a boundary ----------------------------------------------------------------------------------------------
     def on_boundary(self, host: Host, when: float) -> None:
-        """What a node's boundary and its Runtime do, in their order."""
+        """What a node's training loop does between two steps."""
         if when != host.visit_at or host.gone:
             return
-        peer, now = host.peer, self.events.now
+        peer, now, boundary = host.peer, self.events.now, host.boundary
         self.count(host, now)
         ready, host.ready = peer.ready, trains(host)
         due = self.by_steps and ready and not peer.offering and host.steps >= peer.due_steps
         report = due or now - host.reported_at > REPORT_S or not ready
         spare = due and self.ahead and peer.may_mix(now)
-        requests: list[int] = []
-        copies: list[Copy] = []
-        if host.wanted:
-            host.wanted = False
-            report = report or host.adopting or host.restoring or bool(host.requests)
-            requests, copies = self.fulfil(host)
-        if report:
+        visited = self.visit_boundary(host, spare) if boundary.wanted or spare else None
+        if report or (visited is not None and not visited.updates_alone):
             host.reported_at = now
-            self.perform(host, peer.stepped(host.steps, host.steps * host.samples_per_step, None, now))
-            self.snapped(host, requests, copies)
-            if spare and host.requests:  # the exchange that begins here has its snapshot at once
-                requests, host.requests = host.requests, []
-                self.need(host)
-                self.snapped(host, requests, self.copy(host, requests))
-                host.wanted = bool(host.shifts) or host.adopting or host.restoring
-            if not peer.sound and not host.wanted:
+            host.averager.visited(visited, host.steps, host.steps * host.samples_per_step, None)
+            if not peer.sound and not boundary.wanted:
                 self.look(host)
             host.ready = trains(host)
+        elif visited is not None:
+            host.averager.updated(visited)
         if self.lockstep:
             self.hold(host)
         self.plan(host)
+
+    def visit_boundary(self, host: Host, spare: bool) -> Visit:
+        self.need(host)  # who adopts as well: the batches and the optimizer go on from there
+        if spare:
+            host.averager.expect(host.peer.next_part)
+        visit = host.boundary.visit(host.averager.replaced, spare)
+        if self.trainer is not None:
+            if visit.updates:
+                self.trainer.mixed(host.row)
+            if visit.restored or visit.adopted:
+                self.trainer.joined(host.row)
+        return visit
+
+    def recall(self, host: Host) -> bool:
+        """A long step is under way. Whether the model still holds what it held at the last boundary: else the step was
+        computed already, and the next boundary is waited for."""
+        self.seen(host)
+        if host.taken > host.steps:
+            return False
+        self.catch_up(host)
+        return True
 
     def look(self, host: Host) -> None:
         """Whether a loop has made weights finite again that were spoiled."""
@@ -241,93 +250,6 @@ class Training:
             since, ends = host.waiting
             host.waiting = None
             host.ends[host.cursor :] = [end + (now - since) for end in ends]
-
-    def fulfil(self, host: Host) -> tuple[list[int], list[Copy]]:
-        """Add and take over what came, then copy the model for those who wanted it: what is sent includes what was
-        received."""
-        peer, now = host.peer, self.events.now
-        adopted, host.adopting = host.adopting, False
-        restored, host.restoring = host.restoring, False
-        apart: tuple[float, float] = (0.0, 0.0)
-        shifts = host.shifts
-        requests, host.requests = host.requests, []
-        if shifts or requests or adopted or restored:
-            self.need(host)  # adopted: the batches and the optimizer go on from there
-        if restored:
-            assert host.kept is not None
-            host.vector[:], host.kept = host.kept, None
-            host.outer.reset(host.vector)
-            if host.progress is not None:
-                host.progress.expected = None  # as in a node, which has no snapshot of what came back
-            if self.trainer is not None:
-                self.trainer.joined(host.row)
-        if shifts:
-            host.shifts = []
-            vector = host.vector
-            for shift in shifts:
-                if host.progress is not None and isinstance(shift, Merged):
-                    host.progress.merged(host.progress.sample(shift.values), shift.mass / (host.mass + shift.mass))
-                host.mass = shift.add_to(vector, host.mass)
-            if self.trainer is not None:
-                self.trainer.mixed(host.row)
-        if adopted:
-            assert host.joining_vector is not None
-            if host.trial:
-                host.kept = host.vector.copy()
-                apart = difference(host.joining_vector, host.kept, np.empty_like(host.kept)), host.kept.dot(host.kept)
-            host.vector[:] = host.joining_vector
-            host.mass = 1.0
-            host.outer.reset(host.vector)
-            if host.progress is not None:
-                host.progress.since(host.vector)  # what was adopted is no movement
-            host.joining_vector = None
-            host.taken = host.steps
-            if self.trainer is not None:
-                self.trainer.joined(host.row)
-        copies = self.copy(host, requests)  # before the peer hears anything, as in a node
-        if adopted:
-            peer.counted(host.steps, host.steps * host.samples_per_step)
-            self.perform(host, peer.adopted(now, *apart))
-        if restored:
-            self.perform(host, peer.restored(now))
-        return requests, copies
-
-    @staticmethod
-    def copy(host: Host, requests: list[int]) -> list[Copy]:
-        """Of the model, or of the elements that a session mixes, and for each of these the sampled ones as well."""
-        whole: Floats | None = None
-        copies: list[Copy] = []
-        for session in requests:
-            positions = host.sessions[session].positions
-            if positions is not None:
-                sample = None if host.progress is None else host.progress.sample(host.vector)
-                copies.append((host.vector[positions], sample))
-                continue
-            whole = host.vector.copy() if whole is None else whole
-            copies.append((whole, None))
-        return copies
-
-    def given(self, host: Host, pushes: int) -> float:
-        """The mass that a snapshot carries away which is to be pushed to so many partners."""
-        if not pushes:
-            return 0.0
-        mass, host.mass = push_mass(host.mass, pushes, self.conserves)
-        return mass
-
-    def snapped(self, host: Host, requests: list[int], copies: list[Copy]) -> None:
-        peer = host.peer
-        for session, (copy, sample) in zip(requests, copies, strict=True):
-            if peer.concerns(session):
-                own = host.sessions[session]
-                own.snapshot = copy
-                mass = self.given(host, own.pushes)
-                if not (finite(copy) and (sample is None or finite(sample))):
-                    self.perform(host, peer.spoiled(session, self.events.now))
-                    continue
-                moved = math.nan
-                if host.progress is not None:
-                    moved = host.progress.since(copy) if sample is None else host.progress.moved(sample)
-                self.perform(host, peer.snapshotted(session, self.events.now, mass, moved))
 
     # -- steps ---------------------------------------------------------------------------------------------------
     def need(self, host: Host) -> None:

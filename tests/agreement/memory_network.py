@@ -17,12 +17,14 @@ import trio._core._run as scheduler
 import trio.testing
 
 from gossip.arithmetic.mixing import OuterStep
+from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.ids import Address
 from gossip.peer import Peer
+from node.model.kept import Kept
+from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.runtime import Runtime
-from node.transfers.boundary import Boundary, VectorPool
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 from node.transport.handshake import Greeter
 from sim.engine.training import REPORT_S, next_look
@@ -168,16 +170,6 @@ class Port:
             nursery.start_soon(handler, stream)
 
 
-class Meeting(Boundary):
-    """A Boundary for a task instead of a thread."""
-
-    woken: trio.Event
-
-    def signal(self) -> None:
-        super().signal()
-        self.woken.set()
-
-
 class Trainer:
     """A Runtime and, in place of a training thread, a task that takes steps and visits its boundary as both drivers'
     training loops do: when its mix is due, when the network has a wish, and to report that it is alive."""
@@ -193,8 +185,8 @@ class Trainer:
         self.reported_at = trio.current_time()
         state = ModelState({"x": vector})
         pool = VectorPool(state)
-        self.boundary = Meeting(state, pool, config.mixing == "push-sum")
-        self.boundary.woken = trio.Event()
+        self.woken = trio.Event()
+        self.boundary = Boundary(state, pool, Kept(state), config.conserves, wake=lambda: self.woken.set())
         self.lockstep, self.ahead = config.max_version_gap is not None, config.mixing == "pair"
         self.outer = OuterStep(vector.size, *config.outer, config.averaged)
         self.outer.reset(vector)
@@ -228,10 +220,11 @@ class Trainer:
 
     def check(self) -> None:
         """The Runtime keeps nothing of sessions that are over."""
-        peer, sessions = self.peer, self.runtime.sessions
+        peer, sessions, averager = self.peer, self.runtime.sessions, self.runtime.averager
         under_way = peer.exchanges.table.keys() | peer.donating.table.keys() | peer.joining.pieces.keys()
         under_way |= peer.joining.comparisons.keys()
-        assert sessions.links.keys() | sessions.table.keys() | sessions.snapshots.keys() <= under_way
+        assert sessions.links.keys() | sessions.table.keys() <= under_way
+        assert averager.snapshots.keys() | averager.pairs.keys() | averager.groups.keys() <= under_way
 
     async def train(self, when: float) -> None:
         while True:
@@ -250,14 +243,14 @@ class Trainer:
         while self.peer.held or (landing and (self.boundary.owed or self.boundary.wanted)):
             landing = True
             if not self.boundary.wanted:
-                self.boundary.woken = trio.Event()
+                self.woken = trio.Event()
                 with trio.move_on_at(next_look(since, trio.current_time())):
-                    await self.boundary.woken.wait()
+                    await self.woken.wait()
             self.visit(self.peer)
 
     def after_perform(self) -> None:
         if not self.peer.held:
-            self.boundary.woken.set()
+            self.woken.set()
 
     def visit(self, peer: Peer) -> None:
         now = trio.current_time()
@@ -267,8 +260,8 @@ class Trainer:
         if not (report or self.boundary.wanted):
             return
         done = self.boundary.visit(self.outer.reset, due and self.ahead and peer.may_mix(now))
-        if done.shifts_alone and not report:
-            self.runtime.shifted(done)
+        if done.updates_alone and not report:
+            self.runtime.averager.updated(done)
         else:
             self.reported_at = now
             self.runtime.at_boundary(self.steps, self.steps, None, done)

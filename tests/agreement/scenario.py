@@ -190,7 +190,9 @@ def simulate(scenario: Scenario) -> dict[int, Outcome]:
     driver.swarm.run_until(START_S + scenario.until_s)
     for host in driver.swarm.alive():
         driver.swarm.training.seen(host)  # the last steps too, which it had no reason to count yet
-    return {host.index: Outcome.of(host.peer, host.steps, host.mass, host.vector) for host in driver.swarm.alive()}
+    return {
+        host.index: Outcome.of(host.peer, host.steps, host.boundary.mass, host.vector) for host in driver.swarm.alive()
+    }
 
 
 # -- real runtimes ---------------------------------------------------------------------------------------------------

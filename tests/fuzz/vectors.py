@@ -14,12 +14,12 @@ import xxhash
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from gossip.averaging.streams import DifferenceReceiver, Sender
 from gossip.codecs import CODECS, Overflow, Spread
 from gossip.errors import ProtocolError, RemoteError
 from gossip.wire.frames import PREFIX_BYTES, decode
 from gossip.wire.messages import Chunk
 from node.identity.keys import Identity, verify
-from node.transfers.transfer import DifferenceReceiver, Sender
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.tls import TlsStream, _ca_certificate, leaf_peer_id, swarm_contexts
 from tests.fuzz.engine import Target

@@ -7,13 +7,17 @@ import time
 import numpy as np
 import pytest
 
+from gossip.averaging.averager import Mixing
+from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
+from gossip.averaging.pair import PairAverage
+from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import Mix, Release, Snapshot, Transfer
 from gossip.filters.clip import Clip
+from node.model.kept import Kept
+from node.model.pool import VectorPool
 from node.model.snapshot import ModelState, Pending
 from node.transfers import streams
-from node.transfers.boundary import Adoption, Boundary, Done, Update, VectorPool
-from node.transfers.sessions import StreamSession
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
@@ -25,11 +29,11 @@ def boundary(values=0.0, size=300):
     vector = np.full(size, values, np.float32)
     state = ModelState({"x": vector})
     pool = VectorPool(state)
-    return Boundary(state, pool), pool, vector
+    return Boundary(state, pool, Kept(state)), pool, vector
 
 
 def shift_of(pool, values):
-    vector = pool.take("weights")
+    vector = pool.take()
     vector.array.fill(values)
     return Update(vector)
 
@@ -43,7 +47,7 @@ def test_a_snapshot_waits_for_an_update_that_is_owed():
     meeting.owe()
     meeting.want_snapshot(1, False)
     assert not meeting.visit(ignore).snapshots
-    meeting.want_shift(shift_of(pool, 2.0))
+    meeting.want_update(shift_of(pool, 2.0))
     assert meeting.wanted
     done = meeting.visit(ignore)
     [(session, snapshot, _)] = done.snapshots
@@ -57,7 +61,7 @@ def test_nor_does_a_spare_copy_leave_out_what_is_owed():
     meeting, pool, _ = boundary()
     meeting.owe()
     assert meeting.visit(ignore, spare=True).spare is None
-    meeting.want_shift(shift_of(pool, 2.0))
+    meeting.want_update(shift_of(pool, 2.0))
     spare = meeting.visit(ignore, spare=True).spare
     assert spare is not None
     assert (spare.array == 2.0).all()
@@ -82,11 +86,11 @@ def test_an_update_that_never_comes_is_waited_for_no_longer(end):
     if end == "excuse":
         meeting.excuse()
     else:
-        meeting.want_shift(shift_of(pool, 2.0))
+        meeting.want_update(shift_of(pool, 2.0))
         if end == "forget":
             meeting.forget()
         else:
-            meeting.want_adoption(streams.Adoption(vector.copy(), (), ()))
+            meeting.want_adoption(Adoption(vector.copy(), (), ()))
     assert meeting.wanted
     assert len(meeting.visit(ignore).snapshots) == 1
     assert (vector == 0.0).all()
@@ -109,25 +113,25 @@ def wants_snapshot(node, session=7):
 def test_a_copy_from_before_an_update_was_decided_is_taken_anew():
     node = runtime()
     session = wants_snapshot(node)
-    done = node.boundary.visit(ignore)
-    node.boundary.owe()  # while the copy was on its way to this thread
-    node.shifted(done)
-    assert session not in node.sessions.snapshots
-    node.boundary.want_shift(shift_of(node.pool, 2.0))
-    node.shifted(node.boundary.visit(ignore))
-    assert (node.sessions.snapshots[session].array == 2.0).all()
+    done = node.averager.boundary.visit(ignore)
+    node.averager.boundary.owe()  # while the copy was on its way to this thread
+    node.averager.updated(done)
+    assert session not in node.averager.snapshots
+    node.averager.boundary.want_update(shift_of(node.streams.pool, 2.0))
+    node.averager.updated(node.averager.boundary.visit(ignore))
+    assert (node.averager.snapshots[session].array == 2.0).all()
 
 
 @in_trio
 def test_a_spare_copy_from_before_an_update_was_decided_is_not_used():
     node = runtime()
     session = wants_snapshot(node)
-    node.boundary.owe()
-    done = Done(spare=node.pool.take("weights"), decided=0)
-    node.shifted(done)
-    assert session not in node.sessions.snapshots
-    assert session in node.boundary.requests
-    assert sum(map(len, node.pool.free.values())) == 1  # and it is given back
+    node.averager.boundary.owe()
+    done = Visit(spare=node.streams.pool.take(), decided=0)
+    node.averager.updated(done)
+    assert session not in node.averager.snapshots
+    assert session in node.averager.boundary.requests
+    assert sum(map(len, node.streams.pool.free.values())) == 1  # and it is given back
 
 
 class Copy(Pending):
@@ -145,14 +149,14 @@ def test_a_spare_whose_copy_ends_between_two_looks_is_not_lost():
     node = runtime()
     session = wants_snapshot(node)
     tasks = []
-    node.spawn = lambda task, *arguments: tasks.append((task, arguments))
+    node.streams.spawn = lambda task, *arguments: tasks.append((task, arguments))
     Copy.looks = 0
-    node.at_boundary(1, 1, None, Done(spare=node.pool.take("weights"), copies=[Copy()]))
+    node.at_boundary(1, 1, None, Visit(spare=node.streams.pool.take(), copies=[Copy()]))
 
     async def later():
         for task, arguments in tasks:
             await task(*arguments)
-        assert session in node.sessions.snapshots
+        assert session in node.averager.snapshots
 
     return later()
 
@@ -162,11 +166,13 @@ def test_as_many_mixes_may_end_at_once_as_there_are_exchanges():
     """With all neighbours at once, and more than 64 of them, the 65th ended the network thread."""
     node = runtime()
     for session in range(100):
-        node.sessions.snapshots[session] = node.pool.take("weights")
-        node.sessions.table[session] = StreamSession(session, OTHER, None, difference=node.pool.take("weights"))
+        node.averager.snapshots[session] = snapshot = node.streams.pool.take()
+        effect = Transfer(session, OTHER, "fp32", 1.0)
+        pair = node.averager.pairs[session] = PairAverage(effect, snapshot, get_codec("fp32"), None, node.streams.pool)
+        pair.take(snapshot.array)
     for session in range(100):
         node.perform([Mix(session, 0.5), Release(session)])
-    assert node.boundary.owed == 100
+    assert node.averager.boundary.owed == 100
 
 
 @pytest.mark.parametrize("mixing", ["push-sum", "row-stochastic"])
@@ -175,21 +181,19 @@ async def test_a_push_that_was_over_before_its_snapshot_came_leaves_the_model_as
     """Of what is not conserved nothing had gone: a row-stochastic model weighed 2 from there on, and took a third of
     the next vector instead of half."""
     node = runtime(Config(mixing=mixing, filter="none"))
-    node.boundary.want_snapshot(77, False, 1)
-    node.shifted(node.boundary.visit(ignore))  # no exchange has this number any more
-    if node.boundary.owed:
-        await node.streams.land(node.streams.mix_out.receive_nowait())
-    node.shifted(node.boundary.visit(ignore))
-    assert node.boundary.mass == 1.0
+    node.averager.boundary.want_snapshot(77, pushes=1)
+    node.averager.updated(node.averager.boundary.visit(ignore))  # no exchange has this number any more
+    node.averager.updated(node.averager.boundary.visit(ignore))
+    assert node.averager.boundary.mass == 1.0
 
 
 @in_trio
 def test_durations_read_in_the_other_thread_stay_as_they_were():
     node = runtime()
     node.streams.began = dict.fromkeys(range(3), 0.0)
-    node.streams.mix(0, 0.5)
+    node.streams.mix(Mix(0, 0.5))
     reading = iter(node.streams.durations)
-    node.streams.mix(1, 0.5)
+    node.streams.mix(Mix(1, 0.5))
     assert len(list(reading)) == 1
     assert len(node.streams.durations) == 2
 
@@ -198,12 +202,12 @@ def test_durations_read_in_the_other_thread_stay_as_they_were():
 def test_a_stream_whose_bound_is_not_known_fails_and_nothing_else():
     node = runtime(Config(codec="moniqua4", filter="none"))
     session = wants_snapshot(node)
-    node.shifted(node.boundary.visit(ignore))
+    node.averager.updated(node.averager.boundary.visit(ignore))
     failures = []
     node.streams.spawn = lambda task, *arguments: failures.append(arguments)
     node.sessions.links[session] = link = object()
     node.streams.transfer(Transfer(session, OTHER, "moniqua4", 1.0))
-    assert failures == [(session, "overflow")]
+    assert [arguments[1:] for arguments in failures] == [(session, "overflow")]
     assert session not in node.sessions.table
     assert node.sessions.links[session] is link
 
@@ -218,14 +222,14 @@ def test_an_effect_that_nobody_performs_is_no_silence():
 def test_two_fixed_vectors_end_at_their_mean_while_shifts_are_slow(train, until, monkeypatch):
     """What an exchange brought takes a while until it is in the model. A snapshot taken meanwhile would have the
     partner give the same again, so that both went beyond the mean and back."""
-    plain = streams.Streams.shift
+    plain = Mixing.run
 
-    def slow(self, job):
+    def slow(self):
         time.sleep(0.02)
-        return plain(self, job)
+        plain(self)
 
     monkeypatch.setattr(streams, "INLINE_ELEMENTS", 0)  # beside the network thread, as that of large vectors
-    monkeypatch.setattr(streams.Streams, "shift", slow)
+    monkeypatch.setattr(Mixing, "run", slow)
     vectors = [np.full(ELEMENTS, value, np.float32) for value in (0.0, 1.0)]
     trainees = [train({"x": vectors[0]}, config=PLAIN)]
     trainees.append(train({"x": vectors[1]}, config=PLAIN, seeds=[trainees[0].node.address]))
@@ -284,15 +288,15 @@ def test_others_vectors_are_no_movement_of_ones_own_in_the_simulator(monkeypatch
 @in_trio
 def test_nor_are_they_in_a_node():
     node = runtime(PUSHED)
-    progress = node.streams.progress
+    progress = node.averager.movement
     progress.since(np.zeros(ELEMENTS, np.float32))
-    node.boundary.owe()
-    vector = node.pool.take("weights")
+    node.averager.boundary.owe()
+    vector = node.streams.pool.take()
     vector.array.fill(1.0)
-    node.boundary.want_shift(Update(vector, 1.0, progress.sample(vector.array)))
-    node.shifted(node.boundary.visit(ignore))
-    live = node.pool.take("weights")
-    node.boundary.state.read(live.array)
+    node.averager.boundary.want_update(Update(vector, 1.0, progress.sample(vector.array)))
+    node.averager.updated(node.averager.boundary.visit(ignore))
+    live = node.streams.pool.take()
+    node.averager.boundary.model.read(live.array)
     assert (live.array == 0.5).all()
     assert progress.since(live.array) == 0.0
 
@@ -301,7 +305,7 @@ def test_what_waits_for_the_boundary_is_in_the_weights_that_a_trial_keeps_and_go
     for trial in (True, False):
         meeting, pool, vector = boundary(1.0)
         meeting.owe()
-        meeting.want_shift(shift_of(pool, 2.0))
+        meeting.want_update(shift_of(pool, 2.0))
         meeting.want_adoption(Adoption(np.full(300, 9.0, np.float32), (), (), trial))
         assert meeting.visit(ignore).adopted
         assert (vector == 9.0).all()
@@ -318,7 +322,7 @@ def test_the_newest_snapshot_stays_as_it_is_through_exchanges_without_a_vector_m
     allocated = []
     fresh, pool.state.buffer = pool.state.buffer, lambda size: allocated.append(size) or fresh(size)
     for number in range(10):
-        snapshot = pool.take("weights")
+        snapshot = pool.take()
         assert pool.last is not snapshot
         if number:
             recalled = pool.recall()
@@ -326,7 +330,7 @@ def test_the_newest_snapshot_stays_as_it_is_through_exchanges_without_a_vector_m
             pool.give(recalled)
         snapshot.array.fill(number)
         pool.keep(snapshot)
-        difference = pool.take("weights")
+        difference = pool.take()
         difference.array.fill(-1.0)
         assert (pool.recall().array == number).all()
         pool.give(snapshot)
@@ -337,34 +341,34 @@ def test_the_newest_snapshot_stays_as_it_is_through_exchanges_without_a_vector_m
 
 def test_what_a_newcomer_is_sent_is_nobody_elses_until_it_is_sent():
     _, pool, _ = boundary()
-    snapshot = pool.take("weights")
+    snapshot = pool.take()
     snapshot.array.fill(7.0)
     pool.keep(snapshot)
     pool.give(snapshot)
     sent = pool.recall()
     for _ in range(2 * pool.KEPT):
-        pool.take("weights").array.fill(-1.0)
+        pool.take().array.fill(-1.0)
     assert (sent.array == 7.0).all()
     pool.give(sent)
-    assert pool.take("weights").array is sent.array
+    assert pool.take().array is sent.array
     assert pool.recall() is None, "it is taken for something else"
 
 
 def test_the_newest_snapshot_is_forgotten_with_the_vector_that_holds_it():
     _, pool, _ = boundary()
-    kept = pool.take("weights")
-    others = [pool.take("weights") for _ in range(pool.KEPT)]
+    kept = pool.take()
+    others = [pool.take() for _ in range(pool.KEPT)]
     pool.keep(kept)
     for vector in (*others, kept):
         pool.give(vector)
     assert pool.recall() is None
-    small = pool.take("weights", 10)
+    small = pool.take(10)
     pool.keep(small)
     pool.give(small)
     for size in range(300, 340):
-        pool.give(pool.take("weights", size))
+        pool.give(pool.take(size))
     assert pool.recall() is None
-    last = pool.take("weights")
+    last = pool.take()
     pool.keep(last)
     pool.forget()
     assert pool.recall() is None, "of weights that are others now"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import trio
 
+from gossip.averaging.averager import Averaging, Mixing
 from gossip.errors import LocalError, ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import (
@@ -84,16 +86,16 @@ def test_a_fault_of_our_own_outside_of_links_is_not_hidden(train, until):
 
 
 def test_a_fault_in_mixing_loses_that_exchange_and_nothing_else(train, until, monkeypatch):
-    plain, left = streams.Streams.shift, [4]
+    plain, left = Mixing.run, [4]
 
-    def shift(self, job):
+    def run(self):
         if left[0]:
             left[0] -= 1
             raise MemoryError
-        return plain(self, job)
+        plain(self)
 
     monkeypatch.setattr(streams, "INLINE_ELEMENTS", 0)
-    monkeypatch.setattr(streams.Streams, "shift", shift)
+    monkeypatch.setattr(Mixing, "run", run)
     trainees = [train(vector())]
     trainees.append(train(vector(1.0), seeds=[trainees[0].node.address]))
     until(lambda: not left[0])
@@ -102,23 +104,19 @@ def test_a_fault_in_mixing_loses_that_exchange_and_nothing_else(train, until, mo
     assert sum(trainee.node.runtime.faults.count for trainee in trainees) == 4
 
 
+@pytest.mark.parametrize("size", [0, 2 * streams.INLINE_ELEMENTS], ids=["at once", "in another thread"])
 @in_trio
-async def test_work_beside_an_exchange_that_meets_a_fault_fails_it():
+async def test_a_mean_that_meets_a_fault_fails_its_exchange(size):
     node = runtime()
-    failures = []
-
-    class Peer:
-        @staticmethod
-        def failed(*what):
-            failures.append(what[:2])
-            return []
-
-    node.streams.peer = Peer
-
-    async def work():
-        raise ZeroDivisionError
-
-    await node.streams.contained(7, work)
+    failures, group = [], SimpleNamespace(session=7, averaging=True, parts=SimpleNamespace(size=size))
+    group.average, failed = lambda: 1 / 0, trio.Event()
+    node.averager.peer = SimpleNamespace(failed=lambda *what: (failures.append(what[:2]), failed.set(), [])[-1])
+    node.streams.compute(Averaging(node.averager, group, lambda: None))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.streams.mixer)
+        with trio.fail_after(10):
+            await failed.wait()
+        nursery.cancel_scope.cancel()
     assert failures == [(7, "fault")]
     assert [kind for kind, _ in node.events if kind == "fault"] == ["fault"]
 
@@ -250,7 +248,7 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
     peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
     peer.partners.failed = lambda partner, now: benched.append(partner)
     node.perform(peer.exchanges.begin(node.now))
-    node.shifted(node.boundary.visit(lambda vector: None))
+    node.averager.updated(node.averager.boundary.visit(lambda vector: None))
     assert ours in node.sessions.links.values()
     node.on_close(ours, Close("idle", "", ()))
     node.unlink(ours)
@@ -262,7 +260,7 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
 async def test_a_chunk_of_a_session_that_failed_here_before_it_began_is_late_and_no_fault():
     node = runtime()
     ours, _ = link()
-    node.streams.failed(7, "overflow")
+    node.streams.fail(7, "overflow")
     assert node.streams.place(ours, Chunk(7, 0, 1024, 0), 4096) is None
     with pytest.raises(ProtocolError):
         node.streams.place(ours, Chunk(8, 0, 1024, 0), 4096)

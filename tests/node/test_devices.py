@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from gossip.averaging.boundary import Boundary
 from gossip.config import Config
+from node.model.pool import VectorPool
 from node.model.quasi_global import QuasiGlobal
 from node.model.snapshot import ModelState
-from node.transfers.boundary import VectorPool
 
 CUDA = pytest.param(
     "cuda",
@@ -99,24 +100,21 @@ def test_one_on_the_accelerator_and_one_beside_it_are_one_swarm(train, until):
     until(lambda: float((flat(models[0]) - flat(models[1])).abs().max()) < 1e-5)
 
 
-def test_the_exchange_that_is_due_has_its_snapshot_from_the_boundary_where_it_began(device, train, until):
+def test_the_exchange_that_is_due_has_its_snapshot_from_the_boundary_where_it_began(device, train, until, monkeypatch):
     """The spare copy of that boundary, whose end on an accelerator nobody waits for."""
     models = [model(device), model(device, 1)]
     trainees = [train(models[0], config=PLAIN)]
     trainees.append(train(models[1], config=PLAIN, seeds=[trainees[0].node.address]))
     served = []
 
-    def watch(node):
-        plain = node.boundary.take_requests
+    plain = Boundary.take_requests
 
-        def take_requests(here):
-            found = plain(here)
-            served.extend(found)
-            return found
+    def take_requests(boundary, here):
+        found = plain(boundary, here)
+        served.extend(found)
+        return found
 
-        node.boundary.take_requests = take_requests
-
-    trainees[0].do(watch)
+    monkeypatch.setattr(Boundary, "take_requests", take_requests)
     until(lambda: len(served) > 10)
     after(until, trainees)
     pool = trainees[0].node.pool
@@ -252,10 +250,10 @@ def test_a_checkpoint_is_the_model_and_comes_back(device, train, tmp_path):
 def test_host_vectors_are_page_locked_where_copies_are_to_overlap(device):
     state = ModelState(model(device))
     pool = VectorPool(state)
-    taken = pool.take("weights")
+    taken = pool.take()
     assert torch.from_numpy(taken.array).is_pinned() == (device == "cuda")
     pool.give(taken)
-    assert pool.take("weights").array is taken.array
+    assert pool.take().array is taken.array
 
 
 def test_a_vector_may_be_written_again_once_its_copies_are_done(device):

@@ -91,15 +91,16 @@ def test_streams_to_a_member_begin_when_there_is_a_link():
 
 
 def test_a_large_slice_is_averaged_beside_and_comes_to_the_same(monkeypatch):
-    monkeypatch.setattr("node.transfers.gathers.INLINE_ELEMENTS", 0)
+    monkeypatch.setattr("node.transfers.streams.INLINE_ELEMENTS", 0)
     group = Group(3, 9_000, "bf16", filter="trimmed")
 
     async def main():
         group.begin()
         group.run()
         for one in group.nodes:
-            ((task, arguments),) = one.tasks
-            await task(*arguments)
+            (job,) = one.tasks
+            job.run()
+            job.land()
         group.run()
 
     trio.run(main)
@@ -110,7 +111,7 @@ def test_a_large_slice_is_averaged_beside_and_comes_to_the_same(monkeypatch):
 @pytest.mark.parametrize("after", [0, 1, 5, 15, 25, 1000])
 def test_whenever_a_group_ends_its_buffers_go_back(after, beside, monkeypatch):
     if beside:
-        monkeypatch.setattr("node.transfers.gathers.INLINE_ELEMENTS", 0)
+        monkeypatch.setattr("node.transfers.streams.INLINE_ELEMENTS", 0)
     group = Group(3, 9_000, "int8")
 
     async def main():
@@ -121,8 +122,9 @@ def test_whenever_a_group_ends_its_buffers_go_back(after, beside, monkeypatch):
             one.release()
             one.release()
         for one in group.nodes:
-            for task, arguments in one.tasks:
-                await task(*arguments)
+            for job in one.tasks:
+                job.run()
+                job.land()
 
     trio.run(main)
     assert [one.pool.out for one in group.nodes] == [0, 0, 0]
@@ -263,7 +265,7 @@ def test_only_links_over_which_something_is_owed_have_stalled():
     now = trio.current_time()
     assert a.gathers.stalled(now + 1.0, 3.0) == []
     assert set(a.gathers.stalled(now + 4.0, 3.0)) == {a.links[b.me], a.links[c.me]}
-    while b.links[a.me].bulk and a.gathers.table[SESSION].missing.get(1) is not None:
+    while b.links[a.me].bulk and a.averager.groups[SESSION].missing.get(1) is not None:
         header, body = b.links[a.me].bulk[SESSION].next_frame()
         group.deliver(a, a.links[b.me], decode(header[PREFIX_BYTES:], len(body)), bytes(body))
     now = trio.current_time()
@@ -302,5 +304,5 @@ def checksum(body):
 def test_without_a_snapshot_nothing_begins():
     one = Group(2, 4_000).nodes[0]
     one.release()
-    assert not one.begin((one.me, PeerId(b"\x02" * 16)), "fp32")
+    assert one.begin((one.me, PeerId(b"\x02" * 16)), "fp32") == "layout"
     assert one.pool.out == 0

@@ -7,13 +7,13 @@ import pytest
 import trio
 import trio.testing
 
+from gossip.averaging.streams import Sender
 from gossip.codecs import get_codec
 from gossip.ids import PeerId
 from gossip.wire.frames import encode
 from gossip.wire.messages import MAX_RECORDS, Accept, Chunk, Hint, Nack, Records
+from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.transfers.boundary import VectorPool
-from node.transfers.transfer import Sender
 from node.transport import links
 from node.transport.links import CONTROL_BURST, FrameReader, Link
 from tests.memory_stream import memory_stream_pair
@@ -79,7 +79,7 @@ def test_a_stream_goes_on_between_control_frames_that_never_end():
 
 def pooled():
     pool = VectorPool(ModelState({"x": np.zeros(SIZE, np.float32)}))
-    return pool, pool.take("weights")
+    return pool, pool.take()
 
 
 def test_a_vector_that_is_being_sent_goes_back_to_the_pool_when_its_chunk_is_out():
@@ -96,12 +96,12 @@ def test_a_vector_that_is_being_sent_goes_back_to_the_pool_when_its_chunk_is_out
             await trio.testing.wait_all_tasks_blocked()
             link.stop_bulk(7, sender)
             pool.give(vector)  # as the session does
-            other = pool.take("weights")
+            other = pool.take()
             assert other.array is not vector.array
             with trio.fail_after(10):
                 assert await kinds(reader, 1) == [Chunk]
             await trio.testing.wait_all_tasks_blocked()
-            assert pool.take("weights").array is vector.array
+            assert pool.take().array is vector.array
             nursery.cancel_scope.cancel()
 
     trio.run(main)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import parse_address
@@ -26,7 +27,6 @@ from node.model.snapshot import ModelState
 from node.node import ALONE_S
 from node.observe.members import members_of
 from node.observe.status import query
-from node.transfers.boundary import Boundary
 
 CHILD = """
 import sys, time, torch

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
+from gossip.averaging.streams import Receiver
 from gossip.codecs import CODECS
 from gossip.ids import PeerId
 from gossip.wire.messages import Chunk
 from node.transfers.sessions import StreamSession, StreamSessions
-from node.transfers.transfer import Receiver
 from tests.node.gather_harness import in_trio
 
 B = PeerId(b"B" * 16)
@@ -23,7 +23,7 @@ class Fills(Receiver):
 
 
 def under_way(receiver, sent):
-    sessions, link = StreamSessions(SimpleNamespace()), SimpleNamespace(start_bulk=lambda *_: None)
+    sessions, link = StreamSessions(), SimpleNamespace(start_bulk=lambda *_: None)
     sessions.add(StreamSession(1, B, link, sender=SimpleNamespace(done=sent), receiver=receiver))
     return sessions, sessions.table[1], link
 

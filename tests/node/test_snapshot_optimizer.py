@@ -50,15 +50,15 @@ def test_a_joiner_with_a_fresh_optimizer_continues_exactly_as_the_original(build
     train(model, optimizer, 5, seed=1)
     state = ModelState(model, optimizer)
     assert state.optimizer_keys == keys
-    full = vector_of(state, "full")
-    assert full.size == state.size("full") == state.layout.size * (1 + len(keys))
+    full = vector_of(state, full=True)
+    assert full.size == state.size(full=True) == state.layout.size * (1 + len(keys))
 
     joiner = mlp()
     fresh = build(joiner.parameters())
     groups = copy.deepcopy([{k: v for k, v in group.items() if k != "params"} for group in fresh.param_groups])
     joined = ModelState(joiner, fresh)
     joined.write(full, state.optimizer_keys, state.optimizer_scalars())
-    np.testing.assert_array_equal(vector_of(joined, "full"), full)
+    np.testing.assert_array_equal(vector_of(joined, full=True), full)
     assert [{k: v for k, v in group.items() if k != "params"} for group in fresh.param_groups] == groups
     for mine, theirs in zip(joiner.parameters(), model.parameters(), strict=True):
         ours, its = fresh.state[mine], optimizer.state[theirs]
@@ -75,7 +75,7 @@ def test_state_that_exists_is_overwritten_in_place():
     train(model, optimizer, 3, seed=1)
     state = ModelState(model, optimizer)
     kept = optimizer.state[model[0].weight]["exp_avg"]
-    state.write(np.full(state.size("full"), 0.25, np.float32), state.optimizer_keys, {"step": 40.0})
+    state.write(np.full(state.size(full=True), 0.25, np.float32), state.optimizer_keys, {"step": 40.0})
     assert optimizer.state[model[0].weight]["exp_avg"] is kept
     assert torch.all(kept == 0.25)
     assert state.optimizer_scalars() == {"step": 40.0}
@@ -86,7 +86,7 @@ def test_full_is_the_weights_until_every_trained_parameter_has_state():
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     state = ModelState(model, optimizer)
     assert state.optimizer_keys == ()
-    assert state.size("full") == state.size("weights")
+    assert state.size(full=True) == state.size()
     assert state.optimizer_scalars() == {}
     model[0].weight.grad = torch.ones(16, 8)
     optimizer.step()
@@ -104,7 +104,7 @@ def test_frozen_parameters_have_no_share_in_the_optimizers_part():
     train(model, optimizer, 1, seed=1)
     trained = [model[0].bias, model[2].weight, model[2].bias]
     moments = [optimizer.state[p][key] for key in ("exp_avg", "exp_avg_sq") for p in trained]
-    np.testing.assert_array_equal(vector_of(state, "full"), slow_vector([*model.parameters(), *moments]))
+    np.testing.assert_array_equal(vector_of(state, full=True), slow_vector([*model.parameters(), *moments]))
 
 
 def test_add_leaves_the_optimizers_state_alone():
@@ -112,10 +112,10 @@ def test_add_leaves_the_optimizers_state_alone():
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     train(model, optimizer, 2, seed=1)
     state = ModelState(model, optimizer)
-    before, weights = vector_of(state, "full"), state.layout.size
+    before, weights = vector_of(state, full=True), state.layout.size
     shift = np.random.default_rng(3).standard_normal(weights).astype(np.float32)
     state.add(shift)
-    after = vector_of(state, "full")
+    after = vector_of(state, full=True)
     np.testing.assert_array_equal(after[:weights], before[:weights] + shift)
     np.testing.assert_array_equal(after[weights:], before[weights:])
 
@@ -219,8 +219,8 @@ def test_on_cuda_a_joiner_continues_as_the_original():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     state = ModelState(model, optimizer)
-    full = state.buffer(state.size("full"))
-    state.read(full, "full")
+    full = state.buffer(state.size(full=True))
+    state.read(full, full=True)
     joiner = mlp().cuda()
     fresh = torch.optim.AdamW(joiner.parameters(), 0.01, fused=True)
     ModelState(joiner, fresh).write(full, state.optimizer_keys, state.optimizer_scalars())

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gossip.averaging.streams import DifferenceReceiver, PieceReceiver, Sender
 from gossip.codecs import ALIGN, CODECS, Spread, get_codec
 from gossip.errors import ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode
-from node.transfers.transfer import DifferenceReceiver, Sender, SliceReceiver
 
 
 def frames(sender):
@@ -165,12 +165,13 @@ def test_what_is_not_finite_shows_in_the_norm(value, name):
     assert not np.isfinite(receiver.difference_sq) or receiver.difference_sq > 1e70 or not all(arrived)
 
 
-def test_a_slice_lands_in_its_place_and_reports_each_whole_chunk():
+def test_a_piece_lands_in_its_place_chunk_by_chunk():
     (a, b), reports = pair(3000), []
-    receiver = SliceReceiver(1, a, 200, 2900, reports.append)
+    receiver = PieceReceiver(1, a, 200, 2900)
     before = a.copy()
     for frame in frames(Sender(1, b[200:2900], get_codec("fp32"), 1024)):
         deliver(receiver, *frame)
+        reports.append(receiver.start + receiver.position)
     assert reports == [1224, 2248, 2900]
     assert np.array_equal(a[200:2900], b[200:2900])
     assert np.array_equal(a[:200], before[:200])
@@ -180,7 +181,7 @@ def test_a_slice_lands_in_its_place_and_reports_each_whole_chunk():
 def test_a_donor_with_infinite_weights_is_refused():
     a, b = pair(10)
     b[3] = np.inf
-    receiver = SliceReceiver(1, a, 0, 10, lambda _: None)
+    receiver = PieceReceiver(1, a, 0, 10)
     chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 10)))
     with pytest.raises(ProtocolError):
         deliver(receiver, chunk, body)

@@ -11,9 +11,9 @@ def mlp():
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
-def vector_of(state, parts="weights"):
-    out = np.full(state.size(parts), np.nan, np.float32)
-    state.read(out, parts)
+def vector_of(state, full=False):
+    out = np.full(state.size(full), np.nan, np.float32)
+    state.read(out, full)
     return out
 
 

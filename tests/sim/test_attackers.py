@@ -256,7 +256,7 @@ def moved_by_the_first_it_meets(kind, learning):
     for number in range(1, 5):
         swarm.kill(number)
     before = newcomer.vector.copy()
-    while not newcomer.peer.exchanges.done or newcomer.shifts:
+    while not newcomer.peer.exchanges.done or newcomer.boundary.updates:
         assert swarm.now < 90.0
         swarm.run_until(swarm.now + 0.01)
     assert newcomer.peer.exchanges.last_partner == swarm.hosts[0].id

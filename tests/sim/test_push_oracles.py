@@ -1,4 +1,4 @@
-"""One-way pushes of vectors that count as one, by the arithmetic with which a host merges them."""
+"""One-way pushes of vectors that count as one, by the arithmetic with which a boundary merges them."""
 
 import math
 from itertools import permutations
@@ -7,13 +7,19 @@ import numpy as np
 import pytest
 
 from gossip.arithmetic.mixing import push_mass
-from sim.engine.shifts import Merged
+from gossip.averaging.boundary import Boundary, Update
+from gossip.averaging.vectors import Vector
+from sim.engine.vector_model import HostVectors, KeptVector, VectorModel
 
 
 def push(values: np.ndarray, sender: int, receiver: int) -> None:
     """Each node's value is a row; the receiver's own counts as one, and so does what comes."""
     given, mass = push_mass(1.0, 1, conserves=False)
-    assert Merged(values[sender].copy(), given).add_to(values[receiver], mass) == 2.0
+    own = values[receiver]
+    boundary = Boundary(VectorModel(own), HostVectors(lambda: None), KeptVector(own))
+    boundary.mass = mass
+    boundary.apply(Update(Vector(values[sender].copy()), given))
+    assert boundary.mass == 2.0
 
 
 def disagreement(values: np.ndarray) -> float:

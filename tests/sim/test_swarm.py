@@ -153,7 +153,7 @@ def test_averaging_ends_at_the_mean(codec: str) -> None:
 
 def waiting(host: Host) -> Floats:
     """What was agreed and will be added at the next boundary."""
-    return sum((-one.values if one.negative else one.values for one in host.shifts), np.zeros(ELEMENTS))
+    return sum((update.vector.array for update in host.boundary.updates), np.zeros(ELEMENTS))
 
 
 def test_no_exchange_moves_the_mean() -> None:
@@ -213,7 +213,7 @@ def test_joiners_take_the_swarms_weights_and_its_run() -> None:
 
 
 def collecting(host: Host) -> list[Collect]:
-    return [session.collect for session in host.sessions.values() if session.collect is not None]
+    return list(host.collecting.values())
 
 
 def test_a_donor_that_dies_is_replaced() -> None:
@@ -241,7 +241,7 @@ def test_a_crash_costs_the_others_one_exchange_and_is_known_to_all() -> None:
         assert host.peer.membership.state(dead.id) is MemberState.DEAD
         assert host.peer.exchanges.failures <= 1
         assert host.peer.exchanges.done > before[host.index] + 10
-        assert host.peer.exchanges.table.keys() == host.sessions.keys()
+        assert host.peer.exchanges.table.keys() == host.since.keys() >= host.averager.snapshots.keys()
     assert spread(swarm) < 1e-4
 
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import difference
+from gossip.averaging.vectors import Lease
 from gossip.codecs import ALIGN, Codec, Overflow, Spread, get_codec
 from gossip.codecs.base import peaks
 from gossip.errors import ProtocolError
 from gossip.wire.frames import encode
 from gossip.wire.messages import MIN_CHUNK_ELEMENTS, Chunk
-from node.transfers.boundary import Lease
 
 __all__ = [
-    "INLINE_ELEMENTS", "DifferenceReceiver", "Receiver", "Sender", "SliceReceiver",
+    "ComparingReceiver", "DifferenceReceiver", "PieceReceiver", "Receiver", "Sender", "ValuesReceiver",
 ]  # fmt: skip
 
 Floats = NDArray[np.float32]
-
-INLINE_ELEMENTS = 1 << 20  # arithmetic on up to 4 MB is done in place, 1 to 2 ms; on more in a worker thread
 
 
 class Sender:
@@ -175,13 +171,30 @@ class DifferenceReceiver(Receiver):
             self.spread.learn(self.peaks, self.errors)
 
 
-class SliceReceiver(Receiver):
-    """A raw slice [start, stop) of another's vector into the same place of ours; reports each whole chunk. Bytes arrive
-    in a buffer of its own: what a donor that was given up still sends must not land on what another has sent."""
+class ValuesReceiver(Receiver):
+    """Another's values, as everybody decodes them."""
 
-    def __init__(self, session: int, out: Floats, start: int, stop: int, report: Callable[[int], None]) -> None:
+    def __init__(self, session: int, out: Floats, codec: Codec, origin: int = 0) -> None:
+        super().__init__(session, out.size, codec, origin)
+        self.out = out
+
+    def buffer(self, where: slice, expected: int) -> memoryview:
+        if self.codec.raw:
+            return memoryview(self.out[where].data).cast("B")
+        return self.scratch(expected)
+
+    def use(self, where: slice) -> None:
+        if not self.codec.raw:
+            self.codec.decode(self.body, self.out[where], None, self.session, self.origin + where.start)
+
+
+class PieceReceiver(Receiver):
+    """A raw slice [start, stop) of another's vector into the same place of ours. Bytes arrive in a buffer of its own:
+    what a donor that was given up still sends must not land on what another has sent."""
+
+    def __init__(self, session: int, out: Floats, start: int, stop: int) -> None:
         super().__init__(session, stop - start, get_codec("fp32"))
-        self.out, self.start, self.report = out, start, report
+        self.out, self.start = out, start
 
     def buffer(self, where: slice, expected: int) -> memoryview:
         return self.scratch(expected)
@@ -191,19 +204,16 @@ class SliceReceiver(Receiver):
         if not np.isfinite(values).all():
             raise ProtocolError("A donor's weights are not finite.")
         self.out[self.start + where.start : self.start + where.stop] = values
-        self.report(self.start + where.stop)
 
 
 class ComparingReceiver(Receiver):
-    """A raw slice [start, stop) of another's vector, beside the same place of ours, which stays as it is; reports
-    ``|theirs - ours|^2`` and ``|ours|^2`` when it is whole."""
+    """A raw slice [start, stop) of another's vector, beside the same place of ours, which stays as it is: adds up
+    ``|theirs - ours|^2`` and ``|ours|^2``."""
 
-    def __init__(
-        self, session: int, ours: Floats, start: int, stop: int, report: Callable[[float, float], None]
-    ) -> None:
+    def __init__(self, session: int, ours: Floats, start: int, stop: int) -> None:
         super().__init__(session, stop - start, get_codec("fp32"))
-        self.ours, self.left, self.start, self.report = ours, stop - start, start, report
-        self.apart_sq = self.own_sq = 0.0
+        self.ours, self.start = ours, start
+        self.difference_sq = self.own_sq = 0.0
 
     def buffer(self, where: slice, expected: int) -> memoryview:
         return self.scratch(expected)
@@ -211,8 +221,5 @@ class ComparingReceiver(Receiver):
     def use(self, where: slice) -> None:
         theirs = np.frombuffer(self.body, np.dtype("<f4"))
         ours = self.ours[self.start + where.start : self.start + where.stop]
-        self.apart_sq += difference(theirs, ours, np.empty_like(ours))
+        self.difference_sq += difference(theirs, ours, np.empty_like(ours))
         self.own_sq += float(np.dot(ours, ours))
-        self.left -= len(ours)
-        if not self.left:
-            self.report(self.apart_sq, self.own_sq)

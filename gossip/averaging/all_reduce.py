@@ -1,0 +1,168 @@
+"""What one member of a group computes: the mean of its slice of everybody's vectors, and how far all means are from
+ours.
+
+Everybody sends each member its slice and makes its own slice's mean of what comes, which goes to all (reduce-scatter,
+then all-gather). Slices come chunk by chunk, through the receivers, or whole. Memory is two vectors beside the
+snapshot, by our own layout: the others' values of our slice, and the difference that comes of the means.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gossip.arithmetic.group_mean import group_mean, norm_accepts, slices
+from gossip.arithmetic.mixing import difference
+from gossip.averaging.streams import DifferenceReceiver, Receiver, ValuesReceiver
+from gossip.averaging.vectors import Floats, Vector, Vectors
+from gossip.codecs import ALIGN, Codec
+from gossip.config import Config
+from gossip.effects import Gather
+from gossip.filters.registry import filter_of
+from gossip.ids import PeerId
+from gossip.wire.messages import MAX_GROUP
+
+__all__ = ["GroupAverage"]
+
+PIECE = 1 << 16  # elements of a difference computed while in cache
+
+
+class GroupAverage:
+    """Members are called by their places."""
+
+    __slots__ = (
+        "averaging", "awaited", "codec", "config", "difference", "effect", "left_out", "mean", "members", "missing",
+        "ours", "over", "parts", "place", "rows", "session", "slices", "squares", "told", "vectors",
+    )  # fmt: skip
+
+    def __init__(self, effect: Gather, snapshot: Vector, codec: Codec, config: Config, vectors: Vectors) -> None:
+        self.effect, self.codec, self.config, self.vectors = effect, codec, config, vectors
+        self.session, self.members, self.place = effect.session, effect.members, effect.place
+        self.ours = ours = snapshot.array
+        self.slices = slices(ours.size, len(effect.members))
+        own = self.slices[self.place]
+        length = own.stop - own.start
+        self.rows = vectors.take(ours.size + (MAX_GROUP + 1) * ALIGN)  # slices are of whole blocks
+        self.parts: Floats = self.rows.array[: len(self.members) * length].reshape(len(self.members), length)
+        self.difference: Vector | None = vectors.take(ours.size)  # until somebody takes it
+        self.missing: dict[int, Receiver | None] = {}  # whose values of our slice have not all come
+        self.awaited: dict[int, Receiver | None] = {}  # whose means have not
+        for place, where in enumerate(self.slices):
+            if place != self.place and length:
+                self.missing[place] = None
+            if place != self.place and where.stop > where.start:
+                self.awaited[place] = None
+        self.squares: dict[int, tuple[float, float]] = {}  # |mean - ours|^2 and |ours|^2 of each slice
+        self.left_out: list[int] = []  # by us, of our slice
+        self.mean: Floats | None = None  # of our slice
+        self.averaging = False  # our slice's mean is being computed
+        self.told = False  # that all is here
+        self.over = False
+        codec.quantised(ours[own], self.parts[self.place], self.session, own.start)
+
+    # -- chunk by chunk ------------------------------------------------------------------------------------------
+    def stream(self) -> None:
+        """Take what comes chunk by chunk."""
+        result, own = self.difference, self.slices[self.place]
+        assert result is not None
+        for place in self.missing:
+            self.missing[place] = ValuesReceiver(self.session, self.parts[place], self.codec, own.start)
+        for place in self.awaited:
+            where = self.slices[place]
+            self.awaited[place] = DifferenceReceiver(
+                self.session, self.ours[where], result.array[where], self.codec, origin=where.start
+            )
+
+    def receiver(self, place: int, start: int) -> Receiver | None:
+        """What takes this member's chunk at this position: of our slice, or of its own mean."""
+        own = self.slices[self.place]
+        return (self.missing if own.start <= start < own.stop else self.awaited).get(place)
+
+    def arrived(self, place: int, receiver: Receiver) -> None:
+        """This receiver has all of its slice."""
+        if isinstance(receiver, DifferenceReceiver):
+            del self.awaited[place]
+            self.squares[place] = receiver.difference_sq, receiver.own_sq
+        else:
+            del self.missing[place]
+
+    # -- whole slices --------------------------------------------------------------------------------------------
+    def send(self, values: Floats, start: int) -> Floats:
+        """``values``, which begin at ``start`` of the vector, as the others decode them."""
+        out = np.empty_like(values)
+        self.codec.quantised(values, out, self.session, start)
+        return out
+
+    def take_values(self, place: int, values: Floats) -> None:
+        """A member's values of our slice."""
+        if place in self.missing:
+            self.parts[place] = values
+            del self.missing[place]
+
+    def take_mean(self, place: int, values: Floats) -> None:
+        """The mean of a member's slice."""
+        if place in self.awaited:
+            where = self.slices[place]
+            assert self.difference is not None
+            ours = self.send(self.ours[where], where.start)
+            apart_sq = difference(values, ours, self.difference.array[where])
+            self.squares[place] = apart_sq, float(np.dot(ours, ours))
+            del self.awaited[place]
+
+    # -- means ---------------------------------------------------------------------------------------------------
+    @property
+    def can_average(self) -> bool:
+        """Whether all of our slice is here, and its mean is not."""
+        return not self.missing and not self.averaging and self.mean is None and self.parts.size > 0
+
+    def average(self) -> None:
+        """The mean of our slice, and its difference from ours, both as all take them: once through the codec. Touches
+        nothing that arriving chunks do."""
+        config, place = self.config, self.place
+        assert self.difference is not None
+        mean, self.left_out = group_mean(self.parts, place, filter_of(config).mean, config.norm_bound)
+        own, ours = self.slices[place], self.parts[place]
+        out = self.difference.array[own]
+        self.codec.quantised(mean, out, self.session, own.start)
+        apart_sq = own_sq = 0.0
+        for start in range(0, mean.size, PIECE):
+            piece = slice(start, start + PIECE)
+            apart_sq += difference(out[piece], ours[piece], out[piece])
+            own_sq += float(np.dot(ours[piece], ours[piece]))
+        self.squares[place] = apart_sq, own_sq
+        self.mean = mean
+
+    @property
+    def complete(self) -> bool:
+        """Whether all means are here, ours among them."""
+        waits = self.missing or self.awaited or self.averaging or self.over or self.difference is None
+        return not waits and (self.mean is not None or not self.parts.size)
+
+    def outcome(self) -> tuple[float, float, list[PeerId]]:
+        """``|mean - ours|^2``, ``|ours|^2``, and whose values were refused."""
+        apart_sq = own_sq = 0.0
+        refused = list(self.left_out)
+        for place, where in enumerate(self.slices):
+            if place in self.squares:
+                squares = self.squares[place]
+                apart_sq, own_sq = apart_sq + squares[0], own_sq + squares[1]
+                if norm_accepts(*squares, where.stop - where.start, self.config.norm_bound) is not None:
+                    refused.append(place)
+        return apart_sq, own_sq, [self.members[place] for place in refused]
+
+    # -- what came of it -----------------------------------------------------------------------------------------
+    def take_difference(self) -> Vector | None:
+        """The caller owns it now."""
+        taken, self.difference = self.difference, None
+        return taken
+
+    def release(self) -> None:
+        """Vectors go back, but for those that a link writes to at the moment, or the mean's arithmetic uses."""
+        self.over = True
+        if self.averaging:
+            return
+        if not any(receiver is not None and receiver.filling for receiver in self.missing.values()):
+            self.vectors.give(self.rows)
+        filling = any(receiver is not None and receiver.filling for receiver in self.awaited.values())
+        if self.difference is not None and not filling:
+            self.vectors.give(self.difference)
+        self.difference = None

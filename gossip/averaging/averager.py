@@ -1,0 +1,498 @@
+"""One node's averaging: what Peer wants done with vectors, done, and what is to be told of it.
+
+Peer decides, this computes, a driver carries. It holds the snapshots of the sessions under way, the averages that come
+of them, the outer step, how far local steps went, how far apart members are, and the weights that a newcomer collects.
+It knows sessions by their numbers and has no clock, thread or socket: the driver gives what it needs of those
+(:class:`Driver`) and moves the bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import numpy as np
+
+from gossip.arithmetic.mixing import OuterStep, difference, finite
+from gossip.arithmetic.movement import Movement
+from gossip.arithmetic.subsets import ALL, Subset
+from gossip.averaging.all_reduce import GroupAverage
+from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
+from gossip.averaging.pair import PairAverage
+from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
+from gossip.codecs import Spread, get_codec, needs_spread
+from gossip.config import Config
+from gossip.effects import (
+    Adopt,
+    Collect,
+    Effect,
+    Gather,
+    Merge,
+    Mix,
+    Notice,
+    Recall,
+    Rename,
+    Serve,
+    Snapshot,
+    Transfer,
+)  # fmt: skip
+from gossip.ids import PeerId
+
+__all__ = ["Averager", "Driver", "Job", "Reports"]
+
+
+class Reports(Protocol):
+    """Whom it reports to: a :class:`gossip.peer.Peer`. Each report's effects are performed at once."""
+
+    @property
+    def elements(self) -> int: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def taking(self) -> bool: ...
+    def concerns(self, session: int) -> bool: ...
+    def under_way(self, session: int) -> bool: ...
+    def counted(self, steps: int, samples: int) -> None: ...
+    def stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]: ...
+    def snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]: ...
+    def recalled(self, session: int, now: float) -> list[Effect]: ...
+    def spoiled(self, session: int | None, now: float) -> list[Effect]: ...
+    def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]: ...
+    def failed(self, session: int, code: str, now: float) -> list[Effect]: ...
+    def gathered(
+        self, session: int, difference_sq: float, own_sq: float, refused: list[PeerId], now: float
+    ) -> list[Effect]: ...
+    def collected(self, session: int, position: int, now: float) -> list[Effect]: ...
+    def compared(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]: ...
+    def adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]: ...
+    def not_kept(self, now: float) -> list[Effect]: ...
+    def restored(self, now: float) -> list[Effect]: ...
+
+
+class Job(Protocol):
+    """Arithmetic on whole vectors. ``run`` touches nothing but its own vectors and may run in any thread; ``land``
+    follows it where effects are performed, one job after another, in the order in which they were given; ``fail`` takes
+    the place of both where an error came out of either."""
+
+    elements: int
+
+    def run(self) -> None: ...
+    def land(self) -> None: ...
+    def fail(self) -> None: ...
+
+
+class Driver(Protocol):
+    """What an averager needs of the world."""
+
+    @property
+    def now(self) -> float: ...
+    def perform(self, effects: list[Effect], /) -> None: ...
+    def soon(self, report: Callable[..., None], *arguments: object) -> None:
+        """Call it when what is being performed has been."""
+
+    def compute(self, job: Job) -> None:
+        """Run it and land it."""
+
+    def when_copied(self, visit: Visit, report: Callable[[Visit], None]) -> None:
+        """Report it when its copies are done."""
+
+
+class Averager:
+    """Of one node. ``lock`` guards the outer step, where jobs run in another thread than the boundary's visits."""
+
+    __slots__ = (
+        "boundary", "config", "driver", "generation", "groups", "joining", "lock", "movement", "outer", "pairs", "part",
+        "peer", "snapshots", "spread", "vectors",
+    )  # fmt: skip
+
+    def __init__(
+        self, peer: Reports, config: Config, boundary: Boundary, vectors: Vectors, outer: OuterStep, driver: Driver,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:  # fmt: skip
+        self.peer, self.config, self.boundary, self.vectors, self.outer = peer, config, boundary, vectors, outer
+        self.driver = driver
+        self.lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
+        self.snapshots: dict[int, Vector] = {}  # by session
+        self.pairs: dict[int, PairAverage] = {}
+        self.groups: dict[int, GroupAverage] = {}
+        self.joining: Floats | None = None  # what is collected of another run's weights
+        self.generation = 0  # of the weights: counts replacements from outside
+        self.part = ALL  # of the next mix of our own
+        size = peer.elements
+        self.spread = Spread(size) if needs_spread(config.codec) else None
+        self.movement = Movement(size) if config.watches_movement else None
+
+    def begin(self, weights: Floats) -> None:
+        """Local steps count from these weights on."""
+        if self.movement is not None:
+            self.boundary.sampled = self.movement.places
+            self.movement.since(weights)
+
+    def replaced(self, weights: Floats) -> None:
+        """The training loop holds these weights now, in place of others."""
+        with self.lock:
+            self.outer.reset(weights)
+
+    def forget(self) -> None:
+        """The weights were replaced from outside (a checkpoint): what was on its way to the old ones is dropped."""
+        self.generation += 1
+        self.joining = None
+        self.vectors.forget()
+        self.boundary.forget()
+
+    # -- snapshots -----------------------------------------------------------------------------------------------
+    def snapshot(self, effect: Snapshot) -> None:
+        cut = None if effect.full else self.cut(effect.part, effect.session)
+        self.boundary.want_snapshot(effect.session, effect.full, effect.pushes, cut)
+
+    def cut(self, part: Subset, session: int) -> Cut | None:
+        """Where the elements of a part lie; None for all of them."""
+        expected = self.boundary.expected
+        if expected is not None and expected.part == part:
+            return expected
+        positions = part.positions(self.peer.elements, session)
+        return None if positions is None else Cut(part, positions)
+
+    def expect(self, part: Subset) -> None:
+        """The next mix of our own is of this part. Where it lies is drawn now, which takes as long as the copy that the
+        training loop makes when the mix is due."""
+        if part is not self.part:
+            self.part = part
+            self.boundary.expected = self.cut(part, 0)
+
+    def snapshotted(self, session: int, vector: Vector, mass: float) -> None:
+        """The copy that a session wanted is here; one that is over gives it back."""
+        peer, driver = self.peer, self.driver
+        if not peer.concerns(session):
+            if mass > 0 and self.config.conserves:  # it was to carry this away, and goes nowhere
+                self.decide(Mixing(self, vector, None, None, 0.0, mass))
+            else:
+                self.vectors.give(vector)
+            return
+        if session in self.snapshots:  # an earlier one does already
+            self.vectors.give(vector)
+            return
+        self.snapshots[session] = vector
+        if not finite(vector.array):
+            driver.perform(peer.spoiled(session, driver.now))
+            return
+        moved, movement = math.nan, self.movement
+        if vector.cut is None:
+            self.vectors.keep(vector)
+            moved = math.nan if movement is None else movement.since(vector.array)
+        elif movement is not None:
+            moved = movement.moved(vector.array[vector.elements :].copy())
+        driver.perform(peer.snapshotted(session, driver.now, mass, moved))
+
+    def recall(self, effect: Recall) -> None:
+        """The newest snapshot is this session's; where there is none that of the next boundary."""
+        vector = self.vectors.recall()
+        if vector is None:
+            self.boundary.want_snapshot(effect.session)
+            return
+        self.boundary.cancel(effect.session)
+        self.snapshots[effect.session] = vector
+        self.driver.soon(self.recalled, effect.session)
+
+    def recalled(self, session: int) -> None:
+        vector = self.snapshots.get(session)
+        if vector is not None:
+            report = self.peer.recalled if finite(vector.array) else self.peer.spoiled
+            self.driver.perform(report(session, self.driver.now))
+
+    def rename(self, effect: Rename) -> None:
+        """Another partner is asked with the same snapshot."""
+        snapshot = self.snapshots.pop(effect.session, None)
+        if snapshot is not None:
+            self.snapshots[effect.to] = snapshot
+
+    def release(self, session: int) -> None:
+        self.boundary.cancel(session)
+        pair = self.pairs.pop(session, None)
+        if pair is not None:
+            pair.release()
+        group = self.groups.pop(session, None)
+        if group is not None:
+            group.release()
+        snapshot = self.snapshots.pop(session, None)
+        if snapshot is not None:
+            self.vectors.give(snapshot)
+
+    # -- averages ------------------------------------------------------------------------------------------------
+    def transfer(self, effect: Transfer) -> PairAverage | str:
+        """What the session's streams are to work on, or why they cannot begin, for :meth:`fail`."""
+        snapshot = self.snapshots.get(effect.session)
+        if snapshot is None:
+            return "layout"
+        codec, spread = get_codec(effect.codec), self.spread if snapshot.cut is None else None
+        if codec.needs_spread:
+            if spread is None or not spread.known:  # as no bound would do
+                return "overflow"
+            codec = codec.bound(spread)
+        pair = self.pairs[effect.session] = PairAverage(effect, snapshot, codec, spread, self.vectors)
+        return pair
+
+    def streamed(self, pair: PairAverage) -> None:
+        """All of theirs is here."""
+        self.driver.perform(
+            self.peer.streamed(pair.session, pair.difference_sq, pair.own_sq, self.driver.now)
+        )  # fmt: skip
+
+    def gather(self, effect: Gather) -> GroupAverage | str:
+        """What a group's streams are to work on, the same at every call; or why they cannot begin."""
+        group = self.groups.get(effect.session)
+        if group is None:
+            snapshot = self.snapshots.get(effect.session)
+            if snapshot is None:
+                return "layout"
+            group = GroupAverage(effect, snapshot, get_codec(effect.codec), self.config, self.vectors)
+            self.groups[effect.session] = group
+        return group
+
+    def average(self, group: GroupAverage, averaged: Callable[[], None]) -> None:
+        """When all of our slice is here: compute its mean, and say when that is done."""
+        if group.can_average:
+            group.averaging = True
+            self.driver.compute(Averaging(self, group, averaged))
+
+    def gathered(self, group: GroupAverage) -> None:
+        """All means may be here."""
+        if group.complete and not group.told:
+            group.told = True
+            self.driver.perform(self.peer.gathered(group.session, *group.outcome(), self.driver.now))
+
+    def fail(self, session: int, code: str) -> None:
+        """It could not begin: that is reported after what is being performed, as a stream's failure would be."""
+        self.driver.soon(self.failed, session, code)
+
+    def failed(self, session: int, code: str) -> None:
+        self.driver.perform(self.peer.failed(session, code, self.driver.now))
+
+    # -- what comes of them --------------------------------------------------------------------------------------
+    def mix(self, effect: Mix) -> bool:
+        """Both sides of a pair, or all of a group, committed. Whether there was anything to mix."""
+        pair = self.pairs.get(effect.session)
+        average = pair or self.groups.get(effect.session)
+        if average is None or average.difference is None:
+            return False
+        snapshot = self.snapshots.pop(effect.session, None)
+        if snapshot is None:
+            return False
+        if pair is not None:
+            pair.learn()
+        taken = average.take_difference()
+        self.decide(Mixing(self, snapshot, taken, snapshot.positions, effect.weight, None, effect.late, effect.plain))
+        return True
+
+    def merge(self, effect: Merge) -> bool:
+        """A vector with a mass is ours: the partner's, or our own that was not taken. Whether it is the partner's."""
+        pair, snapshot = self.pairs.get(effect.session), self.snapshots.pop(effect.session, None)
+        if snapshot is None:
+            return False
+        theirs = None if pair is None else pair.take_difference()
+        self.decide(Mixing(self, snapshot, theirs, None, 0.0, effect.mass))
+        return theirs is not None
+
+    def decide(self, mixing: Mixing) -> None:
+        self.boundary.owe()
+        self.driver.compute(mixing)
+
+    # -- joining -------------------------------------------------------------------------------------------------
+    def collect(self, effect: Collect) -> Floats:
+        """The vector that pieces of another run's weights go to."""
+        if self.joining is None or self.joining.size != effect.size:
+            self.joining = np.zeros(effect.size, np.float32)
+        return self.joining
+
+    def take_piece(self, effect: Collect, values: Floats) -> bool:
+        """A whole piece is here: kept, or compared with what is. False where it is none that a node would send."""
+        held = self.collect(effect)[effect.start : effect.stop]
+        if not finite(values):
+            return False
+        peer, driver = self.peer, self.driver
+        if effect.compare:
+            apart_sq = difference(values, held, np.empty_like(held))
+            driver.perform(peer.compared(effect.session, apart_sq, float(held.dot(held)), driver.now))
+        else:
+            held[:] = values
+            driver.perform(peer.collected(effect.session, effect.stop, driver.now))
+        return True
+
+    def serve(self, effect: Serve) -> Vector | None:
+        """The snapshot that a newcomer gets a piece of."""
+        snapshot = self.snapshots.get(effect.session)
+        return snapshot if snapshot is not None and effect.stop <= snapshot.array.size else None
+
+    def adopt(self, effect: Adopt) -> None:
+        assert self.joining is not None, "nothing was collected"
+        adoption = Adoption(self.joining, effect.optimizer_keys, effect.optimizer_scalars, effect.trial)
+        self.driver.compute(TakingOver(self, adoption))  # behind mixes of the old: they must not land on the new
+
+    def confirm(self) -> None:
+        self.boundary.kept.forget()
+
+    def restore(self) -> None:
+        self.boundary.want_restore()
+
+    # -- the training loop ---------------------------------------------------------------------------------------
+    def visited(self, visit: Visit | None, steps: int, samples: int, loss: float | None) -> None:
+        """The training loop was at its boundary, after so many steps, and reports."""
+        peer, driver = self.peer, self.driver
+        peer.counted(steps, samples)
+        if visit is not None:
+            self.weights_replaced(visit)
+        driver.perform(peer.stepped(steps, samples, loss, driver.now))  # first: an Offer states how old the model is
+        if visit is not None:
+            self.updated(visit)
+
+    def weights_replaced(self, visit: Visit) -> None:
+        peer, driver, movement = self.peer, self.driver, self.movement
+        if visit.adopted or visit.restored:
+            self.vectors.forget()
+        if visit.adopted:
+            if movement is not None and self.joining is not None:
+                movement.since(self.joining)
+            self.joining = None
+            driver.perform(peer.adopted(driver.now, *visit.apart))
+        if visit.not_kept:
+            self.joining = None
+            text = f"The weights were not replaced, since they could not be kept: {visit.not_kept}"
+            driver.perform([Notice("kept", text)])
+            driver.perform(peer.not_kept(driver.now))
+        if visit.restored:
+            if movement is not None:
+                movement.expected = None  # there is no snapshot of what came back
+            driver.perform(peer.restored(driver.now))
+
+    def updated(self, visit: Visit) -> None:
+        """What exchanges brought is in the model, and the copies that were asked for are on their way."""
+        self.driver.when_copied(visit, self.copied)
+
+    def copied(self, visit: Visit) -> None:
+        boundary = self.boundary
+        for update, ratio in zip(visit.updates, visit.ratios, strict=True):
+            if update.sample is not None and self.movement is not None and not visit.adopted:
+                self.movement.merged(update.sample, ratio)
+            self.vectors.give(update.vector)
+        current = visit.decided == boundary.decided
+        for session, vector, mass in visit.snapshots:
+            if current or mass > 0 or not self.peer.under_way(session):
+                self.snapshotted(session, vector, mass)
+            else:  # an update was decided since: it is to be in what this exchange mixes
+                self.vectors.give(vector)
+                boundary.want_snapshot(session, cut=vector.cut)
+        if visit.spare is not None:
+            self.use_spare(visit.spare, current)
+        if visit.kept is not None:
+            self.keep(visit.kept, visit.lives)
+
+    def use_spare(self, spare: Vector, current: bool) -> None:
+        """The exchange that began at this boundary has its snapshot already, unless an update was decided since."""
+        for session in self.boundary.take_requests(spare.cut) if current else ():
+            spare.users += 1
+            self.snapshotted(session, spare, 0.0)
+        self.vectors.give(spare)
+
+    def keep(self, vector: Vector, lives: int) -> None:
+        """A copy of the weights for newcomers; not of weights that were replaced since, or are no numbers."""
+        peer = self.peer
+        if lives == self.boundary.lives and peer.ready and not peer.taking and finite(vector.array):
+            self.vectors.keep(vector)
+        self.vectors.give(vector)
+
+
+class Mixing:
+    """An exchange that happened, on its way to the step boundary. Without a difference the snapshot itself comes
+    back."""
+
+    __slots__ = ("averager", "difference", "elements", "generation", "late", "mass", "plain", "positions", "result",
+                 "snapshot", "weight")  # fmt: skip
+
+    def __init__(
+        self, averager: Averager, snapshot: Vector, difference: Vector | None, positions: Positions | None,
+        weight: float, mass: float | None, late: bool = False, plain: bool = False,
+    ) -> None:  # fmt: skip
+        self.averager, self.snapshot, self.difference, self.positions = averager, snapshot, difference, positions
+        self.weight, self.mass, self.late, self.plain = weight, mass, late, plain
+        self.generation = averager.generation
+        self.elements = snapshot.array.size
+        self.result: Vector | None = None  # to be added, all of it or at the positions; with a mass to be merged
+
+    def run(self) -> None:
+        averager, snapshot, difference = self.averager, self.snapshot.array, self.difference
+        if difference is None:
+            self.result = averager.vectors.take(snapshot.size)
+            self.result.array[:] = snapshot  # the snapshot may be other sessions' as well
+            return
+        self.result = difference
+        if self.mass is not None:
+            difference.array += snapshot[: difference.array.size]
+            return
+        own = snapshot[: self.snapshot.elements]
+        with averager.lock:
+            averager.outer.shift(own, difference.array, self.weight, self.positions, self.late, self.plain)
+
+    def land(self) -> None:
+        averager, result = self.averager, self.result
+        averager.vectors.give(self.snapshot)
+        assert result is not None
+        if self.generation != averager.generation:
+            averager.vectors.give(result)
+            averager.boundary.excuse()
+            return
+        sample, movement = None, averager.movement
+        if movement is not None and self.mass is None:
+            movement.added(result.array, self.positions)
+        elif movement is not None:
+            sample = movement.sample(result.array)
+        averager.boundary.want_update(Update(result, self.mass, sample, self.positions))
+
+    def fail(self) -> None:
+        """This node does without it. Its vectors are not used again: who knows what still writes there."""
+        self.averager.boundary.excuse()
+
+
+class TakingOver:
+    """Another run's weights, on their way to the step boundary."""
+
+    __slots__ = ("adoption", "averager", "elements")
+
+    def __init__(self, averager: Averager, adoption: Adoption) -> None:
+        self.averager, self.adoption, self.elements = averager, adoption, 0
+
+    def run(self) -> None:
+        """There is nothing to compute."""
+
+    def land(self) -> None:
+        if self.adoption.vector is self.averager.joining:
+            self.averager.boundary.want_adoption(self.adoption)
+
+    def fail(self) -> None:
+        """Nothing can."""
+
+
+class Averaging:
+    """The mean of our slice of a group's vectors."""
+
+    __slots__ = ("averaged", "averager", "elements", "group")
+
+    def __init__(self, averager: Averager, group: GroupAverage, averaged: Callable[[], None]) -> None:
+        self.averager, self.group, self.averaged = averager, group, averaged
+        self.elements = group.parts.size
+
+    def run(self) -> None:
+        self.group.average()
+
+    def land(self) -> None:
+        group = self.group
+        group.averaging = False
+        if group.over:
+            group.release()
+        else:
+            self.averaged()
+
+    def fail(self) -> None:
+        self.group.averaging = False
+        self.averager.failed(self.group.session, "fault")

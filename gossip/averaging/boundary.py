@@ -1,0 +1,329 @@
+"""The step boundary: where exchanges meet the training loop, and nowhere else.
+
+The network leaves wishes (a snapshot, an update to add, weights to take over); the training loop fulfils them between
+two steps, in one order: weights come back, updates are added, weights are taken over, snapshots are taken, so that what
+is sent includes what was received. Nobody waits for anybody: without wishes a visit is one attribute read.
+
+``lock`` is for a driver whose training loop and network are two threads. What changes the model is called by the loop
+alone; the lock guards the wishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gossip.arithmetic.mixing import push_mass
+from gossip.arithmetic.subsets import Subset
+from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
+
+__all__ = ["Adoption", "Boundary", "Kept", "Model", "Pending", "Update", "Visit"]
+
+
+class Pending(Protocol):
+    """A copy under way. Until it is done the host array is not to be read (of a read) or written (of an addition)."""
+
+    def done(self) -> bool: ...
+
+
+class Model(Protocol):
+    """The live weights, and the optimizer's state behind them: changed by the training loop alone."""
+
+    def size(self, full: bool = False) -> int:
+        """Elements of the weights, or with the optimizer's state."""
+
+    def begin_read(self, out: Floats, full: bool = False) -> Pending:
+        """``out[:] = weights``, or with the optimizer's state."""
+
+    def begin_read_at(self, out: Floats, positions: Positions) -> Pending:
+        """``out[:] = weights[positions]``."""
+
+    def add(self, values: Floats) -> Pending:
+        """``weights += values``."""
+
+    def add_at(self, values: Floats, positions: Positions) -> Pending:
+        """``weights[positions] += values``."""
+
+    def merge(self, vector: Floats, ratio: float) -> Pending:
+        """``weights += ratio (vector - weights)``; ``vector`` may be overwritten."""
+
+    def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
+        """Overwrite the weights, and the optimizer's state where this optimizer keeps it."""
+
+
+class Kept(Protocol):
+    """The weights that were there, while others are on trial."""
+
+    why_not: str
+
+    def keep(self) -> bool:
+        """Keep them; False, with the reason in ``why_not``, where they could not be."""
+
+    def distance(self, theirs: Floats) -> tuple[float, float]:
+        """``|theirs - kept|^2`` and ``|kept|^2``."""
+
+    def put_back(self) -> Floats:
+        """Overwrite the live weights with those kept, and return them."""
+
+    def forget(self) -> None:
+        """They may go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What an exchange brought: a difference to add, to all or at these positions, or with a mass a vector to merge, as
+    :class:`gossip.effects.Merge` says."""
+
+    vector: Vector
+    mass: float | None = None
+    sample: Floats | None = None  # of a vector to merge, as gossip.arithmetic.movement asks for: to merge overwrites it
+    positions: Positions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """Weights to take over, and perhaps an optimizer's state behind them."""
+
+    vector: Floats
+    optimizer_keys: tuple[str, ...] = ()
+    optimizer_scalars: tuple[tuple[str, float], ...] = ()
+    trial: bool = False
+
+
+@dataclass(slots=True)
+class Visit:
+    """What one visit fulfilled. ``copies`` must be done before anybody uses the vectors."""
+
+    snapshots: list[tuple[int, Vector, float]] = field(default_factory=list)  # session, and the mass that it carries
+    copies: list[Pending] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)  # of each of them: how much of a vector was merged, 0 if added
+    adopted: bool = False
+    apart: tuple[float, float] = (0.0, 0.0)  # on trial: |theirs - ours|^2 and |ours|^2
+    not_kept: str = ""  # why weights were not adopted: those that are here could not be kept
+    restored: bool = False
+    decided: int = 0  # Boundary.decided as it was then: the copies hold all of those updates, and none after
+    spare: Vector | None = None  # a copy for the exchange that is expected to begin now
+    kept: Vector | None = None  # a copy for whoever comes while the loop stands
+    lives: int = 0  # Boundary.lives as it was then: of which weights the copies are
+
+    @property
+    def updates_alone(self) -> bool:
+        """Nothing of it need be told to the peer."""
+        replaced = self.adopted or self.not_kept or self.restored
+        return not (replaced or self.snapshots or self.spare is not None or self.kept is not None)
+
+    def await_copy(self, copy: Pending) -> None:
+        if not copy.done():
+            self.copies.append(copy)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A snapshot that a session wants."""
+
+    full: bool  # with the optimizer's state
+    pushes: int  # to how many it is given away
+    cut: Cut | None
+
+    @property
+    def what(self) -> tuple[bool, Subset | None]:
+        """Requests of the same share one vector."""
+        return self.full, None if self.cut is None else self.cut.part
+
+
+class Boundary:
+    """Wishes of the network, fulfilled by the training loop. ``wanted`` is read without the lock: a wish that comes a
+    moment too late waits for the next step. ``wake`` is called where there is one, for a loop that has nothing else to
+    do, and ``rest`` when a visit takes them."""
+
+    __slots__ = (
+        "adoption", "conserves", "decided", "expected", "kept", "lives", "lock", "mass", "model", "owed", "requests",
+        "rest", "restoring", "sampled", "updates", "vectors", "wake", "wanted",
+    )  # fmt: skip
+
+    def __init__(
+        self, model: Model, vectors: Vectors, kept: Kept, conserves: bool = False,
+        lock: AbstractContextManager[object] | None = None, wake: Callable[[], None] = lambda: None,
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.model, self.vectors, self.kept = model, vectors, kept
+        self.conserves = conserves  # a push takes mass away
+        self.lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
+        self.wake, self.rest = wake, rest
+        self.mass = 1.0  # of push-sum: it changes with the weights, and so in the training loop alone
+        self.wanted = False
+        self.requests: dict[int, Request] = {}  # by session
+        self.expected: Cut | None = None  # what the next mix of our own will be of; None: all
+        self.sampled: Positions | None = None  # elements that every snapshot holds, for gossip.arithmetic.movement
+        self.updates: list[Update] = []
+        self.adoption: Adoption | None = None
+        self.restoring = False
+        # What exchanges brought and is not in the model yet. A snapshot without it would count it twice: the partner
+        # gives half of what lies between us a second time, and both end beyond the mean.
+        self.owed = 0
+        self.decided = 0  # how many there ever were
+        self.lives = 0  # how often the weights were replaced
+
+    # -- the network's -------------------------------------------------------------------------------------------
+    def want_snapshot(self, session: int, full: bool = False, pushes: int = 0, cut: Cut | None = None) -> None:
+        with self.lock:
+            self.requests[session] = Request(full, pushes, cut)
+            self.signal()
+
+    def cancel(self, session: int) -> None:
+        if session in self.requests:
+            with self.lock:
+                self.requests.pop(session, None)
+                self.wanted = bool(self.requests or self.updates or self.adoption or self.restoring)
+
+    def take_requests(self, here: Cut | None = None) -> list[int]:
+        """The sessions that want these elements of the weights, who need not wait for the next boundary: a spare copy
+        is here."""
+        part = None if here is None else here.part
+        with self.lock:
+            sessions = [
+                session for session, request in self.requests.items()
+                if not request.pushes and request.what == (False, part)
+            ]  # fmt: skip
+        for session in sessions:
+            self.cancel(session)
+        return sessions
+
+    def owe(self) -> None:
+        """An update is decided; want_update brings it, or excuse says that it never comes."""
+        with self.lock:
+            self.owed += 1
+            self.decided += 1
+
+    def excuse(self) -> None:
+        with self.lock:
+            self.owed -= 1
+            self.signal()  # snapshots may have waited for it
+
+    def want_update(self, update: Update) -> None:
+        """One that was owed."""
+        with self.lock:
+            self.updates.append(update)
+            self.signal()
+
+    def want_adoption(self, adoption: Adoption) -> None:
+        """Updates not yet applied belong to the weights that go: they are dropped, but for a trial, after which those
+        may come back: what the partners have added already is in what is kept."""
+        with self.lock:
+            self.adoption = adoption
+            dropped: list[Update] = []
+            if not adoption.trial:
+                dropped, self.updates = self.updates, []
+            self.owed -= len(dropped)
+            self.signal()
+        for update in dropped:
+            self.vectors.give(update.vector)
+
+    def want_restore(self) -> None:
+        with self.lock:
+            self.restoring = True
+            self.signal()
+
+    def forget(self) -> None:
+        """Drop what is on its way to weights that are no longer there."""
+        self.kept.forget()
+        self.lives += 1
+        with self.lock:
+            dropped, self.updates, self.adoption, self.restoring = self.updates, [], None, False
+            self.owed -= len(dropped)
+        for update in dropped:
+            self.vectors.give(update.vector)
+
+    def signal(self) -> None:
+        self.wanted = True
+        self.wake()
+
+    # -- the training loop's -------------------------------------------------------------------------------------
+    def visit(self, replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
+        """Fulfil everything. While an update is owed, snapshots that are exchanged wait for it; those that are given
+        away carry their mass with them. ``replaced`` is told weights that take the place of others.
+
+        ``spare``: a mix is due, so that a snapshot will be asked for in a moment: take one along, and the exchange
+        begins a step sooner. ``keep``: take a copy for newcomers, who may come while the loop stands.
+        """
+        with self.lock:
+            updates, self.updates = self.updates, []
+            self.owed -= len(updates)
+            requests, current = self.requests, not self.owed
+            if requests:
+                self.requests = {} if current else {s: one for s, one in requests.items() if not one.pushes}
+            adoption, self.adoption = self.adoption, None
+            restoring, self.restoring = self.restoring, False
+            self.wanted = False
+            self.rest()
+            visit = Visit(updates=updates, decided=self.decided)
+        if restoring:
+            replaced(self.kept.put_back())
+            visit.restored = True
+            self.lives += 1
+        for update in updates:
+            visit.ratios.append(0.0 if update.mass is None else update.mass / (self.mass + update.mass))
+            visit.await_copy(self.apply(update))
+        if adoption is not None:
+            self.adopt(adoption, visit, replaced)
+        taken: dict[tuple[bool, Subset | None], Vector] = {}
+        for session, request in requests.items():
+            if not (current or request.pushes):
+                continue
+            vector = taken.get(request.what)
+            if vector is None:
+                vector = taken[request.what] = self.copy(visit, request.full, request.cut)
+            else:
+                vector.users += 1
+            mass = 0.0
+            if request.pushes:
+                mass, self.mass = push_mass(self.mass, request.pushes, self.conserves)
+            visit.snapshots.append((session, vector, mass))
+        if spare and current:
+            visit.spare = self.copy(visit, False, self.expected)
+        if keep:
+            visit.kept = self.copy(visit, False, None)
+        visit.lives = self.lives
+        return visit
+
+    def copy(self, visit: Visit, full: bool, cut: Cut | None) -> Vector:
+        """Of the live weights, or of the elements that are asked for: a half percent of a large model is a two
+        hundredth of the memory's work."""
+        model = self.model
+        if cut is None:
+            vector = self.vectors.take(model.size(full))
+            visit.await_copy(model.begin_read(vector.array, full))
+            return vector
+        elements, sampled = cut.positions.size, self.sampled
+        vector = self.vectors.take(elements + (0 if sampled is None else sampled.size))
+        vector.cut = cut
+        visit.await_copy(model.begin_read_at(vector.array[:elements], cut.positions))
+        if sampled is not None:
+            visit.await_copy(model.begin_read_at(vector.array[elements:], sampled))
+        return vector
+
+    def apply(self, update: Update) -> Pending:
+        values = update.vector.array
+        if update.positions is not None:
+            return self.model.add_at(values, update.positions)
+        if update.mass is None:
+            return self.model.add(values)
+        total = self.mass + update.mass
+        pending = self.model.merge(values, update.mass / total)
+        self.mass = total
+        return pending
+
+    def adopt(self, adoption: Adoption, visit: Visit, replaced: Callable[[Floats], None]) -> None:
+        if adoption.trial:
+            if not self.kept.keep():
+                visit.not_kept = self.kept.why_not
+                return
+            visit.apart = self.kept.distance(adoption.vector)
+        self.model.adopt(adoption.vector, adoption.optimizer_keys, dict(adoption.optimizer_scalars))
+        replaced(adoption.vector)
+        visit.adopted = True
+        self.lives += 1
+        self.mass = 1.0

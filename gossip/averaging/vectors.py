@@ -1,0 +1,74 @@
+"""Host vectors: which elements of the weights they hold, who uses them, and when they are free again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.arithmetic.subsets import Subset
+
+__all__ = ["Cut", "Floats", "Lease", "Positions", "Vector", "Vectors"]
+
+Floats = NDArray[np.float32]
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """The elements of the weights that a snapshot holds, where it does not hold all."""
+
+    part: Subset
+    positions: Positions  # ascending
+
+
+@dataclass(slots=True, eq=False)
+class Vector:
+    """A host vector, shared by ``users`` sessions."""
+
+    array: Floats  # with a cut: its elements, and behind them the sampled ones
+    users: int = 1
+    cut: Cut | None = None
+
+    @property
+    def elements(self) -> int:
+        """Without the sampled ones."""
+        return self.array.size if self.cut is None else self.cut.positions.size
+
+    @property
+    def positions(self) -> Positions | None:
+        """Of the elements in the weights; None for all of them."""
+        return None if self.cut is None else self.cut.positions
+
+
+class Vectors(Protocol):
+    """Where vectors come from and go back to; a driver with two threads guards it with a lock."""
+
+    def take(self, elements: int) -> Vector:
+        """One of so many elements, whatever they hold."""
+
+    def give(self, vector: Vector) -> None:
+        """One user needs it no more."""
+
+    def keep(self, vector: Vector) -> None:
+        """A snapshot, newer than any other, that nobody will change while it has users."""
+
+    def recall(self) -> Vector | None:
+        """The newest snapshot, with one more user; None where there is none."""
+
+    def forget(self) -> None:
+        """The weights are others now, and no snapshot is the newest."""
+
+
+class Lease:
+    """One more use of a vector, by one who reads it while others give it back; ends once, however often said."""
+
+    def __init__(self, vectors: Vectors, vector: Vector) -> None:
+        self.vectors, self.vector, self.open = vectors, vector, True
+
+    def end(self) -> None:
+        if self.open:
+            self.open = False
+            self.vectors.give(self.vector)

@@ -1,0 +1,94 @@
+"""Host vectors, kept to be used again."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+from gossip.averaging.vectors import Floats, Lease, Vector
+from node.model.snapshot import ModelState
+
+__all__ = ["VectorPool"]
+
+
+class VectorPool:
+    """Host vectors, reused: an exchange needs two (snapshot and difference) and page faults would cost as much as the
+    transfer. Used by both threads."""
+
+    KEPT = 8  # 2 x (1 outgoing + 2 incoming) and a joiner's donation or two
+
+    def __init__(self, state: ModelState) -> None:
+        self.state = state
+        self.lock = threading.Lock()
+        self.free: dict[int, list[Floats]] = {}  # by size, those given back last at the end
+        self.largest = self.held = 0  # elements: of one, and of all in free
+        # The newest snapshot, for newcomers that come while the training loop stands. It costs nothing: what is kept is
+        # a vector that the next exchange takes anyway, after all others; by then it has a newer snapshot.
+        self.last: Vector | None = None
+        self.last_at = -math.inf  # time.monotonic() when one was last taken or asked for
+
+    def take(self, elements: int | None = None) -> Vector:
+        """A vector of so many elements, by default of the weights."""
+        size = self.state.layout.size if elements is None else elements
+        with self.lock:
+            kept, last = self.free.get(size), None if self.last is None else self.last.array
+            array = None
+            if kept:
+                array = kept.pop(max((at for at, one in enumerate(kept) if one is not last), default=0))
+                self.held -= size
+                if array is last:
+                    self.last = None
+        return Vector(self.state.buffer(size) if array is None else array)
+
+    def lease(self, vector: Vector) -> Lease:
+        """The vector is nobody else's until that, and all others, have ended."""
+        with self.lock:
+            vector.users += 1
+        return Lease(self, vector)
+
+    def keep(self, vector: Vector) -> None:
+        """A snapshot, newer than any other, that nobody will change while it has users."""
+        with self.lock:
+            self.last, self.last_at = vector, time.monotonic()
+
+    def recall(self) -> Vector | None:
+        """The newest snapshot, with one more user."""
+        with self.lock:
+            last = self.last
+            if last is None:
+                return None
+            if not last.users:
+                kept = self.free[last.array.size]
+                self.free[last.array.size] = [one for one in kept if one is not last.array]
+                self.held -= last.array.size
+            last.users += 1
+            return last
+
+    def forget(self) -> None:
+        """The weights are others now."""
+        with self.lock:
+            self.last, self.last_at = None, -math.inf
+
+    def give(self, vector: Vector) -> None:
+        with self.lock:
+            vector.users -= 1
+            if vector.users:
+                return
+            size = vector.array.size
+            kept = self.free[size] = self.free.pop(size, [])
+            if len(kept) == self.KEPT:
+                self.drop([vector.array])
+                return
+            kept.append(vector.array)
+            self.held += size
+            self.largest = max(self.largest, size)
+            while self.held > self.KEPT * self.largest:  # a partner's offer says how large a part is
+                oldest = next(iter(self.free))
+                self.held -= oldest * len(self.free[oldest])
+                self.drop(self.free.pop(oldest))
+
+    def drop(self, arrays: list[Floats]) -> None:
+        """These are no longer kept, and so the newest snapshot is not where it is among them."""
+        if self.last is not None and any(one is self.last.array for one in arrays):
+            self.last = None

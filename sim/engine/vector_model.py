@@ -1,0 +1,109 @@
+"""A live model that is one flat vector, as :class:`gossip.averaging.boundary.Boundary` asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gossip.arithmetic.mixing import difference
+from gossip.averaging.vectors import Floats, Positions, Vector
+
+__all__ = ["Floats", "HostVectors", "KeptVector", "VectorModel"]
+
+
+class Copied:
+    """A copy that is done when it returns."""
+
+    def done(self) -> bool:
+        return True
+
+
+COPIED = Copied()
+
+
+class VectorModel:
+    """Without an optimizer's state: simulated peers share none."""
+
+    __slots__ = ("vector",)
+
+    def __init__(self, vector: Floats) -> None:
+        self.vector = vector
+
+    def size(self, full: bool = False) -> int:
+        return self.vector.size
+
+    def begin_read(self, out: Floats, full: bool = False) -> Copied:
+        out[:] = self.vector
+        return COPIED
+
+    def begin_read_at(self, out: Floats, positions: Positions) -> Copied:
+        out[:] = self.vector[positions]
+        return COPIED
+
+    def add(self, values: Floats) -> Copied:
+        self.vector += values
+        return COPIED
+
+    def add_at(self, values: Floats, positions: Positions) -> Copied:
+        self.vector[positions] += values
+        return COPIED
+
+    def merge(self, vector: Floats, ratio: float) -> Copied:
+        self.vector += np.float32(ratio) * (vector - self.vector)
+        return COPIED
+
+    def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
+        self.vector[:] = vector
+
+
+class KeptVector:
+    """What was there, while another run's weights are on trial."""
+
+    __slots__ = ("kept", "vector", "why_not")
+
+    def __init__(self, vector: Floats) -> None:
+        self.vector, self.why_not = vector, ""
+        self.kept: Floats | None = None
+
+    def keep(self) -> bool:
+        self.kept = self.vector.copy()
+        return True
+
+    def distance(self, theirs: Floats) -> tuple[float, float]:
+        kept = self.kept
+        assert kept is not None
+        return difference(theirs, kept, np.empty_like(kept)), float(kept.dot(kept))
+
+    def put_back(self) -> Floats:
+        assert self.kept is not None
+        self.vector[:], self.kept = self.kept, None
+        return self.vector
+
+    def forget(self) -> None:
+        self.kept = None
+
+
+class HostVectors:
+    """Fresh arrays, and nothing kept. ``recall`` copies the model where a node would have a snapshot."""
+
+    __slots__ = ("recall_",)
+
+    def __init__(self, recall: Callable[[], Floats | None]) -> None:
+        self.recall_ = recall
+
+    def take(self, elements: int) -> Vector:
+        return Vector(np.empty(elements, np.float32))
+
+    def give(self, vector: Vector) -> None:
+        """It goes with its last user."""
+
+    def keep(self, vector: Vector) -> None:
+        """The model itself is there to be copied."""
+
+    def recall(self) -> Vector | None:
+        copied = self.recall_()
+        return None if copied is None else Vector(copied)
+
+    def forget(self) -> None:
+        """There is nothing."""
