@@ -18,7 +18,8 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 import numpy as np
 import torch
 
-from gossip.codecs import CODECS, Spread
+from gossip.codecs import ALIGN, CODECS, Spread
+from gossip.codecs.values import peaks
 
 DISAGREEMENT = 0.01  # of the weights' size: what the partner's values differ by
 
@@ -37,7 +38,7 @@ def on_host(codec, weights, partner, chunk, rounds):
     """(bits a value, encode, quantised, decode)."""
     if codec.needs_spread:
         spread = Spread(weights.size)
-        spread.observe(partner - weights)
+        spread.learn(peaks(partner - weights, ALIGN), np.zeros_like(spread.peaks))
         codec = codec.bound(spread)
     cuts = [slice(first, min(first + chunk, weights.size)) for first in range(0, weights.size, chunk)]
     bodies = [bytearray(codec.encoded_bytes(cut.stop - cut.start)) for cut in cuts]

@@ -61,16 +61,16 @@ class Conduct:
             self.counts[key] = round(level)
             self.news.append(Notice("suspicious", sentence(who, kind)))
 
-    def excuse(self, who: PeerId | str, kind: str, times: float = 1.0) -> None:
+    def excuse(self, who: PeerId | str, kind: str) -> None:
         """It did the opposite."""
         key = (who, kind)
         entry = self.levels.get(key)
         if entry is None:
             return
-        if entry[0] <= times:
+        if entry[0] <= 1:
             del self.levels[key]
         else:
-            self.levels[key] = (entry[0] - times, entry[1])
+            self.levels[key] = (entry[0] - 1, entry[1])
 
     def take(self) -> list[Notice]:
         """What is to be told since last asked."""

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal, cast
 
 from gossip.errors import LayoutError, ProtocolError
@@ -63,10 +62,9 @@ class Layout:
     Raises :class:`LayoutError` for an empty model, a name that comes twice, and a dtype that cannot be averaged.
     """
 
-    __slots__ = ("fingerprint", "offsets", "parameters", "segments", "size")
+    __slots__ = ("fingerprint", "parameters", "segments", "size")
 
     segments: tuple[Segment, ...]
-    offsets: tuple[int, ...]  # of each segment, in elements
     size: int  # elements of the whole vector
     parameters: int  # elements of the prefix that parameters fill
     fingerprint: str  # 32 hexadecimal digits: equal exactly when names, order, shapes, dtypes and kinds are
@@ -84,12 +82,11 @@ class Layout:
             if segment.name in names:
                 raise LayoutError(f"Two tensors are named {_shown(segment.name)}: give each a name of its own.")
             names.add(segment.name)
-        ends = list(accumulate((segment.size for segment in ordered), initial=0))
-        if ends[-1] == 0:
+        size = sum(segment.size for segment in ordered)
+        if size == 0:
             raise LayoutError("The model has no floating-point tensor, so there is nothing to average: add parameters.")
         self.segments = tuple(ordered)
-        self.offsets = tuple(ends[:-1])
-        self.size = ends[-1]
+        self.size = size
         self.parameters = sum(segment.size for segment in ordered if segment.kind == "parameter")
         # JSON is canonical here: it quotes every name, so that no choice of names makes two layouts read alike.
         text = json.dumps([[s.name, s.shape, s.dtype, s.kind] for s in ordered], separators=(",", ":"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Buffer, Codec, Floats
+from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Buffer, Codec, Floats, peaks
 from gossip.codecs.blockwise import Int4, Int8
 from gossip.codecs.choice import AUTO, fastest
 from gossip.codecs.floats import Bf16, Fp16, Fp32
@@ -75,5 +75,5 @@ def _bound(codec: Codec, values: Floats) -> Codec:
     if not codec.needs_spread:
         return codec
     spread = Spread(values.size)
-    spread.observe(values * np.float32(0.25))
+    spread.learn(peaks(values * np.float32(0.25), ALIGN), np.zeros_like(spread.peaks))
     return codec.bound(spread)

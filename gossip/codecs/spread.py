@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gossip.codecs.values import ALIGN, Floats, peaks
+from gossip.codecs.values import ALIGN, Floats
 
 __all__ = ["Spread"]
 
@@ -14,7 +14,7 @@ __all__ = ["Spread"]
 class Spread:
     """The largest ``|d|`` that a node saw lately in each block of 256 positions, as Moniqua needs it.
 
-    ``observe`` every difference that was accepted, of whatever codec; one that was refused may be an attacker's, and
+    It learns from every difference that was accepted, of whatever codec; one that was refused may be an attacker's, and
     would cost precision until it has decayed. Not safe to call from two threads at once.
     """
 
@@ -36,24 +36,18 @@ class Spread:
         """Every block was seen at least once: Moniqua can encode."""
         return not np.isnan(self.peaks).any()
 
-    def observe(self, difference: Floats, start: int = 0, errors: Floats | None = None) -> None:
-        """``difference`` at positions ``start`` (a multiple of 256) and on, before it is weighted.
+    def learn(self, seen: Floats, errors: Floats) -> None:
+        """``seen``: the :func:`~gossip.codecs.values.peaks` of a difference before it is weighted, (blocks,); those
+        that are not finite teach nothing.
 
         ``errors`` is what the codec may have lost of the own values, block by block (:meth:`Codec.errors`). It is
         subtracted twice, once for the partner: what is left is no more than what there was. Otherwise a coarse codec
         would learn from its own noise, and its bounds grow without end (2 bits: threefold at every exchange).
         """
-        assert start % ALIGN == 0, f"a difference begins at {start}, which is no multiple of {ALIGN}"
-        seen = peaks(difference, ALIGN)
-        self.learn(seen, np.zeros_like(seen) if errors is None else errors, start // ALIGN)
-
-    def learn(self, seen: Floats, errors: Floats, first: int = 0) -> None:
-        """As :meth:`observe`, from the peaks of block ``first`` and on. Those that are not finite teach nothing."""
         seen = seen - 2 * errors
-        kept = self.peaks[first : first + seen.size]
-        kept *= np.float32(self.DECAY)
+        self.peaks *= np.float32(self.DECAY)
         seen[~np.isfinite(seen)] = np.nan  # teaches nothing
-        np.fmax(kept, np.maximum(seen, np.float32(0.0)), out=kept)
+        np.fmax(self.peaks, np.maximum(seen, np.float32(0.0)), out=self.peaks)
 
     def reach(self) -> Floats:
         """What to expect of the next partner, without a margin: (blocks,). Only where ``known``."""

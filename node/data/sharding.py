@@ -49,7 +49,7 @@ class Shard:
     ``members()`` gives the ids of everybody alive; ``epoch_of_members()`` is a counter that changes whenever that set
     does, read before every batch. ``first_pass`` is the number of the first pass: nodes that agree on it divide the
     dataset without overlap, and another number divides it in another way, so that over the passes every node sees all
-    of the data. Order depends on ``(seed, pass, me)`` alone.
+    of the data. Order depends on ``(pass, me)`` alone.
 
     Raises :class:`DataError` where the dataset cannot be divided, :class:`ConfigError` for impossible numbers.
     """
@@ -63,7 +63,6 @@ class Shard:
         me: PeerId,
         members: Callable[[], Sequence[PeerId]],
         epoch_of_members: Callable[[], int],
-        seed: int = 0,
         first_pass: int = 0,
     ) -> None:
         if batch_size < 1:
@@ -77,7 +76,6 @@ class Shard:
         self._me = me
         self._members = members
         self._epoch_of_members = epoch_of_members
-        self._seed = seed
         self._pass = first_pass
 
     def __iter__(self) -> Iterator[Any]:
@@ -108,7 +106,7 @@ class Shard:
     def _keys(self, indices: I64, number: int) -> U64:
         """A sorting key for every index. A hash instead of a permutation: the order of what stays is the same after
         members change, and the memory is that of the share, not of the dataset."""
-        salt = _hash64(b"order %d %d " % (self._seed, number) + self._me)
+        salt = _hash64(b"order 0 %d " % number + self._me)
         return _mix(_mix(indices.astype(np.uint64)) ^ salt)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -43,9 +42,7 @@ def status_page(peer: Peer, links: Links, swarm: str, after: bytes) -> StatusRep
     return StatusReply((me.id.hex(), address, swarm, *figures), page, len(rows) > PAGE)
 
 
-def query(
-    address: Address, secret: bytes | None = None, timeout_s: float = 5.0, state_dir: Path | None = None
-) -> dict[str, Any]:
+def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0) -> dict[str, Any]:
     """Ask the node at ``address`` for its id, members and metrics, as an observer who joins nothing.
 
     Raises LocalError in one sentence when nobody answers there, or the secret is not theirs.

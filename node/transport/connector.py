@@ -132,7 +132,7 @@ class Doors:
                     if address in self.seeds:
                         self.seed_answered(address)
                     failure = "accepted the connection, and then nothing came"
-                    greeted = await self.handshake(stream, False, expect, address)
+                    greeted = await self.handshake(stream, False, expect)
         except RefusedError as error:
             self.note_refusal(error, address, expect)
             refused = error
@@ -204,7 +204,7 @@ class Doors:
     async def greet_stranger(self, stream: ByteStream) -> tuple[Link, Hello] | None:
         try:
             with trio.move_on_after(self.config.hello_timeout_s):
-                return await self.handshake(stream, True, None, None)
+                return await self.handshake(stream, True, None)
         except RefusedError as error:
             if error.code in ("layout", "swarm", "version", "secret"):
                 self.tell(str(error))
@@ -212,9 +212,7 @@ class Doors:
             pass
         return None
 
-    async def handshake(
-        self, stream: ByteStream, server_side: bool, expect: PeerId | None, dialled: Address | None
-    ) -> tuple[Link, Hello]:
+    async def handshake(self, stream: ByteStream, server_side: bool, expect: PeerId | None) -> tuple[Link, Hello]:
         try:
             proven = None
             if self.contexts is not None:
@@ -234,7 +232,7 @@ class Doors:
             stream.close_now()
             raise
         peer = theirs.record.id if theirs.record is not None else PeerId(b"observer")
-        return Link(stream, reader, peer, dialled), theirs
+        return Link(stream, reader, peer), theirs
 
     async def try_dial(self, address: Address) -> bool:
         """Whether a connection to ``address`` can be opened at all."""

@@ -104,8 +104,8 @@ class FrameReader:
 class Link:
     """An authenticated connection to one peer."""
 
-    def __init__(self, stream: ByteStream, reader: FrameReader, peer: PeerId, dialled: Address | None) -> None:
-        self.stream, self.reader, self.peer, self.dialled = stream, reader, peer, dialled
+    def __init__(self, stream: ByteStream, reader: FrameReader, peer: PeerId) -> None:
+        self.stream, self.reader, self.peer = stream, reader, peer
         self.outbox: deque[bytes] = deque()
         self.outbox_bytes = 0  # what is being sent included
         self.queued = self.taken = 0  # control frames that were ever put into the outbox, and taken out of it

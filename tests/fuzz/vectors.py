@@ -24,6 +24,7 @@ from node.transport.byte_stream import BrokenLinkError
 from node.transport.tls import TlsStream, _ca_certificate, leaf_peer_id, swarm_contexts
 from tests.fuzz.engine import Target
 from tests.fuzz.mutations import EDGE_INTS, mutated_bytes
+from tests.gossip.spreads import observe
 
 __all__ = ["Certificates", "Chunks", "Handshakes", "Payloads"]
 
@@ -33,7 +34,7 @@ def bound_codec(name: str, size: int) -> Any:
     if not codec.needs_spread:
         return codec
     spread = Spread(size)
-    spread.observe(np.full(size, 0.1, np.float32))
+    observe(spread, np.full(size, 0.1, np.float32))
     return codec.bound(spread)
 
 

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 import gossip.codecs
 from gossip.codecs import BLOCK_ELEMENTS, CODECS, Bf16, Int8, Moniqua4, Spread, get_codec, self_test
 from gossip.errors import ConfigError, LocalError
+from tests.gossip.spreads import observe
 
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 every_float = pytest.mark.parametrize("codec", [get_codec(n) for n in ("fp32", "bf16", "fp16")], ids=lambda c: c.name)
@@ -24,7 +25,7 @@ def bound(codec, values, start=0):
     if not codec.needs_spread:
         return codec
     spread = Spread(start + values.size)
-    spread.observe(np.full(start + values.size, 0.01, np.float32))
+    observe(spread, np.full(start + values.size, 0.01, np.float32))
     return codec.bound(spread)
 
 

@@ -48,7 +48,7 @@ def runtime(config=None, vector=None):
 def link(peer=OTHER, capacity_bytes=4_096):
     """A link to ``peer`` and who reads what it sends; it waits after so many bytes that nobody reads."""
     near, far = memory_stream_pair(capacity_bytes)
-    return Link(near, FrameReader(near), PeerId(peer), None), FrameReader(far)
+    return Link(near, FrameReader(near), PeerId(peer)), FrameReader(far)
 
 
 def in_trio(test):

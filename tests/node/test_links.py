@@ -25,7 +25,7 @@ FP32 = get_codec("fp32")
 def linked(capacity_bytes=4_096):
     """A link, and who reads what it sends; it waits after so many bytes that nobody reads."""
     near, far = memory_stream_pair(capacity_bytes)
-    return Link(near, FrameReader(near), PeerId(bytes(16)), None), FrameReader(far)
+    return Link(near, FrameReader(near), PeerId(bytes(16))), FrameReader(far)
 
 
 async def kinds(reader, count):

@@ -11,6 +11,7 @@ from gossip.averaging.streams import DifferenceReceiver, PieceReceiver, Sender
 from gossip.codecs import ALIGN, CODECS, Spread, get_codec
 from gossip.errors import ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode
+from tests.gossip.spreads import observe
 
 
 def frames(sender):
@@ -34,7 +35,7 @@ def codecs(name, a, b):
     """One codec for each side, with bounds of its own where it needs them; both wide enough."""
     bounds = Spread(a.size), Spread(a.size)
     for spread, factor in zip(bounds, (1.0, 1.3), strict=True):
-        spread.observe((b - a) * np.float32(factor))
+        observe(spread, (b - a) * np.float32(factor))
     return [get_codec(name).bound(spread) for spread in bounds]
 
 
@@ -149,7 +150,7 @@ def test_what_was_accepted_is_learned_from_and_nothing_before(name):
     assert all(deliver(receiver, *frame) for frame in frames(Sender(1, b, of_b, 1024)))
     assert not spread.known
     receiver.learn()
-    expected.observe(receiver.out, 0, of_a.errors(a))
+    observe(expected, receiver.out, of_a.errors(a))
     assert np.array_equal(spread.peaks, expected.peaks)
 
 

@@ -208,7 +208,7 @@ def test_nothing_that_a_terminal_obeys_is_shown_of_a_status():
 def test_a_message_that_cannot_be_written_closes_its_link_and_nothing_else():
     async def main():
         near, far = memory_stream_pair()
-        link = Link(near, FrameReader(near), PeerId(b"p" * 16), None)
+        link = Link(near, FrameReader(near), PeerId(b"p" * 16))
         link.send(StatusReply(("x" * 300,) * 400, (), False))  # larger than a header
         assert "StatusReply" in link.fault
         assert not link.outbox
