@@ -31,11 +31,9 @@ class Model:
     def value(self) -> Number:
         return self.total if self.mass == 1 else self.total / self.mass
 
-    def learn(self, more: int) -> Number:
-        """A step of training; returns what the total grew by."""
-        grown = self.mass * more
-        self.total += grown
-        return grown
+    def learn(self, more: int) -> None:
+        """A step of training."""
+        self.total += self.mass * more
 
     def apply(self) -> None:
         """What exchanges brought is in the weights now."""

@@ -133,9 +133,8 @@ class Host(harness.Host):
         super().lost(link)
 
     def learn(self) -> None:
-        mass = self.model.mass
+        self.world.judge.learned(self, self.model.mass * self.learning)
         super().learn()
-        self.world.judge.learned(self, mass * self.learning)
 
     def replace(self, value: Number) -> None:
         if value is None:
