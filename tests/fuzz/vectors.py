@@ -24,7 +24,7 @@ from node.transport.byte_stream import BrokenLinkError
 from node.transport.tls import TlsStream, _ca_certificate, leaf_peer_id, swarm_contexts
 from tests.fuzz.engine import Target
 from tests.fuzz.mutations import EDGE_INTS, mutated_bytes
-from tests.gossip.spreads import observe
+from tests.gossip.codecs.spreads import observe
 
 __all__ = ["Certificates", "Chunks", "Handshakes", "Payloads"]
 

@@ -8,8 +8,8 @@ from gossip.conduct import KEPT, KINDS, TOLD, Conduct
 from gossip.effects import Notice, Send
 from gossip.ids import PeerId
 from gossip.wire.messages import Accept, Busy, Gossip, Hint
-from tests.gossip.members import acquainted, peer_id, record_of
-from tests.gossip.sides import A, B, Side, offer
+from tests.gossip.exchange.sides import A, B, Side, offer
+from tests.gossip.membership.members import acquainted, peer_id, record_of
 
 
 @pytest.mark.parametrize("kind", KINDS)

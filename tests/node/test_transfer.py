@@ -11,7 +11,7 @@ from gossip.averaging.streams import DifferenceReceiver, PieceReceiver, Sender
 from gossip.codecs import ALIGN, CODECS, Spread, get_codec
 from gossip.errors import ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode
-from tests.gossip.spreads import observe
+from tests.gossip.codecs.spreads import observe
 
 
 def frames(sender):

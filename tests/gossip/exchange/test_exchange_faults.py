@@ -13,7 +13,7 @@ from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.session import State
 from gossip.exchange.session_table import DOUBT_RETRY_S, VERDICTS
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
-from tests.gossip.sides import A, B, C, Side, answering, offer, streaming, verified
+from tests.gossip.exchange.sides import A, B, C, Side, answering, offer, streaming, verified
 from tests.harness.world import World
 
 

@@ -14,10 +14,10 @@ from gossip.effects import MemberState
 from gossip.exchange.push import Push
 from gossip.exchange.session import INITIATOR, RESPONDER, Event, State
 from gossip.wire.messages import Accept, Offer, Settled
-from tests.gossip.sides import A, B, C, D, E, F, Side
+from tests.gossip.exchange.sides import A, B, C, D, E, F, Side
 from tests.simulation.transitions import KINDS, Row, rows, watched
 
-PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 SEEDS, STEPS = 400, 300
 ROLES = {"initiator": INITIATOR, "responder": RESPONDER}
 NOTHING = "\N{EN DASH}"  # where a session begins

@@ -14,7 +14,7 @@ from gossip.errors import ConfigError
 from gossip.exchange.exchanges import fragments_of
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer, Refuse
-from tests.gossip.sides import B, Side
+from tests.gossip.exchange.sides import B, Side
 
 sessions = st.integers(0, 2**62 - 1)
 shares = st.floats(1e-6, 1).map(lambda share: float(f"{share:.6g}"))

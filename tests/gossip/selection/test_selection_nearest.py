@@ -10,7 +10,7 @@ import pytest
 
 from gossip.ids import PeerId
 from gossip.selection.nearest import MOST, Nearest
-from tests.gossip.test_selection import View, ids
+from tests.gossip.selection.test_selection import View, ids
 from tests.theory.mixing_matrices import choice_matrix, complete, expected_pair_mean, spectral_gap
 
 

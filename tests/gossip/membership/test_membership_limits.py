@@ -11,7 +11,7 @@ from gossip.membership.dissemination import Rumours, retransmits
 from gossip.membership.table import Table
 from gossip.wire.frames import MAX_HEADER_BYTES, encode
 from gossip.wire.messages import MAX_UPDATES, Ack, Digest, Gossip, Hint, Nack, Ping, PingReq, Records
-from tests.gossip.members import MemberWorld, acquainted, meet, member, peer_id, record_of, sent
+from tests.gossip.membership.members import MemberWorld, acquainted, meet, member, peer_id, record_of, sent
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 

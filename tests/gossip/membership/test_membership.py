@@ -10,7 +10,7 @@ from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.errors import RemoteError
 from gossip.membership.detector import suspicion_s
 from gossip.wire.messages import MAX_RECORDS, Digest, Gossip, Hint, Ping, Records
-from tests.gossip.members import MemberWorld, acquainted, meet, member, peer_id, record_of, sent
+from tests.gossip.membership.members import MemberWorld, acquainted, meet, member, peer_id, record_of, sent
 from tests.harness.world import address_of
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT

@@ -10,7 +10,7 @@ from gossip.exchange.session import State
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.ids import PeerId
 from gossip.wire.messages import Commit, Outcome, Settled
-from tests.gossip.sides import A, B, C, D, Side, offer, verified
+from tests.gossip.exchange.sides import A, B, C, D, Side, offer, verified
 from tests.harness.world import World
 
 OUTER = Config(outer_momentum=0.5, outer_rate=0.7)

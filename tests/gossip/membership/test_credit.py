@@ -7,7 +7,7 @@ import pytest
 from gossip.membership.credit import MOST_SAMPLES
 from gossip.membership.table import INCLUDED_S, STRANGERS_SAVE_S
 from gossip.wire.messages import Gossip, Records
-from tests.gossip.members import acquainted, member, peer_id, record_of
+from tests.gossip.membership.members import acquainted, member, peer_id, record_of
 from tests.harness.world import World
 
 A, B = b"a" * 16, b"b" * 16

@@ -20,7 +20,7 @@ from gossip.filters.clip import BUDGET, ENOUGH, OWN, REMEMBERED, WINDOW, Clip, c
 from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer
-from tests.gossip.sides import A, B, C, Side
+from tests.gossip.exchange.sides import A, B, C, Side
 
 PEERS = [PeerId(number.to_bytes(16, "big")) for number in range(80)]
 
@@ -57,7 +57,8 @@ def test_no_more_than_the_radius_is_taken_and_little_less(square, radius):
     length = math.sqrt(square)
     taken = clip_factor(square, radius)
     assert 0 <= taken <= 1
-    assert taken * length <= radius * (1 + 1e-12)
+    nearly_a_step = 0.001 / 4096 * length  # counts as one, or two who add up in another order would differ by it
+    assert taken * length <= radius * (1 + 1e-12) + nearly_a_step
     assert taken * length >= min(length, radius) - length / 4096 - 1e-9 * length
     assert taken * 4096 == int(taken * 4096)
 

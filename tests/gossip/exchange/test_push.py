@@ -10,7 +10,7 @@ from gossip.exchange.push import MAX_MASS
 from gossip.exchange.session import State
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
-from tests.gossip.sides import B, C, D, E, F, Side
+from tests.gossip.exchange.sides import B, C, D, E, F, Side
 
 SUM = Config(mixing="push-sum")
 ROWS = Config(mixing="row-stochastic")

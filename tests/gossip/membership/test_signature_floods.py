@@ -9,7 +9,7 @@ import pytest
 from gossip.config import Config
 from gossip.errors import RemoteError
 from gossip.wire.messages import MAX_RECORDS, MAX_UPDATES, Digest, Gossip, Records
-from tests.gossip.members import member, peer_id, record_of
+from tests.gossip.membership.members import member, peer_id, record_of
 
 
 class Counting:

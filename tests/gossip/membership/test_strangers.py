@@ -11,7 +11,7 @@ from gossip.config import Config
 from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.ids import Address
 from gossip.wire.messages import Gossip, Hint, Ping, Records
-from tests.gossip.members import MemberWorld, meet, member, peer_id, record_of, sent
+from tests.gossip.membership.members import MemberWorld, meet, member, peer_id, record_of, sent
 from tests.harness.world import World
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT

@@ -10,7 +10,7 @@ from gossip.ids import PeerId
 from gossip.membership.accusations import FORGIVEN_S, MAX_ACCUSERS, SILENCE_S, STRIKES, Accusers, accusation, is_signed
 from gossip.wire.messages import Gossip, Hint, Ping
 from gossip.wire.records import trusting
-from tests.gossip.members import MemberWorld, acquainted, member, peer_id, record_of, sent
+from tests.gossip.membership.members import MemberWorld, acquainted, member, peer_id, record_of, sent
 
 ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD
 LIAR, OTHER = peer_id(90), peer_id(91)

@@ -13,7 +13,7 @@ from gossip.ids import Address, MemberRecord
 from gossip.membership.protocol import Membership
 from gossip.membership.table import Table
 from gossip.wire.messages import Gossip, Hint, Records
-from tests.gossip.members import MemberWorld, acquainted, member, peer_id, record_of, sent
+from tests.gossip.membership.members import MemberWorld, acquainted, member, peer_id, record_of, sent
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 RUNS = [bytes([number]) * 16 for number in range(3)]

@@ -10,7 +10,7 @@ from gossip.arithmetic.subsets import Subset
 from gossip.config import Config
 from gossip.effects import Send, Transfer
 from gossip.wire.messages import Abort, Accept, Commit
-from tests.gossip.sides import B, Side, offer
+from tests.gossip.exchange.sides import B, Side, offer
 
 MONIQUA = Config(codec="moniqua4")
 ALL, MASK = "all", "mask 1"

@@ -17,7 +17,7 @@ from gossip.membership.protocol import Membership
 from gossip.wire.frames import FIELDS, MAX_INT, PREFIX_BYTES, decode, encode
 from gossip.wire.messages import MESSAGES, Close, Gossip, Offer, Serving, StatusReply
 from gossip.wire.records import check, trusting, unsigned
-from tests.gossip.members import peer_id
+from tests.gossip.membership.members import peer_id
 
 ANY_NUMBERS = st.one_of(
     st.integers(-(2**80), 2**80), st.floats(), st.sampled_from([2**53, 2**53 - 1, 2**63, -1, math.nan, math.inf])

@@ -14,7 +14,7 @@ from gossip.codecs import CODECS
 from gossip.config import Config
 from gossip.config.methods import METHODS
 from gossip.errors import ConfigError
-from tests.gossip.averaging import exchange, spread
+from tests.gossip.arithmetic.averaging import exchange, spread
 
 # -- the outer step ---------------------------------------------------------------------------------------------------
 

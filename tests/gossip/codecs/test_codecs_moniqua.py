@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gossip.codecs import Overflow, Spread, get_codec
 from gossip.codecs.base import Codec
 from gossip.codecs.grid import SCALES
-from tests.gossip.spreads import observe
+from tests.gossip.codecs.spreads import observe
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from gossip.config import Config
 from gossip.effects import Merge, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
-from tests.gossip.sides import A, B, C, D, Side
+from tests.gossip.exchange.sides import A, B, C, D, Side
 from tests.harness.world import World
 
 SUM = Config(mixing="push-sum", doubt_s=1e6, incoming_exchanges=4)

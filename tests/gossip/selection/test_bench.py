@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossip.selection.back_off import BENCHED, PARDON_S, SILENCE, Bench
-from tests.gossip.sides import A, B, C, D
+from tests.gossip.exchange.sides import A, B, C, D
 
 
 def test_a_bench_doubles_to_sixteen_times_and_one_success_ends_it():

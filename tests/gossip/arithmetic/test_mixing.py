@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from gossip.arithmetic.mixing import OuterStep, difference, pair_weight, push_mass
 from gossip.codecs import CODECS
-from tests.gossip.averaging import exchange, spread
+from tests.gossip.arithmetic.averaging import exchange, spread
 
 finite = st.floats(-1e4, 1e4, width=32)
 

@@ -10,7 +10,7 @@ from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.offer import TRIES
 from gossip.exchange.session import MAX_GAP, MAX_VERSION, State
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Refuse, Settled
-from tests.gossip.sides import ELEMENTS, A, B, C, D, E, F, Side, answering, offer, streaming, verified
+from tests.gossip.exchange.sides import ELEMENTS, A, B, C, D, E, F, Side, answering, offer, streaming, verified
 from tests.harness.world import World
 
 

@@ -12,7 +12,7 @@ from gossip.effects import Mix, Release, Send, Snapshot
 from gossip.exchange.patience import KNOWN, LEAST_S, PARTNERS, Patience
 from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Accept, Busy
-from tests.gossip.sides import A, B, C, D, E, F, Side, offer
+from tests.gossip.exchange.sides import A, B, C, D, E, F, Side, offer
 from tests.harness.world import World
 
 OUTER = Config(outer_momentum=0.5, outer_rate=0.7)

@@ -17,7 +17,7 @@ from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Local
 from gossip.selection.registry import selector
 from gossip.selection.rule import Options
-from tests.gossip.sides import A, Side
+from tests.gossip.exchange.sides import A, Side
 
 CHOICES = {name: setting.choices for name, (_, setting) in settings_of(Config).items() if setting.choices}
 PUSH = {"mixing": "push-sum"}

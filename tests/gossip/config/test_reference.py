@@ -13,7 +13,7 @@ from gossip.config import Config
 from gossip.config.reference import all_keys, as_json, explained, page
 from gossip.config.setting import settings_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "config.md"
+PAGE = Path(__file__).parents[3] / "docs" / "config.md"
 
 
 def test_the_page_is_what_the_keys_say():

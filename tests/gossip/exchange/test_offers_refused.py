@@ -10,7 +10,7 @@ from gossip.arithmetic.subsets import Subset
 from gossip.config import Config
 from gossip.effects import Send, Snapshot
 from gossip.wire.messages import Refuse
-from tests.gossip.sides import B, Side, offer
+from tests.gossip.exchange.sides import B, Side, offer
 
 PUSH = {"mixing": "push", "mass": 1.0}
 

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 import gossip.codecs
 from gossip.codecs import BLOCK_ELEMENTS, CODECS, Bf16, Int8, Moniqua4, Spread, get_codec, self_test
 from gossip.errors import ConfigError, LocalError
-from tests.gossip.spreads import observe
+from tests.gossip.codecs.spreads import observe
 
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 every_float = pytest.mark.parametrize("codec", [get_codec(n) for n in ("fp32", "bf16", "fp16")], ids=lambda c: c.name)
