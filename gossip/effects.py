@@ -163,7 +163,6 @@ class Collect:
     start: int
     stop: int
     size: int
-    deadline_s: float
     compare: bool = False
 
 

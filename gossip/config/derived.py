@@ -60,8 +60,3 @@ class Derived(Keys):
         if self.filter != "auto":
             return self.filter
         return next(name for name in AUTO_FILTER if FILTERS[name].fits(self.mixing == "group", self.conserves))
-
-    @property
-    def cuts_off(self) -> bool:
-        """Whether a filter may take a part of a difference, and each side of a pair another part."""
-        return FILTERS[self.filtering].cuts

@@ -157,9 +157,8 @@ class Joining:
             self.missing.sort(reverse=True)  # the weights first, which whoever stands can give
         while self.missing and free and len(self.pieces) < self.config.donors:
             (start, stop), donor, session = self.missing.pop(), free.pop(0), self.new_session()
-            seconds = allowed_s(self.config, stop - start)
-            self.pieces[session] = Piece(start, stop, donor, now + seconds, start)
-            effects.append(Collect(session, donor, start, stop, self.size, seconds))
+            self.pieces[session] = Piece(start, stop, donor, now + allowed_s(self.config, stop - start), start)
+            effects.append(Collect(session, donor, start, stop, self.size))
             effects.append(Send(donor, Fetch(session, self.keys, start, stop)))
         if self.missing and not self.pieces:
             self.deadline = now + RETRY_S  # everybody refused: Peer finds other candidates
@@ -207,9 +206,9 @@ class Joining:
             (start, stop), step, session = first[owner], self.config.chunk_elements, self.new_session()
             start += self.new_session() % -(-(stop - start) // step) * step
             stop = min(stop, start + step)
-            seconds = allowed_s(self.config, stop - start)
-            self.comparisons[session] = Comparison(owner, other, start, stop, now + seconds)
-            effects.append(Collect(session, other, start, stop, self.size, seconds, compare=True))
+            until = now + allowed_s(self.config, stop - start)
+            self.comparisons[session] = Comparison(owner, other, start, stop, until)
+            effects.append(Collect(session, other, start, stop, self.size, compare=True))
             effects.append(Send(other, Fetch(session, self.keys, start, stop)))
         return effects
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from gossip.config.filters import FILTERS
 from gossip.effects import (
     Collect,
     Effect,
@@ -96,7 +97,7 @@ class Judge:
         self.spent: set[Session] = set()  # whose vector was mixed or merged
         self.mass: Fraction | float = 0
         self.total: Fraction | float = 0
-        self.clips = world.config.cuts_off
+        self.clips = FILTERS[world.config.filtering].cuts
         self.done = self.one_sided = self.clipped = 0
         self.signed: dict[PeerId, int] = {}  # the highest incarnation of lives that are over
         self.lost: dict[tuple[Host, PeerId], int] = {}  # the incarnation in which one was last held to be gone
