@@ -129,6 +129,10 @@ class Sessions:
                 self.kept = None
             case effects.Restore():
                 self.restoring = True
+            case effects.MemberChanged() | effects.Notice():
+                pass  # they are in the log
+            case _:
+                self.world.fail("a driver performs every effect", f"{self} is told {effect}")
 
     # -- streams -----------------------------------------------------------------------------------------------------
     def stream(self, link: Link, number: int, what: str, value: Any) -> None:

@@ -1,0 +1,52 @@
+"""What a judge knows of one exchange: every side of a pair's or a group's, and where the mass of a push is."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from gossip.ids import PeerId
+
+if TYPE_CHECKING:
+    from tests.simulation.host import Host
+
+__all__ = ["Deal", "Push", "Side"]
+
+
+class Side:
+    """One host's part in an exchange of vectors."""
+
+    __slots__ = ("begun_s", "committed_s", "ended", "excused", "mixed", "shift", "weight")
+
+    def __init__(self, now: float) -> None:
+        self.begun_s = now
+        self.committed_s: float | None = None
+        self.mixed = self.ended = False
+        self.excused = ""  # why this side alone may have ended otherwise
+        self.weight = 0.0
+        self.shift: Fraction | float = 0
+
+
+class Deal:
+    """One pair's or group's exchange, as all its sides have it."""
+
+    __slots__ = ("inviter", "members", "session", "settled", "sides")
+
+    def __init__(self, session: int, members: tuple[PeerId, ...], inviter: PeerId | None) -> None:
+        self.session, self.members, self.inviter = session, members, inviter
+        self.sides: dict[Host, Side] = {}
+        self.settled = False
+
+
+class Push:
+    """A mass on its way from its owner to a partner or back."""
+
+    __slots__ = ("back", "doubted", "mass", "merged", "owner", "session", "since_s", "stolen", "taker", "total", "void")
+
+    def __init__(self, owner: Host, session: int, mass: Fraction | float, total: Fraction | float, now: float) -> None:
+        self.owner, self.session, self.mass, self.total, self.since_s = owner, session, mass, total, now
+        self.merged = self.back = 0
+        self.doubted = False  # it was taken back because nobody could say
+        self.void = False  # its owner's weights are no longer those that gave it
+        self.stolen = False  # a liar has it
+        self.taker: Host | None = None  # who merged it
