@@ -82,7 +82,7 @@ PLAY = """
     small = dict(peers=6, duration_s=8.0, task=dict(dataset="averaging", elements=400), gossip={changes})
     result = simulate(Scenario.from_mapping({{**small, "attackers": {{"share": 0.2}}}}), progress=False)
     try:
-        Config(mixing="group", **{changes})
+        Config(**{{"mixing": "group", **{changes}}})
         refusal = ""
     except ConfigError as error:
         refusal = str(error)
@@ -118,6 +118,19 @@ def test_a_filter_is_two_files(python):
     assert seen["documented"]
 
 
+def test_a_filter_of_groups_is_two_files_as_well(python, tmp_path):
+    rows, head = "gossip/config/filters.py", "FILTERS: dict[str, FilterRule] = {\n"
+    text = (ROOT / rows).read_text("utf-8")
+    assert head in text
+    row = '    "median": FilterRule("median:Median", "takes the middle of a group\'s values", groups=True),\n'
+    files = {rows: text.replace(head, head + row), "gossip/filters/median.py": MEDIAN}
+    changes = {"mixing": "group", "filter": "median"}
+    seen = python(files, PLAY.format(changes=changes, key="filter", what="`median` takes the middle"))
+    assert min(seen["mixed"]) > 5
+    assert (tmp_path / "asked").exists()
+    assert seen["documented"]
+
+
 def test_a_figure_of_a_node_and_one_of_a_simulation_are_two_files_each(python):
     files = files_of("A new figure")
     assert list(files) == [
@@ -132,6 +145,17 @@ def test_a_figure_of_a_node_and_one_of_a_simulation_are_two_files_each(python):
     assert ">furthest</th>" in seen["report"]
     assert "| `furthest` | the longest distance from the average |" in seen["sim_page"]
 
+
+MEDIAN = """
+from pathlib import Path
+import numpy as np
+from gossip.filters.rule import Filter
+
+class Median(Filter):
+    def mean(self, vectors):
+        Path("asked").touch()
+        return np.median(vectors, axis=0).astype(np.float32)
+"""
 
 # Two real nodes with a log each, and a simulation.
 TRAIN = """
