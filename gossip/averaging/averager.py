@@ -210,12 +210,9 @@ class Averager:
 
     def release(self, session: int) -> None:
         self.boundary.cancel(session)
-        pair = self.pairs.pop(session, None)
-        if pair is not None:
-            pair.release()
-        group = self.groups.pop(session, None)
-        if group is not None:
-            group.release()
+        average = self.pairs.pop(session, None) or (self.groups.pop(session, None) if self.groups else None)
+        if average is not None:
+            average.release()
         snapshot = self.snapshots.pop(session, None)
         if snapshot is not None:
             self.vectors.give(snapshot)
@@ -283,7 +280,8 @@ class Averager:
         if pair is not None:
             pair.learn()
         taken = average.take_difference()
-        self.decide(Mixing(self, snapshot, taken, snapshot.positions, effect.weight, None, effect.late, effect.plain))
+        positions = None if pair is None else pair.positions
+        self.decide(Mixing(self, snapshot, taken, positions, effect.weight, None, effect.late, effect.plain))
         return True
 
     def merge(self, effect: Merge) -> bool:
@@ -340,8 +338,8 @@ class Averager:
     def visited(self, visit: Visit | None, steps: int, samples: int, loss: float | None) -> None:
         """The training loop was at its boundary, after so many steps, and reports."""
         peer, driver = self.peer, self.driver
-        peer.counted(steps, samples)
-        if visit is not None:
+        if visit is not None and visit.replaced:
+            peer.counted(steps, samples)
             self.weights_replaced(visit)
         driver.perform(peer.stepped(steps, samples, loss, driver.now))  # first: an Offer states how old the model is
         if visit is not None:
@@ -368,7 +366,10 @@ class Averager:
 
     def updated(self, visit: Visit) -> None:
         """What exchanges brought is in the model, and the copies that were asked for are on their way."""
-        self.driver.when_copied(visit, self.copied)
+        if visit.copies:
+            self.driver.when_copied(visit, self.copied)
+        else:
+            self.copied(visit)
 
     def copied(self, visit: Visit) -> None:
         boundary = self.boundary
@@ -430,7 +431,7 @@ class Mixing:
         if self.mass is not None:
             difference.array += snapshot[: difference.array.size]
             return
-        own = snapshot[: self.snapshot.elements]
+        own = snapshot if self.snapshot.cut is None else snapshot[: self.snapshot.elements]
         with averager.lock:
             averager.outer.shift(own, difference.array, self.weight, self.positions, self.late, self.plain)
 

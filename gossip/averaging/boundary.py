@@ -23,30 +23,32 @@ __all__ = ["Adoption", "Boundary", "Kept", "Model", "Pending", "Update", "Visit"
 
 
 class Pending(Protocol):
-    """A copy under way. Until it is done the host array is not to be read (of a read) or written (of an addition)."""
+    """A copy that may be under way. Until it is done the host array is not to be read (of a read) or written (of an
+    addition)."""
 
     def done(self) -> bool: ...
 
 
 class Model(Protocol):
-    """The live weights, and the optimizer's state behind them: changed by the training loop alone."""
+    """The live weights, and the optimizer's state behind them: changed by the training loop alone. None for a copy
+    that is done when the call returns."""
 
     def size(self, full: bool = False) -> int:
         """Elements of the weights, or with the optimizer's state."""
 
-    def begin_read(self, out: Floats, full: bool = False) -> Pending:
+    def begin_read(self, out: Floats, full: bool = False) -> Pending | None:
         """``out[:] = weights``, or with the optimizer's state."""
 
-    def begin_read_at(self, out: Floats, positions: Positions) -> Pending:
+    def begin_read_at(self, out: Floats, positions: Positions) -> Pending | None:
         """``out[:] = weights[positions]``."""
 
-    def add(self, values: Floats) -> Pending:
+    def add(self, values: Floats) -> Pending | None:
         """``weights += values``."""
 
-    def add_at(self, values: Floats, positions: Positions) -> Pending:
+    def add_at(self, values: Floats, positions: Positions) -> Pending | None:
         """``weights[positions] += values``."""
 
-    def merge(self, vector: Floats, ratio: float) -> Pending:
+    def merge(self, vector: Floats, ratio: float) -> Pending | None:
         """``weights += ratio (vector - weights)``; ``vector`` may be overwritten."""
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
@@ -112,11 +114,15 @@ class Visit:
     @property
     def updates_alone(self) -> bool:
         """Nothing of it need be told to the peer."""
-        replaced = self.adopted or self.not_kept or self.restored
-        return not (replaced or self.snapshots or self.spare is not None or self.kept is not None)
+        return not (self.snapshots or self.spare is not None or self.kept is not None or self.replaced)
 
-    def await_copy(self, copy: Pending) -> None:
-        if not copy.done():
+    @property
+    def replaced(self) -> bool:
+        """Whether other weights were to take the place of those that were there."""
+        return self.adopted or self.restored or bool(self.not_kept)
+
+    def await_copy(self, copy: Pending | None) -> None:
+        if copy is not None and not copy.done():
             self.copies.append(copy)
 
 
@@ -127,11 +133,7 @@ class Request:
     full: bool  # with the optimizer's state
     pushes: int  # to how many it is given away
     cut: Cut | None
-
-    @property
-    def what(self) -> tuple[bool, Subset | None]:
-        """Requests of the same share one vector."""
-        return self.full, None if self.cut is None else self.cut.part
+    part: Subset | None  # of the cut: requests of the same share one vector
 
 
 class Boundary:
@@ -147,7 +149,7 @@ class Boundary:
     def __init__(
         self, model: Model, vectors: Vectors, kept: Kept, conserves: bool = False,
         lock: AbstractContextManager[object] | None = None, wake: Callable[[], None] = lambda: None,
-        rest: Callable[[], None] = lambda: None,
+        rest: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.model, self.vectors, self.kept = model, vectors, kept
         self.conserves = conserves  # a push takes mass away
@@ -170,7 +172,7 @@ class Boundary:
     # -- the network's -------------------------------------------------------------------------------------------
     def want_snapshot(self, session: int, full: bool = False, pushes: int = 0, cut: Cut | None = None) -> None:
         with self.lock:
-            self.requests[session] = Request(full, pushes, cut)
+            self.requests[session] = Request(full, pushes, cut, None if cut is None else cut.part)
             self.signal()
 
     def cancel(self, session: int) -> None:
@@ -186,7 +188,7 @@ class Boundary:
         with self.lock:
             sessions = [
                 session for session, request in self.requests.items()
-                if not request.pushes and request.what == (False, part)
+                if not (request.full or request.pushes) and request.part == part
             ]  # fmt: skip
         for session in sessions:
             self.cancel(session)
@@ -258,7 +260,8 @@ class Boundary:
             adoption, self.adoption = self.adoption, None
             restoring, self.restoring = self.restoring, False
             self.wanted = False
-            self.rest()
+            if self.rest is not None:
+                self.rest()
             visit = Visit(updates=updates, decided=self.decided)
         if restoring:
             replaced(self.kept.put_back())
@@ -273,9 +276,10 @@ class Boundary:
         for session, request in requests.items():
             if not (current or request.pushes):
                 continue
-            vector = taken.get(request.what)
+            what = request.full, request.part
+            vector = taken.get(what)
             if vector is None:
-                vector = taken[request.what] = self.copy(visit, request.full, request.cut)
+                vector = taken[what] = self.copy(visit, request.full, request.cut)
             else:
                 vector.users += 1
             mass = 0.0
@@ -305,7 +309,7 @@ class Boundary:
             visit.await_copy(model.begin_read_at(vector.array[elements:], sampled))
         return vector
 
-    def apply(self, update: Update) -> Pending:
+    def apply(self, update: Update) -> Pending | None:
         values = update.vector.array
         if update.positions is not None:
             return self.model.add_at(values, update.positions)

@@ -32,8 +32,10 @@ class PairAverage:
     ) -> None:  # fmt: skip
         self.session, self.partner = effect.session, effect.partner
         self.sends, self.receives = effect.sends, effect.receives
-        self.positions, self.elements = snapshot.positions, snapshot.elements
-        self.ours = snapshot.array if snapshot.cut is None else snapshot.array[: self.elements]
+        cut, array = snapshot.cut, snapshot.array
+        self.positions = None if cut is None else cut.positions
+        self.ours = array if self.positions is None else array[: self.positions.size]
+        self.elements = self.ours.size
         self.values = self.ours  # as the partner decodes them
         self.codec, self.spread, self.vectors = codec, spread, vectors
         self.difference: Vector | None = None  # theirs - ours, until somebody takes it

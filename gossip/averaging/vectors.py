@@ -37,11 +37,6 @@ class Vector:
         """Without the sampled ones."""
         return self.array.size if self.cut is None else self.cut.positions.size
 
-    @property
-    def positions(self) -> Positions | None:
-        """Of the elements in the weights; None for all of them."""
-        return None if self.cut is None else self.cut.positions
-
 
 class Vectors(Protocol):
     """Where vectors come from and go back to; a driver with two threads guards it with a lock."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,8 @@ from sim.scenario.adversaries import Liar
 
 __all__ = ["Floats", "Host", "Times"]
 
+LOCK = threading.Lock()  # nobody waits for it: one thread simulates. A lock costs a tenth of contextlib.nullcontext
+
 Times = Callable[[int], NDArray[np.float64]]
 """How long the next so many steps of one peer take, in seconds: asked again, it goes on where it ended."""
 
@@ -35,7 +39,7 @@ class Host:
 
     __slots__ = (
         "address", "armed", "averager", "boundary", "collecting", "cursor", "dialling", "ends", "events", "gone", "id",
-        "index", "liar", "links", "name", "offering", "peer", "pending", "performer", "ready", "reported_at",
+        "index", "liar", "links", "name", "offering", "peer", "pending", "perform", "ready", "reported_at",
         "rest_until", "rng", "row", "samples_per_step", "since", "steps", "taken", "times", "vector", "visit_at",
         "waiting",
     )  # fmt: skip
@@ -50,7 +54,8 @@ class Host:
         self.index, self.name, self.peer, self.address, self.id = index, name, peer, address, peer.id
         self.vector, self.samples_per_step = vector, samples_per_step
         self.row = row  # of the trainer
-        self.events, self.performer = events, performer
+        self.events = events
+        self.perform = partial(performer, self)
         self.liar = liar  # it attacks
         self.rng = rng  # the network's draws about what this host sends
         self.gone = False  # killed, or it left
@@ -86,7 +91,7 @@ class Host:
         outer.reset(vector)
         vectors = HostVectors(lambda: vector.copy() if recall(self) else None)
         model, kept = VectorModel(vector), KeptVector(vector)
-        self.boundary = Boundary(model, vectors, kept, config.conserves, wake=lambda: wish(self))
+        self.boundary = Boundary(model, vectors, kept, config.conserves, LOCK, partial(wish, self))
         self.averager = Averager(self.peer, config, self.boundary, vectors, outer, self)
         self.averager.begin(vector)
 
@@ -94,9 +99,6 @@ class Host:
     @property
     def now(self) -> float:
         return self.events.now
-
-    def perform(self, effects: list[Effect]) -> None:
-        self.performer(self, effects)
 
     def soon(self, report: Callable[..., None], *arguments: object) -> None:
         self.events.push(self.events.now, self.happen, report, *arguments)
@@ -110,4 +112,10 @@ class Host:
         job.land()
 
     def when_copied(self, visit: Visit, report: Callable[[Visit], None]) -> None:
-        report(visit)
+        raise AssertionError("a copy of a simulated model is done at once")
+
+    def end(self) -> None:
+        """This life is over, and another begins: averager and driver know each other, and nobody searches for
+        cycles meanwhile."""
+        del self.averager, self.boundary, self.perform
+        vars(self.peer).clear()

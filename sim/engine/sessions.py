@@ -128,8 +128,8 @@ class Sessions:
     def on_stream(
         self, host: Host, sender: Host, number: int, theirs: Floats, encoded: bytearray | None = None
     ) -> None:  # fmt: skip
-        pair = host.averager.pairs.get(number)
-        if pair is None or pair.partner != sender.id or host.gone:
+        pair = None if host.gone else host.averager.pairs.get(number)
+        if pair is None or pair.partner != sender.id:
             return
         if encoded is not None and not pair.decodes(encoded):
             host.averager.failed(number, "overflow")
@@ -187,9 +187,11 @@ class Sessions:
 
     def release(self, host: Host, effect: Release) -> None:
         number = effect.session
-        self.first.pop(number, None)
+        if number in self.first:
+            del self.first[number]
+        if number in host.collecting:
+            del host.collecting[number]
         host.since.pop(number, None)
-        host.collecting.pop(number, None)
         host.averager.release(number)
         if self.streams:
             self.end(host, number)

@@ -214,7 +214,7 @@ class Swarm:
             self.training.trainer.reset(before.row)
         times, samples = before.times, before.samples_per_step
         self.launch(index, peer, before.vector, before.name, times, samples, row=before.row, liar=before.liar)
-        vars(before.peer).clear()  # its parts know each other, and nobody searches for cycles meanwhile
+        before.end()
 
     def kill(self, index: int) -> None:
         """End a peer without a word, as kill -9 does: its machine tells its partners that their links are gone."""

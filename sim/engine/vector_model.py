@@ -12,16 +12,6 @@ from gossip.averaging.vectors import Floats, Positions, Vector
 __all__ = ["Floats", "HostVectors", "KeptVector", "VectorModel"]
 
 
-class Copied:
-    """A copy that is done when it returns."""
-
-    def done(self) -> bool:
-        return True
-
-
-COPIED = Copied()
-
-
 class VectorModel:
     """Without an optimizer's state: simulated peers share none."""
 
@@ -33,25 +23,20 @@ class VectorModel:
     def size(self, full: bool = False) -> int:
         return self.vector.size
 
-    def begin_read(self, out: Floats, full: bool = False) -> Copied:
+    def begin_read(self, out: Floats, full: bool = False) -> None:
         out[:] = self.vector
-        return COPIED
 
-    def begin_read_at(self, out: Floats, positions: Positions) -> Copied:
+    def begin_read_at(self, out: Floats, positions: Positions) -> None:
         out[:] = self.vector[positions]
-        return COPIED
 
-    def add(self, values: Floats) -> Copied:
+    def add(self, values: Floats) -> None:
         self.vector += values
-        return COPIED
 
-    def add_at(self, values: Floats, positions: Positions) -> Copied:
+    def add_at(self, values: Floats, positions: Positions) -> None:
         self.vector[positions] += values
-        return COPIED
 
-    def merge(self, vector: Floats, ratio: float) -> Copied:
+    def merge(self, vector: Floats, ratio: float) -> None:
         self.vector += np.float32(ratio) * (vector - self.vector)
-        return COPIED
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
         self.vector[:] = vector
