@@ -74,10 +74,12 @@ PLAY = """
     from pathlib import Path
     from sim.scenario.scenario import Scenario
     from sim.simulation import simulate
+    from gossip.codecs import self_test
     from tests.agreement.test_agreement import both, trio_of_peers
     from tests.agreement.scenario import Scenario as Agreed
 
     assert Path(gossip.__file__).parent == Path("gossip").resolve(), "the copy is what runs"
+    self_test()
     ends = both(Agreed(trio_of_peers(), 15.0, Config(chunk_elements=1024, **{changes})))
     small = dict(peers=6, duration_s=8.0, task=dict(dataset="averaging", elements=400), gossip={changes})
     result = simulate(Scenario.from_mapping({{**small, "attackers": {{"share": 0.2}}}}), progress=False)
@@ -128,6 +130,15 @@ def test_a_filter_of_groups_is_two_files_as_well(python, tmp_path):
     seen = python(files, PLAY.format(changes=changes, key="filter", what="`median` takes the middle"))
     assert min(seen["mixed"]) > 5
     assert (tmp_path / "asked").exists()
+    assert seen["documented"]
+
+
+def test_a_codec_is_two_files(python):
+    files = files_of("A new codec")
+    assert list(files) == ["gossip/codecs/cut.py", "gossip/codecs/__init__.py"]
+    seen = python(files, PLAY.format(changes={"codec": "fp24"}, key="codec", what="moniqua4, fp24, auto"))
+    assert seen["choices"].endswith(", fp24, auto")
+    assert min(seen["mixed"]) > 5
     assert seen["documented"]
 
 

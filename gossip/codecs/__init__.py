@@ -18,7 +18,9 @@ __all__ = [
     "self_test",
 ]  # fmt: skip
 
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (Fp32(), Bf16(), Fp16(), Int8(), Int4(), Moniqua4())}
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (
+    Fp32(), Bf16(), Fp16(), Int8(), Int4(), Moniqua4(),
+)}  # fmt: skip
 
 
 def get_codec(name: str) -> Codec:

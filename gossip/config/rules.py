@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gossip.codecs import needs_spread
 from gossip.config.derived import Derived
 from gossip.config.filters import AUTO_FILTER, FILTERS, filters_that
 from gossip.config.selections import SELECTIONS
@@ -33,7 +34,7 @@ def pushed(config: Derived) -> str | None:
             f"mixing = {config.mixing!r} with part = {config.part!r} cannot work: one mass belongs to the whole "
             "vector. Use mixing = 'pair', or part = 'all'."
         )
-    if config.codec.startswith("moniqua"):
+    if needs_spread(config.codec):
         return (
             f"mixing = {config.mixing!r} with codec = {config.codec!r} cannot work: nothing comes back that would say "
             "how far apart the two are. Use int8 or int4, or mixing = 'pair'."
@@ -66,7 +67,7 @@ def grouped(config: Derived) -> str | None:
         )
     if config.codec == "auto":
         return "codec = 'auto' chooses for one link and a group has many: name one, as bf16 or int8."
-    if config.codec.startswith("moniqua"):
+    if needs_spread(config.codec):
         return (
             f"mixing = 'group' with codec = {config.codec!r} cannot work: its bounds are those of pairs. Use int8 or "
             "int4, or mixing = 'pair'."
@@ -106,7 +107,7 @@ def chosen(config: Derived) -> str | None:
 
 
 def cut(config: Derived) -> str | None:
-    if config.codec.startswith("moniqua") and config.part != "all":
+    if needs_spread(config.codec) and config.part != "all":
         return (
             f"codec = {config.codec!r} with part = {config.part!r} cannot work: its bounds are those of blocks of the "
             "whole vector. Use int8 or int4, or part = 'all'."
