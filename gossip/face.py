@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from gossip.arithmetic.subsets import ALL, Subset
+from gossip.arithmetic.subsets import Subset
 from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.discovery import Reachability, Seeds
 from gossip.effects import Effect, MemberState
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.gathering import Gathering
-from gossip.exchange.groups import Groups
-from gossip.exchange.offer import Exchange
-from gossip.exchange.session import Local
+from gossip.exchange.session import Local, Session
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.members import Members
 from gossip.schedule import Schedule
@@ -45,7 +43,7 @@ class Face:
     conduct: Conduct
     membership: Members
     partners: Partners
-    exchanges: Exchanges | Groups
+    exchanges: Exchanges[Any]
     schedule: Schedule
     joining: Joining
     donating: Donating
@@ -128,7 +126,7 @@ class Face:
     @property
     def next_part(self) -> Subset:
         """Which elements the next mix of our own will be of."""
-        return ALL if isinstance(self.exchanges, Groups) else self.exchanges.next_part
+        return self.exchanges.next_part
 
     def may_mix(self, now: float) -> bool:
         """Whether a mix that is due may begin now, so that a driver takes a snapshot along. Not where there was nobody
@@ -161,7 +159,7 @@ class Face:
         """Whether the weights of a run are on their way to us."""
         return self.joining.phase is not Phase.IDLE
 
-    def exchange(self, session: int) -> Exchange | Gathering | None:
+    def exchange(self, session: int) -> Session | None:
         """The exchange under way with this number."""
         return self.exchanges.table.get(session)
 
@@ -187,7 +185,7 @@ class Face:
 
     def pairs_with(self, partner: PeerId) -> list[int]:
         """Exchanges under way that live on the link to this partner: a group's live on no one link."""
-        if isinstance(self.exchanges, Groups):
+        if self.exchanges.kind.MANY:
             return []
         return [session for session, one in self.exchanges.table.items() if partner in one.others]
 

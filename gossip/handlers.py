@@ -10,7 +10,6 @@ from typing import Any
 
 from gossip.discovery import TRY_EVERY_S, answer_reach
 from gossip.effects import Effect, Send
-from gossip.exchange.groups import Groups
 from gossip.face import Face
 from gossip.ids import PeerId
 from gossip.state_transfer.joining import Phase
@@ -58,20 +57,17 @@ def on_settled(peer: Face, sender: PeerId, settled: Settled, now: float) -> list
 
 
 def on_invite(peer: Face, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
-    exchanges = peer.exchanges
     if peer.left or holds(peer, invite.session) or peer.joining.phase is Phase.ADOPTING:
         return [Send(sender, Busy(invite.session))]
-    if not isinstance(exchanges, Groups):
-        return [Send(sender, Refuse(invite.session, "mixing"))]
-    return exchanges.on_invite(sender, invite, now)
+    return peer.exchanges.on_invite(sender, invite, now)
 
 
 def on_joined(peer: Face, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
-    return peer.exchanges.on_joined(sender, joined, now) if isinstance(peer.exchanges, Groups) else []
+    return peer.exchanges.on_joined(sender, joined, now)
 
 
 def on_begin(peer: Face, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
-    return peer.exchanges.on_begin(sender, begin, now) if isinstance(peer.exchanges, Groups) else []
+    return peer.exchanges.on_begin(sender, begin, now)
 
 
 def on_refusal(peer: Face, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from gossip.arithmetic.group_mean import norm_accepts
 from gossip.conduct import Conduct
@@ -12,7 +13,6 @@ from gossip.config import Config
 from gossip.discovery import Listening, Reachability, Seeds
 from gossip.effects import Confirm, Dial, Effect, Notice, Restore, Send
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.groups import Groups
 from gossip.exchange.session import Local, within
 from gossip.face import Face
 from gossip.handlers import HANDLERS
@@ -79,9 +79,7 @@ class Peer(Face):
             me.id, members, self.local, config, rng, self.linked_peers.__contains__,
             selector or selector_of(config, elements),
         )  # fmt: skip
-        self.exchanges: Exchanges | Groups = (Groups if config.mixing == "group" else Exchanges)(
-            me.id, self.local, config, self.new_session, self.partners
-        )
+        self.exchanges: Exchanges[Any] = Exchanges(me.id, self.local, config, self.new_session, self.partners)
         self.exchanges.conduct = self.conduct
         self.schedule = Schedule(config, rng)
         self.waiting = False  # our mix is due, and waits for the end of one that another asked for
@@ -212,8 +210,7 @@ class Peer(Face):
         if peer not in self.linked_peers:
             self.linked_peers[peer] = NEVER
         self.partners.bench.answers(peer)
-        if isinstance(self.exchanges, Groups):
-            effects += self.exchanges.linked(peer, now)
+        effects += self.exchanges.linked(peer, now)
         me = self.membership.me
         if not self.reach.settled:
             effects += self.reach.linked(peer, me)
@@ -331,8 +328,7 @@ class Peer(Face):
         steps alone have moved the model since the last snapshot, where somebody measures it."""
         self.local.boundary_at = now
         if moved == moved and self.steps > self.moved_steps:  # and not a second one at the same boundary
-            if isinstance(self.exchanges, Exchanges):
-                self.exchanges.filter.moved(moved)
+            self.exchanges.filter.moved(moved)
             self.schedule.watch(self.consensus_distance, moved / (self.steps - self.moved_steps))
             self.partners.pace = self.schedule.pace
             self.moved_steps = self.steps
@@ -347,7 +343,8 @@ class Peer(Face):
         """
         effects: list[Effect] = []
         if session is not None:
-            effects += self.donating.abandon([session]) if session in self.donating.table else self.withdraw(session)
+            given = session in self.donating.table
+            effects += self.donating.abandon([session]) if given else self.exchanges.spoiled(session)
         if self.local.ready and self.joining.phase is not Phase.ADOPTING:  # what is on trial is judged as it is
             self.local.ready = self.local.sound = False
             self.membership.update_me(now, ready=False)
@@ -360,13 +357,6 @@ class Peer(Face):
         """An earlier snapshot is the session's: the training loop is at no boundary."""
         return self.donating.snapshotted(session)
 
-    def withdraw(self, session: int) -> list[Effect]:
-        exchanges = self.exchanges
-        if isinstance(exchanges, Groups):
-            gathering = exchanges.table.get(session)
-            return exchanges.withdraw(gathering) if gathering is not None else []
-        return exchanges.spoiled(session)
-
     def mended(self, now: float) -> list[Effect]:
         """The training loop has made its weights finite again, by itself."""
         if self.local.sound or self.joining.phase is Phase.ADOPTING:
@@ -378,11 +368,8 @@ class Peer(Face):
 
     def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
         """An exchange's streams are whole: |theirs - ours|^2 and |ours|^2."""
-        exchanges = self.exchanges
-        if isinstance(exchanges, Groups):
-            return []
-        exchange = exchanges.table.get(session)
-        effects = exchanges.streamed(session, difference_sq, own_sq, now)
+        exchange = self.exchanges.table.get(session)
+        effects = self.exchanges.streamed(session, difference_sq, own_sq, now)
         if exchange is not None and effects:
             self.membership.acknowledged(exchange.partner, now)
         return effects + self.after(now) if self.unsettled else effects
@@ -392,10 +379,7 @@ class Peer(Face):
     ) -> list[Effect]:
         """All slices of a group are means: |mean - ours|^2, |ours|^2, and who was refused: whose slices were left out
         of ours, or whose means are none."""
-        exchanges = self.exchanges
-        if not isinstance(exchanges, Groups):
-            return []
-        effects = exchanges.gathered(session, difference_sq, own_sq, refused, now)
+        effects = self.exchanges.gathered(session, difference_sq, own_sq, refused, now)
         return effects + self.after(now) if self.unsettled else effects
 
     def failed(self, session: int, code: str, now: float) -> list[Effect]:
@@ -479,8 +463,7 @@ class Peer(Face):
         merged = local.ready
         local.genesis, local.version, local.ready = joining.genesis, within(joining.version), True
         local.sound = True
-        if isinstance(self.exchanges, Exchanges):
-            self.exchanges.filter.joined(joining.spread_sq)
+        self.exchanges.filter.joined(joining.spread_sq)
         base, loaded = self.runs.base_samples(local.genesis), self.membership.me.base_samples
         older = not merged and outranks(Run(loaded, b""), Run(joining.swarm_samples, b""))
         self.membership.update_me(now, genesis=local.genesis, base_samples=base, version=local.version, ready=True)

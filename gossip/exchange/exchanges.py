@@ -1,28 +1,31 @@
 """All exchanges of one peer: those of its own mix, and ``partners.incoming()`` that others offered.
 
-What happens in an exchange is the session's own affair (:mod:`gossip.exchange.pair`, :mod:`gossip.exchange.push`); here
-it is found out whose session something is about, how many there may be, and what is remembered of those that are over.
+What happens in one is its own affair (:mod:`gossip.exchange.pair`, :mod:`gossip.exchange.push`,
+:mod:`gossip.exchange.group`); here it is found out whose session something is about, how many there may be, and what is
+remembered of those that are over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from gossip.arithmetic.subsets import ALL, Fragments, Subset
-from gossip.codecs import needs_spread
+from gossip.codecs import CODECS, needs_spread
 from gossip.config import Config
-from gossip.effects import Effect, MemberState, Send
+from gossip.effects import Effect, MemberState
 from gossip.exchange.agreement import proposed_codec
+from gossip.exchange.group import Group
 from gossip.exchange.offer import Exchange
 from gossip.exchange.pair import Pair
 from gossip.exchange.patience import Patience
 from gossip.exchange.push import Push
-from gossip.exchange.session import AT_ONCE, Event, Local, State
-from gossip.exchange.session_table import Ledger
+from gossip.exchange.session import Local, Session
+from gossip.exchange.session_table import Ledger, One
+from gossip.exchange.transitions import Event, State
 from gossip.filters.registry import filter_of
-from gossip.ids import PeerId
-from gossip.wire.messages import Abort, Accept, Offer, Settled
+from gossip.ids import Address, PeerId
+from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer, Settled
 
 __all__ = ["Exchanges", "PartnerChoice", "fragments_of"]
 
@@ -33,8 +36,10 @@ class PartnerChoice(Protocol):
     """Whom to mix with: :class:`gossip.selection.partners.Partners`."""
 
     wary_until: float
+    mixes: int
 
     def choose(self, asked: set[PeerId], now: float, again: bool = False, crowded: bool = False) -> PeerId | None: ...
+    def group(self, now: float) -> list[PeerId]: ...
     def strange(self, peer: PeerId) -> bool: ...
     def slow(self, partner: PeerId, now: float) -> None: ...
     def declines(self, sender: PeerId, now: float) -> bool: ...
@@ -45,9 +50,19 @@ class PartnerChoice(Protocol):
     def incoming(self) -> int: ...
     def cap(self, partner: PeerId, others: int) -> float: ...
     def heard(self, partner: PeerId, seconds: float) -> None: ...
+    def beyond(self, peers: Collection[PeerId]) -> bool: ...
+    def address(self, peer: PeerId) -> Address | None: ...
+    def linked(self, peer: PeerId) -> bool: ...
 
 
-class Exchanges(Ledger[Exchange]):
+def kind_of(config: Config) -> type[Session]:
+    """What the sessions of this configuration are."""
+    if config.mixing == "group":
+        return Group
+    return Push if config.pushes else Pair
+
+
+class Exchanges(Ledger[One]):
     """Routes, limits and remembers."""
 
     def __init__(
@@ -55,7 +70,7 @@ class Exchanges(Ledger[Exchange]):
     ) -> None:
         super().__init__(me, local, config, new_session)
         self.partners = partners
-        self.kind: type[Exchange] = Push if config.pushes else Pair
+        self.kind = kind_of(config)
         self.answers, self.streams = Patience(), Patience()  # to an Offer; from Accept to COMMIT
         self.excused: dict[PeerId, None] = {}  # whose last exchange ended for an innocent reason, oldest first
         self.single = not config.pushes and config.partners == 1  # an exchange is a mix, whoever asked for it
@@ -87,28 +102,20 @@ class Exchanges(Ledger[Exchange]):
             self.part = part.drawn(self.new_session())
         return part
 
-    # -- who is meant --------------------------------------------------------------------------------------------
+    # -- routing -------------------------------------------------------------------------------------------------
     def said(self, event: Event, sender: PeerId, session: int, *what: Any) -> list[Effect]:
         """A member says something of a session."""
         one = self.table.get(session)
-        if one is None or one.partner != sender:
-            return self.said_of_none(event, sender, session)
-        return one.happens(event, sender, *what) if one.allows(event) else []
+        if one is None or not one.hears(event, sender) or not one.allows(event):
+            return self.kind.unheard(self, event, sender, session)
+        return one.happens(event, sender, *what)
 
-    def said_of_none(self, event: Event, sender: PeerId, session: int) -> list[Effect]:
-        """Of a session that is over, or none of the sender's."""
-        match event:
-            case Event.ACCEPT:
-                return [Send(sender, Abort(session, "late"))]
-            case Event.OUTCOME:
-                return [Send(sender, Settled(session, (sender, session) in self.verdicts))]
-        return []
-
-    def tell(self, one: Exchange, event: Event, *what: Any) -> list[Effect]:
+    def tell(self, one: One, event: Event, *what: Any) -> list[Effect]:
         """Something happened to a session that nobody said."""
         return one.happens(event, *what) if one.allows(event) else []
 
     def reported(self, event: Event, session: int, *what: Any) -> list[Effect]:
+        """The same, by its number."""
         one = self.table.get(session)
         return [] if one is None else self.tell(one, event, *what)
 
@@ -116,8 +123,17 @@ class Exchanges(Ledger[Exchange]):
     def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
         return self.kind.answer(self, sender, offer, now)
 
+    def on_invite(self, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+        return self.kind.invite(self, sender, invite, now)
+
     def on_accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
         return self.said(Event.ACCEPT, sender, accept.session, accept, now)
+
+    def on_joined(self, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
+        return self.said(Event.JOINED, sender, joined.session, joined, now)
+
+    def on_begin(self, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
+        return self.said(Event.BEGIN, sender, begin.session, begin, now)
 
     def on_busy(self, sender: PeerId, session: int, now: float) -> list[Effect]:
         return self.said(Event.BUSY, sender, session, now)
@@ -149,29 +165,35 @@ class Exchanges(Ledger[Exchange]):
         """All of theirs is here, with checksums right."""
         return self.reported(Event.STREAMED, session, difference_sq, own_sq, now)
 
+    def gathered(
+        self, session: int, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float
+    ) -> list[Effect]:
+        """All slices are means: |mean - ours|^2, |ours|^2, and whose slices are left out of ours or are no means."""
+        return self.reported(Event.GATHERED, session, difference_sq, own_sq, refused, now)
+
     def failed(self, session: int, code: str, now: float) -> list[Effect]:
         """The streams of this session stalled or brought wrong bytes, or the link it ran over broke ("broken")."""
         return self.reported(Event.FAILED, session, code, now)
 
+    def linked(self, peer: PeerId, now: float) -> list[Effect]:
+        """There is a link to ``peer``."""
+        return [effect for one in self.table.values() for effect in self.tell(one, Event.LINKED, peer, now)]
+
     def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
         """No link to ``peer`` is left, and perhaps none can be made. ``orderly``: the last was not needed. What ran
         on it was told one by one, and an offer may be waiting for another link."""
-        if orderly:
+        if orderly and not self.kind.MANY:
             return []
-        ours = [one for one in self.table.values() if one.partner == peer]
-        return [effect for one in ours for effect in self.tell(one, Event.FAILED, "broken", now)]
+        return [effect for one in list(self.table.values()) for effect in one.without(peer, now)]
 
     # -- looking -------------------------------------------------------------------------------------------------
     def look_elsewhere(self, state: Callable[[PeerId], MemberState | None], now: float) -> list[Effect]:
-        """An offer to one that is no longer held ALIVE goes to another, before its time is up; and a doubt ends when
-        the only one who knows is gone."""
-        lost = [
-            own for own in self.table.values()
-            if own.state is State.OFFERED and state(own.partner) is not MemberState.ALIVE
-        ]  # fmt: skip
-        effects = [effect for own in lost for effect in self.tell(own, Event.FAILED, "broken", now)]
+        """Whoever is no longer held ALIVE is not waited for until the time is up; and a doubt ends when the only one
+        who knows is gone."""
+        lost = [(one, peer) for one in self.table.values() for peer in one.lost(state)]
+        effects = [effect for one, peer in lost for effect in one.without(peer, now)]
         for one in [one for one in self.table.values() if one.state is State.DOUBT]:
-            if state(one.partner) in (MemberState.DEAD, MemberState.LEFT):
+            if one.orphaned(state):
                 effects += self.tell(one, Event.GONE, now)
         return effects
 
@@ -184,32 +206,17 @@ class Exchanges(Ledger[Exchange]):
         return [effect for one in list(self.table.values()) for effect in self.tell(one, Event.REPLACED)]
 
     # -- limits --------------------------------------------------------------------------------------------------
-    def room(self, limit: int, leaving: int = 0) -> bool:
-        """Whether one more may begin beside the others (but for ``leaving``, which end for it). With outer momentum one
-        at a time in all: two concurrent outer steps would count the same local progress twice."""
-        return self.moving - leaving < (limit if self.config.plain else 1)
-
-    def incoming(self, sender: PeerId) -> int:
-        """How many of others may be under way with one of this member's: a slot is kept for others than the last."""
-        limit = self.partners.incoming()
-        return limit - 1 if self.single and sender == self.last_partner and limit > 1 else limit
-
-    def with_strangers(self, but: Exchange | None = None) -> bool:
-        """Whether a strange one has an exchange."""
-        strange = self.partners.strange
-        return any(one is not but and strange(one.partner) for one in self.table.values())
-
     @property
     def most_doubts(self) -> int:
-        """As many as may ever be under way at once: a cut between all of their COMMITs leaves no more. Who sits out, or
-        is not there at this moment, is no reason to forget one."""
-        config = self.config
-        return config.incoming_limit + config.partners if config.partners else 2 * AT_ONCE
+        """How many are asked after at once: each holds two vectors."""
+        return self.kind.most_doubts(self)
 
     def forget_doubts(self, now: float) -> list[Effect]:
-        """Another is in doubt."""
-        oldest = self.beyond(self.most_doubts)
-        return [] if oldest is None else self.tell(oldest, Event.CROWDED, now)
+        """Another is in doubt: the one that has been for the longest makes way, where there are too many."""
+        in_doubt = [one for one in self.table.values() if one.state is State.DOUBT]
+        if len(in_doubt) <= self.most_doubts:
+            return []
+        return self.tell(min(in_doubt, key=lambda one: one.since), Event.CROWDED, now)
 
     @property
     def parked(self) -> int:
@@ -227,19 +234,35 @@ class Exchanges(Ledger[Exchange]):
         for one in self.table.values():
             one.overtaken = one.overtaken or one.idle
 
-    def overdue(self, leaving: list[Exchange], now: float) -> list[Exchange]:
-        """Offers of ours that wait for longer than answers take, as many as may be parked. A little longer is still
-        waited for, but that is no reason to have others wait."""
-        late = [
-            own for own in self.outgoing.values()
-            if own.state is State.OFFERED and own not in leaving and now - own.since >= self.answers.usual_s
-        ]  # fmt: skip
-        return late[: max(0, self.most_parked - self.parked)]
-
     # -- memory --------------------------------------------------------------------------------------------------
     def codec(self, partner: PeerId) -> str:
         """What we offer this one now."""
         return proposed_codec(self.config.codec, self.bounded, self.durations.rate(partner))
+
+    def finished(self, one: Exchange, now: float) -> None:
+        """An exchange with one partner has happened."""
+        partner = one.partner
+        self.remember((partner, one.session), True)
+        if one.state is not State.DOUBT:
+            seconds = now - one.since
+            self.durations.add(partner, seconds, CODECS[one.codec].encoded_bytes(one.elements))
+            self.partners.heard(partner, seconds)
+            self.streams.add(partner, seconds)
+        if one.initiator:
+            self.answers.add(partner, one.answer_s)
+        self.done += 1
+        self.last_partner = partner
+        self.conduct.excuse(partner, "wasted")
+        self.excused.pop(partner, None)
+        self.partners.mixed(partner, now, one.initiator)
+
+    def counted(self, one: Exchange) -> None:
+        """It was of a mix for which the schedule waits. Not in doubt, or our own mix was given up for it, and it has
+        earned no trust by it."""
+        if one.state is not State.DOUBT:
+            self.mixed_at.append(one.partner)
+            self.own_mixed = self.own_mixed or one.initiator
+            self.gave_way = self.gave_way and not one.initiator
 
     def excuses(self, partner: PeerId) -> bool:
         """Whether an exchange that ended for an innocent reason costs its partner nothing. A reason is a claim, and who

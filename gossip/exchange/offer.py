@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gossip.arithmetic.mixing import pair_weight
 from gossip.arithmetic.subsets import ALL, Subset
-from gossip.codecs import CODECS
-from gossip.effects import Effect, Rename, Send, Snapshot, Transfer
-from gossip.exchange.agreement import agreed_codec, answers, refusal
-from gossip.exchange.session import INITIATOR, RESPONDER, Event, Session, State
+from gossip.effects import Effect, MemberState, Rename, Send, Transfer
+from gossip.exchange.agreement import answers
+from gossip.exchange.beginning import admit, start, strangers
+from gossip.exchange.session import AT_ONCE, Session
 from gossip.exchange.session_table import DOUBT_RETRY_S
+from gossip.exchange.transitions import Event, State
 from gossip.ids import PeerId
-from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
+from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 
 if TYPE_CHECKING:
     from gossip.exchange.exchanges import Exchanges
 
-__all__ = ["TRIES", "Exchange"]
+__all__ = ["Exchange"]
 
-TRIES = 4  # partners asked for each one wanted before waiting: four BUSY in a row mean that everybody is mixing already
 INNOCENT = ("replaced", "late", "overflow")  # reasons for an abort that are nobody's fault
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Exchange(Session):
     """``theirs`` is the version that the partner states, ``committed`` whether its COMMIT is here, ``asked`` who was
-    offered this or another exchange of the same mix, ``overtaken`` whether another began while this one took no slot.
-    ``session`` is another number for each partner that is asked."""
+    offered this or another exchange of the same mix. ``session`` is another number for each partner that is asked."""
 
     MIXING: ClassVar[str]  # as an Offer names it
 
@@ -44,8 +42,6 @@ class Exchange(Session):
     tries: int = 0  # how many may be asked
     until: float = 0.0  # how long it is waited for; at ``deadline`` before that it is parked
     answer_s: float = 0.0  # what the answer to our offer took
-    parked: bool = False
-    overtaken: bool = False
     blamed: bool = False  # its partner has been, for what it did not say
 
     @property
@@ -56,87 +52,44 @@ class Exchange(Session):
     def idle(self) -> bool:
         return self.parked or self.state is State.DOUBT
 
+    @staticmethod
+    def most_doubts(exchanges: Exchanges[Any]) -> int:
+        """As many as may ever be under way at once: a cut between all of their COMMITs leaves no more. Who sits out, or
+        is not there at this moment, is no reason to forget one."""
+        config = exchanges.config
+        return config.incoming_limit + config.partners if config.partners else 2 * AT_ONCE
+
     @property
     def elements(self) -> int:
         return self.part.elements(self.exchanges.local.elements)
 
+    def hears(self, event: Event, sender: PeerId) -> bool:
+        return sender == self.partner
+
+    @classmethod
+    def unheard(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
+        one = exchanges.table.get(session)
+        if one is not None and one.partner == sender:
+            return []  # said twice, or too early; an Abort could follow our COMMIT
+        match event:
+            case Event.ACCEPT:
+                return [Send(sender, Abort(session, "late"))]
+            case Event.OUTCOME:
+                return [Send(sender, Settled(session, (sender, session) in exchanges.verdicts))]
+        return []
+
     # -- the beginning -------------------------------------------------------------------------------------------
     @classmethod
-    def start(cls, exchanges: Exchanges, now: float) -> list[Effect]:
-        """Prepare the offers of a mix: the snapshot first, so that a partner's stream meets ours ready."""
-        asked: set[PeerId] = set()
-        for one in exchanges.table.values():
-            if not one.idle and (one.initiator or exchanges.single):
-                return []  # what is under way is a mix already; a second one would share its bandwidth
-            if one.parked:
-                asked.add(one.partner)
-        partners = exchanges.partners
-        if asked and partners.choose(asked, now) is None:
-            asked = set()  # whoever there is has said nothing for long: perhaps none of it arrived
-        if not exchanges.room(1 + partners.incoming()) or partners.choose(asked, now) is None:
-            return []
-        wanted = partners.wanted()
-        part = exchanges.draw_part()
-        exchanges.overtake()
-        tries = len(asked) + TRIES * wanted
-        effects: list[Effect] = []
-        for place in range(wanted):
-            one = cls(
-                exchanges=exchanges, session=exchanges.new_session(), partner=exchanges.me, initiator=INITIATOR,
-                since=now, deadline=math.inf, asked=asked, part=part, tries=tries, steps=exchanges.local.steps,
-            )  # fmt: skip
-            exchanges.outgoing[one.session] = exchanges.table[one.session] = one
-            effects.append(Snapshot(one.session, False, one.carries(wanted - place), part))
-        return effects
+    def start(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
+        return start(cls, exchanges, now)
 
     def carries(self, partners: int) -> int:
         """Among how many partners what our snapshot gives away is divided, 0 where it gives away nothing."""
         return 0
 
     @classmethod
-    def answer(cls, exchanges: Exchanges, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-        """Another offers: refuse for good, say BUSY, or prepare ours."""
-        session, part, local = offer.session, Subset.parse(offer.part), exchanges.local
-        refused = cls.refuses(exchanges, offer, part)
-        if refused is not None or part is None:
-            return [Send(sender, Refuse(session, refused or "part"))]
-        leaving, waiting = cls.standing(exchanges, sender)
-        slots = sum([not own.idle for own in leaving])
-        limit = exchanges.incoming(sender) + len(exchanges.outgoing) - slots
-        overdue = [] if exchanges.room(limit, slots) else exchanges.overdue(leaving, now)
-        full = not exchanges.room(limit - len(overdue), slots + len(overdue))
-        if exchanges.partners.strange(sender):
-            waiting = waiting or exchanges.with_strangers() or exchanges.partners.wary_until > now
-        asleep = now - local.boundary_at > exchanges.config.boundary_patience_s
-        if full or asleep or waiting or session in exchanges.table:
-            return [Send(sender, Busy(session))]
-        if exchanges.partners.declines(sender, now):
-            exchanges.conduct.note(sender, "pestering", now)
-            return [Send(sender, Busy(session))]
-        for own in overdue:
-            own.park(now)
-        exchanges.gave_way = exchanges.gave_way or slots > 0
-        exchanges.overtake()
-        dropped = [effect for own in leaving for effect in exchanges.tell(own, Event.YIELDED)]
-        one = exchanges.table[session] = cls(
-            exchanges=exchanges, session=session, partner=sender, initiator=RESPONDER, since=now,
-            deadline=now + exchanges.config.boundary_patience_s, theirs=offer.version, mass=offer.mass, part=part,
-        )  # fmt: skip
-        one.codec = agreed_codec(exchanges.config.codec, exchanges.codec(sender), offer.codec, part is ALL)
-        cap = min(offer.weight, exchanges.partners.cap(sender, exchanges.moving))
-        gap = local.version - offer.version
-        one.weight = pair_weight(gap, exchanges.config.staleness_exponent, cap=cap)
-        return [*dropped, Snapshot(session, False, part=part)]
-
-    @classmethod
-    def refuses(cls, exchanges: Exchanges, offer: Offer, part: Subset | None) -> str | None:
-        """The reason to refuse whatever this node is doing at the moment."""
-        reason = refusal(exchanges.local, offer, offer.mixing == cls.MIXING, spread=True)
-        if reason is not None:
-            return reason
-        if not 0 < offer.weight <= 0.5:
-            return "weight"
-        return cls.mismatch(offer) or (None if part is not None and part.elements(exchanges.local.elements) else "part")
+    def answer(cls, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        return admit(cls, exchanges, sender, offer, now)
 
     @classmethod
     def mismatch(cls, offer: Offer) -> str | None:
@@ -144,7 +97,7 @@ class Exchange(Session):
         return None
 
     @classmethod
-    def standing(cls, exchanges: Exchanges, sender: PeerId) -> tuple[list[Exchange], bool]:
+    def standing(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
         """What of ours makes way for an offer of this member, and whether the offer must wait for something else."""
         return [], False
 
@@ -170,7 +123,7 @@ class Exchange(Session):
         if self.parked:
             return self.drop()
         exchanges, asked = self.exchanges, self.asked
-        again, crowded = self.state is State.OFFERED, exchanges.with_strangers(but=self)
+        again, crowded = self.state is State.OFFERED, strangers(exchanges, but=self)
         partner = exchanges.partners.choose(asked, now, again, crowded) if len(asked) < self.tries else None
         if partner is None:
             exchanges.gave_up = True
@@ -310,6 +263,17 @@ class Exchange(Session):
                 return [*told, *self.fail(now, code)]
         return self.fail(now, code)
 
+    def without(self, peer: PeerId, now: float) -> list[Effect]:
+        return self.exchanges.tell(self, Event.FAILED, "broken", now) if peer == self.partner else []
+
+    def lost(self, state: Callable[[PeerId], MemberState | None]) -> list[PeerId]:
+        """An offer goes to another before its time is up."""
+        waits = self.state is State.OFFERED and state(self.partner) is not MemberState.ALIVE
+        return [self.partner] if waits else []
+
+    def orphaned(self, state: Callable[[PeerId], MemberState | None]) -> bool:
+        return state(self.partner) in (MemberState.DEAD, MemberState.LEFT)
+
     def abort(self, sender: PeerId, code: str, now: float) -> list[Effect]:
         if self.state is State.OFFERED:
             return self.offer(now)
@@ -344,32 +308,6 @@ class Exchange(Session):
     def finish(self, now: float) -> list[Effect]:
         """It has happened."""
         raise NotImplementedError
-
-    def finished(self, now: float) -> None:
-        """Note that it has."""
-        exchanges, partner = self.exchanges, self.partner
-        exchanges.remember((partner, self.session), True)
-        if self.state is not State.DOUBT:
-            seconds = now - self.since
-            exchanges.durations.add(partner, seconds, CODECS[self.codec].encoded_bytes(self.elements))
-            exchanges.partners.heard(partner, seconds)
-            exchanges.streams.add(partner, seconds)
-        if self.initiator:
-            exchanges.answers.add(partner, self.answer_s)
-        exchanges.done += 1
-        exchanges.last_partner = partner
-        exchanges.conduct.excuse(partner, "wasted")
-        exchanges.excused.pop(partner, None)
-        exchanges.partners.mixed(partner, now, self.initiator)
-
-    def counted(self) -> None:
-        """Of a mix for which the schedule waits; not in doubt, or our own mix was given up for it, and it has earned no
-        trust by it."""
-        exchanges = self.exchanges
-        if self.state is not State.DOUBT:
-            exchanges.mixed_at.append(self.partner)
-            exchanges.own_mixed = exchanges.own_mixed or self.initiator
-            exchanges.gave_way = exchanges.gave_way and not self.initiator
 
     def fail(self, now: float, code: str) -> list[Effect]:
         exchanges = self.exchanges

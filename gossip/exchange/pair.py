@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gossip.arithmetic.subsets import ALL
 from gossip.conduct import NEVER
 from gossip.effects import Effect, Mix, Send
 from gossip.exchange.offer import Exchange
-from gossip.exchange.session import INITIATOR, RESPONDER, Event, State, Transitions, version_gap, within
+from gossip.exchange.session import State, version_gap, within
+from gossip.exchange.transitions import PAIR, Table
 from gossip.ids import PeerId
 from gossip.wire.messages import Settled
 
@@ -20,85 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["Pair"]
 
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
-VERIFIED, DOUBT, DONE, DROPPED = State.VERIFIED, State.DOUBT, State.DONE, State.DROPPED
-
-AGREED: Transitions = {  # from the Accept on both are alike
-    STREAMING: {
-        Event.COMMIT: (STREAMING,),  # ours follows when all of theirs is here
-        Event.STREAMED: (VERIFIED, DONE, DROPPED),
-        Event.ABORT: (DROPPED,),
-        Event.OUTCOME: (DROPPED,),
-        Event.FAILED: (DROPPED,),
-        Event.LATE: (STREAMING, DROPPED),
-        Event.SPOILED: (DROPPED,),
-        Event.REPLACED: (DROPPED,),
-    },
-    VERIFIED: {
-        Event.COMMIT: (DONE,),
-        Event.ABORT: (DROPPED,),
-        Event.OUTCOME: (DONE,),
-        Event.FAILED: (DOUBT,),
-        Event.LATE: (VERIFIED, DOUBT),
-        Event.SPOILED: (DROPPED,),
-        Event.REPLACED: (DROPPED,),
-    },
-    DOUBT: {
-        Event.COMMIT: (DONE,),
-        Event.ABORT: (DROPPED,),
-        Event.OUTCOME: (DONE,),
-        Event.SETTLED: (DONE, DROPPED),
-        Event.LATE: (DOUBT, DROPPED),
-        Event.GONE: (DROPPED,),
-        Event.CROWDED: (DROPPED,),
-        Event.SPOILED: (DROPPED,),
-        Event.REPLACED: (DROPPED,),
-    },
-}
+VERIFIED, DOUBT, DONE = State.VERIFIED, State.DOUBT, State.DONE
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Pair(Exchange):
-    """See :mod:`gossip.exchange.session`."""
+    """Both sides are alike from the Accept on."""
 
     MIXING: ClassVar[str] = "pair"
-    TRANSITIONS: ClassVar[Mapping[bool, Transitions]] = {
-        INITIATOR: {
-            PREPARING: {
-                Event.SNAPSHOTTED: (OFFERED, DROPPED),
-                Event.YIELDED: (DROPPED,),
-                Event.SPOILED: (DROPPED,),
-                Event.REPLACED: (DROPPED,),
-            },
-            OFFERED: {
-                Event.ACCEPT: (STREAMING, DROPPED),
-                Event.BUSY: (OFFERED, DROPPED),
-                Event.REFUSE: (OFFERED, DROPPED),
-                Event.ABORT: (OFFERED, DROPPED),
-                Event.OUTCOME: (DROPPED,),
-                Event.FAILED: (OFFERED, DROPPED),
-                Event.LATE: (OFFERED, DROPPED),
-                Event.YIELDED: (DROPPED,),
-                Event.SPOILED: (DROPPED,),
-                Event.REPLACED: (DROPPED,),
-            },
-            **AGREED,
-        },
-        RESPONDER: {
-            PREPARING: {
-                Event.SNAPSHOTTED: (STREAMING,),
-                Event.ABORT: (DROPPED,),
-                Event.OUTCOME: (DROPPED,),
-                Event.FAILED: (DROPPED,),
-                Event.LATE: (DROPPED,),
-                Event.SPOILED: (DROPPED,),
-                Event.REPLACED: (DROPPED,),
-            },
-            **AGREED,
-        },
-    }
+    TRANSITIONS: ClassVar[Table] = PAIR
 
     @classmethod
-    def standing(cls, exchanges: Exchanges, sender: PeerId) -> tuple[list[Exchange], bool]:
+    def standing(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
         """A mix is a mix, whoever asked first; but our next one waits for nobody. Of two offers that cross, the smaller
         id's is the exchange. Beside one that is parked and streams its partner begins no other."""
         leaving: list[Exchange] = []
@@ -137,8 +70,8 @@ class Pair(Exchange):
 
     def finish(self, now: float) -> list[Effect]:
         exchanges, partner, part = self.exchanges, self.partner, self.part
-        self.finished(now)
-        self.counted()
+        exchanges.finished(self, now)
+        exchanges.counted(self)
         if exchanges.learns and part is ALL:
             exchanges.bounded = True
         if exchanges.fragments is not None:

@@ -1,88 +1,24 @@
-"""One exchange as one side sees it: the state that it is in, and what may happen to it there.
-
-    pair  initiator   PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
-          responder   PREPARING ------------> STREAMING -> VERIFIED -> mixed
-                                                              |
-                                                            DOUBT -> mixed | dropped
-
-    push  initiator   PREPARING -> OFFERED -> STREAMING -> given away | taken back
-                                                  |
-                                                DOUBT -> given away | taken back
-          responder   PREPARING ------------> STREAMING -> merged
-
-Each side of a pair says COMMIT when all of the other's vector arrived and passed every check; the exchange happens
-exactly when both did. That is a function of two facts which never change afterwards, so a link that breaks between the
-two COMMITs leaves no guess to make: the sides ask each other after it (Outcome, Settled) and come to the same answer.
-Only a partner that stays unreachable for ``doubt_s`` ends in a one-sided drop, which moves the mean by at most that one
-difference.
-
-An exchange that waits for its partner for longer than that takes is *parked*: it goes on, and takes no slot any more.
-So whoever says nothing costs others its own answer, and no more.
-
-A push happens exactly when the responder said COMMIT. Until the initiator knows, the mass that it gave away is nowhere
-but in flight; when it knows that nothing came of it, it merges its own snapshot back in.
-"""
+"""What pairs, pushes and groups have in common: one exchange as one side of it has it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gossip.effects import Effect
+from gossip.effects import Effect, MemberState, Send
+from gossip.exchange.transitions import Event, State, Table
 from gossip.ids import PeerId
+from gossip.wire.messages import Invite, Offer, Refuse
 
 if TYPE_CHECKING:
     from gossip.exchange.exchanges import Exchanges
 
-__all__ = [
-    "AT_ONCE", "INITIATOR", "MAX_GAP", "MAX_VERSION", "RESPONDER", "Event", "Local", "Session", "State", "Transitions",
-    "version_gap", "within",
-]  # fmt: skip
+__all__ = ["AT_ONCE", "MAX_GAP", "MAX_VERSION", "Event", "Local", "Session", "State", "version_gap", "within"]
 
 AT_ONCE = 32  # of the neighbours with all of whom a mix is, so many at most: a vector each. Others the next time
 MAX_VERSION = 2**53  # what a record may hold: a mean with more would make our own record unacceptable to everybody
 MAX_GAP = 1_000.0  # rounds that one exchange counts for: few mixes bring back who was long away, none reach 2^53
-INITIATOR, RESPONDER = True, False
-
-
-class State(Enum):
-    PREPARING = auto()  # our snapshot is not taken yet
-    OFFERED = auto()
-    STREAMING = auto()
-    VERIFIED = auto()  # our COMMIT is sent, theirs is not here
-    DOUBT = auto()  # the same, and the link broke, or it takes too long: it takes no slot any more
-    DONE = auto()  # it has happened, and is over
-    DROPPED = auto()  # nothing came of it
-
-
-class Event(Enum):
-    """What can happen to a session; the values are the words of docs/protocol.md, and name the methods that answer."""
-
-    # said by others
-    ACCEPT = "accept"
-    BUSY = "busy"
-    REFUSE = "refuse"
-    COMMIT = "commit"
-    ABORT = "abort"
-    OUTCOME = "outcome"
-    SETTLED = "settled"
-    # reported by the driver
-    SNAPSHOTTED = "snapshotted"
-    SPOILED = "spoiled"  # our snapshot is not finite
-    STREAMED = "streamed"
-    FAILED = "failed"
-    # found out by looking
-    LATE = "late"  # its deadline is over
-    GONE = "gone"  # the only one who knows how it ended is held DEAD or LEFT
-    # done to it for something else
-    YIELDED = "yielded"  # another's offer takes its place
-    CROWDED = "crowded"  # newer doubts take its room
-    REPLACED = "replaced"  # the weights that it began from go
-
-
-Transitions = Mapping[State, Mapping[Event, tuple[State, ...]]]
 
 
 def within(version: float) -> float:
@@ -102,9 +38,10 @@ class Session:
 
     # For the initiator and for the responder: what may happen in each state, and what state may be next. Nothing else
     # happens to a session, whoever says it: Exchanges asks here before it hands anything on.
-    TRANSITIONS: ClassVar[Mapping[bool, Transitions]]
+    TRANSITIONS: ClassVar[Table]
+    MANY: ClassVar[bool] = False  # more than two take part
 
-    exchanges: Exchanges = field(repr=False)  # the table that it is in
+    exchanges: Exchanges[Any] = field(repr=False)  # the table that it is in
     session: int
     initiator: bool
     since: float
@@ -112,6 +49,8 @@ class Session:
     state: State = State.PREPARING
     ours: float = 0.0
     steps: int = 0  # of the training loop at the snapshot
+    parked: bool = False
+    overtaken: bool = False  # another began while this one took no slot
 
     @property
     def others(self) -> tuple[PeerId, ...]:
@@ -122,6 +61,50 @@ class Session:
     def idle(self) -> bool:
         """Whether it takes no slot."""
         return self.state is State.DOUBT
+
+    # -- how one begins ------------------------------------------------------------------------------------------
+    @classmethod
+    def start(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
+        """A mix of our own is due: begin it, where there is room and somebody to ask."""
+        raise NotImplementedError
+
+    @classmethod
+    def answer(cls, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        """Another offers a pair or a push."""
+        return [Send(sender, Refuse(offer.session, "mixing"))]
+
+    @classmethod
+    def invite(cls, exchanges: Exchanges[Any], sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+        """Another invites to a group."""
+        return [Send(sender, Refuse(invite.session, "mixing"))]
+
+    @staticmethod
+    def most_doubts(exchanges: Exchanges[Any]) -> int:
+        """How many are asked after at once: each holds two vectors."""
+        raise NotImplementedError
+
+    # -- what is said and found out ------------------------------------------------------------------------------
+    def hears(self, event: Event, sender: PeerId) -> bool:
+        """Whether it is this member's to say."""
+        raise NotImplementedError
+
+    @classmethod
+    def unheard(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
+        """What a member is answered that says something of a session which is over, or none of its own, or not where
+        it stands."""
+        raise NotImplementedError
+
+    def lost(self, state: Callable[[PeerId], MemberState | None]) -> list[PeerId]:
+        """Those that it waits for in vain, by what is held of members."""
+        return []
+
+    def orphaned(self, state: Callable[[PeerId], MemberState | None]) -> bool:
+        """Whether nobody is left who knows how it ended."""
+        return False
+
+    def without(self, peer: PeerId, now: float) -> list[Effect]:
+        """There is no link to this member, and perhaps none can be made."""
+        raise NotImplementedError
 
     def allows(self, event: Event) -> bool:
         """Whether this may happen now."""

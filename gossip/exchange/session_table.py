@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from gossip.conduct import Conduct
 from gossip.config import Config
@@ -13,10 +13,11 @@ from gossip.config.filters import FILTERS
 from gossip.effects import Effect, Release
 from gossip.exchange.durations import Durations
 from gossip.exchange.refusals import Refusals
-from gossip.exchange.session import Local, State
+from gossip.exchange.session import Local, Session
+from gossip.exchange.transitions import State
 from gossip.ids import PeerId
 
-__all__ = ["DOUBT_RETRY_S", "REASONS", "VERDICTS", "Ledger"]
+__all__ = ["DOUBT_RETRY_S", "REASONS", "VERDICTS", "Ledger", "One"]
 
 VERDICTS = 4_096  # ends remembered, 100 B each: doubt_s of asking after them at 100 exchanges a second
 REASONS = frozenset({
@@ -28,28 +29,12 @@ REASONS = frozenset({
 DOUBT_RETRY_S = 1.0  # between two questions how an exchange in doubt ended
 
 
-class UnderWay(Protocol):
-    """What a pair's :class:`~gossip.exchange.offer.Exchange` and a group's
-    :class:`~gossip.exchange.gathering.Gathering` have in common."""
-
-    session: int
-    initiator: bool
-    state: State
-    since: float
-    deadline: float
-    steps: int  # of the training loop at the snapshot
-
-    @property
-    def idle(self) -> bool: ...
-
-
-One = TypeVar("One", bound=UnderWay)
+One = TypeVar("One", bound=Session)
 Key = tuple[PeerId, int] | int  # who may ask how it ended: one partner, or whoever knows a group's session
 
 
 class Ledger(Generic[One]):
-    """What Peer and the drivers read of :class:`gossip.exchange.exchanges.Exchanges` and
-    :class:`gossip.exchange.groups.Groups`."""
+    """What Peer and the drivers read of :class:`gossip.exchange.exchanges.Exchanges`."""
 
     def __init__(self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int]) -> None:
         self.me, self.local, self.config, self.new_session = me, local, config, new_session
@@ -72,11 +57,6 @@ class Ledger(Generic[One]):
     def moving(self) -> int:
         """How many take a slot. One in doubt moves nothing any more, and one that is parked may never."""
         return sum([not one.idle for one in self.table.values()])
-
-    def beyond(self, doubts: int) -> One | None:
-        """The one in doubt the longest, where more are than these: each holds two vectors."""
-        in_doubt = [one for one in self.table.values() if one.state is State.DOUBT]
-        return min(in_doubt, key=lambda one: one.since) if len(in_doubt) > doubts else None
 
     @property
     def deadline(self) -> float:
@@ -120,7 +100,7 @@ class Ledger(Generic[One]):
         if len(self.verdicts) > VERDICTS:
             del self.verdicts[next(iter(self.verdicts))]
 
-    def end(self, one: UnderWay) -> list[Effect]:
+    def end(self, one: Session) -> list[Effect]:
         self.table.pop(one.session, None)
         self.outgoing.pop(one.session, None)
         return [Release(one.session)]

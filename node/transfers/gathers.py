@@ -15,7 +15,7 @@ from gossip.averaging.streams import Receiver, Sender
 from gossip.averaging.vectors import Floats, Lease
 from gossip.config import Config
 from gossip.errors import ProtocolError
-from gossip.exchange.offer import Exchange
+from gossip.exchange.group import Group
 from gossip.exchange.session import State
 from gossip.peer import Peer
 from gossip.wire.messages import MAX_GROUP, MIN_CHUNK_ELEMENTS, Chunk
@@ -163,8 +163,7 @@ class GroupTransfers:
         if one is not None:
             return self.receiver(one, link, chunk)[1].place(chunk, body_bytes)
         group = self.peer.exchange(chunk.session)
-        assert group is not None
-        assert not isinstance(group, Exchange)
+        assert isinstance(group, Group)
         if link.peer not in (group.inviter, *group.candidates):
             raise ProtocolError("A chunk came of a group to which its sender was not invited.")
         ahead = self.early.setdefault(chunk.session, Ahead())

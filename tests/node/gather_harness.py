@@ -16,6 +16,7 @@ from gossip.averaging.boundary import Boundary
 from gossip.codecs import CODECS
 from gossip.config import Config
 from gossip.effects import Gather
+from gossip.exchange import group as exchange_group
 from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode
@@ -66,7 +67,10 @@ class One:
         state = ModelState({"x": vector.copy()})
         self.pool, self.links = Pool(state), {}
         self.sessions, self.tasks = StreamSessions(), []
-        exchange = SimpleNamespace(state=State.OFFERED, initiator=False, inviter=members[0], candidates=members)
+        exchange = exchange_group.Group(
+            exchanges=None, session=SESSION, initiator=False, since=0.0, deadline=0.0, state=State.OFFERED,
+            codec="fp32", inviter=members[0], candidates=members,
+        )  # fmt: skip
         self.peer = SimpleNamespace(
             exchange={SESSION: exchange}.get,
             elements=vector.size,

@@ -22,7 +22,6 @@ from gossip.effects import (
     Snapshot,
     Transfer,
 )  # fmt: skip
-from gossip.exchange.groups import DOUBTS, Groups
 from gossip.ids import PeerId
 from gossip.state_transfer.joining import Phase
 from gossip.wire.messages import Commit
@@ -235,8 +234,8 @@ class Judge:
         """Whether an older doubt may have made way for a newer one: only so many vectors are kept for them."""
         exchanges = host.peer.exchanges
         others = sum(one.transfer is not None or one.gather is not None for one in host.sessions.values())
-        if isinstance(exchanges, Groups):
-            return others >= DOUBTS
+        if host.config.mixing == "group":
+            return others >= exchanges.most_doubts
         # With all neighbours at once it is as many as there are neighbours that fit, of whom one more may fit by now.
         return others >= min(exchanges.most_doubts, 8 if host.config.partners else 2)
 

@@ -11,7 +11,7 @@ from typing import Any
 from gossip.effects import Effect, MemberState, Send
 from gossip.exchange.durations import Durations
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.groups import Groups
+from gossip.exchange.group import Group
 from gossip.exchange.offer import Exchange
 from gossip.exchange.pair import Pair
 from gossip.exchange.push import Push
@@ -157,7 +157,7 @@ def commit_carried(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def said(self: Any, event: Event, sender: Any, session: int, *what: Any) -> list[Effect]:
         one = self.table.get(session)
-        if event is Event.COMMIT and one is not None and one.partner == sender and one.state is State.OFFERED:
+        if event is Event.COMMIT and isinstance(one, Pair) and one.partner == sender and one.state is State.OFFERED:
             one.committed = True
         return original(self, event, sender, session, *what)
 
@@ -177,30 +177,26 @@ def unbounded_table(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------
-@mutant(Groups, "finish_all")
+@mutant(Group, "finish_all")
 def half_a_group(original: Callable[..., Any]) -> Callable[..., Any]:
     """The inviter does not wait for the last member's COMMIT, which is told to drop it."""
 
-    def finish_all(self: Any, one: Any, now: float) -> list[Effect]:
-        if one.state is not State.VERIFIED or len(one.committed) < len(one.members) - 2:
+    def finish_all(self: Any, now: float) -> list[Effect]:
+        if self.state is not State.VERIFIED or len(self.committed) < len(self.members) - 2:
             return []
         told: list[Effect] = [
-            Send(peer, Settled(one.session, True) if peer in one.committed else Abort(one.session, "late"))
-            for peer in one.members if peer != self.me
+            Send(peer, Settled(self.session, True) if peer in self.committed else Abort(self.session, "late"))
+            for peer in self.members if peer != self.exchanges.me
         ]  # fmt: skip
-        return [*told, *self.finish(one, now)]
+        return [*told, *self.finish(now)]
 
     return finish_all
 
 
-@mutant(Groups, "doubt")
+@mutant(Group, "doubt")
 def group_gives_up(original: Callable[..., Any]) -> Callable[..., Any]:
     """A member that has committed and loses its inviter drops the group."""
-
-    def doubt(self: Any, one: Any, now: float) -> list[Effect]:
-        return self.fail(one, "broken")
-
-    return doubt
+    return lambda self, now: self.fail("broken")
 
 
 # -- members and joins -----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from gossip.effects import Effect
+from gossip.exchange.group import Group
 from gossip.exchange.pair import Pair
 from gossip.exchange.push import Push
 from gossip.exchange.session import Event, Session, State
@@ -15,7 +16,7 @@ from tests.simulation.judge import Failure
 __all__ = ["KINDS", "Row", "rows", "watched"]
 
 CLAIM = "a session goes where its table says"
-KINDS: tuple[type[Session], ...] = (Pair, Push)
+KINDS: tuple[type[Session], ...] = (Pair, Push, Group)
 
 
 class Row(NamedTuple):

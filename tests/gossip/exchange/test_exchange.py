@@ -7,7 +7,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
-from gossip.exchange.offer import TRIES
+from gossip.exchange.beginning import TRIES
 from gossip.exchange.session import MAX_GAP, MAX_VERSION, State
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Refuse, Settled
 from tests.gossip.exchange.sides import ELEMENTS, A, B, C, D, E, F, Side, answering, offer, streaming, verified

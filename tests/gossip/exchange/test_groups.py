@@ -9,8 +9,8 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Dial, Gather, MemberState, Mix, Release, Send, Snapshot
-from gossip.exchange.gathering import Gathering
-from gossip.exchange.groups import DOUBTS, Groups
+from gossip.exchange.exchanges import Exchanges
+from gossip.exchange.group import DOUBTS
 from gossip.exchange.session import MAX_GAP, Local, State
 from gossip.ids import Address, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Refuse, Settled
@@ -52,16 +52,16 @@ class Mates:
         return peer not in self.unlinked
 
 
-def groups(me: PeerId, mates: Mates, **changes: object) -> Groups:
+def groups(me: PeerId, mates: Mates, **changes: object) -> Exchanges:
     local = Local("f", 1000, 1000, genesis=b"g" * 16, version=2.0, ready=True, boundary_at=0.0)
-    return Groups(me, local, Config(**{"mixing": "group", **changes}), iter(range(1, 99)).__next__, mates)
+    return Exchanges(me, local, Config(**{"mixing": "group", **changes}), iter(range(1, 99)).__next__, mates)
 
 
 def invite(session: int, *members: PeerId, **changes: object) -> Invite:
     return replace(Invite(session, "f", b"g" * 16, 4.0, "fp32", members), **changes)
 
 
-def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> Groups:
+def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> Exchanges:
     """One that joined, and knows who takes part."""
     one = groups(me, Mates(), **changes)
     assert one.on_invite(inviter, invite(7, B, C), 0.0) == [Snapshot(7, False)]
@@ -69,14 +69,14 @@ def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> Groups:
     return one
 
 
-def verified() -> Groups:
+def verified() -> Exchanges:
     one = invited()
     assert isinstance(one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)[-1], Gather)
     assert one.gathered(7, 1.0, 1.0, [], 0.3) == [Send(A, Commit(7))]
     return one
 
 
-def inviting(state: State = State.STREAMING, **changes: object) -> Groups:
+def inviting(state: State = State.STREAMING, **changes: object) -> Exchanges:
     """A's own group with B and C."""
     one = groups(A, Mates(B, C), **changes)
     one.begin(0.0)
@@ -122,14 +122,14 @@ def test_a_busy_member_is_replaced_and_the_others_begin_without_who_stays_silent
     late = one.tick(0.1 + one.config.reply_timeout_s)
     assert late[:2] == [Send(D, Abort(1, "late")), Send(B, Begin(1, (A, B), 2.0, "fp32"))]
     assert one.on_joined(D, Joined(1, 2.0, "fp32"), 5.2) == [Send(D, Abort(1, "late"))]
-    assert one.mates.benched == [D]
+    assert one.partners.benched == [D]
 
 
 def test_with_nobody_there_is_no_group_and_no_failure() -> None:
     one = inviting(State.OFFERED)
     one.on_busy(B, 1, 0.2)
     assert one.on_refuse(C, 1, 0.2) == [Release(1)]
-    assert (one.table, one.failures, one.gave_up, one.mates.benched) == ({}, 0, True, [C])
+    assert (one.table, one.failures, one.gave_up, one.partners.benched) == ({}, 0, True, [C])
 
 
 def test_of_two_that_nobody_can_dial_one_alone_is_invited() -> None:
@@ -146,7 +146,7 @@ def inviters(hidden: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
 
 def test_members_without_a_link_are_dialled_and_streamed_to_once_there_is_one() -> None:
     one = invited()
-    one.mates.unlinked.add(C)
+    one.partners.unlinked.add(C)
     begun = one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)
     assert begun[0] == Dial(Address("10.0.0.1", 7703), C)
     again = one.linked(C, 0.5)
@@ -231,7 +231,7 @@ def test_who_has_committed_may_go() -> None:
 def test_who_has_not_committed_takes_the_group_along() -> None:
     one = inviting(State.VERIFIED)
     assert one.unlinked(B, 0.5) == [Send(B, Abort(1, "broken")), Send(C, Abort(1, "broken")), Release(1)]
-    assert one.mates.benched == [B]
+    assert one.partners.benched == [B]
 
 
 def test_a_member_in_doubt_asks_all_and_believes_the_inviter_or_who_mixed() -> None:
@@ -284,7 +284,7 @@ def test_a_groups_version_is_a_claim_of_its_inviter() -> None:
 def test_in_doubt_about_one_group_the_next_may_begin() -> None:
     one = verified()
     one.unlinked(A, 1.0)
-    one.mates.mates = [C]
+    one.partners.mates = [C]
     assert one.begin(1.1) == [Snapshot(1, False)]
     assert one.on_invite(C, invite(9, B), 1.2) == [Release(1), Snapshot(9, False)]
 
@@ -297,13 +297,13 @@ def test_means_that_no_peer_may_take_are_refused_and_their_owner_is_benched(diff
     one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)
     assert one.gathered(7, difference_sq, 1.0, [C], 0.3) == [Send(A, Abort(7, code)), Release(7)]
     assert one.refusals.counts == {(C, code): 1}
-    assert one.mates.benched == [C]
+    assert one.partners.benched == [C]
 
 
 @pytest.mark.parametrize(("members", "others", "plain"), [((A, B), True, True), ((A, B), False, False)])
 def test_a_group_too_small_for_its_momentum_mixes_plainly_unless_it_is_everybody(members, others, plain) -> None:
     one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
-    one.mates.others = others
+    one.partners.others = others
     one.on_begin(A, Begin(7, members, 3.0, "fp32"), 0.2)
     one.gathered(7, 1.0, 1.0, [], 0.3)
     assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0, plain=plain), Release(7)]
@@ -312,7 +312,7 @@ def test_a_group_too_small_for_its_momentum_mixes_plainly_unless_it_is_everybody
 def test_five_are_enough_for_the_momentum_of_diloco() -> None:
     five = tuple(PeerId(bytes([n]) * 16) for n in range(1, 6))
     one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
-    one.mates.others = True
+    one.partners.others = True
     one.on_begin(A, Begin(7, five, 3.0, "fp32"), 0.2)
     one.gathered(7, 1.0, 1.0, [], 0.3)
     assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0), Release(7)]
@@ -355,7 +355,9 @@ def test_verdicts_are_bounded() -> None:
 
 
 def test_with_whom_a_group_is_is_known_as_far_as_it_is() -> None:
-    one = Gathering(1, A, False, "fp32", 0.0, 1.0)
+    swarm = groups(B, Mates())
+    swarm.on_invite(A, invite(1, B, C), 0.0)
+    one = swarm.table[1]
     assert one.others == (A,)
     one.members = (A, B, C)
     assert one.others == (A, B, C)

@@ -11,15 +11,17 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import MemberState
+from gossip.exchange.group import Group
 from gossip.exchange.push import Push
-from gossip.exchange.session import INITIATOR, RESPONDER, Event, State
-from gossip.wire.messages import Accept, Offer, Settled
+from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
+from gossip.ids import Address
+from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer, Settled
 from tests.gossip.exchange.sides import A, B, C, D, E, F, Side
 from tests.simulation.transitions import KINDS, Row, rows, watched
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
-SEEDS, STEPS = 400, 300
-ROLES = {"initiator": INITIATOR, "responder": RESPONDER}
+SEEDS, STEPS = 500, 300
+ROLES = {"initiator": INITIATOR, "inviter": INITIATOR, "responder": RESPONDER, "invited": RESPONDER}
 NOTHING = "\N{EN DASH}"  # where a session begins
 HEAD = "| state | event | what follows | then |"
 
@@ -34,7 +36,7 @@ def said_of(kind, table):
         if where == NOTHING:
             assert then == "PREPARING"
             continue
-        roles = [ROLES[word] for word in words if word in ROLES] or list(ROLES.values())
+        roles = [ROLES[word] for word in words if word in ROLES] or [INITIATOR, RESPONDER]
         for initiator in roles:
             has = kind.TRANSITIONS[initiator]
             states = [State[word] for word in words if word in State.__members__] if where != "any" else list(has)
@@ -66,100 +68,138 @@ def test_every_event_has_a_method_and_no_ended_session_has_events():
                 assert all(events.values())
 
 
-ONWARDS = (Event.SNAPSHOTTED, Event.ACCEPT, Event.STREAMED)  # what most exchanges meet with
+ONWARDS = (Event.SNAPSHOTTED, Event.ACCEPT, Event.STREAMED, Event.JOINED, Event.BEGIN, Event.GATHERED)
+OTHERS = [B, C, D, E]
 
 
-def act(side, rng, often, now):
-    """An event of one session, more often than not one that may happen to it, or another exchange that begins; the time
-    after it, and the effects."""
-    exchanges, members = side.exchanges, (B, C, D, E)
-    push = exchanges.kind is Push
-    one = rng.choice([*exchanges.table.values(), None, None])
-    if one is None:
-        if rng.random() < often[None]:
-            return now, exchanges.begin(now)
-        return now, exchanges.on_offer(rng.choice(members), offered(rng, push), now)
-    if one.state is State.DOUBT and rng.random() < 0.8:
-        return now, []  # or there would never be many
-    session, sender = one.session, one.partner if rng.random() < 0.9 else rng.choice(members)
-    may = list(exchanges.kind.TRANSITIONS[one.initiator][one.state]) if rng.random() < 0.9 else list(Event)
-    code = rng.choice(["broken", "stalled", "idle", "late"])
-    match rng.choices([*may, None], [*(often[event] for event in may), 1.0])[0]:
-        case Event.SNAPSHOTTED:
-            return now, exchanges.snapshotted(session, now, 0.5 if push and one.initiator else 0.0)
-        case Event.ACCEPT:
-            return now, exchanges.on_accept(
-                sender, Accept(session, 0.0, rng.choice([one.weight, one.weight, 2.0]), "fp32"), now
-            )
-        case Event.BUSY:
-            return now, exchanges.on_busy(sender, session, now)
-        case Event.REFUSE:
-            return now, exchanges.on_refuse(sender, session, now)
-        case Event.COMMIT:
-            return now, exchanges.on_commit(sender, session, now)
-        case Event.ABORT:
-            return now, exchanges.on_abort(sender, session, code, now)
-        case Event.OUTCOME:
-            return now, exchanges.on_outcome(sender, session, now)
-        case Event.SETTLED:
-            return now, exchanges.on_settled(sender, Settled(session, rng.random() < 0.5), now)
-        case Event.STREAMED:
-            return now, exchanges.streamed(session, rng.choice([1.0, 1.0, 1.0, 1e30]), 1.0, now)
-        case Event.FAILED:
-            return now, exchanges.failed(session, code, now)
-        case Event.LATE:
-            now = max(now, exchanges.deadline) if rng.random() < 0.95 and exchanges.deadline < math.inf else now + 40.0
-            return now, exchanges.tick(now)
-        case Event.GONE:
-            state = rng.choice([MemberState.DEAD, MemberState.ALIVE])
-            return now, exchanges.look_elsewhere(lambda peer: state, now)
-        case Event.SPOILED:
-            return now, exchanges.spoiled(session)
-        case Event.REPLACED:
-            return now, exchanges.abandon()
-        case Event.YIELDED:
-            return now, exchanges.on_offer(sender, offered(rng, push), now)
-    return now, []
+class Anything(Side):
+    """One side to which anything happens, and more often than not what may. Each seed has its own mix of events."""
 
+    def __init__(self, mixing, seed):
+        rng = self.rng = random.Random(f"{mixing} {seed}")
+        size = {"group_size": rng.choice([2, 3, 4])} if mixing == "group" else {}
+        config = Config(mixing=mixing, filter="none", incoming_exchanges=rng.choice([1, 1, 3]), **size)
+        super().__init__(rng.choice([A, F]), OTHERS, config)
+        self.offers = {"pair": ("pair", 0.0), "group": ("pair", 0.0)}.get(mixing, ("push", 1.0))
+        self.mixes, self.now = 0, 0.0  # a group counts mixes
+        self.often = {event: rng.choice([3.0, 9.0] if event in ONWARDS else [0.01, 0.1, 1.0]) for event in Event}
+        self.ours = rng.choice([0.1, 0.5, 0.95])  # of those that begin
 
-def offered(rng, push):
-    return Offer(
-        rng.randrange(1000, 9000), "f", b"g" * 16, 0.0, 0.5, "fp32", "push" if push else "pair", 1.0 if push else 0.0
-    )
+    def mixed(self, partner, now, own):
+        self.mixes += 1
+
+    # -- for groups
+    def group(self, now):
+        return list(self.partners)
+
+    def address(self, peer):
+        return Address("10.0.0.1", 7700)
+
+    def linked(self, peer):
+        return True
+
+    # -- what happens
+    def step(self):
+        rng, exchanges = self.rng, self.exchanges
+        self.now += rng.choice([0.0, 0.01, 0.1])
+        self.local.boundary_at = self.now
+        if rng.random() < 0.1:
+            self.partners = rng.sample(OTHERS, rng.choice([0, 1, 2, 4]))
+        one = rng.choice([*exchanges.table.values(), None, None])
+        if one is None:
+            exchanges.begin(self.now) if rng.random() < self.ours else self.asked(rng.choice(OTHERS))
+        elif one.state is not State.DOUBT or rng.random() < 0.2:  # or there would never be many in doubt
+            may = list(exchanges.kind.TRANSITIONS[one.initiator][one.state]) if rng.random() < 0.9 else list(Event)
+            event = rng.choices([*may, None], [*(self.often[event] for event in may), 1.0])[0]
+            if event is not None:
+                self.happens(event, one)
+
+    def asked(self, sender):
+        """It offers or invites."""
+        session, members = self.rng.randrange(1000, 9000), (self.me, self.rng.choice(OTHERS))
+        fields = session, "f", b"g" * 16, 0.0
+        if self.config.mixing == "group":
+            self.exchanges.on_invite(sender, Invite(*fields, "fp32", members), self.now)
+        else:
+            self.exchanges.on_offer(sender, Offer(*fields, 0.5, "fp32", *self.offers), self.now)
+
+    def happens(self, event, one):
+        rng, exchanges, session, now = self.rng, self.exchanges, one.session, self.now
+        others = [peer for peer in one.others if peer != self.me]
+        sender = rng.choice(others if others and rng.random() < 0.9 else OTHERS)
+        code = rng.choice(["broken", "stalled", "idle", "late"])
+        codec = rng.choice(["fp32", "fp32", "none"])
+        match event:
+            case Event.SNAPSHOTTED:
+                exchanges.snapshotted(session, now, 0.5 if exchanges.kind is Push and one.initiator else 0.0)
+            case Event.ACCEPT:
+                weight = rng.choice([one.weight, one.weight, 2.0]) if exchanges.kind is not Group else 0.5
+                exchanges.on_accept(sender, Accept(session, 0.0, weight, "fp32"), now)
+            case Event.JOINED:
+                exchanges.on_joined(sender, Joined(session, 0.0, codec), now)
+            case Event.BEGIN:
+                members = tuple(sorted({self.me, sender, rng.choice(OTHERS)}))
+                exchanges.on_begin(sender, Begin(session, members, 0.0, codec), now)
+            case Event.BUSY:
+                exchanges.on_busy(sender, session, now)
+            case Event.REFUSE:
+                exchanges.on_refuse(sender, session, now)
+            case Event.COMMIT:
+                exchanges.on_commit(sender, session, now)
+            case Event.ABORT:
+                exchanges.on_abort(sender, session, code, now)
+            case Event.OUTCOME:
+                exchanges.on_outcome(sender, session, now)
+            case Event.SETTLED:
+                exchanges.on_settled(sender, Settled(session, rng.random() < 0.5), now)
+            case Event.STREAMED:
+                exchanges.streamed(session, rng.choice([1.0, 1.0, 1.0, 1e30]), 1.0, now)
+            case Event.GATHERED:
+                exchanges.gathered(session, rng.choice([1.0, 1.0, 1.0, 1e30]), 1.0, [], now)
+            case Event.FAILED:
+                exchanges.failed(session, code, now)
+            case Event.LINKED:
+                exchanges.linked(sender, now)
+            case Event.UNLINKED:
+                exchanges.unlinked(sender, now)
+            case Event.LATE:
+                there = exchanges.deadline < math.inf and rng.random() < 0.95
+                self.now = max(now, exchanges.deadline) if there else now + 40.0
+                exchanges.tick(self.now)
+            case Event.GONE:
+                state = rng.choice([MemberState.DEAD, MemberState.ALIVE])
+                exchanges.look_elsewhere(lambda peer: state, now)
+            case Event.SPOILED:
+                exchanges.spoiled(session)
+            case Event.REPLACED:
+                exchanges.abandon()
+            case Event.YIELDED:
+                self.asked(sender)
 
 
 def played(mixing, seed):
-    """The rows by which the sessions of one side go in so many steps. Each seed has its own mix of events."""
-    rng = random.Random(f"{mixing} {seed}")
-    side = Side(
-        rng.choice([A, F]), [B, C, D, E], Config(mixing=mixing, filter="none", incoming_exchanges=rng.choice([1, 1, 3]))
-    )
-    often = {event: rng.choice([3.0, 9.0] if event in ONWARDS else [0.01, 0.1, 1.0]) for event in Event}
-    often[None] = rng.choice([0.1, 0.5, 0.95])
-    now = 0.0
+    """The rows by which the sessions of one side go in so many steps."""
+    side = Anything(mixing, seed)
     with watched() as ways:
         for _ in range(STEPS):
-            now += rng.choice([0.0, 0.01, 0.1])
-            side.local.boundary_at = now
-            if rng.random() < 0.1:
-                side.partners = rng.sample([B, C, D, E], rng.choice([0, 1, 4]))
-            now, _ = act(side, rng, often, now)
+            side.step()
     return ways
 
 
-@pytest.mark.parametrize("mixing", ["pair", "push-sum", "row-stochastic"])
+@pytest.mark.parametrize("mixing", ["pair", "group", "push-sum", "row-stochastic"])
 def test_whatever_happens_goes_by_the_table_and_each_row_of_it_can_happen(mixing):
     assert set().union(*(played(mixing, seed) for seed in range(SEEDS))) == possible(mixing)
 
 
 def possible(mixing):
     """The rows that are of this mixing."""
-    ways = {row for row in rows() if row.kind == ("Pair" if mixing == "pair" else "Push")}
+    kind = {"pair": "Pair", "group": "Group"}.get(mixing, "Push")
+    ways = {row for row in rows() if row.kind == kind}
     if mixing == "row-stochastic":
         return {row for row in ways if State.DOUBT not in (row.state, row.then)}
     doubtful = (INITIATOR, State.STREAMING, State.DROPPED)  # the streams of push-sum end in doubt, and not at once
     return {
         row for row in ways
-        if mixing == "pair" or (row.initiator, row.state, row.then) != doubtful
+        if kind != "Push" or (row.initiator, row.state, row.then) != doubtful
         or row.event not in (Event.FAILED, Event.LATE)
     }  # fmt: skip

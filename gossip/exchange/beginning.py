@@ -1,0 +1,127 @@
+"""How pairs and pushes begin: those of a mix of our own, and those that another offers, where there is room."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from gossip.arithmetic.mixing import pair_weight
+from gossip.arithmetic.subsets import ALL, Subset
+from gossip.effects import Effect, Send, Snapshot
+from gossip.exchange.agreement import agreed_codec, refusal
+from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
+from gossip.ids import PeerId
+from gossip.wire.messages import Busy, Offer, Refuse
+
+if TYPE_CHECKING:
+    from gossip.exchange.exchanges import Exchanges
+    from gossip.exchange.offer import Exchange
+
+__all__ = ["TRIES", "admit", "start", "strangers"]
+
+TRIES = 4  # partners asked for each one wanted before waiting: four BUSY in a row mean that everybody is mixing already
+
+
+def start(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) -> list[Effect]:
+    """Prepare the offers of a mix: the snapshot first, so that a partner's stream meets ours ready."""
+    asked: set[PeerId] = set()
+    for one in exchanges.table.values():
+        if not one.idle and (one.initiator or exchanges.single):
+            return []  # what is under way is a mix already; a second one would share its bandwidth
+        if one.parked:
+            asked.add(one.partner)
+    partners = exchanges.partners
+    if asked and partners.choose(asked, now) is None:
+        asked = set()  # whoever there is has said nothing for long: perhaps none of it arrived
+    if not room(exchanges, 1 + partners.incoming()) or partners.choose(asked, now) is None:
+        return []
+    wanted = partners.wanted()
+    part = exchanges.draw_part()
+    exchanges.overtake()
+    tries = len(asked) + TRIES * wanted
+    effects: list[Effect] = []
+    for place in range(wanted):
+        one = kind(
+            exchanges=exchanges, session=exchanges.new_session(), partner=exchanges.me, initiator=INITIATOR,
+            since=now, deadline=math.inf, asked=asked, part=part, tries=tries,
+        )  # fmt: skip
+        one.steps = exchanges.local.steps
+        exchanges.outgoing[one.session] = exchanges.table[one.session] = one
+        effects.append(Snapshot(one.session, False, one.carries(wanted - place), part))
+    return effects
+
+
+def admit(
+    kind: type[Exchange], exchanges: Exchanges[Exchange], sender: PeerId, offer: Offer, now: float
+) -> list[Effect]:  # fmt: skip
+    """What another's offer is answered: refused for good, BUSY, or nothing before our snapshot is taken."""
+    session, part, local, config = offer.session, Subset.parse(offer.part), exchanges.local, exchanges.config
+    refused = refuses(kind, exchanges, offer, part)
+    if refused is not None or part is None:
+        return [Send(sender, Refuse(session, refused or "part"))]
+    leaving, waiting = kind.standing(exchanges, sender)
+    slots = sum([not own.idle for own in leaving])
+    limit = incoming(exchanges, sender) + len(exchanges.outgoing) - slots
+    late = [] if room(exchanges, limit, slots) else overdue(exchanges, leaving, now)
+    full = not room(exchanges, limit - len(late), slots + len(late))
+    if exchanges.partners.strange(sender):
+        waiting = waiting or strangers(exchanges) or exchanges.partners.wary_until > now
+    asleep = now - local.boundary_at > config.boundary_patience_s
+    if full or asleep or waiting or session in exchanges.table:
+        return [Send(sender, Busy(session))]
+    if exchanges.partners.declines(sender, now):
+        exchanges.conduct.note(sender, "pestering", now)
+        return [Send(sender, Busy(session))]
+    for own in late:
+        own.park(now)
+    exchanges.gave_way = exchanges.gave_way or slots > 0
+    exchanges.overtake()
+    dropped = [effect for own in leaving for effect in exchanges.tell(own, Event.YIELDED)]
+    one = exchanges.table[session] = kind(
+        exchanges=exchanges, session=session, partner=sender, initiator=RESPONDER, since=now,
+        deadline=now + config.boundary_patience_s, theirs=offer.version, mass=offer.mass, part=part,
+    )  # fmt: skip
+    one.codec = agreed_codec(config.codec, exchanges.codec(sender), offer.codec, part is ALL)
+    cap = min(offer.weight, exchanges.partners.cap(sender, exchanges.moving))
+    one.weight = pair_weight(local.version - offer.version, config.staleness_exponent, cap=cap)
+    return [*dropped, Snapshot(session, False, part=part)]
+
+
+def refuses(kind: type[Exchange], exchanges: Exchanges[Exchange], offer: Offer, part: Subset | None) -> str | None:
+    """The reason to refuse whatever this node is doing at the moment."""
+    reason = refusal(exchanges.local, offer, offer.mixing == kind.MIXING, spread=True)
+    if reason is not None:
+        return reason
+    if not 0 < offer.weight <= 0.5:
+        return "weight"
+    return kind.mismatch(offer) or (
+        None if part is not None and part.elements(exchanges.local.elements) else "part"
+    )  # fmt: skip
+
+
+def room(exchanges: Exchanges[Exchange], limit: int, leaving: int = 0) -> bool:
+    """Whether one more may begin beside the others (but for ``leaving``, which end for it). With outer momentum one at
+    a time in all: two concurrent outer steps would count the same local progress twice."""
+    return exchanges.moving - leaving < (limit if exchanges.config.plain else 1)
+
+
+def incoming(exchanges: Exchanges[Exchange], sender: PeerId) -> int:
+    """How many of others may be under way with one of this member's: a slot is kept for others than the last."""
+    limit = exchanges.partners.incoming()
+    return limit - 1 if exchanges.single and sender == exchanges.last_partner and limit > 1 else limit
+
+
+def strangers(exchanges: Exchanges[Exchange], but: Exchange | None = None) -> bool:
+    """Whether a strange one has an exchange."""
+    strange = exchanges.partners.strange
+    return any(one is not but and strange(one.partner) for one in exchanges.table.values())
+
+
+def overdue(exchanges: Exchanges[Exchange], leaving: list[Exchange], now: float) -> list[Exchange]:
+    """Offers of ours that wait for longer than answers take, as many as may be parked. A little longer is still waited
+    for, but that is no reason to have others wait."""
+    late = [
+        own for own in exchanges.outgoing.values()
+        if own.state is State.OFFERED and own not in leaving and now - own.since >= exchanges.answers.usual_s
+    ]  # fmt: skip
+    return late[: max(0, exchanges.most_parked - exchanges.parked)]

@@ -1,0 +1,357 @@
+"""The mean of a group: each member streams the others its slice and the mean of its own, and all mix or none.
+
+Moshpit SGD (Ryabinin et al., NeurIPS 2021) averages in groups of up to M, everybody sending each member its slice and
+each member the mean of its slice to everybody: about twice the vector in all, however large the group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gossip.arithmetic.group_mean import norm_accepts
+from gossip.arithmetic.mixing import stability_limit
+from gossip.codecs import leaner
+from gossip.effects import Dial, Effect, Gather, MemberState, Mix, Send, Snapshot
+from gossip.exchange.agreement import answers, refusal
+from gossip.exchange.matchmaking import candidates, gives_way, invitation, substitute
+from gossip.exchange.session import Session, version_gap, within
+from gossip.exchange.session_table import DOUBT_RETRY_S
+from gossip.exchange.transitions import GROUP, INITIATOR, RESPONDER, Event, State, Table
+from gossip.ids import PeerId
+from gossip.wire.messages import MAX_GROUP, Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Refuse, Settled
+
+if TYPE_CHECKING:
+    from gossip.exchange.exchanges import Exchanges
+
+__all__ = ["DOUBTS", "Group"]
+
+DOUBTS = 2  # groups asked after at once, two vectors each: the one that a cut left, and the next
+PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
+VERIFIED, DOUBT, DONE, DROPPED = State.VERIFIED, State.DOUBT, State.DONE, State.DROPPED
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Group(Session):
+    """``invited`` have not answered yet, ``versions`` are those of the members that take part, ``members`` all of them
+    with us once that is settled, sorted. One at a time, our own or another's."""
+
+    TRANSITIONS: ClassVar[Table] = GROUP
+    MANY: ClassVar[bool] = True
+
+    inviter: PeerId
+    codec: str
+    mean: float = 0.0  # of the versions
+    candidates: tuple[PeerId, ...] = ()  # all whom the inviter invited
+    asked: set[PeerId] = field(default_factory=set)  # the same, and those who were busy
+    invited: dict[PeerId, None] = field(default_factory=dict)
+    versions: dict[PeerId, float] = field(default_factory=dict)
+    members: tuple[PeerId, ...] = ()
+    committed: set[PeerId] = field(default_factory=set)
+
+    @property
+    def others(self) -> tuple[PeerId, ...]:
+        if self.initiator and not self.members:
+            return (*self.invited, *self.versions)
+        return self.members or (self.inviter,)
+
+    @staticmethod
+    def most_doubts(exchanges: Exchanges[Any]) -> int:
+        return DOUBTS
+
+    def hears(self, event: Event, sender: PeerId) -> bool:
+        match event:
+            case Event.JOINED | Event.BUSY | Event.REFUSE:
+                return sender in self.invited
+            case Event.ABORT if self.initiator:
+                return sender in self.others and sender not in self.committed
+            case Event.ABORT | Event.BEGIN:
+                return sender == self.inviter
+        return sender in self.members
+
+    @classmethod
+    def unheard(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
+        """Whoever has no memory of a group, as an inviter that was restarted, proves nothing and says nothing."""
+        match event:
+            case Event.JOINED | Event.BEGIN | Event.ACCEPT:
+                return [Send(sender, Abort(session, "late"))]
+            case Event.OUTCOME if session not in exchanges.table:
+                known = exchanges.verdicts.get(session)
+                return [] if known is None else [Send(sender, Settled(session, known))]
+        return []
+
+    # -- who takes part ------------------------------------------------------------------------------------------
+    @classmethod
+    def start(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
+        if any(one.state is not DOUBT for one in exchanges.table.values()):
+            return []
+        invited = candidates(exchanges, now)
+        if not invited:
+            return []
+        one = cls(
+            exchanges=exchanges, session=exchanges.new_session(), inviter=exchanges.me, initiator=INITIATOR,
+            codec=exchanges.config.codec, since=now, deadline=math.inf, candidates=invited, asked=set(invited),
+        )  # fmt: skip
+        exchanges.table[one.session] = exchanges.outgoing[one.session] = one
+        return [Snapshot(one.session, False)]
+
+    @classmethod
+    def invite(cls, exchanges: Exchanges[Any], sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+        local, session, patience_s = exchanges.local, invite.session, exchanges.config.boundary_patience_s
+        refused = refusal(local, invite, alike=True, spread=False)
+        if refused is not None:
+            return [Send(sender, Refuse(session, refused))]
+        asleep = now - local.boundary_at > patience_s
+        left = None if asleep or session in exchanges.table else gives_way(exchanges, sender, invite)
+        if left is None or exchanges.partners.declines(sender, now):
+            return [Send(sender, Busy(session))]
+        dropped = [effect for one in left for effect in exchanges.tell(one, Event.YIELDED)]
+        exchanges.table[session] = cls(
+            exchanges=exchanges, session=session, inviter=sender, initiator=RESPONDER, since=now,
+            deadline=now + patience_s, codec=leaner(invite.codec, exchanges.config.codec), candidates=invite.members,
+        )  # fmt: skip
+        return [*dropped, Snapshot(session, False)]
+
+    def snapshotted(self, now: float, mass: float = 0.0) -> list[Effect]:
+        local, reply_s = self.exchanges.local, self.exchanges.config.reply_timeout_s
+        self.ours, self.steps, self.state = local.version, local.steps, OFFERED
+        self.deadline = now + reply_s
+        if not self.initiator:
+            self.deadline += reply_s  # the inviter waits for others before it says Begin
+            return [Send(self.inviter, Joined(self.session, self.ours, self.codec))]
+        self.invited = dict.fromkeys(self.candidates)
+        return [Send(peer, invitation(self)) for peer in self.candidates]
+
+    def joined(self, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
+        del self.invited[sender]
+        told: list[Effect] = []
+        if answers(joined, spread=False):
+            self.versions[sender] = joined.version
+            self.codec = leaner(self.codec, joined.codec)
+        else:
+            told.append(Send(sender, Abort(self.session, "terms")))
+        return [*told, *(self.settle_members(now) if not self.invited else [])]
+
+    def busy(self, sender: PeerId, now: float) -> list[Effect]:
+        """It takes no part in what we invited it to."""
+        self.invited.pop(sender, None)
+        self.versions.pop(sender, None)
+        asked = substitute(self, now)
+        return [*asked, *(self.settle_members(now) if not self.invited else [])]
+
+    def refuse(self, sender: PeerId, now: float) -> list[Effect]:
+        self.exchanges.partners.failed(sender, now, silent=True)
+        return self.busy(sender, now)
+
+    def settle_members(self, now: float) -> list[Effect]:
+        """Everybody invited has answered, or time is up: those who joined begin."""
+        late: list[Effect] = [Send(peer, Abort(self.session, "late")) for peer in self.invited]
+        self.invited.clear()
+        if not self.versions:
+            self.exchanges.gave_up = True
+            return [*late, *self.end(DROPPED)]
+        self.members = tuple(sorted((self.exchanges.me, *self.versions)))
+        self.mean = (self.ours + sum(self.versions.values())) / len(self.members)
+        begin = Begin(self.session, self.members, self.mean, self.codec)
+        return [*late, *[Send(peer, begin) for peer in self.versions], *self.gather(now)]
+
+    def begin(self, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
+        members = begin.members
+        right = (
+            2 <= len(members) <= MAX_GROUP and list(members) == sorted(set(members))
+            and self.exchanges.me in members and sender in members and answers(begin, spread=False)
+        )  # fmt: skip
+        if not right:
+            return [Send(sender, Abort(self.session, "terms")), *self.fail("terms")]
+        self.members, self.mean, self.codec = members, begin.version, begin.codec
+        return self.gather(now)
+
+    def withdraw(self) -> list[Effect]:
+        """Leave a group that has not begun."""
+        if self.initiator:
+            late = Abort(self.session, "late")
+            told: list[Effect] = [Send(peer, late) for peer in (*self.invited, *self.versions)]
+        elif self.state is PREPARING:
+            told = [Send(self.inviter, Busy(self.session))]
+        else:
+            told = [Send(self.inviter, Abort(self.session, "late"))]
+        return [*told, *self.end(DROPPED)]
+
+    def spoiled(self) -> list[Effect]:
+        return self.withdraw()
+
+    def yielded(self) -> list[Effect]:
+        return self.withdraw()
+
+    # -- the streams ---------------------------------------------------------------------------------------------
+    def gather(self, now: float) -> list[Effect]:
+        """Who takes part is settled."""
+        exchanges = self.exchanges
+        seconds = 8 * exchanges.local.elements / (exchanges.config.slowest_rate_mb_s * 1e6) + 1.0
+        seconds += max(exchanges.durations.allowance(peer) for peer in self.members)
+        self.state, self.since, self.deadline = STREAMING, now, now + seconds
+        dials: list[Effect] = []
+        for peer in self.members:
+            if peer != exchanges.me and not exchanges.partners.linked(peer):
+                address = exchanges.partners.address(peer)
+                if address is not None:  # else it dials us
+                    dials.append(Dial(address, peer))
+        return [*dials, self.streams(now)]
+
+    def streams(self, now: float) -> Gather:
+        place = self.members.index(self.exchanges.me)
+        return Gather(self.session, self.members, place, self.codec, self.deadline - now)
+
+    def linked(self, peer: PeerId, now: float) -> list[Effect]:
+        """Perhaps the link that the group waits for."""
+        return [self.streams(now)] if peer in self.members else []
+
+    def gathered(self, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float) -> list[Effect]:
+        """All slices are means: |mean - ours|^2, |ours|^2, and whose slices are left out of ours or are no means."""
+        exchanges, members = self.exchanges, len(self.members)
+        code = norm_accepts(difference_sq, own_sq, exchanges.local.elements, exchanges.config.norm_bound)
+        for peer in refused:
+            exchanges.refusals.add(peer, code or "norm")
+            exchanges.conduct.note(peer, "refused", now)
+            if code is not None:
+                exchanges.partners.failed(peer, now)
+        if code is not None:
+            return self.failed(code, now)
+        exchanges.seen.append((difference_sq * 2 * members / (members - 1), own_sq))
+        self.state = VERIFIED
+        self.deadline = now + max(exchanges.config.stall_s, self.deadline - now)
+        return self.finish_all(now) if self.initiator else [Send(self.inviter, Commit(self.session))]
+
+    # -- the end -------------------------------------------------------------------------------------------------
+    def commit(self, sender: PeerId, now: float) -> list[Effect]:
+        """A member has all means; when all have, the inviter says so."""
+        self.committed.add(sender)
+        return self.finish_all(now)
+
+    def outcome(self, sender: PeerId, now: float) -> list[Effect]:
+        """The inviter knows; another member knows only what it was told. Who asks has committed."""
+        return self.commit(sender, now)
+
+    def finish_all(self, now: float) -> list[Effect]:
+        if self.state is not VERIFIED or len(self.committed) < len(self.members) - 1:
+            return []
+        told = [Send(peer, Settled(self.session, True)) for peer in self.members if peer != self.exchanges.me]
+        return [*told, *self.finish(now)]
+
+    def settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
+        if settled.committed:
+            return self.finish(now)
+        return self.fail("aborted") if sender == self.inviter else []  # another that dropped it proves nothing
+
+    def abort(self, sender: PeerId, code: str, now: float) -> list[Effect]:
+        return self.busy(sender, now) if self.initiator and self.state is OFFERED else self.fail(code)
+
+    def failed(self, code: str, now: float) -> list[Effect]:
+        """A stream of this session stalled, brought wrong bytes, or its link broke ("broken")."""
+        told: list[Effect] = [] if self.initiator else [Send(self.inviter, Abort(self.session, code))]
+        return [*told, *self.fail(code)]
+
+    def without(self, peer: PeerId, now: float) -> list[Effect]:
+        return self.exchanges.tell(self, Event.UNLINKED, peer, now) if peer in self.others else []
+
+    def unlinked(self, peer: PeerId, now: float) -> list[Effect]:
+        exchanges = self.exchanges
+        match self.state:
+            case State.OFFERED if self.initiator:
+                exchanges.count("unreached")
+                exchanges.partners.failed(peer, now, silent=True)
+                return self.busy(peer, now)
+            case State.STREAMING:
+                exchanges.partners.failed(peer, now)
+                return self.failed("broken", now)
+            case State.VERIFIED if self.initiator and peer not in self.committed:
+                exchanges.partners.failed(peer, now)
+                return self.fail("broken")
+            case State.VERIFIED:
+                return self.doubt(now) if peer == self.inviter else []
+        return self.end(DROPPED)
+
+    def lost(self, state: Callable[[PeerId], MemberState | None]) -> list[PeerId]:
+        """One that streams must be DEAD, since a doubt passes."""
+        if self.initiator and self.state is OFFERED:
+            return [peer for peer in self.invited if state(peer) is not MemberState.ALIVE]
+        if self.state is not STREAMING:
+            return []
+        others = [peer for peer in self.members if peer != self.exchanges.me]
+        return [peer for peer in others if state(peer) in (MemberState.DEAD, MemberState.LEFT)]
+
+    def late(self, now: float) -> list[Effect]:
+        if self.state is OFFERED and self.initiator:
+            for peer in self.invited:
+                self.exchanges.count("unanswered")
+                self.exchanges.partners.failed(peer, now, silent=True)
+            return self.settle_members(now)
+        if self.state in (PREPARING, OFFERED):
+            return self.withdraw()
+        if self.state is STREAMING:
+            return self.failed("deadline", now)
+        if self.initiator:
+            return self.fail("deadline")
+        if self.state is VERIFIED or now - self.since < self.exchanges.config.doubt_s:
+            return self.doubt(now)
+        return self.fail("doubt")
+
+    def doubt(self, now: float) -> list[Effect]:
+        """Ask the inviter how it ended; when it does not answer, the others, who may have heard."""
+        ended: list[Effect] = []
+        if self.state is not DOUBT:
+            self.state, self.since = DOUBT, max(now, self.deadline)  # by then the inviter has decided
+            ended = self.exchanges.forget_doubts(now)
+        self.deadline = now + DOUBT_RETRY_S
+        others = [peer for peer in self.members if peer != self.exchanges.me]
+        return [*ended, *[Send(peer, Outcome(self.session)) for peer in others]]
+
+    def crowded(self, now: float) -> list[Effect]:
+        return self.fail("doubt")
+
+    def replaced(self) -> list[Effect]:
+        if self.state in (PREPARING, OFFERED):
+            return self.withdraw()
+        if self.initiator:
+            return self.fail("replaced")
+        told: list[Effect] = []
+        if self.state is STREAMING:
+            told.append(Send(self.inviter, Abort(self.session, "replaced")))
+        return [*told, *self.end(DROPPED)]  # having said COMMIT we leave it to the others: our weights go
+
+    def finish(self, now: float) -> list[Effect]:
+        exchanges = self.exchanges
+        exchanges.remember(self.session, True)
+        if self.state is not DOUBT:
+            exchanges.durations.add(self.inviter, now - self.since)
+        exchanges.done += 1
+        exchanges.partners.mixes += 1
+        others = [peer for peer in self.members if peer != exchanges.me]
+        exchanges.last_partner = others[0]
+        exchanges.mixed_at += others
+        exchanges.own_mixed = exchanges.own_mixed or self.initiator
+        local = exchanges.local
+        local.version = within(local.version + version_gap(self.mean, self.ours))
+        return [Mix(self.session, 1.0, plain=local.settling or self.diverges()), *self.end(DONE)]
+
+    def diverges(self) -> bool:
+        """Whether the outer step would drive groups of this one's size apart: a group begins with two, and the limit of
+        its rate is smaller the fewer they are. All members there are agree whatever the rate that a Config allows."""
+        config = self.exchanges.config
+        if config.plain or config.outer[1] < stability_limit(config.outer[0], len(self.members)):
+            return False
+        return self.exchanges.partners.beyond(self.members)
+
+    def fail(self, code: str) -> list[Effect]:
+        """It comes to nothing. A group that had not begun is none that failed."""
+        exchanges = self.exchanges
+        told: list[Effect] = []
+        if self.initiator:
+            exchanges.remember(self.session, False)
+            told = [Send(peer, Abort(self.session, code)) for peer in self.others if peer != exchanges.me]
+            exchanges.gave_up = True
+        if self.state not in (PREPARING, OFFERED):
+            exchanges.count(code)
+        return [*told, *self.end(DROPPED)]
