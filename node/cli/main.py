@@ -221,11 +221,13 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
     from rich.console import Console
     from rich.table import Table
 
+    from node.observe.figures import HEADINGS
+
     console = Console(highlight=False)
     console.print(f"node {answer['id']} at {answer['address'] or address}, swarm {answer['swarm']!r}", soft_wrap=True)
     metrics = Table(show_header=False)
     for name, value in answer["metrics"].items():
-        if name not in ("refused", "suspicious"):
+        if name not in HEADINGS:
             metrics.add_row(name, shown(value))
     members = Table("member", "address", "state", "steps", "samples", "loss", "ready")
     left = 0
@@ -240,7 +242,7 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
         console.print(members)
     if left:
         console.print(f"and {left:,} who left within a day; --all names them")
-    for name, heading in (("refused", "refused or cut off, from"), ("suspicious", "misbehaves")):
+    for name, heading in HEADINGS.items():
         rows = answer["metrics"].get(name)  # of another version perhaps none
         if rows:
             shown_rows = Table(heading, "reason", "times")

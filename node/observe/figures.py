@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # a command that shows rows of a log starts without them
     from node.transport.links import Links
 
 __all__ = [
-    "FIGURES", "RATES", "STATUS", "Figure", "Metrics", "Reading", "Source", "columns_of", "line_of", "page", "reading",
-    "status_values", "table_of",
+    "FIGURES", "HEADINGS", "RATES", "STATUS", "Figure", "Metrics", "Reading", "Source", "columns_of", "line_of",
+    "page", "reading", "status_values", "table_of",
 ]  # fmt: skip
 
 Reading = dict[str, Any]
@@ -90,6 +90,7 @@ class Figure:
     line: str | Callable[[Reading], str] = ""  # its part of the live line
     table: tuple[str, str | Callable[[Reading], str]] | None = None  # its row of the closing table
     column: str = ""  # the head of its column in the table of `gossip local`
+    heading: str = ""  # of a table of its own in `gossip status`: not one value, but rows of who, why and how often
 
 
 def median(values: Iterable[float]) -> float:
@@ -170,7 +171,7 @@ FIGURES = (
     Figure("mb_s_received", "over the last second or so", "MB/s", text="{:.1f}".format, rate_of="bytes_received"),
     Figure(
         "refused", "what was refused or cut off most often: from whom, why, how often", "", refused,
-        logged=False, status=True,
+        logged=False, status=True, heading="refused or cut off, from",
     ),
     Figure(
         "messages_ignored", "messages of kinds that this version does not know", "messages",
@@ -178,11 +179,12 @@ FIGURES = (
     ),
     Figure(
         "suspicious", "members that misbehave: who, how, how often", "",
-        lambda at: tuple(islice(at.peer.misconduct(), SHOWN)), logged=False, status=True,
+        lambda at: tuple(islice(at.peer.misconduct(), SHOWN)), logged=False, status=True, heading="misbehaves",
     ),
 )  # fmt: skip
 RATES = tuple(figure for figure in FIGURES if figure.rate_of)
 STATUS = tuple(figure for figure in FIGURES if figure.status)
+HEADINGS = {figure.name: figure.heading for figure in FIGURES if figure.heading}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from gossip.peer import Peer
 from gossip.wire.frames import encode
 from gossip.wire.messages import StatusQuery, StatusReply, Unknown
 from node.identity.keys import Identity
-from node.observe.figures import SHOWN, STATUS, Source, status_values
+from node.observe.figures import HEADINGS, SHOWN, STATUS, Source, status_values
 from node.transport.byte_stream import ByteStream
 from node.transport.handshake import Greeter
 from node.transport.links import FrameReader, Links
@@ -87,7 +87,7 @@ async def read_pages(stream: ByteStream, reader: FrameReader) -> dict[str, Any]:
             raise ProtocolError("The node names more members than a swarm can have.")
     values = (*reply.metrics, *[None] * len(METRICS))
     metrics = {name: plain(value) for name, value in zip(METRICS, values, strict=False)}
-    for name in ("refused", "suspicious"):
+    for name in HEADINGS:
         metrics[name] = refused_of(values[METRICS.index(name)])
     identity = metrics.pop("id")
     if not isinstance(identity, str) or len(identity) != 32 or set(identity) - set("0123456789abcdef"):
