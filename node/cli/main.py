@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import ipaddress
 import json
 import os
 import runpy
@@ -21,7 +19,7 @@ from typing import Any, NoReturn
 
 from gossip.config import Config
 from gossip.errors import ConfigError, GossipError
-from gossip.ids import Address, PeerId, parse_address
+from gossip.ids import PeerId, parse_address
 from node import leaving
 from node.identity.keys import InviteToken, is_invite, keep_secret, kept_secret, parse_invite, read_secret
 from node.identity.keys import new_secret as make_secret
@@ -113,8 +111,10 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
             changes["GOSSIP_SECRET_FILE"] = str(kept.resolve())
     listen = settings.listen or environment.get("GOSSIP_LISTEN")
     if listen:
+        from node.transport.tcp import is_loopback  # here: it brings trio
+
         insecure = settings.insecure or bool(environment.get("GOSSIP_INSECURE"))
-        if secret_file is None and not insecure and not is_loopback(parse_address(listen)):
+        if secret_file is None and not insecure and not is_loopback(parse_address(listen).host):
             raise ConfigError(
                 f"Listening on {listen} without a secret would let anybody in: give --secret-file"
                 " (`gossip secret` makes one), or --insecure if you mean it."
@@ -165,15 +165,6 @@ def keep_invited(secret: bytes, state_dir: Path | None) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="gossip-"))  # mode 0700
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return keep_secret(secret, folder)
-
-
-def is_loopback(address: Address) -> bool:
-    """Whether only this machine can reach the address. A name other than localhost may mean anything, so it is not."""
-    if address.host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(address.host).is_loopback
-    return False
 
 
 def check_script(script: Path) -> None:

@@ -23,7 +23,7 @@ KEEPALIVE_S = 20
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine by name or number."""
+    """Whether a host is this machine by name or number. A name other than localhost may mean anything, so it is not."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
