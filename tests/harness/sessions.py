@@ -139,11 +139,6 @@ class Sessions:
         to = link.other(self)
         to.later(self.world.network.streamed_s(link, self), to.arrived, link, self, number, what, value)
 
-    def stalled(self, link: Link, number: int) -> None:
-        """What should stream here does not, and the link is closed for it."""
-        if number in self.sessions and link.open[link.place(self)]:
-            self.world.network.retire(link, self)
-
     def arrived(self, link: Link, sender: Sessions, number: int, what: str, value: Number) -> None:
         """``what``: ``theirs`` of a pair or a push, one of a group's ``values``, or of its ``means``."""
         session = self.sessions.get(number)

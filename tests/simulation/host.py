@@ -181,6 +181,10 @@ class Host(harness.Host):
         else:
             to.later(delay_s, to.spoilt, link, number)
 
+    def stalled(self, link: Link, number: int) -> None:
+        if number in self.sessions and link.open[link.place(self)]:
+            self.world.network.retire(link, self)
+
     def spoilt(self, link: Link, number: int) -> None:
         if number in self.sessions and link.open[link.place(self)]:
             self.call("failed", number, self.rng.choice(["checksum", "overflow"]))

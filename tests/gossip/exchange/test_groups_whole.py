@@ -37,8 +37,7 @@ class Member(Host):
     def stream(self, link: Link, number: int, what: str, value: Any) -> None:
         self.world.streams += 1
         if self.world.streams in self.world.lost_streams:
-            to = link.other(self)
-            to.later(self.world.config.stall_s, to.stalled, link, number)
+            self.world.later(self.world.config.stall_s, self.world.network.cut_link, link)
         else:
             super().stream(link, number, what, value)
 
