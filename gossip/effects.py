@@ -81,7 +81,6 @@ class Transfer:
     session: int
     partner: PeerId
     codec: str
-    deadline_s: float  # from now
     part: Subset = ALL
     sends: bool = True
     receives: bool = True
@@ -98,7 +97,6 @@ class Gather:
     members: tuple[PeerId, ...]
     place: int
     codec: str
-    deadline_s: float  # from now
 
 
 @dataclass(frozen=True, slots=True)

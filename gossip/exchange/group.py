@@ -198,15 +198,15 @@ class Group(Session):
                 address = exchanges.partners.address(peer)
                 if address is not None:  # else it dials us
                     dials.append(Dial(address, peer))
-        return [*dials, self.streams(now)]
+        return [*dials, self.streams()]
 
-    def streams(self, now: float) -> Gather:
+    def streams(self) -> Gather:
         place = self.members.index(self.exchanges.me)
-        return Gather(self.session, self.members, place, self.codec, self.deadline - now)
+        return Gather(self.session, self.members, place, self.codec)
 
     def linked(self, peer: PeerId, now: float) -> list[Effect]:
         """Perhaps the link that the group waits for."""
-        return [self.streams(now)] if peer in self.members else []
+        return [self.streams()] if peer in self.members else []
 
     def gathered(self, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float) -> list[Effect]:
         """All slices are means: |mean - ours|^2, |ours|^2, and whose slices are left out of ours or are no means."""

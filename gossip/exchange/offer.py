@@ -216,7 +216,7 @@ class Exchange(Session):
         self.since, self.until = now, now + seconds
         self.deadline = self.until if self.parked else min(now + exchanges.streams.seconds, self.until)
         sends, receives = self.ways
-        return Transfer(self.session, self.partner, self.codec, seconds, self.part, sends, receives)
+        return Transfer(self.session, self.partner, self.codec, self.part, sends, receives)
 
     @property
     def ways(self) -> tuple[bool, bool]:

@@ -87,7 +87,7 @@ class One:
         self.averager.snapshots[SESSION] = snapshot
 
     def begin(self, members, codec):
-        effect = Gather(SESSION, members, members.index(self.me), codec, 10.0)
+        effect = Gather(SESSION, members, members.index(self.me), codec)
         group = self.averager.gather(effect)
         if not isinstance(group, str):
             self.gathers.gather(group)

@@ -167,7 +167,7 @@ def test_as_many_mixes_may_end_at_once_as_there_are_exchanges():
     node = runtime()
     for session in range(100):
         node.averager.snapshots[session] = snapshot = node.streams.pool.take()
-        effect = Transfer(session, OTHER, "fp32", 1.0)
+        effect = Transfer(session, OTHER, "fp32")
         pair = node.averager.pairs[session] = PairAverage(effect, snapshot, get_codec("fp32"), None, node.streams.pool)
         pair.take(snapshot.array)
     for session in range(100):
@@ -206,7 +206,7 @@ def test_a_stream_whose_bound_is_not_known_fails_and_nothing_else():
     failures = []
     node.streams.spawn = lambda task, *arguments: failures.append(arguments)
     node.sessions.links[session] = link = object()
-    node.streams.transfer(Transfer(session, OTHER, "moniqua4", 1.0))
+    node.streams.transfer(Transfer(session, OTHER, "moniqua4"))
     assert [arguments[1:] for arguments in failures] == [(session, "overflow")]
     assert session not in node.sessions.table
     assert node.sessions.links[session] is link

@@ -153,7 +153,7 @@ class Pair:
                     self.wires[to].append(message)
                 case Snapshot(session, _):
                     self.todo[me].append(("snapshotted", session))
-                case Transfer(session, _, _, _):
+                case Transfer(session):
                     self.todo[me].append(("streamed", session))
                 case Mix(_, weight):
                     self.mixes[me].append(weight)
