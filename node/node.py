@@ -93,7 +93,7 @@ class Node:
             self.settings = dataclasses.replace(self.settings, config=decided)
         self.config = self.settings.config
         self.model, self.optimizer = model, optimizer
-        self.may_copy_ahead = self.config.mixing == "pair"
+        self.may_copy_ahead = self.config.paired
         self.state = ModelState(model, optimizer)
         self.pool = VectorPool(self.state)
         self.wake = threading.Event()  # for a training loop that has nothing else to do (joining, settling)

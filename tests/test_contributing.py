@@ -107,6 +107,17 @@ def test_a_rule_for_whom_to_mix_with_is_two_files(python):
     assert seen["documented"]
 
 
+def test_a_way_of_mixing_is_two_files(python):
+    files = files_of("A new way of mixing")
+    assert list(files) == ["gossip/config/mixings.py", "gossip/exchange/gentle.py"]
+    said = "`gentle` a quarter of the way to each other"
+    seen = python(files, PLAY.format(changes={"mixing": "gentle"}, key="mixing", what=said))
+    assert seen["choices"].endswith(", gentle")
+    assert seen["meaning"].endswith(said)
+    assert min(seen["mixed"]) > 5
+    assert seen["documented"]
+
+
 def test_a_filter_is_two_files(python):
     files = files_of("A new filter")
     assert list(files) == ["gossip/config/filters.py", "gossip/filters/within.py"]

@@ -58,7 +58,7 @@ class Config(Derived):
         vector with one other; not beside ``quasi_global`` momentum, as a second momentum over the mixes takes from the
         first. Drivers do not ask for arrays that nobody trains, whose mean is wanted."""
         given = self.outer_momentum is not None or self.outer_rate is not None
-        if given or quasi_global or self.mixing != "pair" or self.partners != 1 or self.part != "all":
+        if given or quasi_global or not self.paired or self.partners != 1 or self.part != "all":
             return self
         return dataclasses.replace(self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1])
 

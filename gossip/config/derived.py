@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gossip.config.filters import AUTO_FILTER, FILTERS
 from gossip.config.keys import MOST_PARTNERS, Keys
+from gossip.config.mixings import MIXINGS
 
 __all__ = ["PLAIN", "Derived"]
 
@@ -30,7 +31,7 @@ class Derived(Keys):
     @property
     def averaged(self) -> int:
         """How many vectors a mix averages, as the stability of the outer step asks."""
-        return (self.group_size or MOST_PARTNERS) if self.mixing == "group" else 2
+        return (self.group_size or MOST_PARTNERS) if self.grouped else 2
 
     @property
     def incoming_limit(self) -> int:
@@ -46,12 +47,22 @@ class Derived(Keys):
     @property
     def pushes(self) -> bool:
         """Whether vectors travel one way."""
-        return self.mixing in ("push-sum", "row-stochastic")
+        return MIXINGS[self.mixing].one_way
 
     @property
     def conserves(self) -> bool:
         """Whether what one gives away is taken from oneself."""
-        return self.mixing == "push-sum"
+        return MIXINGS[self.mixing].conserves
+
+    @property
+    def grouped(self) -> bool:
+        """Whether more than two average at once."""
+        return MIXINGS[self.mixing].group
+
+    @property
+    def paired(self) -> bool:
+        """Whether two average, each with the other."""
+        return not (self.pushes or self.grouped)
 
     @property
     def filtering(self) -> str:
@@ -59,4 +70,4 @@ class Derived(Keys):
         groups, whose mean a partner alone says nothing of."""
         if self.filter != "auto":
             return self.filter
-        return next(name for name in AUTO_FILTER if FILTERS[name].fits(self.mixing == "group", self.conserves))
+        return next(name for name in AUTO_FILTER if FILTERS[name].fits(self.grouped, self.conserves))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gossip.codecs import AUTO, CODECS
 from gossip.config.filters import FILTERS
+from gossip.config.mixings import MIXINGS
 from gossip.config.selections import SELECTIONS
 from gossip.config.setting import key
 
@@ -74,9 +75,9 @@ class Keys:
 
     # -- how to mix (gossip.mixing states the equations) -------------------------------------------------------------
     mixing: str = key(
-        "pair", "how vectors combine: means of a pair or a group, or one way",
+        "pair", "how vectors combine: " + ", ".join(f"`{name}` {rule.means}" for name, rule in MIXINGS.items()),
         "`group` for up to 16 equal machines on a LAN; pushes where nothing may be waited for", section="How to mix",
-        choices=("pair", "group", "push-sum", "row-stochastic"),
+        choices=tuple(MIXINGS),
     )
     outer_momentum: float | None = key(
         None, "alpha of the outer step, m <- alpha m + beta (mean - phi)",

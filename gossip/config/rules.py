@@ -51,26 +51,26 @@ def pushed(config: Derived) -> str | None:
 
 def grouped(config: Derived) -> str | None:
     """What a group mean excludes."""
-    if config.mixing != "group":
+    if not config.grouped:
         return None
     if not SELECTIONS[config.selection].groups:
         return (
-            f"mixing = 'group' with selection = {config.selection!r} cannot work: a group is drawn from everybody or "
-            "from a grid. Use selection = 'grid' (exact means in few rounds) or 'uniform'."
+            f"mixing = {config.mixing!r} with selection = {config.selection!r} cannot work: a group is drawn from "
+            "everybody or from a grid. Use selection = 'grid' (exact means in few rounds) or 'uniform'."
         )
     if config.partners != 1:
         return f"partners = {config.partners} is not for groups: group_size says how many average together."
     if config.part != "all":
         return (
-            f"mixing = 'group' with part = {config.part!r} cannot work: a group divides the whole vector among its "
-            "members. Use mixing = 'pair', or part = 'all'."
+            f"mixing = {config.mixing!r} with part = {config.part!r} cannot work: a group divides the whole vector "
+            "among its members. Use mixing = 'pair', or part = 'all'."
         )
     if config.codec == "auto":
         return "codec = 'auto' chooses for one link and a group has many: name one, as bf16 or int8."
     if needs_spread(config.codec):
         return (
-            f"mixing = 'group' with codec = {config.codec!r} cannot work: its bounds are those of pairs. Use int8 or "
-            "int4, or mixing = 'pair'."
+            f"mixing = {config.mixing!r} with codec = {config.codec!r} cannot work: its bounds are those of pairs. Use "
+            "int8 or int4, or mixing = 'pair'."
         )
     return None
 
@@ -98,7 +98,7 @@ def chosen(config: Derived) -> str | None:
             "partners = 0 with an outer momentum cannot work: several mixes at once would count the same local "
             "progress several times. Use partners = 1."
         )
-    if config.partners > 1 and config.mixing == "pair":
+    if config.partners > 1 and config.paired:
         return (
             f"partners = {config.partners} is for pushes: a pair has one partner at a time. Use partners = 1, "
             "partners = 0 (all neighbours of a graph) or mixing = 'row-stochastic'."
@@ -121,9 +121,9 @@ def filtered(config: Derived) -> str | None:
         given = [key for key in other.keys if settings[key][1].left_out and getattr(config, key) is not None]
         if given and other is not rule:
             return f"{given[0]} is for filter = {name!r}, and filter is {config.filter!r}."
-    if rule.fits(config.mixing == "group", config.conserves):
+    if rule.fits(config.grouped, config.conserves):
         return None
-    if config.mixing == "group":
+    if config.grouped:
         instead = filters_that(lambda rule: rule.groups and not rule.pairs)
         return f"filter = {config.filter!r} judges a pair: use filter = {instead} for groups, or mixing = 'pair'."
     if not rule.pairs:

@@ -82,8 +82,8 @@ def admit(
         deadline=now + config.boundary_patience_s, theirs=offer.version, mass=offer.mass, part=part,
     )  # fmt: skip
     one.codec = agreed_codec(config.codec, exchanges.codec(sender), offer.codec, part is ALL)
-    cap = min(offer.weight, exchanges.partners.cap(sender, exchanges.moving))
-    one.weight = pair_weight(local.version - offer.version, config.staleness_exponent, cap=cap)
+    gap = local.version - offer.version
+    one.weight = pair_weight(gap, config.staleness_exponent, cap=min(offer.weight, one.cap()))
     return [*dropped, Snapshot(session, False, part=part)]
 
 

@@ -15,12 +15,10 @@ from gossip.codecs import CODECS, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, MemberState
 from gossip.exchange.agreement import proposed_codec
-from gossip.exchange.group import Group
 from gossip.exchange.offer import Exchange
-from gossip.exchange.pair import Pair
 from gossip.exchange.patience import Patience
-from gossip.exchange.push import Push
-from gossip.exchange.session import Local, Session
+from gossip.exchange.registry import kind_of
+from gossip.exchange.session import Local
 from gossip.exchange.session_table import Ledger, One
 from gossip.exchange.transitions import Event, State
 from gossip.filters.registry import filter_of
@@ -53,13 +51,6 @@ class PartnerChoice(Protocol):
     def beyond(self, peers: Collection[PeerId]) -> bool: ...
     def address(self, peer: PeerId) -> Address | None: ...
     def linked(self, peer: PeerId) -> bool: ...
-
-
-def kind_of(config: Config) -> type[Session]:
-    """What the sessions of this configuration are."""
-    if config.mixing == "group":
-        return Group
-    return Push if config.pushes else Pair
 
 
 class Exchanges(Ledger[One]):

@@ -131,7 +131,7 @@ class Exchange(Session):
         asked.add(partner)
         renamed = self.rename() if again else []
         self.partner, self.state = partner, State.OFFERED
-        self.weight = exchanges.partners.cap(partner, exchanges.moving)
+        self.weight = self.cap()
         self.since, self.until = now, now + exchanges.config.reply_timeout_s
         self.deadline = min(now + exchanges.answers.seconds, self.until)
         local = exchanges.local
@@ -156,6 +156,10 @@ class Exchange(Session):
         self.weight, self.theirs, self.answer_s = accept.weight, accept.version, now - self.since
         self.codec, self.state = accept.codec, State.STREAMING
         return [self.transfer(now)]
+
+    def cap(self) -> float:
+        """The largest weight that we allow."""
+        return self.exchanges.partners.cap(self.partner, self.exchanges.moving)
 
     def busy(self, sender: PeerId, now: float) -> list[Effect]:
         return self.offer(now)

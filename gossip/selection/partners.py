@@ -201,7 +201,7 @@ class Partners:
         below about one, so that nobody overshoots."""
         if self.everybody:
             return min(0.5, self.selector.weight(self, partner))
-        return 0.5 if self.config.mixing != "pair" else 1 / (1 + max(others, 1))
+        return 0.5 if self.config.pushes else 1 / (1 + max(others, 1))
 
     def heard(self, partner: PeerId, seconds: float) -> None:
         """An exchange of the whole vector took so long: all of it is a rate, the way there and back included."""

@@ -152,7 +152,7 @@ class GroupTransfers:
         """Whether chunks of this session are a group's."""
         if session in self.table:
             return True
-        if self.config.mixing != "group":
+        if not self.config.grouped:
             return False
         exchange = self.peer.exchange(session)
         return exchange is not None and exchange.state is State.OFFERED and not exchange.initiator

@@ -86,7 +86,7 @@ class Training:
         self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
         self.by_steps = config.mix_every_steps is not None
         self.lockstep = config.max_version_gap is not None
-        self.ahead = config.mixing == "pair"  # what is pushed is copied when it is asked for: with its mass
+        self.ahead = config.paired  # what is pushed is copied when it is asked for: with its mass
         self.steps = 0  # of all peers, as far as they have been counted
 
     # -- the clock -----------------------------------------------------------------------------------------------

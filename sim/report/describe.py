@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossip.config.mixings import MIXINGS
 from gossip.config.selections import SELECTIONS
 from gossip.wire.messages import MAX_GROUP
 from sim.report.units import NOTHING, count_text, duration_text
@@ -68,8 +69,7 @@ def mixing(scenario: Scenario) -> str:
     seconds = None if config.mix_every_s is None else duration_text(config.mix_every_s)
     when = " or ".join(each for each in (steps, seconds) if each is not None)
     outer = "" if config.plain else " with an outer step (momentum {:g}, rate {:g})".format(*config.outer)
-    does = "pushes" if config.pushes else "averages"
-    return f"Each {does}{mixed(config)} {whom(config)} every {when}{outer}, in {config.codec}."
+    return f"Each {MIXINGS[config.mixing].does}{mixed(config)} {whom(config)} every {when}{outer}, in {config.codec}."
 
 
 def mixed(config: Config) -> str:
@@ -83,7 +83,7 @@ def mixed(config: Config) -> str:
 
 
 def whom(config: Config) -> str:
-    if config.mixing == "group":
+    if config.grouped:
         size = config.group_size
         if config.selection == "grid":
             return f"in groups of up to {size} on a grid"

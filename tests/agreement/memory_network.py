@@ -187,7 +187,7 @@ class Trainer:
         pool = VectorPool(state)
         self.woken = trio.Event()
         self.boundary = Boundary(state, pool, Kept(state), config.conserves, wake=lambda: self.woken.set())
-        self.lockstep, self.ahead = config.max_version_gap is not None, config.mixing == "pair"
+        self.lockstep, self.ahead = config.max_version_gap is not None, config.paired
         self.outer = OuterStep(vector.size, *config.outer, config.averaged)
         self.outer.reset(vector)
         self.runtime = Runtime(

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from gossip.config import Config
+from gossip.config.mixings import MIXINGS
 from gossip.effects import MemberState
 from gossip.exchange.group import Group
 from gossip.exchange.push import Push
+from gossip.exchange.registry import kind_of
 from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import Address
 from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer, Settled
@@ -57,6 +59,10 @@ def test_the_page_has_the_tables_that_the_code_runs_by():
         said, run = said_of(kind, table), {row for row in rows() if row.kind == kind.__name__}
         assert said - run == set(), "the page says what cannot be"
         assert run - said == set(), "the page leaves out what can be"
+
+
+def test_the_sessions_of_every_way_of_mixing_are_looked_at():
+    assert {kind_of(Config(mixing=name)) for name in MIXINGS} == set(KINDS)
 
 
 def test_every_event_has_a_method_and_no_ended_session_has_events():
