@@ -21,7 +21,7 @@ from gossip.config import Config
 from gossip.errors import ConfigError, GossipError
 from gossip.ids import PeerId, parse_address
 from node import leaving
-from node.identity.keys import InviteToken, is_invite, keep_secret, kept_secret, parse_invite, read_secret
+from node.identity.keys import InviteToken, is_invite, keep_secret, parse_invite, read_secret
 from node.identity.keys import new_secret as make_secret
 
 __all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status"]
@@ -84,6 +84,8 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
 
     Raises :class:`GossipError`, one sentence for each setting that cannot work.
     """
+    from node.settings import Settings  # here: it brings trio
+
     changes: dict[str, str | None] = {}
     secret_file = settings.secret_file
     if settings.insecure and secret_file is not None:
@@ -95,31 +97,14 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
             if settings.insecure or secret_file is not None:
                 raise ConfigError("An invite carries the swarm's secret: leave out --secret-file and --insecure.")
             secret_file = keep_invited(invited, settings.state_dir)
-    if settings.insecure:
-        changes["GOSSIP_INSECURE"] = "1"
-        changes["GOSSIP_SECRET_FILE"] = None  # the option wins over an inherited secret
-    elif secret_file is None and (inherited := environment.get("GOSSIP_SECRET_FILE")):
+    if not settings.insecure and secret_file is None and (inherited := environment.get("GOSSIP_SECRET_FILE")):
         secret_file = Path(inherited)
-    if secret_file is not None:
-        read_secret(secret_file)
-        changes["GOSSIP_SECRET_FILE"] = str(secret_file.resolve())
-        changes["GOSSIP_INSECURE"] = None
-    elif not settings.insecure and settings.state_dir is not None:
-        kept = kept_secret(settings.state_dir)  # of an invite, at an earlier start
-        if kept is not None and not environment.get("GOSSIP_INSECURE"):
-            secret_file = kept
-            changes["GOSSIP_SECRET_FILE"] = str(kept.resolve())
-    listen = settings.listen or environment.get("GOSSIP_LISTEN")
-    if listen:
-        from node.transport.tcp import is_loopback  # here: it brings trio
-
-        insecure = settings.insecure or bool(environment.get("GOSSIP_INSECURE"))
-        if secret_file is None and not insecure and not is_loopback(parse_address(listen).host):
-            raise ConfigError(
-                f"Listening on {listen} without a secret would let anybody in: give --secret-file"
-                " (`gossip secret` makes one), or --insecure if you mean it."
-            )
-        changes["GOSSIP_LISTEN"] = listen
+    if settings.insecure:
+        changes |= {"GOSSIP_INSECURE": "1", "GOSSIP_SECRET_FILE": None}  # the option wins over an inherited secret
+    elif secret_file is not None:
+        changes |= {"GOSSIP_SECRET_FILE": str(secret_file.resolve()), "GOSSIP_INSECURE": None}
+    if settings.listen:
+        changes["GOSSIP_LISTEN"] = settings.listen
     if settings.advertise:
         if parse_address(settings.advertise).port == 0:
             raise ConfigError(f"--advertise {settings.advertise} cannot be dialled: name the port.")
@@ -129,13 +114,14 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
     if settings.must_join is not None:
         changes["GOSSIP_MUST_JOIN"] = f"{settings.must_join:g}"
     if settings.config is not None:
-        Config.from_toml(settings.config)
         changes["GOSSIP_CONFIG"] = str(settings.config.resolve())
     if settings.log is not None:
         if not settings.log.resolve().parent.is_dir():
             raise ConfigError(f"The log's folder {settings.log.resolve().parent} does not exist: make it first.")
         changes["GOSSIP_LOG"] = str(settings.log.resolve())  # absolute: scripts may change their directory
     changes["GOSSIP_PROGRESS"] = "off" if settings.quiet else "line"
+    after = {name: value for name, value in {**environment, **changes}.items() if value is not None}
+    Settings.gather(None, None, None, None, None, None, after)  # as Node will
     return changes
 
 

@@ -112,7 +112,10 @@ def test_each_setting_that_cannot_work_gets_its_own_sentence_and_code_2(monkeypa
         (["--seed", "gossip-invite-1:xx", script], "This is not a whole invite: copy it again"),
         (["--listen", "::1:7700", script], "write an IPv6 host in brackets"),
         (["--advertise", "1.2.3.4:0", script], "--advertise 1.2.3.4:0 cannot be dialled: name the port."),
-        (["--listen", "0.0.0.0:7700", script], "Listening on 0.0.0.0:7700 without a secret would let anybody in"),
+        (
+            ["--listen", "0.0.0.0:7700", script],
+            "Listening on 0.0.0.0:7700 without a secret would let anybody change this model",
+        ),
         (["--secret-file", gone, script], f"There is no swarm secret at {gone}"),
         (["--secret-file", junk, script], f"{junk} does not hold a swarm secret"),
         (["--insecure", "--secret-file", junk, script], "exclude each other: leave one out."),
@@ -381,8 +384,9 @@ def test_what_an_invite_brought_is_found_at_the_next_start_without_one(tmp_path)
     invite = InviteToken(secret, (Address("10.0.0.5", 7700),), SEED_ID).text
     state = tmp_path / "state"
     first = cli.environment_of(cli.RunSettings(seeds=(invite,), state_dir=state), {})
+    assert first["GOSSIP_SECRET_FILE"] == str(state / "swarm.secret")
     again = cli.environment_of(cli.RunSettings(state_dir=state, listen="0.0.0.0:7700"), {})
-    assert again["GOSSIP_SECRET_FILE"] == first["GOSSIP_SECRET_FILE"] == str(state / "swarm.secret")
+    assert Settings.gather(None, None, None, None, None, None, again).secret == secret
     other = secret_of(tmp_path)
     assert cli.environment_of(cli.RunSettings(state_dir=state, secret_file=other), {})["GOSSIP_SECRET_FILE"] == str(
         other
