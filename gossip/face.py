@@ -128,11 +128,12 @@ class Face:
         """Which elements the next mix of our own will be of."""
         return self.exchanges.next_part
 
-    def may_mix(self, now: float) -> bool:
-        """Whether a mix that is due may begin now, so that a driver takes a snapshot along. Not where there was nobody
-        to mix with the last time: the first mix with somebody begins a step later, and who stays alone copies nothing.
-        """
-        return self.schedule.retry_at <= now and not self.lonely
+    @property
+    def mix_at(self) -> float:
+        """From when on a mix that is due may begin, so that a driver takes a snapshot along. Never where there was
+        nobody to mix with the last time: the first mix with somebody begins a step later, and who stays alone copies
+        nothing."""
+        return float("inf") if self.lonely else self.schedule.retry_at
 
     @property
     def boundary_at(self) -> float:

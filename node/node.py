@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossip.arithmetic.mixing import OuterStep
-from gossip.averaging.boundary import Boundary
+from gossip.averaging.boundary import Boundary, Visit
 from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import CheckpointError, ConfigError, LayoutError, LocalError
 from gossip.peer import Peer
 from node import leaving
 from node.data.sharding import Shard, samples_in
+from node.loop import StepLoop
 from node.model import checkpoint
 from node.model.kept import Kept
 from node.model.pool import VectorPool
@@ -43,7 +44,6 @@ from node.thread import NetworkThread
 
 __all__ = ["Member", "Metrics", "Node"]
 
-VISIT_S = 0.002  # between two visits of the network thread's wishes: a step of a tiny model is not slowed by each
 FAREWELL_S = 0.5  # for a newcomer to ask for the next piece of a finished run's weights
 CLOSED_PATIENCE = 3.0  # times join_timeout_s, with seeds that accept connections and close them at once
 ALONE_S = 1.0  # how old the newest snapshot of a node alone gets, which newcomers are given while its loop stands
@@ -93,7 +93,6 @@ class Node:
             self.settings = dataclasses.replace(self.settings, config=decided)
         self.config = self.settings.config
         self.model, self.optimizer = model, optimizer
-        self.may_copy_ahead = self.config.paired
         self.state = ModelState(model, optimizer)
         self.pool = VectorPool(self.state)
         self.wake = threading.Event()  # for a training loop that has nothing else to do (joining, settling)
@@ -104,9 +103,11 @@ class Node:
         self.kept_in: Path | None = None  # where the weights are that this node gave up for another run's
         config, parameters = self.config, self.state.layout.parameters
         self.outer = OuterStep(parameters, *config.outer, config.averaged)
+        self.loop = StepLoop(self.config, self.boundary, self, REPORT_S)
         self.outer_lock = threading.Lock()  # it moves in the network's threads, and is reset in the training thread
         self.service = Service(
-            self.settings, self.state, self.boundary, self.pool, self.outer, self.outer_lock, self.wake, self.figures
+            self.settings, self.state, self.boundary, self.pool, self.outer, self.outer_lock, self.wake,
+            self.loop.signals, self.figures,
         )  # fmt: skip
         self.thread = NetworkThread()
         self.steps = self.samples = 0
@@ -114,8 +115,6 @@ class Node:
         self.lost = self.lost_told = False  # the loss is no number, and that was said
         self.passes = 0
         self.overheads: deque[float] = deque(maxlen=512)
-        self.visited_at = 0.0
-        self.reported_at = -math.inf
         self.optimizer_at = -math.inf
         self.handler: Any = None
 
@@ -268,11 +267,7 @@ class Node:
         self.samples += samples
         if loss is not None:
             self.loss = loss.detach() if isinstance(loss, Tensor) else loss
-        due, late = self.steps >= self.service.due_steps, start - self.reported_at > REPORT_S
-        rested = start - self.visited_at > VISIT_S or self.config.max_version_gap is not None
-        if ((due or self.boundary.wanted) and rested) or late:
-            self.visited_at = start
-            self.visit(due, due or late)
+        self.loop.step(self.steps, start + self.service.clock_s)
         if self.config.max_version_gap is not None:
             self.hold()
         self.overheads.append(time.perf_counter() - start)
@@ -281,8 +276,8 @@ class Node:
         """Stay at this boundary while a mix is under way for longer than ``max_version_gap`` allows, and until what it
         brought has landed."""
         self.heard()
-        landing = self.config.max_version_gap == 0
-        while self.service.held or (landing and (self.boundary.owed or self.boundary.wanted)):
+        landing = self.loop.lands
+        while self.loop.waits(landing):
             landing = True
             self.wake.wait(0.05)
             self.visit()
@@ -294,33 +289,34 @@ class Node:
         if self.thread.call(told.set):
             told.wait(1.0)
 
-    def visit(self, due: bool = False, report: bool = True) -> None:
-        """The step boundary: fulfil the network thread's wishes, and report, unless all there was to do was to add what
-        an exchange brought. ``due``: a mix begins here."""
-        self.thread.check()
-        runtime = self.runtime
-        ahead = due and self.service.may_mix and self.may_copy_ahead
-        whole = ahead and self.boundary.expected is None  # a snapshot of a part serves no newcomer
-        done = self.boundary.visit(self.adopted, ahead, report and not whole and self.keeps(runtime))
-        if done.updates and self.quasi_global is not None and not done.adopted:
+    def visit(self) -> None:
+        """The step boundary: fulfil the network thread's wishes, and report."""
+        self.loop.visit(time.perf_counter() + self.service.clock_s)
+
+    # -- the loop's owner ------------------------------------------------------------------------------------------
+    def mixed(self) -> None:
+        if self.quasi_global is not None:
             self.quasi_global.mixed()
-        if done.updates_alone and not report:
-            self.thread.call(runtime.averager.updated, done)
-            return
-        now = time.perf_counter()
+
+    def updated(self, visit: Visit) -> None:
+        self.thread.check()
+        self.thread.call(self.runtime.averager.updated, visit)
+
+    def report(self, visit: Visit) -> None:
+        self.thread.check()
+        runtime, now = self.runtime, time.perf_counter()
         optimizer = None
         if now - self.optimizer_at > 5.0 or (self.optimizer is not None and not runtime.peer.gives_optimizer):
             self.optimizer_at = now
             optimizer = self.optimizer_state()
-        self.reported_at = now
         loss = self.read_loss()
-        self.thread.call(runtime.at_boundary, self.steps, self.samples, loss, done, optimizer)
+        self.thread.call(runtime.at_boundary, self.steps, self.samples, loss, visit, optimizer)
         self.watch_soundness(runtime)
 
-    def keeps(self, runtime: Runtime) -> bool:
+    def keeps(self) -> bool:
         """Whether it is time for a copy of the weights that serves newcomers while this loop stands. Exchanges leave
         one; for who mixes with nobody it is made now and then, in a hundredth of its time."""
-        peer, now = runtime.peer, time.monotonic()
+        peer, now = self.runtime.peer, time.monotonic()
         if not peer.ready or peer.taking:
             return False
         copy_s = max(self.state.copy_s, 4 * self.state.layout.size / COPY_RATE)
@@ -350,7 +346,7 @@ class Node:
         except LayoutError:
             return (), ()
 
-    def adopted(self, vector: Any) -> None:
+    def replaced(self, vector: Any) -> None:
         if self.quasi_global is not None:
             self.quasi_global.joined(keep=self.momentum_came(vector))
         with self.outer_lock:

@@ -22,6 +22,7 @@ from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
 from node.identity.keys import Identity, verify
 from node.identity.statedir import Memory, StateDir
+from node.loop import Signals
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.observe.console import Console
@@ -43,17 +44,17 @@ HANDOVER_S = 3.0  # for a node that just ended in this state directory to let go
 
 
 class Service:
-    """Runs in the network thread. The training thread reads ``view``, ``due_steps``, and plain numbers of ``runtime``.
+    """Runs in the network thread. The training thread reads ``view``, ``signals``, and plain numbers of ``runtime``.
 
     ``figures`` is asked for the progress line and log, in the network thread.
     """
 
     def __init__(
         self, settings: Settings, state: ModelState, boundary: Boundary, pool: VectorPool, outer: OuterStep,
-        outer_lock: threading.Lock, wake: threading.Event, figures: Callable[[], Reading],
+        outer_lock: threading.Lock, wake: threading.Event, signals: Signals, figures: Callable[[], Reading],
     ) -> None:  # fmt: skip
         self.settings, self.state, self.boundary, self.pool, self.outer = settings, state, boundary, pool, outer
-        self.outer_lock, self.wake, self.figures = outer_lock, wake, figures
+        self.outer_lock, self.wake, self.signals, self.figures = outer_lock, wake, signals, figures
         self.identity = Identity.load(settings.state_dir)
         self.state_dir = StateDir(settings.state_dir)
         self.incarnation = 0
@@ -62,15 +63,14 @@ class Service:
         self.members: tuple[Member, ...] = ()  # as last asked for
         self.listed_at = -math.inf  # on the clock of time.monotonic
         self.genesis = b""  # of the run that the view counts for
-        self.may_mix = False  # and whether it would begin one then, as far as is known
-        self.due_steps: float = 0  # the step count at which the training thread should visit the boundary
-        self.held = False  # the training thread must wait at its boundary
         self.leaving: trio.Event | None = None
+        self.clock_s = 0.0  # what the network's clock is ahead of time.perf_counter
 
     async def main(self, started: Callable[[], None]) -> None:
         """Until ``leaving`` is set. Raises LocalError before ``started``: the port or the state directory in use, the
         log not writable."""
         self.leaving = trio.Event()
+        self.clock_s = trio.current_time() - time.perf_counter()
         await self.take_state_dir()
         try:
             await self.run(started)
@@ -148,15 +148,11 @@ class Service:
         return peer
 
     def after_perform(self) -> None:
-        """After every decision: the step at which the next mix is due, for the training thread to read."""
+        """After every decision: what the training thread reads of it."""
         if self.runtime is not None:
             peer = self.runtime.peer
-            waiting = not peer.offering and self.settings.config.mix_every_steps is not None
-            self.due_steps = peer.due_steps if waiting else math.inf
-            if self.held and not peer.held:
+            if self.signals.read(peer):
                 self.wake.set()
-            self.held = peer.held
-            self.may_mix = peer.may_mix(self.runtime.now)
             if peer.ready and peer.genesis != self.genesis:  # the count is another run's from here on
                 self.genesis = peer.genesis
                 self.view = self.view.refreshed(self.runtime.peer)

@@ -198,7 +198,7 @@ class Training:
         ready, host.ready = peer.ready, trains(host)
         due = self.by_steps and ready and not peer.offering and host.steps >= peer.due_steps
         report = due or now - host.reported_at > REPORT_S or not ready
-        spare = due and self.ahead and peer.may_mix(now)
+        spare = due and self.ahead and peer.mix_at <= now
         visited = self.visit_boundary(host, spare) if boundary.wanted or spare else None
         if report or (visited is not None and not visited.updates_alone):
             host.reported_at = now

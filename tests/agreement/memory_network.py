@@ -17,10 +17,11 @@ import trio._core._run as scheduler
 import trio.testing
 
 from gossip.arithmetic.mixing import OuterStep
-from gossip.averaging.boundary import Boundary
+from gossip.averaging.boundary import Boundary, Visit
 from gossip.config import Config
 from gossip.ids import Address
 from gossip.peer import Peer
+from node.loop import StepLoop
 from node.model.kept import Kept
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
@@ -171,8 +172,8 @@ class Port:
 
 
 class Trainer:
-    """A Runtime and, in place of a training thread, a task that takes steps and visits its boundary as both drivers'
-    training loops do: when its mix is due, when the network has a wish, and to report that it is alive."""
+    """A Runtime and, in place of a training thread, a task that takes steps: the boundary between them is the one of
+    Node.step."""
 
     def __init__(
         self, world: World, index: int, peer: Peer, config: Config, vector: np.ndarray, on_step: OnStep, step_s: float
@@ -181,13 +182,12 @@ class Trainer:
         assert address is not None
         self.world, self.index, self.peer, self.vector = world, index, peer, vector
         self.on_step, self.step_s, self.steps = on_step, step_s, 0
-        self.by_steps = config.mix_every_steps is not None
-        self.reported_at = trio.current_time()
         state = ModelState({"x": vector})
         pool = VectorPool(state)
         self.woken = trio.Event()
         self.boundary = Boundary(state, pool, Kept(state), config.conserves, wake=lambda: self.woken.set())
-        self.lockstep, self.ahead = config.max_version_gap is not None, config.paired
+        self.loop = StepLoop(config, self.boundary, self, REPORT_S, rest_s=0.0)
+        self.loop.reported_at = trio.current_time()
         self.outer = OuterStep(vector.size, *config.outer, config.averaged)
         self.outer.reset(vector)
         self.runtime = Runtime(
@@ -232,39 +232,45 @@ class Trainer:
             if self.peer.ready:
                 self.steps += 1
                 self.on_step(self.index, self.vector, self.steps)
-            self.visit(self.peer)
-            if self.lockstep:
+                self.loop.step(self.steps, trio.current_time())
+            else:
+                self.loop.visit(trio.current_time())
+            self.peer.at_boundary(trio.current_time())  # a node says so four times a second
+            if self.loop.lockstep:
                 await self.hold(when)
             when = trio.current_time() + self.step_s
 
     async def hold(self, since: float) -> None:
         """As a Node does, with the simulator's looks."""
         landing = False
-        while self.peer.held or (landing and (self.boundary.owed or self.boundary.wanted)):
+        while self.loop.waits(landing):
             landing = True
             if not self.boundary.wanted:
                 self.woken = trio.Event()
                 with trio.move_on_at(next_look(since, trio.current_time())):
                     await self.woken.wait()
-            self.visit(self.peer)
+            self.loop.step(self.steps, trio.current_time())
 
     def after_perform(self) -> None:
-        if not self.peer.held:
+        self.loop.signals.read(self.peer)
+        if not self.loop.signals.held:
             self.woken.set()
 
-    def visit(self, peer: Peer) -> None:
-        now = trio.current_time()
-        due = self.by_steps and peer.ready and not peer.exchanges.outgoing and self.steps >= peer.schedule.due_steps
-        peer.local.boundary_at = now  # a node says so four times a second
-        report = due or now - self.reported_at > REPORT_S or not peer.ready
-        if not (report or self.boundary.wanted):
-            return
-        done = self.boundary.visit(self.outer.reset, due and self.ahead and peer.may_mix(now))
-        if done.updates_alone and not report:
-            self.runtime.averager.updated(done)
-        else:
-            self.reported_at = now
-            self.runtime.at_boundary(self.steps, self.steps, None, done)
+    # -- the loop's owner ----------------------------------------------------------------------------------------
+    def replaced(self, weights: np.ndarray) -> None:
+        self.outer.reset(weights)
+
+    def mixed(self) -> None:
+        """Nothing is kept of it."""
+
+    def keeps(self) -> bool:
+        return False
+
+    def updated(self, visit: Visit) -> None:
+        self.runtime.averager.updated(visit)
+
+    def report(self, visit: Visit) -> None:
+        self.runtime.at_boundary(self.steps, self.steps, None, visit)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

@@ -57,12 +57,12 @@ def test_no_snapshot_is_taken_along_where_there_was_nobody_to_mix_with():
     alone = swarm.start()
     swarm.run(20.0)
     assert alone.peer.ready
-    assert all(not alone.peer.may_mix(swarm.now + later) for later in (0.0, 1.0, 100.0))
+    assert alone.peer.mix_at == float("inf")
     swarm.start(0)
     swarm.until(lambda: alone.mixes, 20.0)
-    assert alone.peer.may_mix(swarm.now + 100.0)
+    assert alone.peer.mix_at < swarm.now + 100.0
     swarm.run(5.0)
-    assert alone.peer.may_mix(swarm.now + 100.0), "a partner that is busy with the mix under way is somebody"
+    assert alone.peer.mix_at < swarm.now + 100.0, "a partner that is busy with the mix under way is somebody"
 
 
 def test_settling_mixes_until_it_is_told_to_stop():

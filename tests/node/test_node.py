@@ -180,7 +180,7 @@ def test_of_a_part_its_elements_alone_are_copied_and_added(train, until, monkeyp
             return method(self, vector, *more)
 
         monkeypatch.setattr(ModelState, name, noted)
-    monkeypatch.setattr(Node, "keeps", lambda self, runtime: False)  # a copy for newcomers now and then is whole
+    monkeypatch.setattr(Node, "keeps", lambda self: False)  # a copy for newcomers now and then is whole
     config = Config(part=part, mix_every_steps=1, progress_period_s=0.1, join_timeout_s=3.0)
     models = [nn.Linear(400, 50), nn.Linear(400, 50)]
     first = train(models[0], config=config)
