@@ -19,7 +19,7 @@ from sim.engine.host import Host
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ELEMENTS = 16
 Floats = np.ndarray
 
@@ -62,7 +62,7 @@ def alive_views(swarm: Swarm) -> set[int]:
 
 # -- determinism -----------------------------------------------------------------------------------------------------
 RECIPE = """
-from tests.sim.test_swarm import *
+from tests.sim.engine.test_swarm import *
 swarm = swarm_of(12, network=NetworkModel(loss=0.02), on_step=kicked(20))
 swarm.run_until(10.0)
 swarm.kill(3)

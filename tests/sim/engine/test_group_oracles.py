@@ -18,7 +18,7 @@ from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.ids import PeerId
 from sim.engine.swarm import Swarm
-from tests.sim.test_oracles import SEED, STEP_S, Measured, disagreement, exchange, holds, told_to_mix
+from tests.sim.engine.test_oracles import SEED, STEP_S, Measured, disagreement, exchange, holds, told_to_mix
 
 
 def one_group(seed: int, n: int, g: int) -> Measured:

@@ -13,9 +13,8 @@ from gossip.errors import ConfigError
 from sim.learning.learners import Learners
 from sim.learning.optimizers import Cosine, schedule
 from sim.scenario.scenario import MembershipSpec, Optimizer, Scenario, Task
-from tests.sim.scenarios import COMING_AND_GOING, played, small
-from tests.sim.test_exactness import assert_exact_with_churn
-from tests.sim.test_learners import (
+from tests.sim.learning.test_exactness import assert_exact_with_churn
+from tests.sim.learning.test_learners import (
     NAMES,
     SEED,
     Plainly,
@@ -23,6 +22,7 @@ from tests.sim.test_learners import (
     assert_trained_as_one_at_a_time,
     torch_optimizer,
 )
+from tests.sim.scenarios import COMING_AND_GOING, played, small
 
 COSINE = {"schedule": "cosine", "schedule_steps": 16, "warmup_steps": 3, "min_lr": 0.0005}
 OPTIMIZERS = {

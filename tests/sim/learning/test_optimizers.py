@@ -19,9 +19,9 @@ from sim.learning.learners import Learners
 from sim.scenario.scenario import MembershipSpec, Optimizer, Scenario, Task
 from sim.simulation import Simulation
 from sim.world.network import NetworkModel
+from tests.sim.learning.test_exactness import OneStepAtATime, assert_exact_with_churn, both_ways
+from tests.sim.learning.test_learners import NAMES, ROUNDING, SEED, TOLERANCE
 from tests.sim.scenarios import AVERAGING, COMING_AND_GOING, log_of, played, small
-from tests.sim.test_exactness import OneStepAtATime, assert_exact_with_churn, both_ways
-from tests.sim.test_learners import NAMES, ROUNDING, SEED, TOLERANCE
 
 QUASI_GLOBAL = Optimizer(lr=0.05, quasi_global=0.9, weight_decay=0.01)
 LINEAR = Task(model="linear", samples_per_peer=40, batch_size=4, optimizer=QUASI_GLOBAL)

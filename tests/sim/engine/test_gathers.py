@@ -13,7 +13,7 @@ from gossip.config import Config
 from sim.engine.swarm import Swarm
 from sim.scenario.adversaries import AttackersSpec, Liar
 from sim.world.network import NetworkModel
-from tests.sim.test_oracles import STEP_S, exchange, told_to_mix
+from tests.sim.engine.test_oracles import STEP_S, exchange, told_to_mix
 
 ELEMENTS = 5_000  # 20 blocks, the last one short
 

@@ -29,7 +29,7 @@ from sim.scenario.scenario import (
     Task,
 )
 
-SHIPPED = sorted((Path(__file__).parents[2] / "examples" / "scenarios").glob("*.toml"))
+SHIPPED = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.toml"))
 FULL = """
 name = "spot-fleet"
 seed = 7

@@ -8,7 +8,7 @@ from node.observe.figures import page as figures_of_a_node
 from sim.report.figures import SUMMARY, page
 from tests.sim.fake_results import fake_result
 
-PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
+PAGE = Path(__file__).parents[3] / "docs" / "figures.md"
 
 
 def test_the_page_is_what_the_rows_say():
