@@ -123,8 +123,8 @@ class GroupStreams:
 
     def on_stalled(self, host: Host, sender: Host, number: int) -> None:
         """Nothing has moved for too long, and a node closes the link."""
-        group = host.averager.groups.get(number)
-        if host.gone or group is None or sender.id not in group.members:
+        group = None if host.gone else host.averager.groups.get(number)
+        if group is None or sender.id not in group.members:
             return
         place = group.members.index(sender.id)
         if (place in group.missing or place in group.awaited) and self.links.linked(host, sender.id):
