@@ -6,7 +6,7 @@ import csv
 import itertools
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,20 @@ __all__ = ["Point", "Sweep"]
 MAX_RUNS = 10_000  # a slip in a grid is found before it has cost a week
 POINT = 0.01  # of accuracy: what an answer takes for as good as the best
 
+Text = Callable[[float], str]
+
 # What is kept of each run, in the order of sweep.csv.
 COLUMNS = (
     "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_average_model", "loss", "consensus_distance",
     "exchanges_done", "exchanges_failed", "bytes_sent", "virtual_s", "wall_s", "digest",
+)  # fmt: skip
+# What the table shows of them, by their heads; a terminal of 80 columns has no room for the last three.
+SHOWN: tuple[tuple[str, str, Text], ...] = (
+    ("accuracy_mean", "accuracy", share_text), ("accuracy_min", "worst peer", share_text),
+    ("accuracy_average_model", "average model", share_text), ("loss", "loss", figure_text),
+    ("consensus_distance", "consensus distance", figure_text), ("bytes_sent", "sent", bytes_text),
+    ("virtual_s", "virtual time", duration_text), ("exchanges_done", "exchanges", lambda mean: count_text(round(mean))),
+    ("exchanges_failed", "failed", lambda mean: count_text(round(mean))),
 )  # fmt: skip
 
 
@@ -116,26 +126,16 @@ class Sweep:
         """Heads and rows of text: a row for each combination, means over the seeds, with half the spread of accuracy.
         ``brief``: what fits the 80 columns of a terminal."""
         learns = any(not math.isnan(value) for value in self.column("accuracy_mean", self.rows))
-        heads = [last(key).replace("_", " ") for key in self.axes]
-        heads += ["accuracy", "worst peer", "average model"] if learns else []
-        heads += [] if brief and learns else ["loss"]
-        heads += ["consensus distance", "sent", "virtual time", "exchanges", "failed"]
-        shown = len(heads) - (3 if brief else 0)
+        shown = [row for row in SHOWN if learns or not row[0].startswith("accuracy")]
+        if brief:
+            shown = [row for row in shown[:-3] if not (learns and row[0] == "loss")]
         rows = []
         for values, group in self.groups():
-            means = {key: float(self.column(key, group).mean()) for key in COLUMNS if key != "digest"}
-            cells = [*values]
-            if learns:
-                spread = np.ptp(self.column("accuracy_mean", group)) / 2
-                wide = f" ± {100 * spread:.1f}" if len(group) > 1 else ""
-                cells.append(share_text(means["accuracy_mean"]) + wide)
-                cells += [share_text(means[f"accuracy_{key}"]) for key in ("min", "average_model")]
-            cells += [] if brief and learns else [figure_text(means["loss"])]
-            cells.append(figure_text(means["consensus_distance"]))
-            cells += [bytes_text(means["bytes_sent"]), duration_text(means["virtual_s"])]
-            cells += [count_text(round(means["exchanges_done"])), count_text(round(means["exchanges_failed"]))]
-            rows.append(tuple(cells[:shown]))
-        return heads[:shown], rows
+            cells = [text(float(self.column(key, group).mean())) for key, _, text in shown]
+            if learns and len(group) > 1:
+                cells[0] += f" ± {100 * np.ptp(self.column('accuracy_mean', group)) / 2:.1f}"
+            rows.append((*values, *cells))
+        return [*(last(key).replace("_", " ") for key in self.axes), *(head for _, head, _ in shown)], rows
 
     @property
     def answer(self) -> str:
