@@ -23,6 +23,7 @@ from gossip.exchange.session_table import Ledger, One
 from gossip.exchange.transitions import Event, State
 from gossip.filters.registry import filter_of
 from gossip.ids import Address, PeerId
+from gossip.recent import Recent
 from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer, Settled
 
 __all__ = ["Exchanges", "PartnerChoice", "fragments_of"]
@@ -63,7 +64,7 @@ class Exchanges(Ledger[One]):
         self.partners = partners
         self.kind = kind_of(config)
         self.answers, self.streams = Patience(), Patience()  # to an Offer; from Accept to COMMIT
-        self.excused: dict[PeerId, None] = {}  # whose last exchange ended for an innocent reason, oldest first
+        self.excused = Recent[PeerId, None](EXCUSED)  # whose last exchange ended for an innocent reason
         self.single = not config.pushes and config.partners == 1  # an exchange is a mix, whoever asked for it
         self.filter = filter_of(config)
         self.fragments = fragments_of(config, local.elements)
@@ -262,8 +263,6 @@ class Exchanges(Ledger[One]):
         if partner in self.excused:
             return False
         self.excused[partner] = None
-        if len(self.excused) > EXCUSED:
-            del self.excused[next(iter(self.excused))]
         return True
 
 

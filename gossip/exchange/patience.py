@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from gossip.exchange.durations import spread
 from gossip.ids import PeerId
+from gossip.recent import Recent
 
 __all__ = ["Patience"]
 
@@ -21,15 +22,13 @@ class Patience:
     nothing is nothing. Who always takes longer is parked each time, and mixes all the same."""
 
     def __init__(self) -> None:
-        self.past: dict[PeerId, list[float]] = {}  # seconds, of the last partners; the one of longest ago first
+        self.past = Recent[PeerId, list[float]](PARTNERS)  # seconds
         self.usual_s = math.inf
         self.added = 0
 
     def add(self, partner: PeerId, seconds: float) -> None:
         """It took so long, and the exchange is finished."""
-        self.past[partner] = [*self.past.pop(partner, [])[-KNOWN + 1 :], seconds]
-        if len(self.past) > PARTNERS:
-            del self.past[next(iter(self.past))]
+        self.past[partner] = [*self.past.get(partner, [])[-KNOWN + 1 :], seconds]
         self.added += 1
         if self.added == KNOWN or self.added % AFRESH == 0:
             self.usual_s = allowed([seconds for past in self.past.values() for seconds in past])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gossip.ids import PeerId
+from gossip.recent import Recent
 
 __all__ = ["Refusals"]
 
@@ -13,13 +14,11 @@ class Refusals:
     """How often what was refused, from whom and why."""
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[PeerId, str], int] = {}
+        self.counts = Recent[tuple[PeerId, str], int](REFUSALS)
 
     def add(self, partner: PeerId, code: str) -> None:
         key = (partner, code)
-        self.counts[key] = self.counts.pop(key, 0) + 1  # the one of longest ago goes first
-        if len(self.counts) > REFUSALS:
-            del self.counts[next(iter(self.counts))]
+        self.counts[key] = self.counts.get(key, 0) + 1
 
     @property
     def total(self) -> int:

@@ -16,6 +16,7 @@ from gossip.exchange.refusals import Refusals
 from gossip.exchange.session import Local, Session
 from gossip.exchange.transitions import State
 from gossip.ids import PeerId
+from gossip.recent import Recent
 
 __all__ = ["DOUBT_RETRY_S", "REASONS", "VERDICTS", "Ledger", "One"]
 
@@ -40,7 +41,7 @@ class Ledger(Generic[One]):
         self.me, self.local, self.config, self.new_session = me, local, config, new_session
         self.table: dict[int, One] = {}
         self.outgoing: dict[int, One] = {}  # those of our own mix: one, or as many as it has partners
-        self.verdicts: dict[Key, bool] = {}  # how they ended, for those who ask; the oldest first
+        self.verdicts = Recent[Key, bool](VERDICTS)  # how they ended, for those who ask
         self.durations = Durations()
         self.refusals = Refusals()
         self.conduct = Conduct()  # Peer's own, once there is one
@@ -97,8 +98,6 @@ class Ledger(Generic[One]):
 
     def remember(self, key: Key, committed: bool) -> None:
         self.verdicts[key] = committed
-        if len(self.verdicts) > VERDICTS:
-            del self.verdicts[next(iter(self.verdicts))]
 
     def end(self, one: Session) -> list[Effect]:
         self.table.pop(one.session, None)

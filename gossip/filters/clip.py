@@ -9,6 +9,7 @@ from collections.abc import Callable
 from gossip.config import Config
 from gossip.filters.rule import FEW, Filter
 from gossip.ids import PeerId
+from gossip.recent import Recent
 
 __all__ = ["Clip", "clip_factor"]
 
@@ -44,7 +45,9 @@ class Clip(Filter):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.squares: dict[PeerId, float] = {}  # mean square of a difference's elements, the last of each partner
+        self.squares = Recent[PeerId, float](
+            REMEMBERED
+        )  # mean square of a difference's elements, the last of each partner
         self.window: deque[tuple[PeerId, float]] = deque()  # of the last exchanges, who moved us how far
         self.moved_by: dict[PeerId, float] = {}  # and the sums
         self.recent = 0.0  # how far local steps alone went between the last two snapshots
@@ -66,10 +69,7 @@ class Clip(Filter):
     ) -> tuple[float, tuple[str, ...]]:
         taken = clip_factor(difference_sq, self.radius(size))  # by what was known before
         why: tuple[str, ...] = ("clipped",) if taken < 1.0 else ()
-        self.squares.pop(partner, None)
         self.squares[partner] = difference_sq / size
-        if len(self.squares) > REMEMBERED:
-            del self.squares[next(iter(self.squares))]
         if size < FEW:
             return taken, why
         distance = weight * taken * math.sqrt(difference_sq)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gossip.ids import PeerId
+from gossip.recent import Recent
 
 __all__ = ["BENCHED", "Bench"]
 
@@ -31,17 +32,15 @@ class Bench:
 
     def __init__(self, first_s: float) -> None:
         self.first_s = first_s
-        self.benched: dict[PeerId, Benched] = {}  # the one that failed longest ago first, and first to be forgotten
+        self.benched = Recent[PeerId, Benched](BENCHED)  # the one that failed longest ago first
 
     def failed(self, peer: PeerId, now: float, silent: bool = False) -> None:
-        before = self.benched.pop(peer, None)
+        before = self.benched.get(peer)
         failures = 0 if before is None else before.failures
         seconds = self.first_s * 2 ** min(failures, DOUBLINGS) * (SILENCE if silent else 1.0)
         one = self.benched[peer] = Benched(now, now + seconds, failures + 1, not silent)
         if before is not None and before.shunned and before.until > now:
             one.until, one.shunned = max(one.until, before.until), True
-        if len(self.benched) > BENCHED:
-            del self.benched[next(iter(self.benched))]
 
     def succeeded(self, peer: PeerId) -> None:
         self.benched.pop(peer, None)

@@ -11,6 +11,7 @@ from gossip.effects import MemberState
 from gossip.exchange.session import AT_ONCE, Local
 from gossip.ids import Address, PeerId
 from gossip.members import Members
+from gossip.recent import Recent
 from gossip.selection.back_off import Bench
 from gossip.selection.rule import Selector
 from gossip.selection.topologies import Grid
@@ -42,8 +43,8 @@ class Partners:
         self.now = 0.0
         self.mixes = 0  # of our own, begun
         self.pace = 1.0  # of the schedule: what of the configured interval lies between two mixes
-        # Steps and time of the last mix with each, and how many more of the last ten it asked for; the oldest first.
-        self.met: dict[PeerId, tuple[int, float, float]] = {}
+        # Steps and time of the last mix with each, and how many more of the last ten it asked for.
+        self.met = Recent[PeerId, tuple[int, float, float]](MET)
         self.wary = 0  # failures with members that are new to us, less exchanges with such
         self.wary_until = NEVER  # none of those is asked or heard
         self.pardoned: PeerId | None = None  # may be chosen although it sits out: there is nobody else
@@ -149,13 +150,11 @@ class Partners:
 
     def mixed(self, partner: PeerId, now: float, own: bool) -> None:
         """An exchange with it is finished; ``own``: we asked."""
-        before = self.met.pop(partner, None)
+        before = self.met.get(partner)
         if before is None:
             self.wary = max(self.wary - 1, 0)
         excess = 0.0 if before is None else KEPT * before[2]
         self.met[partner] = self.local.steps, now, excess + (-1.0 if own else 1.0)
-        if len(self.met) > MET:
-            del self.met[next(iter(self.met))]
 
     def ours(self) -> list[PeerId]:
         """Of the neighbours those with whom we begin: of an edge the smaller id's end does, so that a round of

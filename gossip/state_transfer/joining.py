@@ -19,6 +19,7 @@ from gossip.effects import Adopt, Collect, Effect, Recall, Release, Send, Serve,
 from gossip.exchange.session import MAX_VERSION, Local
 from gossip.filters.rule import FEW
 from gossip.ids import PeerId
+from gossip.recent import Recent
 from gossip.state_transfer.comparing import FEWEST, Comparison, odd_ones, spread_sq
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
@@ -58,7 +59,7 @@ class Joining:
     def __init__(self, local: Local, config: Config, new_session: Callable[[], int]) -> None:
         self.local, self.config, self.new_session = local, config, new_session
         self.phase = Phase.IDLE
-        self.left_alone: dict[bytes, float] = {}  # runs whose members gave nothing, until when
+        self.left_alone = Recent[bytes, float](MOST_RUNS)  # runs whose members gave nothing, until when
         self.genesis = b""
         self.began = 0.0
         self.deadline = float("inf")
@@ -76,7 +77,7 @@ class Joining:
         self.version = 0.0
         self.swarm_samples = 0  # behind the weights that are fetched
         self.finished = False  # their run
-        self.refused: dict[bytes, int] = {}  # how often the weights of a run failed their trial here
+        self.refused = Recent[bytes, int](MOST_RUNS)  # how often the weights of a run failed their trial here
         self.donors: set[PeerId] = set()
         self.starving_since = float("inf")
         self.standing = False  # nobody gives the optimizer's state, and somebody's loop takes no step
@@ -281,17 +282,12 @@ class Joining:
         return self.assign(now)
 
     def leave_alone(self, genesis: bytes, until: float) -> None:
-        self.left_alone.pop(genesis, None)
         self.left_alone[genesis] = until
-        while len(self.left_alone) > MOST_RUNS:
-            self.left_alone.pop(next(iter(self.left_alone)))
 
     def failed_trial(self, now: float) -> float:
         """This run's weights were worse than ours: returns for how long it is left alone, twice as long each time."""
-        times = self.refused.pop(self.genesis, 0)
+        times = self.refused.get(self.genesis, 0)
         self.refused[self.genesis] = min(times + 1, MOST_DOUBLINGS)
-        while len(self.refused) > MOST_RUNS:
-            self.refused.pop(next(iter(self.refused)))
         seconds = LEFT_ALONE_S * (1 << times)
         self.leave_alone(self.genesis, now + seconds)
         return seconds

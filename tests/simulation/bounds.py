@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gossip.config import Config
 from gossip.exchange.session import State
 from gossip.ids import MemberRecord
+from gossip.recent import Recent
 from tests.simulation.host import ELEMENTS
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ BOUNDS = {
     "membership._view._suspicions": 4_096,
     "membership._handlers": 32,
 }
-TABLES = frozenset({dict, list, set, deque, OrderedDict})
+TABLES = frozenset({dict, list, set, deque, OrderedDict, Recent})
 PLAIN = frozenset({int, float, str, bytes, bool, tuple, type(None), Config})
 
 
