@@ -221,7 +221,7 @@ class Detector:
         if entry.reachable or self._table.mine.record.id in homes:
             return True
         entries = self._table.entries
-        return bool(homes) and not any(home in entries and entries[home].state is ALIVE for home in homes)
+        return not any(home in entries and entries[home].state is ALIVE for home in homes)
 
     def _probe(self, entry: Entry, now: float, out: list[Effect], failed: list[Entry], refused: bool = False) -> None:
         if len(self._probes) - self._relays >= MAX_PROBES:

@@ -214,6 +214,17 @@ def test_who_cannot_be_dialled_is_probed_by_its_homes_alone():
     world.until(lambda: world.states_of(hidden.id) == {DEAD}, 40)
 
 
+def test_who_cannot_be_dialled_and_names_no_homes_is_probed_by_everybody():
+    """It had refuted a suspicion through another, was gone with that one, and was ALIVE to the last of us for ever."""
+    me = acquainted(2, address=None)
+    me.unlinked(peer_id(1), 1.0)
+    me.receive(peer_id(2), Gossip((record_of(1, address=None, incarnation=3),)), 1.5)
+    me.unlinked(peer_id(2), 2.0)
+    while me.state(peer_id(1)) is not DEAD and me.deadline < 120.0:
+        me.tick(me.deadline)
+    assert me.state(peer_id(1)) is DEAD
+
+
 # -- our own record ---------------------------------------------------------------------------------------------------
 def test_progress_is_signed_once_a_period_and_the_last_value_in_the_end():
     me = acquainted(1)
