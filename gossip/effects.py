@@ -27,7 +27,8 @@ class MemberState(Enum):
 @dataclass(frozen=True, slots=True)
 class Send:
     """Send a message to a peer: over the link its session began on, else over the newest link, else dial the address in
-    its record first (where there is none, drop the message)."""
+    its record first (where there is none, drop the message). What asks how an exchange ended, and the answer, go over
+    the newest link as an offer does: the old one may be the reason for asking."""
 
     to: PeerId
     message: Message

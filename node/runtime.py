@@ -48,6 +48,7 @@ from gossip.wire.messages import (
     Message,
     Offer,
     Outcome,
+    Settled,
     StatusQuery,
     Unknown,
 )
@@ -217,7 +218,7 @@ class Runtime:
     def send(self, to: PeerId, message: Message) -> None:
         session = getattr(message, "session", None)
         link = self.sessions.links.get(session) if session is not None else None
-        if link is None or link.peer != to or isinstance(message, Offer | Fetch):
+        if link is None or link.peer != to or isinstance(message, Offer | Fetch | Outcome | Settled):
             link = self.links.newest(to)
         if link is not None:
             if isinstance(message, Offer):  # a Fetch that is more than a question was bound by its Collect

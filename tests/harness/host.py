@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossip import effects
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.wire.messages import Fetch, Offer, Outcome
+from gossip.wire.messages import Fetch, Offer, Outcome, Settled
 from tests.harness.network import Link
 from tests.harness.sessions import Sessions
 
@@ -110,7 +110,7 @@ class Host(Sessions):
         """Over the link its session began on, else over the newest; else the address in its record is dialled."""
         session = getattr(message, "session", None)
         link = self.bound.get(session) if session is not None else None
-        if link is None or link.other(self).id != to or type(message) in (Offer, Fetch):
+        if link is None or link.other(self).id != to or type(message) in (Offer, Fetch, Outcome, Settled):
             link = self.links[to][-1] if to in self.links else None
         if link is not None:
             if type(message) is Offer:

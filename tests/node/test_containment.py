@@ -17,6 +17,7 @@ from gossip.wire.messages import (
     Abort,
     Chunk,
     Close,
+    Commit,
     Fetch,
     Gossip,
     Hello,
@@ -254,6 +255,23 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
     node.unlink(ours)
     assert not benched
     assert not peer.exchanges.table
+
+
+@pytest.mark.parametrize("message", [Outcome(7), Settled(7, True)])
+@in_trio
+async def test_how_an_exchange_ended_is_asked_and_told_over_the_newest_link(message):
+    """The one that its session began on may be why it is asked: behind packets that are sent again and again the answer
+    came too late, and one side dropped what the other had mixed."""
+    node = runtime()
+    (old, _), (new, _) = link(), link()
+    said = []
+    for one in (old, new):
+        one.send = lambda message, one=one: said.append((one, message))
+        node.links.add(one)
+    node.sessions.links[7] = old
+    node.send(OTHER, message)
+    node.send(OTHER, Commit(7))
+    assert said == [(new, message), (old, Commit(7))]
 
 
 @in_trio
