@@ -11,7 +11,7 @@ from gossip import effects
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.messages import Fetch, Offer, Outcome, Settled
 from tests.harness.network import Link
-from tests.harness.sessions import Sessions
+from tests.harness.sessions import Session, Sessions
 
 if TYPE_CHECKING:
     from tests.harness.world import World
@@ -155,7 +155,7 @@ class Host(Sessions):
         if adopted:
             self.perform(self.peer.adopted(self.world.now, *apart))
         self.call("stepped", self.steps, self.samples * self.steps, self.loss(self))
-        self.copied(taken)
+        self.report_taken(taken)
 
     def keeps(self) -> bool:
         """Whether there is memory to keep what is there, while what came is on trial."""
@@ -174,12 +174,12 @@ class Host(Sessions):
                 session.total = session.given * session.value
         return numbers
 
-    def copied(self, numbers: list[int]) -> None:
+    def report_taken(self, numbers: list[int]) -> None:
         for number in numbers:
             if number in self.sessions:
-                self.snapshotted(number, self.sessions[number])
+                self.copied(number, self.sessions[number])
 
-    def snapshotted(self, number: int, session: Any) -> None:
+    def copied(self, number: int, session: Session) -> None:
         if not self.left and self.sessions.get(number) is session:
             session.reported = True
             self.perform(self.peer.snapshotted(number, self.world.now, session.given))

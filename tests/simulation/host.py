@@ -145,7 +145,7 @@ class Host(harness.Host):
     def boundary(self) -> None:
         super().boundary()
         if self.stepping and not self.left and self.manners.spare and not self.gone:
-            self.copied(self.take([number for number, session in self.wishes.items() if not session.pushes]))
+            self.report_taken(self.take([number for number, session in self.wishes.items() if not session.pushes]))
 
     def keeps(self) -> bool:
         if not self.adoption.trial or self.rng.random() >= KEEPS_NOT:
@@ -162,13 +162,11 @@ class Host(harness.Host):
                 self.world.judge.given(self, number, self.sessions[number])
         return taken
 
-    def copied(self, numbers: list[int]) -> None:
-        for number in numbers:
-            session = self.sessions.get(number)
-            if session is not None and self.manners.copy_s:
-                self.later(self.manners.copy_s * self.rng.random(), self.snapshotted, number, session)
-            elif session is not None:
-                self.snapshotted(number, session)
+    def copied(self, number: int, session: Session) -> None:
+        if self.manners.copy_s:
+            self.later(self.manners.copy_s * self.rng.random(), super().copied, number, session)
+        else:
+            super().copied(number, session)
 
     def stream(self, link: Link, number: int, what: str, value: Any) -> None:
         """A whole stream, or a fault in its place: it stalls until the link is closed, or brings wrong bytes."""

@@ -92,7 +92,7 @@ class GroupWorld(World):
         """Everybody invites at this instant."""
         for host in self.hosts:
             host.perform(host.peer.exchanges.begin(self.now))
-            host.copied(host.take(list(host.wishes)))
+            host.report_taken(host.take(list(host.wishes)))
 
     def finish(self) -> None:
         """Begin nothing more, and let what is under way end; what ended may have asked for another."""
