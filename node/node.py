@@ -493,10 +493,10 @@ class Node:
                 f"{path} holds another model than this node's: load it into the model it was saved from."
             )
         runtime, peer = self.runtime, self.peer
-        run = checkpoint.figures(meta, path)
-        genesis = run.genesis or peer.genesis
+        run, samples, version = checkpoint.figures(meta, path)
+        genesis = run or peer.genesis
         # Weights of no run begin one, where nothing is trained yet.
-        ahead = self.swarm_samples >= run.swarm_samples if run.genesis is not None else self.swarm_samples > 0
+        ahead = self.swarm_samples >= samples if run is not None else self.swarm_samples > 0
         if genesis == peer.genesis and ahead:
             text = (
                 f"{path} is not loaded: the run that this node holds has {self.swarm_samples:,} samples behind it, and "
@@ -518,7 +518,7 @@ class Node:
             runtime.averager.forget()
             peer.counted(self.steps, self.samples)
             over = meta.get("finished") is True
-            runtime.perform(peer.resume(genesis, run.swarm_samples, run.version, runtime.now, over))
+            runtime.perform(peer.resume(genesis, samples, version, runtime.now, over))
             self.service.view = self.view.refreshed(runtime.peer)
             resumed.set()
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from gossip.errors import CheckpointError
 from gossip.wire.records import within
 
-__all__ = ["Checkpoint", "RunFigures", "figures", "load", "save"]
+__all__ = ["Checkpoint", "figures", "load", "save"]
 
 _SUFFIX: Final = ".safetensors"
 _VERSION: Final = 1
@@ -50,18 +50,9 @@ class Checkpoint:
     meta: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class RunFigures:
-    """What a run's checkpoint says of the run; ``genesis`` None: weights of no run."""
-
-    genesis: bytes | None
-    swarm_samples: int
-    version: float
-
-
-def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> RunFigures:
-    """The run's figures in a checkpoint's meta data, within the bounds of a record: a run in which somebody lied has
-    numbers beyond them, and its weights are worth as much as before.
+def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> tuple[bytes | None, int, float]:
+    """Genesis (None: weights of no run), the swarm's samples and version in a checkpoint's meta data, within the bounds
+    of a record: a run in which somebody lied has numbers beyond them, and its weights are worth as much as before.
 
     Raises :class:`CheckpointError` for a genesis that is none: under another one the run would silently be another.
     """
@@ -75,9 +66,7 @@ def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> RunFigures
             f"{path} names a run that cannot be: genesis should be 32 hexadecimal digits. The file was altered; use "
             "another one."
         )
-    return RunFigures(
-        genesis, within("base_samples", meta.get("swarm_samples", 0)), within("version", meta.get("version", 0))
-    )
+    return genesis, within("base_samples", meta.get("swarm_samples", 0)), within("version", meta.get("version", 0))
 
 
 def save(
@@ -112,7 +101,8 @@ def save(
             save_file(everything, weights, {"format": "pt", _KEY: json.dumps(document, allow_nan=False)})
             shutil.copymode(text, weights)  # what the umask allows; the library's are for their owner alone
             for file in (text, weights):
-                _sync(file)
+                with file.open("rb") as opened:
+                    os.fsync(opened.fileno())
             os.replace(text, beside)
             os.replace(weights, target)  # the last: until here the previous checkpoint stands
     except KeyError as error:  # so the library says that it has no such type
@@ -280,11 +270,6 @@ def _folder_beside(target: Path) -> Iterator[Path]:
                 os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _sync(file: Path) -> None:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
 
 
 def _looks_like_a_pickle(place: Path) -> bool:
