@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, assert_never
+from typing import Any
 
 import trio
 
@@ -14,9 +14,7 @@ from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary, Visit
 from gossip.config import Config
 from gossip.effects import (
-    Adopt,
     Collect,
-    Confirm,
     Dial,
     Effect,
     Gather,
@@ -25,13 +23,10 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
-    Recall,
     Release,
     Rename,
-    Restore,
     Send,
     Serve,
-    Snapshot,
     Transfer,
     TryDial,
 )  # fmt: skip
@@ -151,10 +146,6 @@ class Runtime:
             match effect:
                 case Send(to, message):
                     self.send(to, message)
-                case Snapshot():
-                    averager.snapshot(effect)
-                case Recall():
-                    averager.recall(effect)
                 case Transfer():
                     streams.transfer(effect)
                 case Gather():
@@ -173,12 +164,6 @@ class Runtime:
                     streams.collect(effect)
                 case Serve():
                     streams.serve(effect)
-                case Adopt():
-                    averager.adopt(effect)
-                case Confirm():
-                    averager.confirm()
-                case Restore():
-                    averager.restore()
                 case TryDial(asker, address):
                     self.spawn(self.try_dial, asker, address)
                 case Notice(kind, sentence):
@@ -186,7 +171,7 @@ class Runtime:
                 case MemberChanged(peer, _, after):
                     self.on_event("member", f"Member {short(peer)} {SAID[after]}.")
                 case _:
-                    assert_never(effect)
+                    averager.perform(effect)
         if self.peer.deadline < self.armed:  # to wake the timer for every message would cost as much as the message
             self.rearm.set()
         averager.expect(self.peer.next_part)

@@ -144,6 +144,39 @@ def test_a_filter_of_groups_is_two_files_as_well(python, tmp_path):
     assert seen["documented"]
 
 
+def test_an_effect_of_vectors_is_two_files(python):
+    files = files_of("A new effect")
+    assert list(files) == ["gossip/effects.py", "gossip/averaging/averager.py"]
+    script = """
+        import json
+        import numpy as np
+        import trio
+        from gossip.config import Config
+        from gossip.effects import Outdate
+        from sim.engine.swarm import Swarm
+        from sim.world.network import NetworkModel
+        from tests.node.offline import runtime
+
+        swarm = Swarm(0, NetworkModel(), Config())
+        host = swarm.hosts[swarm.add_peer(np.zeros(8, np.float32))]
+        forgotten = []
+        type(host.averager.vectors).forget = lambda self: forgotten.append("sim")
+        swarm.perform(host, [Outdate()])
+
+        async def main():
+            node = runtime()
+            vector = node.streams.pool.take()
+            node.streams.pool.keep(vector)
+            before = node.streams.pool.recall() is vector
+            node.perform([Outdate()])
+            forgotten.append(("node", before, node.streams.pool.recall() is None))
+
+        trio.run(main)
+        print(json.dumps(forgotten))
+    """
+    assert python(files, script) == ["sim", ["node", True, True]]
+
+
 def test_a_codec_is_two_files(python):
     files = files_of("A new codec")
     assert list(files) == ["gossip/codecs/cut.py", "gossip/codecs/__init__.py"]

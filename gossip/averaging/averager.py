@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from gossip.config import Config
 from gossip.effects import (
     Adopt,
     Collect,
+    Confirm,
     Effect,
     Gather,
     Merge,
@@ -34,13 +35,14 @@ from gossip.effects import (
     Notice,
     Recall,
     Rename,
+    Restore,
     Serve,
     Snapshot,
     Transfer,
 )  # fmt: skip
 from gossip.ids import PeerId
 
-__all__ = ["Averager", "Driver", "Job", "Reports"]
+__all__ = ["PERFORM", "Averager", "Driver", "Job", "Reports"]
 
 
 class Reports(Protocol):
@@ -141,6 +143,11 @@ class Averager:
         self.joining = None
         self.vectors.forget()
         self.boundary.forget()
+
+    # -- effects -------------------------------------------------------------------------------------------------
+    def perform(self, effect: Effect) -> None:
+        """An effect of vectors alone, for which no driver has to do anything. Raises KeyError for another."""
+        PERFORM[type(effect)](self, effect)
 
     # -- snapshots -----------------------------------------------------------------------------------------------
     def snapshot(self, effect: Snapshot) -> None:
@@ -328,10 +335,10 @@ class Averager:
         adoption = Adoption(self.joining, effect.optimizer_keys, effect.optimizer_scalars, effect.trial)
         self.driver.compute(TakingOver(self, adoption))  # behind mixes of the old: they must not land on the new
 
-    def confirm(self) -> None:
+    def confirm(self, effect: Confirm) -> None:
         self.boundary.kept.forget()
 
-    def restore(self) -> None:
+    def restore(self, effect: Restore) -> None:
         self.boundary.want_restore()
 
     # -- the training loop ---------------------------------------------------------------------------------------
@@ -402,6 +409,13 @@ class Averager:
         if lives == self.boundary.lives and peer.ready and not peer.taking and finite(vector.array):
             self.vectors.keep(vector)
         self.vectors.give(vector)
+
+
+PERFORM: dict[type, Callable[[Averager, Any], None]] = {
+    Snapshot: Averager.snapshot, Recall: Averager.recall, Adopt: Averager.adopt, Confirm: Averager.confirm,
+    Restore: Averager.restore,
+}  # fmt: skip
+"""What :meth:`Averager.perform` performs; other effects need a driver, which calls the averager for its part."""
 
 
 class Mixing:

@@ -14,17 +14,13 @@ from gossip.averaging.pair import PairAverage
 from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import (
-    Adopt,
     Collect,
-    Confirm,
     Effect,
     Gather,
     Merge,
     Mix,
-    Recall,
     Release,
     Rename,
-    Restore,
     Serve,
     Snapshot,
     Transfer,
@@ -43,7 +39,8 @@ TIMED = 65_536  # durations kept; beyond it every second one goes, and from then
 
 
 class Sessions:
-    """Performs Snapshot, Transfer, Mix, Merge, Rename, Release, Collect, Serve, Adopt; reports what becomes of them."""
+    """Performs Snapshot, Transfer, Gather, Mix, Merge, Rename, Release, Collect and Serve, and reports what comes of
+    them."""
 
     def __init__(
         self, events: Events, network: NetworkModel, config: Config, links: VirtualLinks,
@@ -69,9 +66,6 @@ class Sessions:
         host.since[effect.session] = self.events.now
         host.averager.snapshot(effect)
         host.offering = host.peer.offering
-
-    def recall(self, host: Host, effect: Recall) -> None:
-        host.averager.recall(effect)
 
     def transfer(self, host: Host, effect: Transfer) -> None:
         linked = self.links.linked(host, effect.partner)
@@ -238,12 +232,3 @@ class Sessions:
         self.events.note(host.index, sender.index, COLLECTED)
         if not host.averager.take_piece(effect, piece) and self.links.linked(host, sender.id):
             self.links.close(host, sender.id)  # as a node ends the link of one that sends what no node sends
-
-    def adopt(self, host: Host, effect: Adopt) -> None:
-        host.averager.adopt(effect)
-
-    def confirm(self, host: Host, effect: Confirm) -> None:
-        host.averager.confirm()
-
-    def restore(self, host: Host, effect: Restore) -> None:
-        host.averager.restore()

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from gossip.averaging.averager import PERFORM
 from gossip.config import Config
 from gossip.effects import (
-    Adopt,
     Collect,
-    Confirm,
     Dial,
     Effect,
     Gather,
@@ -21,10 +20,8 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
-    Recall,
     Release,
     Rename,
-    Restore,
     Send,
     Serve,
     Snapshot,
@@ -94,14 +91,11 @@ class Swarm:
         self.links.seen = self.training.seen
         self.sessions = Sessions(self.events, network, config, self.links, self.perform)
         sessions = self.sessions
-        self.performers: dict[type, Callable[[Host, Any], None]] = {
+        self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.average) | {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
-            Snapshot: sessions.snapshot, Recall: sessions.recall, Transfer: sessions.transfer,
-            Gather: sessions.gather, Mix: sessions.mix,
-            Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release,
-            Collect: sessions.collect, Serve: sessions.serve, Adopt: sessions.adopt, Confirm: sessions.confirm,
-            Restore: sessions.restore, Notice: self.ignore,
-            MemberChanged: self.ignore,
+            Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather, Mix: sessions.mix,
+            Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release, Collect: sessions.collect,
+            Serve: sessions.serve, Notice: self.ignore, MemberChanged: self.ignore,
         }  # fmt: skip
 
     @property
@@ -302,6 +296,10 @@ class Swarm:
         if due < host.armed:
             host.armed = due
             self.events.push(due, self.on_timer, host, due)
+
+    def average(self, host: Host, effect: Effect) -> None:
+        """What is for the averager alone."""
+        host.averager.perform(effect)
 
     def ignore(self, host: Host, effect: Notice | MemberChanged) -> None:
         """For people, who ask the peers."""
