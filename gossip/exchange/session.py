@@ -113,7 +113,7 @@ class Session:
 
     def happens(self, event: Event, *what: Any) -> list[Effect]:
         """The method of the event's name does what follows."""
-        effects: list[Effect] = getattr(self, event.value)(*what)
+        effects: list[Effect] = getattr(self, event)(*what)
         return effects
 
     def end(self, state: State) -> list[Effect]:

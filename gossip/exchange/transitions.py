@@ -37,7 +37,7 @@ docs/protocol.md has the same tables, with what is said and done; a test compare
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 
 __all__ = ["GROUP", "INITIATOR", "PAIR", "PUSH", "RESPONDER", "Event", "State", "Table", "Transitions"]
 
@@ -51,8 +51,10 @@ class State(Enum):
     DONE = auto()  # it has happened, and is over
     DROPPED = auto()  # nothing came of it
 
+    __hash__ = object.__hash__  # Enum's own hashes the name, in Python, at every look into a table
 
-class Event(Enum):
+
+class Event(StrEnum):
     """What can happen to a session; the values are the words of docs/protocol.md, and name the methods that answer."""
 
     # said by others
