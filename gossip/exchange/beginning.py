@@ -31,10 +31,12 @@ def start(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) -> l
         if one.parked:
             asked.add(one.partner)
     partners = exchanges.partners
-    if asked and partners.choose(asked, now) is None:
-        asked = set()  # whoever there is has said nothing for long: perhaps none of it arrived
-    if not room(exchanges, 1 + partners.incoming()) or partners.choose(asked, now) is None:
+    if not room(exchanges, 1 + partners.incoming()):
         return []
+    if partners.choose(asked, now) is None:
+        if not asked or partners.choose(set(), now) is None:
+            return []
+        asked = set()  # whoever there is has said nothing for long: perhaps none of it arrived
     wanted = partners.wanted()
     part = exchanges.draw_part()
     exchanges.overtake()
