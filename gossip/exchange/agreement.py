@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from gossip.codecs import AUTO, CODECS, fastest, leaner
 from gossip.exchange.session import MAX_VERSION, Local
-from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer
+from gossip.ids import PeerId
+from gossip.wire.messages import MAX_GROUP, Accept, Begin, Invite, Joined, Offer
 
-__all__ = ["agreed_codec", "answers", "proposed_codec", "refusal"]
+__all__ = ["agreed_codec", "answers", "begins", "proposed_codec", "refusal"]
 
 FALLBACK = "int8"  # in place of a codec that must know the distance to others, before that is known
 
@@ -28,6 +29,13 @@ def refusal(local: Local, asked: Offer | Invite, alike: bool, spread: bool) -> s
 def answers(answer: Accept | Joined | Begin, spread: bool) -> bool:
     """Whether this can be the answer to what was asked."""
     return usable(answer.codec, spread) and 0 <= answer.version < MAX_VERSION
+
+
+def begins(begin: Begin, me: PeerId, inviter: PeerId) -> bool:
+    """Whether a group can begin so."""
+    members = begin.members
+    several = 2 <= len(members) <= MAX_GROUP and list(members) == sorted(set(members))
+    return several and me in members and inviter in members and answers(begin, spread=False)
 
 
 def usable(codec: str, spread: bool) -> bool:

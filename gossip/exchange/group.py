@@ -6,7 +6,6 @@ each member the mean of its slice to everybody: about twice the vector in all, h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,14 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gossip.arithmetic.group_mean import norm_accepts
 from gossip.arithmetic.mixing import stability_limit
 from gossip.codecs import leaner
-from gossip.effects import Dial, Effect, Gather, MemberState, Mix, Send, Snapshot
-from gossip.exchange.agreement import answers, refusal
-from gossip.exchange.matchmaking import candidates, gives_way, invitation, substitute
+from gossip.effects import Dial, Effect, Gather, MemberState, Mix, Send
+from gossip.exchange.agreement import answers, begins
+from gossip.exchange.matchmaking import invitation, join, start, substitute
 from gossip.exchange.session import Session, version_gap, within
 from gossip.exchange.session_table import DOUBT_RETRY_S
-from gossip.exchange.transitions import GROUP, INITIATOR, RESPONDER, Event, State, Table
+from gossip.exchange.transitions import GROUP, Event, State, Table
 from gossip.ids import PeerId
-from gossip.wire.messages import MAX_GROUP, Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Refuse, Settled
+from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Settled
 
 if TYPE_CHECKING:
     from gossip.exchange.exchanges import Exchanges
@@ -57,6 +56,11 @@ class Group(Session):
             return (*self.invited, *self.versions)
         return self.members or (self.inviter,)
 
+    @property
+    def mates(self) -> list[PeerId]:
+        """The other members, once they are settled."""
+        return [peer for peer in self.members if peer != self.exchanges.me]
+
     @staticmethod
     def most_doubts(exchanges: Exchanges[Any]) -> int:
         return DOUBTS
@@ -85,34 +89,11 @@ class Group(Session):
     # -- who takes part ------------------------------------------------------------------------------------------
     @classmethod
     def start(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
-        if any(one.state is not DOUBT for one in exchanges.table.values()):
-            return []
-        invited = candidates(exchanges, now)
-        if not invited:
-            return []
-        one = cls(
-            exchanges=exchanges, session=exchanges.new_session(), inviter=exchanges.me, initiator=INITIATOR,
-            codec=exchanges.config.codec, since=now, deadline=math.inf, candidates=invited, asked=set(invited),
-        )  # fmt: skip
-        exchanges.table[one.session] = exchanges.outgoing[one.session] = one
-        return [Snapshot(one.session, False)]
+        return start(cls, exchanges, now)
 
     @classmethod
     def invite(cls, exchanges: Exchanges[Any], sender: PeerId, invite: Invite, now: float) -> list[Effect]:
-        local, session, patience_s = exchanges.local, invite.session, exchanges.config.boundary_patience_s
-        refused = refusal(local, invite, alike=True, spread=False)
-        if refused is not None:
-            return [Send(sender, Refuse(session, refused))]
-        asleep = now - local.boundary_at > patience_s
-        left = None if asleep or session in exchanges.table else gives_way(exchanges, sender, invite)
-        if left is None or exchanges.partners.declines(sender, now):
-            return [Send(sender, Busy(session))]
-        dropped = [effect for one in left for effect in exchanges.tell(one, Event.YIELDED)]
-        exchanges.table[session] = cls(
-            exchanges=exchanges, session=session, inviter=sender, initiator=RESPONDER, since=now,
-            deadline=now + patience_s, codec=leaner(invite.codec, exchanges.config.codec), candidates=invite.members,
-        )  # fmt: skip
-        return [*dropped, Snapshot(session, False)]
+        return join(cls, exchanges, sender, invite, now)
 
     def snapshotted(self, now: float, mass: float = 0.0) -> list[Effect]:
         local, reply_s = self.exchanges.local, self.exchanges.config.reply_timeout_s
@@ -158,14 +139,9 @@ class Group(Session):
         return [*late, *[Send(peer, begin) for peer in self.versions], *self.gather(now)]
 
     def begin(self, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
-        members = begin.members
-        right = (
-            2 <= len(members) <= MAX_GROUP and list(members) == sorted(set(members))
-            and self.exchanges.me in members and sender in members and answers(begin, spread=False)
-        )  # fmt: skip
-        if not right:
+        if not begins(begin, self.exchanges.me, sender):
             return [Send(sender, Abort(self.session, "terms")), *self.fail("terms")]
-        self.members, self.mean, self.codec = members, begin.version, begin.codec
+        self.members, self.mean, self.codec = begin.members, begin.version, begin.codec
         return self.gather(now)
 
     def withdraw(self) -> list[Effect]:
@@ -193,8 +169,8 @@ class Group(Session):
         seconds += max(exchanges.durations.allowance(peer) for peer in self.members)
         self.state, self.since, self.deadline = STREAMING, now, now + seconds
         dials: list[Effect] = []
-        for peer in self.members:
-            if peer != exchanges.me and not exchanges.partners.linked(peer):
+        for peer in self.mates:
+            if not exchanges.partners.linked(peer):
                 address = exchanges.partners.address(peer)
                 if address is not None:  # else it dials us
                     dials.append(Dial(address, peer))
@@ -237,8 +213,7 @@ class Group(Session):
     def finish_all(self, now: float) -> list[Effect]:
         if self.state is not VERIFIED or len(self.committed) < len(self.members) - 1:
             return []
-        told = [Send(peer, Settled(self.session, True)) for peer in self.members if peer != self.exchanges.me]
-        return [*told, *self.finish(now)]
+        return [*[Send(peer, Settled(self.session, True)) for peer in self.mates], *self.finish(now)]
 
     def settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
         if settled.committed:
@@ -279,8 +254,7 @@ class Group(Session):
             return [peer for peer in self.invited if state(peer) is not MemberState.ALIVE]
         if self.state is not STREAMING:
             return []
-        others = [peer for peer in self.members if peer != self.exchanges.me]
-        return [peer for peer in others if state(peer) in (MemberState.DEAD, MemberState.LEFT)]
+        return [peer for peer in self.mates if state(peer) in (MemberState.DEAD, MemberState.LEFT)]
 
     def late(self, now: float) -> list[Effect]:
         if self.state is OFFERED and self.initiator:
@@ -305,8 +279,7 @@ class Group(Session):
             self.state, self.since = DOUBT, max(now, self.deadline)  # by then the inviter has decided
             ended = self.exchanges.forget_doubts(now)
         self.deadline = now + DOUBT_RETRY_S
-        others = [peer for peer in self.members if peer != self.exchanges.me]
-        return [*ended, *[Send(peer, Outcome(self.session)) for peer in others]]
+        return [*ended, *[Send(peer, Outcome(self.session)) for peer in self.mates]]
 
     def crowded(self, now: float) -> list[Effect]:
         return self.fail("doubt")
@@ -328,9 +301,8 @@ class Group(Session):
             exchanges.durations.add(self.inviter, now - self.since)
         exchanges.done += 1
         exchanges.partners.mixes += 1
-        others = [peer for peer in self.members if peer != exchanges.me]
-        exchanges.last_partner = others[0]
-        exchanges.mixed_at += others
+        exchanges.last_partner = self.mates[0]
+        exchanges.mixed_at += self.mates
         exchanges.own_mixed = exchanges.own_mixed or self.initiator
         local = exchanges.local
         local.version = within(local.version + version_gap(self.mean, self.ours))

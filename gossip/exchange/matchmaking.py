@@ -5,21 +5,57 @@ Drawn from everybody, a group asks another in the place of one that is busy; of 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from gossip.codecs import leaner
 from gossip.config.selections import SELECTIONS
-from gossip.effects import Effect, Send
-from gossip.exchange.session import State
+from gossip.effects import Effect, Send, Snapshot
+from gossip.exchange.agreement import refusal
+from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import PeerId
-from gossip.wire.messages import MAX_GROUP, Invite
+from gossip.wire.messages import MAX_GROUP, Busy, Invite, Refuse
 
 if TYPE_CHECKING:
     from gossip.exchange.exchanges import Exchanges
     from gossip.exchange.group import Group
 
-__all__ = ["candidates", "gives_way", "invitation", "substitute"]
+__all__ = ["invitation", "join", "start", "substitute"]
 
 TRIES = 4  # members asked for each seat of a group drawn from everybody: with three in four busy most seats are filled
+
+
+def start(kind: type[Group], exchanges: Exchanges[Group], now: float) -> list[Effect]:
+    """Prepare the invitations of a mix of our own: the snapshot first."""
+    if any(one.state is not State.DOUBT for one in exchanges.table.values()):
+        return []
+    invited = candidates(exchanges, now)
+    if not invited:
+        return []
+    one = kind(
+        exchanges=exchanges, session=exchanges.new_session(), inviter=exchanges.me, initiator=INITIATOR,
+        codec=exchanges.config.codec, since=now, deadline=math.inf, candidates=invited, asked=set(invited),
+    )  # fmt: skip
+    exchanges.table[one.session] = exchanges.outgoing[one.session] = one
+    return [Snapshot(one.session, False)]
+
+
+def join(kind: type[Group], exchanges: Exchanges[Group], sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+    """What an invitation is answered: refused for good, BUSY, or nothing before our snapshot is taken."""
+    local, session, patience_s = exchanges.local, invite.session, exchanges.config.boundary_patience_s
+    refused = refusal(local, invite, alike=True, spread=False)
+    if refused is not None:
+        return [Send(sender, Refuse(session, refused))]
+    asleep = now - local.boundary_at > patience_s
+    left = None if asleep or session in exchanges.table else gives_way(exchanges, sender, invite)
+    if left is None or exchanges.partners.declines(sender, now):
+        return [Send(sender, Busy(session))]
+    dropped = [effect for one in left for effect in exchanges.tell(one, Event.YIELDED)]
+    exchanges.table[session] = kind(
+        exchanges=exchanges, session=session, inviter=sender, initiator=RESPONDER, since=now,
+        deadline=now + patience_s, codec=leaner(invite.codec, exchanges.config.codec), candidates=invite.members,
+    )  # fmt: skip
+    return [*dropped, Snapshot(session, False)]
 
 
 def candidates(exchanges: Exchanges[Group], now: float) -> tuple[PeerId, ...]:
