@@ -10,9 +10,9 @@ alone; the lock guards the wishes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from gossip.arithmetic.mixing import push_mass
@@ -98,10 +98,10 @@ class Adoption:
 class Visit:
     """What one visit fulfilled. ``copies`` must be done before anybody uses the vectors."""
 
-    snapshots: list[tuple[int, Vector, float]] = field(default_factory=list)  # session, and the mass that it carries
-    copies: list[Pending] = field(default_factory=list)
-    updates: list[Update] = field(default_factory=list)
-    ratios: list[float] = field(default_factory=list)  # of each of them: how much of a vector was merged, 0 if added
+    updates: Sequence[Update] = ()
+    ratios: Sequence[float] = ()  # of each of them: how much of a vector was merged, 0 if added
+    snapshots: Sequence[tuple[int, Vector, float]] = ()  # session, and the mass that it carries
+    copies: Sequence[Pending] = ()
     adopted: bool = False
     apart: tuple[float, float] = (0.0, 0.0)  # on trial: |theirs - ours|^2 and |ours|^2
     not_kept: str = ""  # why weights were not adopted: those that are here could not be kept
@@ -123,7 +123,7 @@ class Visit:
 
     def await_copy(self, copy: Pending | None) -> None:
         if copy is not None and not copy.done():
-            self.copies.append(copy)
+            self.copies = (*self.copies, copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,25 +267,12 @@ class Boundary:
             replaced(self.kept.put_back())
             visit.restored = True
             self.lives += 1
-        for update in updates:
-            visit.ratios.append(0.0 if update.mass is None else update.mass / (self.mass + update.mass))
-            visit.await_copy(self.apply(update))
+        if updates:
+            visit.ratios = [self.apply(update, visit) for update in updates]
         if adoption is not None:
             self.adopt(adoption, visit, replaced)
-        taken: dict[tuple[bool, Subset | None], Vector] = {}
-        for session, request in requests.items():
-            if not (current or request.pushes):
-                continue
-            what = request.full, request.part
-            vector = taken.get(what)
-            if vector is None:
-                vector = taken[what] = self.copy(visit, request.full, request.cut)
-            else:
-                vector.users += 1
-            mass = 0.0
-            if request.pushes:
-                mass, self.mass = push_mass(self.mass, request.pushes, self.conserves)
-            visit.snapshots.append((session, vector, mass))
+        if requests:
+            visit.snapshots = self.fulfil(requests, current, visit)
         if spare and current:
             visit.spare = self.copy(visit, False, self.expected)
         if keep:
@@ -309,16 +296,40 @@ class Boundary:
             visit.await_copy(model.begin_read_at(vector.array[elements:], sampled))
         return vector
 
-    def apply(self, update: Update) -> Pending | None:
-        values = update.vector.array
+    def fulfil(
+        self, requests: dict[int, Request], current: bool, visit: Visit
+    ) -> list[tuple[int, Vector, float]]:  # fmt: skip
+        taken: dict[tuple[bool, Subset | None], Vector] = {}
+        snapshots = []
+        for session, request in requests.items():
+            if not (current or request.pushes):
+                continue
+            what = request.full, request.part
+            vector = taken.get(what)
+            if vector is None:
+                vector = taken[what] = self.copy(visit, request.full, request.cut)
+            else:
+                vector.users += 1
+            mass = 0.0
+            if request.pushes:
+                mass, self.mass = push_mass(self.mass, request.pushes, self.conserves)
+            snapshots.append((session, vector, mass))
+        return snapshots
+
+    def apply(self, update: Update, visit: Visit) -> float:
+        """How much of a vector was merged, 0 for a difference that was added."""
+        values, ratio = update.vector.array, 0.0
         if update.positions is not None:
-            return self.model.add_at(values, update.positions)
-        if update.mass is None:
-            return self.model.add(values)
-        total = self.mass + update.mass
-        pending = self.model.merge(values, update.mass / total)
-        self.mass = total
-        return pending
+            pending = self.model.add_at(values, update.positions)
+        elif update.mass is None:
+            pending = self.model.add(values)
+        else:
+            total = self.mass + update.mass
+            ratio = update.mass / total
+            pending = self.model.merge(values, ratio)
+            self.mass = total
+        visit.await_copy(pending)
+        return ratio
 
     def adopt(self, adoption: Adoption, visit: Visit, replaced: Callable[[Floats], None]) -> None:
         if adoption.trial:

@@ -391,6 +391,13 @@ class Membership:
         entry = self._table.entries.get(peer)
         return None if entry is None else entry.state
 
+    def stands(self, peer: PeerId, genesis: bytes) -> bool:
+        """Whether it is held ALIVE and holds the weights of this run."""
+        entry = self._table.entries.get(peer)
+        if entry is None or entry.state is not ALIVE:
+            return False
+        return entry.record.ready and entry.record.genesis == genesis
+
     def record(self, peer: PeerId) -> MemberRecord | None:
         entry = self._table.entries.get(peer)
         return None if entry is None else entry.record

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from gossip.config import Config
 from gossip.config.selections import SELECTIONS
-from gossip.effects import MemberState
 from gossip.exchange.session import AT_ONCE, Local
 from gossip.ids import Address, PeerId
 from gossip.members import Members
@@ -146,7 +145,7 @@ class Partners:
 
     def here(self, partner: PeerId) -> bool:
         """Whether it might be met again: held ALIVE, and of our run."""
-        return self.members.state(partner) is MemberState.ALIVE and self.shares(partner)
+        return self.members.stands(partner, self.local.genesis)
 
     def mixed(self, partner: PeerId, now: float, own: bool) -> None:
         """An exchange with it is finished; ``own``: we asked."""

@@ -41,7 +41,7 @@ class Host:
         "address", "armed", "averager", "boundary", "collecting", "cursor", "dialling", "ends", "events", "gone", "id",
         "index", "liar", "links", "name", "offering", "peer", "pending", "perform", "ready", "reported_at",
         "rest_until", "rng", "row", "samples_per_step", "since", "steps", "taken", "times", "vector", "visit_at",
-        "waiting",
+        "visiting", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +78,7 @@ class Host:
         self.taken = 0  # of them, how many the vector holds
         self.ready = False  # as at the last boundary
         self.visit_at = math.inf  # the boundary at which something is to be done
+        self.visiting = False  # it is at a boundary, and several things are performed there
         self.reported_at = -math.inf
         # timer
         self.armed = math.inf  # when the one timer that counts goes off

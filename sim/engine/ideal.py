@@ -122,6 +122,10 @@ class IdealMembers:
     def state(self, peer: PeerId) -> MemberState | None:
         return MemberState.ALIVE if peer in self._registry else MemberState.DEAD
 
+    def stands(self, peer: PeerId, genesis: bytes) -> bool:
+        record = self.record(peer)
+        return record is not None and record.ready and record.genesis == genesis
+
     def record(self, peer: PeerId) -> MemberRecord | None:
         return None if peer == self.me.id else self._registry.records.get(peer)
 

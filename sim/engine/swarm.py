@@ -88,7 +88,7 @@ class Swarm:
         if self.registry is not None:
             self.links = IdealLinks(self.events, network, config, self.perform, self.registry)
         self.training = Training(self.events, self.hosts, config, self.perform, trainer)
-        self.links.seen = self.training.seen
+        self.links.seen, self.training.arm = self.training.seen, self.arm
         self.sessions = Sessions(self.events, network, config, self.links, self.perform)
         sessions = self.sessions
         self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.average) | {
@@ -258,7 +258,8 @@ class Swarm:
         for effect in effects:
             performers[type(effect)](host, effect)
         self.look(host)
-        self.arm(host)
+        if not host.visiting:  # else it is armed when its loop has left the boundary
+            self.arm(host)
 
     def look(self, host: Host) -> None:
         """What was decided may let the training loop go on, or mix sooner than it would look."""

@@ -88,6 +88,7 @@ class Training:
         self.lockstep = config.max_version_gap is not None
         self.ahead = config.paired  # what is pushed is copied when it is asked for: with its mass
         self.steps = 0  # of all peers, as far as they have been counted
+        self.arm: Callable[[Host], None]  # the swarm's: a host's timer
 
     # -- the clock -----------------------------------------------------------------------------------------------
     def begin(self, host: Host, first_end: float) -> None:
@@ -199,6 +200,7 @@ class Training:
         due = self.by_steps and ready and not peer.offering and host.steps >= peer.due_steps
         report = due or now - host.reported_at > REPORT_S or not ready
         spare = due and self.ahead and peer.mix_at <= now
+        host.visiting = True
         visited = self.visit_boundary(host, spare) if boundary.wanted or spare else None
         if report or (visited is not None and not visited.updates_alone):
             host.reported_at = now
@@ -211,6 +213,8 @@ class Training:
         if self.lockstep:
             self.hold(host)
         self.plan(host)
+        host.visiting = False
+        self.arm(host)
 
     def visit_boundary(self, host: Host, spare: bool) -> Visit:
         self.need(host)  # who adopts as well: the batches and the optimizer go on from there

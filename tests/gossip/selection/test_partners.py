@@ -7,7 +7,6 @@ import random
 import pytest
 
 from gossip.config import Config
-from gossip.effects import MemberState
 from gossip.errors import ConfigError
 from gossip.exchange.session import AT_ONCE, Local
 from gossip.ids import Address, MemberRecord, PeerId
@@ -37,8 +36,8 @@ class Table:
     def record(self, peer):
         return self.records.get(peer)
 
-    def state(self, peer):
-        return MemberState.ALIVE if peer in self.records else None
+    def stands(self, peer, genesis):
+        return peer in self.records and self.records[peer].ready and self.records[peer].genesis == genesis
 
 
 def record(peer, **changes):

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from gossip.averaging.boundary import Visit
 from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
 from sim.world.network import NetworkModel
@@ -34,7 +35,7 @@ def first_exchanges(seed: int) -> Measured:
         if swarm.sessions.mixes == 2:
             for host in swarm.hosts:  # what waits for the next boundary
                 for update in host.boundary.updates:
-                    host.boundary.apply(update)
+                    host.boundary.apply(update, Visit())
             ratios.append(disagreement(simulation.learners.matrix) / before)
     taken = np.concatenate(ratios)
     deviation = math.sqrt(2 * (n - 2) / ((n - 1) ** 2 * (n + 1)))

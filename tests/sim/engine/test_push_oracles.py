@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gossip.arithmetic.mixing import push_mass
-from gossip.averaging.boundary import Boundary, Update
+from gossip.averaging.boundary import Boundary, Update, Visit
 from gossip.averaging.vectors import Vector
 from sim.engine.vector_model import HostVectors, KeptVector, VectorModel
 
@@ -18,7 +18,7 @@ def push(values: np.ndarray, sender: int, receiver: int) -> None:
     own = values[receiver]
     boundary = Boundary(VectorModel(own), HostVectors(lambda: None), KeptVector(own))
     boundary.mass = mass
-    boundary.apply(Update(Vector(values[sender].copy()), given))
+    boundary.apply(Update(Vector(values[sender].copy()), given), Visit())
     assert boundary.mass == 2.0
 
 
