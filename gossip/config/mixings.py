@@ -1,6 +1,6 @@
 """How vectors combine: what each way is called, where its sessions lie, and what it goes with.
 
-A new way is a row here and its class, which :mod:`gossip.exchange.registry` finds by that row.
+A new way is a row here and its class, which :mod:`gossip.exchange.session` finds by that row.
 """
 
 from __future__ import annotations

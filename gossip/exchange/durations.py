@@ -1,16 +1,23 @@
-"""How long exchanges with each partner took: what the next one may take."""
+"""How long exchanges with each partner took: what the next one may take, and when others go first."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from gossip.ids import PeerId
+from gossip.recent import Recent
 
-__all__ = ["Durations", "spread"]
+__all__ = ["Durations", "Patience", "spread"]
 
 TIMED = 256  # partners whose durations are remembered,
 KEPT = 8  # of the last exchanges
 SMOOTHING = 0.75  # of what was known of a rate: one exchange beside others does not make a link slow
+
+LEAST_S = 0.5  # what a scheduler, a garbage collection or a lost packet may add to anything
+KNOWN = 4  # waits, before which nothing is usual; and of each partner: of three at once the next may take a step
+AFRESH = 8  # waits, after which what is usual is computed again: medians of 64 take longer than all else of a mix
+PARTNERS = 16  # whose waits say what is usual, the last of each: nobody is the median by answering often
 
 
 class Durations:
@@ -55,3 +62,31 @@ def median(values: Collection[float]) -> float:
     """Of a few (statistics.median takes ten times as long over eight)."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+class Patience:
+    """What partners took to answer, or to stream. Only what was finished counts: what an ACCEPT costs whoever streams
+    nothing is nothing. Who always takes longer is parked each time, and mixes all the same."""
+
+    def __init__(self) -> None:
+        self.past = Recent[PeerId, list[float]](PARTNERS)  # seconds
+        self.usual_s = math.inf
+        self.added = 0
+
+    def add(self, partner: PeerId, seconds: float) -> None:
+        """It took so long, and the exchange is finished."""
+        self.past[partner] = [*self.past.get(partner, [])[-KNOWN + 1 :], seconds]
+        self.added += 1
+        if self.added == KNOWN or self.added % AFRESH == 0:
+            self.usual_s = allowed([seconds for past in self.past.values() for seconds in past])
+
+    @property
+    def seconds(self) -> float:
+        return max(LEAST_S, self.usual_s)
+
+
+def allowed(waits: Collection[float]) -> float:
+    """Median and six median absolute deviations; and twice the median at least, since who is asked waits for its next
+    step boundary, which is anything between nothing and a step."""
+    middle, deviation = spread(waits)
+    return max(2 * middle, middle + 6 * deviation)

@@ -15,10 +15,9 @@ from gossip.codecs import CODECS, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, MemberState
 from gossip.exchange.agreement import proposed_codec
+from gossip.exchange.durations import Patience
 from gossip.exchange.offer import Exchange
-from gossip.exchange.patience import Patience
-from gossip.exchange.registry import kind_of
-from gossip.exchange.session import Local
+from gossip.exchange.session import Local, kind_of
 from gossip.exchange.session_table import Ledger, One
 from gossip.exchange.transitions import Event, State
 from gossip.filters.registry import filter_of

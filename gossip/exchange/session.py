@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gossip.config import Config
+from gossip.config.mixings import MIXINGS
 from gossip.effects import Effect, MemberState, Send
 from gossip.exchange.transitions import Event, State, Table
 from gossip.ids import PeerId
@@ -14,7 +17,18 @@ from gossip.wire.messages import Invite, Offer, Refuse
 if TYPE_CHECKING:
     from gossip.exchange.exchanges import Exchanges
 
-__all__ = ["AT_ONCE", "MAX_GAP", "MAX_VERSION", "Event", "Local", "Session", "State", "version_gap", "within"]
+__all__ = [
+    "AT_ONCE",
+    "MAX_GAP",
+    "MAX_VERSION",
+    "Event",
+    "Local",
+    "Session",
+    "State",
+    "kind_of",
+    "version_gap",
+    "within",
+]
 
 AT_ONCE = 32  # of the neighbours with all of whom a mix is, so many at most: a vector each. Others the next time
 MAX_VERSION = 2**53  # what a record may hold: a mean with more would make our own record unacceptable to everybody
@@ -138,3 +152,10 @@ class Local:
     boundary_at: float = 0.0  # when the training loop was last seen at a step boundary
     steps: int = 0  # of the training loop
     finished: bool = False  # the run has reached its end
+
+
+def kind_of(config: Config) -> type[Session]:
+    """What the exchanges of this configuration are: ``MIXINGS`` says where each class lies."""
+    module, _, name = MIXINGS[config.mixing].home.partition(":")
+    kind: type[Session] = getattr(import_module(f"gossip.exchange.{module}"), name)
+    return kind

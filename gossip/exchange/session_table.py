@@ -12,14 +12,14 @@ from gossip.config import Config
 from gossip.config.filters import FILTERS
 from gossip.effects import Effect, Release
 from gossip.exchange.durations import Durations
-from gossip.exchange.refusals import Refusals
 from gossip.exchange.session import Local, Session
 from gossip.exchange.transitions import State
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
-__all__ = ["DOUBT_RETRY_S", "REASONS", "VERDICTS", "Ledger", "One"]
+__all__ = ["DOUBT_RETRY_S", "REASONS", "VERDICTS", "Ledger", "One", "Refusals"]
 
+REFUSALS = 256  # partners and reasons counted apart: what one node ever needs to show
 VERDICTS = 4_096  # ends remembered, 100 B each: doubt_s of asking after them at 100 exchanges a second
 REASONS = frozenset({
     "unanswered", "unreached",  # an offer: nobody said a word in time; the link broke, or could not be made
@@ -28,6 +28,21 @@ REASONS = frozenset({
     "doubt", "aborted", "late", "replaced",  # never known; known to have failed; the partner had given up, or joined
 })  # fmt: skip
 DOUBT_RETRY_S = 1.0  # between two questions how an exchange in doubt ended
+
+
+class Refusals:
+    """How often what was refused, from whom and why."""
+
+    def __init__(self) -> None:
+        self.counts = Recent[tuple[PeerId, str], int](REFUSALS)
+
+    def add(self, partner: PeerId, code: str) -> None:
+        key = (partner, code)
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
 
 
 One = TypeVar("One", bound=Session)

@@ -9,7 +9,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Mix, Release, Send, Snapshot
-from gossip.exchange.patience import KNOWN, LEAST_S, PARTNERS, Patience
+from gossip.exchange.durations import KNOWN, LEAST_S, PARTNERS, Patience
 from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Accept, Busy
 from tests.gossip.exchange.sides import A, B, C, D, E, F, Side, offer

@@ -14,7 +14,7 @@ from gossip.config.mixings import MIXINGS
 from gossip.effects import MemberState
 from gossip.exchange.group import Group
 from gossip.exchange.push import Push
-from gossip.exchange.registry import kind_of
+from gossip.exchange.session import kind_of
 from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import Address
 from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer, Settled

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from gossip.arithmetic.group_mean import norm_accepts, trimmed_mean
 from gossip.config import Config
 from gossip.effects import Mix
-from gossip.exchange.refusals import REFUSALS, Refusals
+from gossip.exchange.session_table import REFUSALS, Refusals
 from gossip.filters.balance import Balance, balance_accepts
 from gossip.filters.clip import BUDGET, ENOUGH, OWN, REMEMBERED, WINDOW, Clip, clip_factor, share
 from gossip.filters.registry import filter_of
