@@ -254,9 +254,8 @@ class Boundary:
         with self.lock:
             updates, self.updates = self.updates, []
             self.owed -= len(updates)
-            requests, current = self.requests, not self.owed
-            if requests:
-                self.requests = {} if current else {s: one for s, one in requests.items() if not one.pushes}
+            requests, current = self.requests, not self.owed  # nobody else holds them from here on
+            self.requests = {} if current else {s: one for s, one in requests.items() if not one.pushes}
             adoption, self.adoption = self.adoption, None
             restoring, self.restoring = self.restoring, False
             self.wanted = False

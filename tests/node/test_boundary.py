@@ -67,6 +67,21 @@ def test_nor_does_a_spare_copy_leave_out_what_is_owed():
     assert (spare.array == 2.0).all()
 
 
+@pytest.mark.parametrize("earlier", [[], [1]])
+def test_a_wish_that_comes_during_a_visit_is_for_the_next(earlier):
+    """It was fulfilled and stayed, or ended the visit, where nothing had been wished for before."""
+    meeting, pool, _ = boundary()
+    meeting.owe()
+    meeting.want_update(shift_of(pool, 2.0))
+    for session in earlier:
+        meeting.want_snapshot(session)
+    plain = meeting.model.add
+    meeting.model.add = lambda values: (meeting.want_snapshot(9), plain(values))[1]  # the network's thread, meanwhile
+    assert [session for session, _, _ in meeting.visit(ignore).snapshots] == earlier
+    assert list(meeting.requests) == [9]
+    assert meeting.wanted
+
+
 def test_what_is_given_away_waits_for_nothing():
     """Its mass goes with it, and what is owed comes with a mass of its own."""
     meeting, _, _ = boundary()
