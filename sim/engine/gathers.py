@@ -102,8 +102,9 @@ class GroupStreams:
 
     def averaged(self, host: Host, group: GroupAverage) -> None:
         """The mean of our slice goes to all."""
+        said = self.said(host, group)
         for _, member in sorted(self.streamed[host, group.session].items()):
-            self.stream(host, group, member, self.said(host, group), self.on_mean)
+            self.stream(host, group, member, said, self.on_mean)
         self.finish(host, group)
 
     def said(self, host: Host, group: GroupAverage) -> Floats:

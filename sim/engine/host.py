@@ -93,7 +93,7 @@ class Host:
         vectors = HostVectors(lambda: vector.copy() if recall(self) else None)
         model, kept = VectorModel(vector), KeptVector(vector)
         self.boundary = Boundary(model, vectors, kept, config.conserves, LOCK, partial(wish, self))
-        self.averager = Averager(self.peer, config, self.boundary, vectors, outer, self)
+        self.averager = Averager(self.peer, config, self.boundary, vectors, outer, self, LOCK)
         self.averager.begin(vector)
 
     # -- the averager's driver -----------------------------------------------------------------------------------
