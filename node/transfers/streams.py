@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager
 import trio
 
 from gossip.arithmetic.mixing import OuterStep
-from gossip.averaging.averager import Averager, Job
+from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary, Visit
+from gossip.averaging.jobs import Job
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
 from gossip.codecs import get_codec
 from gossip.config import Config

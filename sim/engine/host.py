@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import OuterStep
-from gossip.averaging.averager import Averager, Job
+from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary, Visit
+from gossip.averaging.jobs import Job
 from gossip.config import Config
 from gossip.effects import Collect, Effect
 from gossip.ids import Address, PeerId

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from gossip.averaging.averager import Mixing
 from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
+from gossip.averaging.jobs import Mixing
 from gossip.averaging.pair import PairAverage
 from gossip.codecs import get_codec
 from gossip.config import Config

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import trio
 
-from gossip.averaging.averager import Averaging, Mixing
+from gossip.averaging.jobs import Averaging, Mixing
 from gossip.errors import LocalError, ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import (

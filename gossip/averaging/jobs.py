@@ -1,0 +1,122 @@
+"""Arithmetic on whole vectors, which a driver runs where it likes, and what follows it in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from gossip.averaging.all_reduce import GroupAverage
+from gossip.averaging.boundary import Adoption, Update
+from gossip.averaging.vectors import Positions, Vector
+
+if TYPE_CHECKING:
+    from gossip.averaging.averager import Averager
+
+__all__ = ["Averaging", "Job", "Mixing", "TakingOver"]
+
+
+class Job(Protocol):
+    """Arithmetic on whole vectors. ``run`` touches nothing but its own vectors and may run in any thread; ``land``
+    follows it where effects are performed, one job after another, in the order in which they were given; ``fail`` takes
+    the place of both where an error came out of either."""
+
+    elements: int
+
+    def run(self) -> None: ...
+    def land(self) -> None: ...
+    def fail(self) -> None: ...
+
+
+class Mixing:
+    """An exchange that happened, on its way to the step boundary. Without a difference the snapshot itself comes
+    back."""
+
+    __slots__ = ("averager", "difference", "elements", "generation", "late", "mass", "plain", "positions", "result",
+                 "snapshot", "weight")  # fmt: skip
+
+    def __init__(
+        self, averager: Averager, snapshot: Vector, difference: Vector | None, positions: Positions | None,
+        weight: float, mass: float | None, late: bool = False, plain: bool = False,
+    ) -> None:  # fmt: skip
+        self.averager, self.snapshot, self.difference, self.positions = averager, snapshot, difference, positions
+        self.weight, self.mass, self.late, self.plain = weight, mass, late, plain
+        self.generation = averager.generation
+        self.elements = snapshot.array.size
+        self.result: Vector | None = None  # to be added, all of it or at the positions; with a mass to be merged
+
+    def run(self) -> None:
+        averager, snapshot, difference = self.averager, self.snapshot.array, self.difference
+        if difference is None:
+            self.result = averager.vectors.take(snapshot.size)
+            self.result.array[:] = snapshot  # the snapshot may be other sessions' as well
+            return
+        self.result = difference
+        if self.mass is not None:
+            difference.array += snapshot[: difference.array.size]
+            return
+        own = snapshot if self.snapshot.cut is None else snapshot[: self.snapshot.elements]
+        with averager.lock:
+            averager.outer.shift(own, difference.array, self.weight, self.positions, self.late, self.plain)
+
+    def land(self) -> None:
+        averager, result = self.averager, self.result
+        averager.vectors.give(self.snapshot)
+        assert result is not None
+        if self.generation != averager.generation:
+            averager.vectors.give(result)
+            averager.boundary.excuse()
+            return
+        sample, movement = None, averager.movement
+        if movement is not None and self.mass is None:
+            movement.added(result.array, self.positions)
+        elif movement is not None:
+            sample = movement.sample(result.array)
+        averager.boundary.want_update(Update(result, self.mass, sample, self.positions))
+
+    def fail(self) -> None:
+        """This node does without it. Its vectors are not used again: who knows what still writes there."""
+        self.averager.boundary.excuse()
+
+
+class TakingOver:
+    """Another run's weights, on their way to the step boundary."""
+
+    __slots__ = ("adoption", "averager", "elements")
+
+    def __init__(self, averager: Averager, adoption: Adoption) -> None:
+        self.averager, self.adoption, self.elements = averager, adoption, 0
+
+    def run(self) -> None:
+        """There is nothing to compute."""
+
+    def land(self) -> None:
+        if self.adoption.vector is self.averager.joining:
+            self.averager.boundary.want_adoption(self.adoption)
+
+    def fail(self) -> None:
+        """Nothing can."""
+
+
+class Averaging:
+    """The mean of our slice of a group's vectors."""
+
+    __slots__ = ("averaged", "averager", "elements", "group")
+
+    def __init__(self, averager: Averager, group: GroupAverage, averaged: Callable[[], None]) -> None:
+        self.averager, self.group, self.averaged = averager, group, averaged
+        self.elements = group.parts.size
+
+    def run(self) -> None:
+        self.group.average()
+
+    def land(self) -> None:
+        group = self.group
+        group.averaging = False
+        if group.over:
+            group.release()
+        else:
+            self.averaged()
+
+    def fail(self) -> None:
+        self.group.averaging = False
+        self.averager.failed(self.group.session, "fault")
