@@ -210,6 +210,10 @@ SimSet = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Another value, as gossip.mix_every_steps=4; may be repeated."),
 ]
 SimJson = Annotated[bool, typer.Option("--json", help="One JSON object a run instead of a table.")]
+SimJobs = Annotated[
+    int | None,
+    typer.Option("--jobs", metavar="N", min=1, help="Runs at once; as many as there are cores if not given."),
+]
 SimQuiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 
 
@@ -222,6 +226,7 @@ def sim(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Writes report.html, pictures, history.csv, summary.json.")
     ] = None,
+    jobs: SimJobs = None,
     settings: SimSet = None,
     json: SimJson = False,
     quiet: SimQuiet = False,
@@ -232,7 +237,8 @@ def sim(
     """
     from sim import cli
 
-    raise typer.Exit(cli.run(scenarios, seed=seed, out=out, settings=settings or (), as_json=json, quiet=quiet))
+    code = cli.run(scenarios, seed=seed, out=out, settings=settings or (), as_json=json, quiet=quiet, jobs=jobs)
+    raise typer.Exit(code)
 
 
 @app.command("sim sweep")
@@ -249,9 +255,7 @@ def sim_sweep(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Writes sweep.csv, sweep.png and report.html.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Runs at once; as many as there are cores if not given.")
-    ] = None,
+    jobs: SimJobs = None,
     settings: SimSet = None,
     json: SimJson = False,
     quiet: SimQuiet = False,

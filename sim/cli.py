@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gossip.errors import ConfigError, LocalError
+from sim.report.units import duration_text
 
 if TYPE_CHECKING:
+    from sim.jobs import Job
     from sim.report.result import Progress, Result
     from sim.scenario.scenario import Scenario
-    from sim.sweep import Point, Sweep
+    from sim.sweep import Sweep
 
 __all__ = ["run", "sweep"]
 
@@ -39,53 +43,124 @@ def run(
     settings: Sequence[str] = (),
     as_json: bool = False,
     quiet: bool = False,
+    jobs: int | None = None,
 ) -> int:
-    """Play scenarios one after the other; the exit code, 130 after ^C.
+    """Play scenarios, ``jobs`` at once (None: as many as there are cores); the exit code, 130 after ^C.
 
-    Each is saved as soon as it is done, its rows as they come, and after ^C what was seen of the one under way. Raises
-    :class:`~gossip.errors.GossipError`, before anything is played where that can be known.
+    Each is saved as soon as it is done, its rows as they come, and after ^C what was seen of those under way. What is
+    printed is in the order of the files. Raises :class:`~gossip.errors.GossipError`, before anything is played where
+    that can be known.
     """
-    from sim.simulation import Stopped
+    from sim.jobs import Job
 
-    done: list[Result] = []
-    saved: list[Path] = []
-    under_way: Path | None = None
+    done: dict[int, Result] = {}
+    seen: dict[int, Result] = {}  # of runs that were stopped
+    saved: list[int] = []
+    folders: list[Path | None] = []
+    lines = Lines()
     try:
         scenarios = read(files, seed, settings)
         check_out(out)
         folders = folders_of(out, scenarios)
-        for number, (scenario, folder) in enumerate(zip(scenarios, folders, strict=True)):
-            under_way = folder
-            with row_file(folder) as rows:
-                result = play(scenario, title_of(scenario, number, len(scenarios)), quiet, rows)
-            done.append(result)
+        todo = [Job(*each) for each in zip(scenarios, titles_of(scenarios), folders, strict=True)]
+        for number, result in results_of(todo, jobs, quiet, seen):
+            done[number] = result
             if as_json:
-                print(result.to_json(), flush=True)
-            if folder is not None:
-                saved.append(folder)  # first, since its figures are there before its pictures
+                lines.add(number, result.to_json())
+            if (folder := folders[number]) is not None:
+                saved.append(number)  # first, since its figures are there before its pictures
                 result.save(folder)
         if out is not None and len(done) > 1:
             from sim.report.result import compare
 
-            compare(done, out)
-    except KeyboardInterrupt as stopped:
-        kept = [f"what was finished is in {', '.join(map(str, saved))}"] if saved else []
-        if isinstance(stopped, Stopped):
-            done.append(stopped.result)
+            compare(in_order(done), out)
+    except KeyboardInterrupt:
+        for number, result in seen.items():
             if as_json:
-                print(stopped.result.to_json(), flush=True)
-            elif not saved:
-                print_results(done)
-            if under_way is not None:
-                stopped.result.save(under_way)
-                kept.append(f"what was seen of {stopped.result.summary['name']} until then is in {under_way}")
+                lines.add(number, result.to_json())
+            if (folder := folders[number]) is not None:
+                result.save(folder)
+        lines.rest()
+        if seen and not as_json and not saved:
+            print_results(in_order(done | seen))
+        kept = [f"what was finished is in {', '.join(str(folders[n]) for n in sorted(saved))}"] if saved else []
+        kept += [
+            f"what was seen of {seen[number].summary['name']} until then is in {folders[number]}"
+            for number in sorted(seen) if folders[number] is not None
+        ]  # fmt: skip
         print(f"gossip: stopped; {', and '.join(kept) or 'nothing was saved'}.", file=sys.stderr)
         return 130
+    finally:
+        lines.rest()
     if not as_json:
-        print_results(done)
+        print_results(in_order(done))
         if out is not None:
             print(f"The report is {out / 'report.html'}")
     return 0
+
+
+class Lines:
+    """Lines on stdout in the order of their numbers, each as soon as those before it are out."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, str] = {}
+        self.following = 0
+
+    def add(self, number: int, line: str) -> None:
+        self.held[number] = line
+        while self.following in self.held:
+            print(self.held.pop(self.following), flush=True)
+            self.following += 1
+
+    def rest(self) -> None:
+        """Those that are left where one before them will not come."""
+        for number in sorted(self.held):
+            print(self.held.pop(number), flush=True)
+
+
+def in_order(results: Mapping[int, Result]) -> list[Result]:
+    return [results[number] for number in sorted(results)]
+
+
+def results_of(
+    todo: Sequence[Job], at_once: int | None, quiet: bool, seen: dict[int, Result]
+) -> Iterator[tuple[int, Result]]:
+    """The number of each job and what came of it, as it is done; ^C is let through, and what was until then seen of
+    runs that it stopped is put into ``seen``."""
+    from sim.jobs import Workers, cores
+
+    at_once = min(cores() if at_once is None else at_once, len(todo))
+    if at_once == 1:
+        yield from one_after_another(todo, quiet, seen)
+        return
+    begun = time.monotonic()
+    with bar(f"{len(todo)} runs, {at_once} at once", quiet) as shown, Workers(todo, at_once) as workers:
+
+        def show(share: float, done: int) -> None:
+            if shown is not None:
+                left_s = (time.monotonic() - begun) * (1 - share) / share if share > 0 else math.inf
+                shown.note(share, f"{done} done  {duration_text(left_s)} left")
+
+        try:
+            yield from workers.results(show)
+        except KeyboardInterrupt:
+            seen.update(workers.stop())
+            raise
+
+
+def one_after_another(todo: Sequence[Job], quiet: bool, seen: dict[int, Result]) -> Iterator[tuple[int, Result]]:
+    """The same in this process, each with a bar of its own."""
+    from sim.simulation import Stopped
+
+    for number, job in enumerate(todo):
+        title = job.title if len(todo) == 1 else f"{number + 1}/{len(todo)} {job.title}"
+        try:
+            with row_file(job.folder) as rows:
+                result = play(job.scenario, title, quiet, rows)
+        except Stopped as stopped:
+            seen[number] = stopped.result
+            raise
+        yield number, result
 
 
 def read(files: Sequence[Path], seed: int | None, settings: Sequence[str]) -> list[Scenario]:
@@ -134,8 +209,10 @@ def folders_of(out: Path | None, scenarios: Sequence[Scenario]) -> list[Path | N
     return [out / name for name in folder_names([scenario.name for scenario in scenarios])]
 
 
-def title_of(scenario: Scenario, number: int, count: int) -> str:
-    return scenario.name if count == 1 else f"{number + 1}/{count} {scenario.name}"
+def titles_of(scenarios: Sequence[Scenario]) -> list[str]:
+    """What a sentence calls each: its name, or its name and place where that is another's as well."""
+    names = [scenario.name for scenario in scenarios]
+    return [name if names.count(name) == 1 else f"{name} (number {n})" for n, name in enumerate(names, start=1)]
 
 
 def row_file(folder: Path | None) -> AbstractContextManager[Rows | None]:
@@ -146,18 +223,11 @@ def row_file(folder: Path | None) -> AbstractContextManager[Rows | None]:
 
 
 def play(scenario: Scenario, title: str, quiet: bool, rows: Rows | None = None) -> Result:
-    """One scenario, with a bar on stderr where that is a terminal."""
-    from sim.simulation import simulate
+    """One scenario in this process, with a bar on stderr where that is a terminal."""
+    from sim import jobs
 
     with bar(title, quiet) as shown:
-        update: Callable[[Progress], None] | bool = False if shown is None else shown.update
-        try:
-            return simulate(scenario, progress=update, rows=rows)
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch has no other for it
-                raise
-            size = f"peers = {scenario.peers} with a model of this size"
-            raise LocalError(f"{scenario.name}: {size} need more memory than there is: make one smaller.") from None
+        return jobs.play(scenario, False if shown is None else shown.update, rows)
 
 
 def bar(title: str, quiet: bool) -> AbstractContextManager[Shown | None]:
@@ -205,16 +275,19 @@ def sweep(
     With ``out``, sweep.csv is rewritten after every run, so that ^C leaves all that was finished. Raises as
     :func:`run`.
     """
+    from sim.jobs import Job
     from sim.sweep import Sweep
 
     table: Sweep | None = None
+    lines = Lines()
     try:
         table = Sweep.from_file(file, axes_of(grid), seed=seed, seeds=seeds, changes=changes_of(settings))
         check_out(out)
-        for point, result in play_points(table.points, jobs, quiet):
+        for number, result in results_of([Job(point.scenario, str(point)) for point in table.points], jobs, quiet, {}):
+            point = table.points[number]
             table.add(point, result)
             if as_json:
-                print(json.dumps({"values": dict(point.values)} | json.loads(result.to_json())), flush=True)
+                lines.add(number, json.dumps({"values": dict(point.values)} | json.loads(result.to_json())))
             if out is not None:
                 table.write_csv(out / "sweep.csv")
     except KeyboardInterrupt:
@@ -222,8 +295,11 @@ def sweep(
         kept = "nothing was saved"
         if out is not None and finished:
             kept = f"the {finished} finished runs are in {out / 'sweep.csv'}"
+        lines.rest()
         print(f"gossip: stopped; {kept}.", file=sys.stderr)
         return 130
+    finally:
+        lines.rest()
     if out is not None:
         table.save(out)
     if not as_json:
@@ -231,23 +307,6 @@ def sweep(
         if out is not None:
             print(f"The report is {out / 'report.html'}, the rows are in {out / 'sweep.csv'}")
     return 0
-
-
-def play_points(points: Sequence[Point], jobs: int | None, quiet: bool) -> Iterator[tuple[Point, Result]]:
-    """Each point and what came of it, in order with one job, else as they are done."""
-    from sim.jobs import cores, side_by_side
-
-    jobs = min(cores() if jobs is None else jobs, len(points))
-    if jobs == 1:
-        for number, point in enumerate(points):
-            yield point, play(point.scenario, f"{number + 1}/{len(points)} {point}", quiet)
-        return
-    with bar(f"{len(points)} runs, {jobs} at once", quiet) as shown:
-        found = side_by_side([point.scenario for point in points], jobs)
-        for count, (number, result) in enumerate(found, start=1):
-            if shown is not None:
-                shown.note(count / len(points), f"{count} done")
-            yield points[number], result
 
 
 def axes_of(grid: Iterable[str]) -> Mapping[str, list[str]]:

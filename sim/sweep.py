@@ -107,7 +107,7 @@ class Sweep:
 
     def in_order(self) -> list[dict[str, Any]]:
         """The rows in the grid's order, whichever was done first."""
-        return [row for _, rows in self.groups() for row in sorted(rows, key=lambda row: int(row["seed"]))]
+        return [row for _, rows in self.groups() for row in rows]
 
     @property
     def seeds_text(self) -> str:
@@ -116,11 +116,12 @@ class Sweep:
 
     # -- figures -------------------------------------------------------------------------------------------------
     def groups(self) -> Iterator[tuple[tuple[str, ...], list[dict[str, Any]]]]:
-        """The values of each combination that has run, with its rows, in the grid's order."""
+        """The values of each combination that has run, with its rows in the order of their seeds, in the grid's order:
+        a mean is then the same to the last bit, whichever run was done first."""
         for values in itertools.product(*self.axes.values()):
             rows = [row for row in self.rows if all(row[key] == v for key, v in zip(self.axes, values, strict=True))]
             if rows:
-                yield values, rows
+                yield values, sorted(rows, key=lambda row: int(row["seed"]))
 
     def table(self, *, brief: bool = False) -> tuple[list[str], list[tuple[str, ...]]]:
         """Heads and rows of text: a row for each combination, means over the seeds, with half the spread of accuracy.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import torch
 from torch import nn
 
@@ -104,3 +107,8 @@ class Moody(nn.Module):
 
 def a_number():
     return 7
+
+
+def deadly():
+    """As the system ends a process that takes too much memory."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import multiprocessing
@@ -272,6 +273,108 @@ def test_a_stopped_sweep_keeps_the_rows_of_the_finished_runs(monkeypatch, capsys
     assert [row["peers"] for row in rows] == ["4", "5"]
 
 
+# -- side by side ------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def three(tmp_path):
+    """Files of which the first takes longest."""
+    paths = [tmp_path / f"{name}.toml" for name in ("long", "tiny", "short")]
+    for path, duration_s in zip(paths, (40, 4, 1), strict=True):
+        path.write_text(TINY.replace("tiny", path.stem).replace("duration_s = 4", f"duration_s = {duration_s}"))
+    return paths
+
+
+def test_several_scenarios_on_two_cores_give_what_they_give_on_one_in_the_order_of_the_files(
+    monkeypatch, capsys, three, tmp_path
+):
+    told, histories = [], []
+    for at_once in ("1", "2"):
+        out = tmp_path / at_once
+        assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", at_once, "--out", out, *AVERAGING) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        told.append([(line["name"], line["digest"], line["events"]) for line in lines])
+        histories.append([(out / path.stem / "history.csv").read_text() for path in three])
+    assert [name for name, *_ in told[0]] == ["long", "tiny", "short"]
+    assert told[0] == told[1]
+    assert histories[0] == histories[1]
+
+
+def test_json_of_a_sweep_is_in_the_order_of_the_grid_whichever_run_is_done_first(monkeypatch, capsys, tiny):
+    for at_once in ("1", "2"):
+        grid = ["duration_s=40,1,2", "--jobs", at_once, "--json", *AVERAGING]
+        assert gossip(monkeypatch, "sim", "sweep", tiny, *grid) == 0
+        told = [json.loads(line)["values"]["duration_s"] for line in capsys.readouterr().out.splitlines()]
+        assert told == ["40", "1", "2"]
+
+
+@pytest.mark.parametrize("at_once", ["1", "2"])
+def test_what_cannot_be_played_ends_it_with_its_sentence_after_those_before_it(
+    monkeypatch, capsys, three, tmp_path, at_once
+):
+    cut = "\n[membership]\nmode = 'ideal'\n[network]\npartitions = [{ at_s = 0.1, until_s = 0.5 }]\n"
+    three[1].write_text(three[1].read_text() + cut)
+    assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", at_once, *AVERAGING) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[0])["name"] == "long"
+    assert err.startswith("gossip: network.partitions needs membership.mode")
+    assert err.count("\n") == 1
+
+
+def test_a_process_that_dies_is_one_sentence_that_names_its_scenario(monkeypatch, capsys, three):
+    three[1].write_text(three[1].read_text().replace("[task]", "[task]\ndataset = 'tests.sim.jobs:deadly'"))
+    assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", "2") == 3
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["name"] for line in out.splitlines()] == ["long"]
+    assert err == (
+        "gossip: tiny: its process was ended by SIGKILL, most likely for want of memory: use fewer at once, "
+        "as --jobs 1.\n"
+    )
+    assert multiprocessing.active_children() == []
+
+
+def test_stopped_side_by_side_it_keeps_what_was_seen_of_every_run_under_way(monkeypatch, capsys, three, tmp_path):
+    for path in three[:2]:
+        path.write_text(TINY.replace("tiny", path.stem).replace("duration_s = 4", "duration_s = 1e6"))
+
+    class Bar:
+        """^C as soon as both have begun."""
+
+        def note(self, share, figures):
+            if min(workers[0].shares[:2]) > 0:
+                raise KeyboardInterrupt
+
+    workers, made = [], jobs.Workers.__init__
+
+    def noted(self, *arguments):
+        workers.append(self)
+        made(self, *arguments)
+
+    monkeypatch.setattr(jobs.Workers, "__init__", noted)
+    monkeypatch.setattr(cli, "bar", lambda title, quiet: contextlib.nullcontext(Bar()))
+    monkeypatch.setattr(charts, "save_all", lambda results, folder: None)
+    out = tmp_path / "out"
+    assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", "2", "--out", out, *AVERAGING) == 130
+    told, said = capsys.readouterr()
+    assert [0 < json.loads(line)["done"] < 1 for line in told.splitlines()] == [True, True]
+    assert f"what was seen of long until then is in {out / 'long'}, and what was seen of tiny" in said
+    assert json.loads((out / "tiny" / "summary.json").read_text())["done"] < 1
+    assert not (out / "short").exists()
+    assert multiprocessing.active_children() == []
+
+
+def test_the_bar_of_runs_side_by_side_shows_all_of_them(monkeypatch, three):
+    noted = []
+
+    class Bar:
+        def note(self, share, figures):
+            noted.append((share, figures))
+
+    monkeypatch.setattr(cli, "bar", lambda title, quiet: contextlib.nullcontext(Bar()))
+    assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", "2", *AVERAGING) == 0
+    shares = [share for share, _ in noted]
+    assert shares == sorted(shares)
+    assert noted[-1] == (1.0, "3 done  0 s left")
+
+
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 def test_a_sweep_plays_every_combination_with_every_seed(monkeypatch, tiny, played):
     grid = ["gossip.mix_every_steps=2,8", "task.optimizer.lr=0.1,0.3"]
@@ -294,7 +397,7 @@ def test_a_sweep_on_two_cores_gives_the_rows_that_it_gives_on_one(monkeypatch, t
 
 
 def test_a_sweep_that_is_stopped_leaves_no_process_behind(monkeypatch, capsys, tiny, tmp_path):
-    monkeypatch.setattr(cli, "play_points", interrupted := Interrupted(cli.play_points))
+    monkeypatch.setattr(cli, "results_of", interrupted := Interrupted(cli.results_of))
     grid = ["peers=4,5,6,7", "--jobs", "2", *AVERAGING]
     assert gossip(monkeypatch, "sim", "sweep", tiny, *grid, "--out", tmp_path / "out") == 130
     assert "the 1 finished runs are in" in capsys.readouterr().err
@@ -305,11 +408,11 @@ def test_a_sweep_that_is_stopped_leaves_no_process_behind(monkeypatch, capsys, t
 class Interrupted:
     """^C after the first result."""
 
-    def __init__(self, play_points):
-        self.play_points, self.ended = play_points, False
+    def __init__(self, results_of):
+        self.results_of, self.ended = results_of, False
 
-    def __call__(self, points, at_once, quiet):
-        found = self.play_points(points, at_once, quiet)
+    def __call__(self, *arguments):
+        found = self.results_of(*arguments)
         yield next(found)
         try:
             found.throw(KeyboardInterrupt)
