@@ -17,9 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from gossip.errors import ConfigError, LocalError
+from sim.engine.level import WholeLevel
 from sim.engine.swarm import Swarm
+from sim.exchanges.level import ExchangeLevel
 from sim.learning.learners import Learners
-from sim.report.measures import Measures
+from sim.report.measures import Level, Measures
 from sim.report.result import Progress, Result
 from sim.scenario.adversaries import liars
 from sim.scenario.scenario import Scenario
@@ -60,8 +62,63 @@ class Stopped(KeyboardInterrupt):
         self.result = result
 
 
-class Simulation:
-    """One scenario under way. :meth:`slices` plays it; :class:`sim.report.measures.Measures` looks at it."""
+class Played:
+    """One scenario under way, at any level. :meth:`slices` plays it; :class:`sim.report.measures.Measures` looks at
+    it."""
+
+    scenario: Scenario
+    level: Level
+    measures: Measures
+
+    @property
+    def done(self) -> float:
+        """How much of the run is over, 0 to 1."""
+        scenario = self.scenario
+        if scenario.duration_s is not None:
+            return min(1.0, self.level.now / scenario.duration_s)
+        assert scenario.rounds is not None
+        return min(1.0, self.level.mixes / (scenario.rounds * scenario.peers))
+
+    def slices(self) -> Iterator[None]:
+        """Play the scenario a little further, until it is done."""
+        scenario, level = self.scenario, self.level
+        if scenario.duration_s is not None:
+            for number in range(1, SLICES + 1):
+                level.run_until(scenario.duration_s * number / SLICES)
+                yield
+            return
+        slice_s, mixes, mixed_at = self.interval_s() / 8, 0, 0.0
+        while self.done < 1.0:
+            level.run_until(level.now + slice_s)
+            if level.mixes > mixes:
+                mixes, mixed_at = level.mixes, level.now
+            elif level.now > mixed_at + PATIENCE_S:
+                raise LocalError(
+                    f"After {level.now:.0f} virtual seconds the peers have mixed {mixes / scenario.peers:.1f} times on "
+                    f"average, and for {PATIENCE_S:.0f} s not at all: rounds = {scenario.rounds:g} is never reached."
+                )
+            yield
+
+    def interval_s(self) -> float:
+        """Between two mixes of a peer, roughly."""
+        gossip, step_s = self.scenario.gossip, self.scenario.compute.step_s.mean
+        by_steps = math.inf if gossip.mix_every_steps is None else gossip.mix_every_steps * step_s
+        return min(by_steps, gossip.mix_every_s or math.inf)
+
+
+class Exchanges(Played):
+    """A scenario whose fidelity is "exchange"."""
+
+    def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
+        self.scenario = scenario
+        names = [str(index) for index in range(scenario.peers)]
+        learners = Learners(scenario.task, names, scenario.seed, device=device)
+        self.level = ExchangeLevel(scenario, names, network_of(scenario.network, scenario.seed), learners)
+        self.measures = Measures(self.level, scenario, learners)
+
+
+class Simulation(Played):
+    """A scenario played message by message."""
 
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         ideal = scenario.membership.mode == "ideal"
@@ -89,7 +146,8 @@ class Simulation:
         self.sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
         self.indices: list[int | None] = [None] * scenario.peers  # of rows in the swarm
         self.populate()
-        self.measures = Measures(self.swarm, scenario, self.learners)
+        self.level = WholeLevel(self.swarm)
+        self.measures = Measures(self.level, scenario, self.learners)
         for cut in scenario.network.partitions:
             self.swarm.events.push(cut.at_s, self.cut, cut.groups)
             self.swarm.events.push(cut.until_s, self.swarm.heal)
@@ -142,42 +200,6 @@ class Simulation:
         size = self.scenario.peers
         self.swarm.partition([[row for row in range(size) if row * groups // size == group] for group in range(groups)])
 
-    # -- time ----------------------------------------------------------------------------------------------------
-    @property
-    def done(self) -> float:
-        """How much of the run is over, 0 to 1."""
-        scenario = self.scenario
-        if scenario.duration_s is not None:
-            return min(1.0, self.swarm.now / scenario.duration_s)
-        assert scenario.rounds is not None
-        return min(1.0, self.swarm.sessions.mixes / (scenario.rounds * scenario.peers))
-
-    def slices(self) -> Iterator[None]:
-        """Play the scenario a little further, until it is done."""
-        scenario, swarm = self.scenario, self.swarm
-        if scenario.duration_s is not None:
-            for number in range(1, SLICES + 1):
-                swarm.events.run_until(scenario.duration_s * number / SLICES)
-                yield
-            return
-        slice_s, mixes, mixed_at = self.interval_s() / 8, 0, 0.0
-        while self.done < 1.0:
-            swarm.events.run_until(swarm.now + slice_s)
-            if swarm.sessions.mixes > mixes:
-                mixes, mixed_at = swarm.sessions.mixes, swarm.now
-            elif swarm.now > mixed_at + PATIENCE_S:
-                raise LocalError(
-                    f"After {swarm.now:.0f} virtual seconds the peers have mixed {mixes / scenario.peers:.1f} times on "
-                    f"average, and for {PATIENCE_S:.0f} s not at all: rounds = {scenario.rounds:g} is never reached."
-                )
-            yield
-
-    def interval_s(self) -> float:
-        """Between two mixes of a peer, roughly."""
-        gossip, step_s = self.scenario.gossip, self.scenario.compute.step_s.mean
-        by_steps = math.inf if gossip.mix_every_steps is None else gossip.mix_every_steps * step_s
-        return min(by_steps, gossip.mix_every_s or math.inf)
-
 
 def simulate(
     scenario: Scenario,
@@ -212,9 +234,9 @@ def play(
     scenario: Scenario, progress: Callable[[Progress], None], device: str, rows: Callable[[dict[str, float]], None]
 ) -> Result:
     start = Spent.now()
-    simulation = Simulation(scenario, device)
+    simulation = (Exchanges if scenario.fidelity == "exchange" else Simulation)(scenario, device)
     setup = Spent.now().since(start)
-    swarm, measures, history = simulation.swarm, simulation.measures, list[dict[str, float]]()
+    level, measures, history = simulation.level, simulation.measures, list[dict[str, float]]()
 
     def look() -> None:
         history.append(measures.row())
@@ -234,8 +256,8 @@ def play(
             if now - shown_at > REDRAW_S or done >= 1.0:
                 shown_at, passed_s = now, now - started.wall_s
                 left_s = passed_s * (1 - done) / done if done > 0 else math.inf
-                events = swarm.events.handled
-                progress(Progress(swarm.now, done, events, events / max(passed_s, 1e-9), left_s))
+                events = level.handled
+                progress(Progress(level.now, done, events, events / max(passed_s, 1e-9), left_s))
     except KeyboardInterrupt:
         stopped = True  # perhaps in the middle of an event, so that the last row stands and no other is measured
     spent = Spent.now().since(started)
@@ -243,7 +265,7 @@ def play(
         history[-1], done=round(simulation.done, 4) if stopped else 1.0, wall_s=spent.wall_s, cpu_s=spent.cpu_s,
         setup_s=setup.cpu_s, peak_rss_mb=peak_rss_mb(),
     )  # fmt: skip
-    durations: NDArray[np.float64] = np.array(swarm.sessions.durations_s)
+    durations: NDArray[np.float64] = np.array(level.durations_s)
     result = Result(scenario, history, summary, durations)
     if stopped:
         raise Stopped(result)

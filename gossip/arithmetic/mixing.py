@@ -8,13 +8,24 @@ a filter has one side cut off more than the other.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
 
-__all__ = ["OuterStep", "check_outer", "difference", "finite", "pair_weight", "push_mass", "stability_limit"]
+__all__ = [
+    "OuterStep",
+    "check_outer",
+    "difference",
+    "finite",
+    "outer_step",
+    "pair_cap",
+    "pair_weight",
+    "push_mass",
+    "stability_limit",
+]
 
 Floats = NDArray[np.float32]
 
@@ -179,12 +190,7 @@ class OuterStep:
             d, s, f, m = difference[block], snapshot[block], phi[block], momentum[block]
             d *= w
             d += s  # mean = s + w d
-            d -= f
-            d *= beta
-            m *= alpha
-            m += d
-            f += m
-            np.subtract(f, s, out=d)
+            outer_step(d, s, f, m, alpha, beta)
         return difference
 
     def shift_late(self, difference: Floats, weight: float, positions: NDArray[np.int64] | None) -> Floats:
@@ -226,6 +232,24 @@ class OuterStep:
         phi[places], momentum[places] = f, m
         np.subtract(f, snapshot[:own], out=difference[:own])
         return difference
+
+
+def outer_step(mean: Floats, snapshot: Floats, phi: Floats, momentum: Floats, alpha: Any, beta: Any) -> None:
+    """The outer momentum step of one node, or of many as rows: ``phi`` and ``momentum`` move, and ``mean`` becomes what
+    is to be added to the live parameters."""
+    mean -= phi
+    mean *= beta
+    momentum *= alpha
+    momentum += mean
+    phi += momentum
+    np.subtract(phi, snapshot, out=mean)
+
+
+def pair_cap(moving: int) -> float:
+    """The largest weight of a pair beside others, ``moving`` of them in all: 1/2 for one exchange, 1/3 for the second
+    at the same time, 1/4 for the third. What concurrent differences take from one vector stays below about one, so that
+    nobody overshoots."""
+    return 1 / (1 + max(moving, 1))
 
 
 def _down(value: float) -> str:

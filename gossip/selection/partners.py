@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 
+from gossip.arithmetic.mixing import pair_cap
 from gossip.config import Config
 from gossip.config.selections import SELECTIONS
 from gossip.exchange.session import AT_ONCE, Local
@@ -194,12 +195,10 @@ class Partners:
         return self.config.incoming_limit
 
     def cap(self, partner: PeerId, others: int) -> float:
-        """The largest weight of a pair. With all neighbours at once theirs by Metropolis; else 1/2 for one exchange,
-        1/3 for the second at the same time, 1/4 for the third: what concurrent differences take from one vector stays
-        below about one, so that nobody overshoots."""
+        """The largest weight of a pair: with all neighbours at once theirs by Metropolis."""
         if self.everybody:
             return min(0.5, self.selector.weight(self, partner))
-        return 0.5 if self.config.pushes else 1 / (1 + max(others, 1))
+        return 0.5 if self.config.pushes else pair_cap(others)
 
     def heard(self, partner: PeerId, seconds: float) -> None:
         """An exchange of the whole vector took so long: all of it is a rate, the way there and back included."""

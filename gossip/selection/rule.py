@@ -6,20 +6,19 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 from gossip.ids import Address, PeerId
 from gossip.selection.graphs import Graph
 
 __all__ = ["Candidates", "Options", "Selector", "Uniform", "uniform"]
 
+One = TypeVar("One")
+
 
 def uniform(
-    members: Sequence[PeerId],
-    rng: random.Random,
-    fits: Callable[[PeerId], bool],
-    excluded: Container[PeerId] = (),
-) -> PeerId | None:
+    members: Sequence[One], rng: random.Random, fits: Callable[[One], bool], excluded: Container[One] = ()
+) -> One | None:
     """A uniformly random member that fits, or None.
 
     Rejection first, since nearly all fit in nearly every swarm and a scan of 10,000 members for each mix would be most

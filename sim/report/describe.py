@@ -32,7 +32,7 @@ def in_words(scenario: Scenario) -> str:
     """What is played, in a paragraph; the scenario's file says it to the last figure."""
     parts = (
         task(scenario), mixing(scenario), compute(scenario), network(scenario), churn(scenario), attackers(scenario),
-        ending(scenario),
+        ending(scenario), fidelity(scenario),
     )  # fmt: skip
     return " ".join(part for part in parts if part)
 
@@ -169,6 +169,16 @@ def ending(scenario: Scenario) -> str:
     if scenario.duration_s is not None:
         return f"The run lasts {duration_text(scenario.duration_s)} of virtual time."
     return f"The run lasts until each peer has mixed {scenario.rounds:g} times on average."
+
+
+def fidelity(scenario: Scenario) -> str:
+    """What the fast level leaves out; of the whole one there is nothing to say."""
+    if scenario.fidelity == "whole":
+        return ""
+    return (
+        "It was played exchange by exchange (fidelity = 'exchange'), which leaves out the membership protocol, links "
+        "and their beginning, and whatever a message does beside its exchange."
+    )
 
 
 def counted(number: int, noun: str) -> str:

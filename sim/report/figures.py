@@ -64,15 +64,15 @@ class Total:
 
 
 HISTORY = (
-    Column("virtual_s", "when, in virtual seconds", lambda at: at.swarm.now, "virtual time", duration_text),
-    Column("alive", "peers up", lambda at: len(at.alive), "alive", count_text),
-    Column("ready", "those of them that hold a run's weights and train", lambda at: len(at.ready)),
+    Column("virtual_s", "when, in virtual seconds", lambda at: at.level.now, "virtual time", duration_text),
+    Column("alive", "peers up", lambda at: at.level.alive, "alive", count_text),
+    Column("ready", "those of them that hold a run's weights and train", lambda at: at.level.ready),
     Column(
-        "steps", "so far, of all lives, divided by `peers`", lambda at: at.swarm.training.steps / at.scenario.peers
+        "steps", "so far, of all lives, divided by `peers`", lambda at: at.level.steps / at.scenario.peers
     ),
     Column(
         "mixes", "so far, of all lives, divided by `peers`; each side of an exchange counts",
-        lambda at: at.swarm.sessions.mixes / at.scenario.peers, "mixes", "{:.1f}".format,
+        lambda at: at.level.mixes / at.scenario.peers, "mixes", "{:.1f}".format,
     ),
     Column(
         "loss_mean", "of the evaluated peers' own models on held-out samples, nats; for `averaging` half the mean "
@@ -96,22 +96,22 @@ HISTORY = (
     ),
     Column(
         "exchanges_done", "so far: pairs, groups or pushes, each counted once, where all its sides have mixed",
-        lambda at: math.floor(at.swarm.sessions.exchanges + ROUNDED),
+        lambda at: math.floor(at.level.exchanges + ROUNDED),
     ),
     Column(
         "exchanges_failed", "so far, as each peer counts them, so that both sides may count one",
-        lambda at: at.swarm.sessions.failed + sum(host.peer.failures for host in at.alive),
+        lambda at: at.level.failed,
     ),
     Column(
-        "bytes_sent", "so far, by all: streams whole, and control messages estimated from every 64th",
-        lambda at: at.swarm.sessions.stream_bytes + at.swarm.links.message_bytes, "sent", bytes_text,
+        "bytes_sent", "so far, by all: streams whole, and control messages estimated from every 61st",
+        lambda at: at.level.bytes_sent, "sent", bytes_text,
     ),
     Column(
         "exchange_s_median", "from the wish for a snapshot to the mix, over an even sample of all so far",
         lambda at: np.median(at.exchange_s),
     ),
     Column("exchange_s_p95", "the same, 95 % within", lambda at: np.percentile(at.exchange_s, 95)),
-    Column("events", "handled so far", lambda at: at.swarm.events.handled),
+    Column("events", "handled so far", lambda at: at.level.handled),
 )  # fmt: skip
 COLUMNS = tuple(column.name for column in HISTORY)
 OF_ACCURACY = ("mean", "min", "max", "average_model")
@@ -122,8 +122,8 @@ SUMMARY = (
     Total("peers", "of the scenario", lambda end: end.scenario.peers),
     Total("virtual_s", "when it ended", lambda end: end.last["virtual_s"]),
     Total("events", "handled: messages, timers, boundaries, ends of streams", lambda end: int(end.last["events"])),
-    Total("node_updates", "mixes applied, each side counting", lambda end: end.swarm.sessions.mixes),
-    Total("steps", "training steps of all peers", lambda end: end.swarm.training.steps),
+    Total("node_updates", "mixes applied, each side counting", lambda end: end.level.mixes),
+    Total("steps", "training steps of all peers", lambda end: end.level.steps),
     Total("loss", "`loss_mean` of the last row", lambda end: end.last["loss_mean"]),
     Total(
         "accuracy", "`mean`, `min`, `max`, `average_model` of the last row",
@@ -134,7 +134,7 @@ SUMMARY = (
     Total("exchanges_failed", "of the last row", lambda end: int(end.last["exchanges_failed"])),
     Total("refused", "what the honest peers that were up refused or cut off, by reason", lambda end: end.refused),
     Total("bytes_sent", "of the last row", lambda end: int(end.last["bytes_sent"])),
-    Total("digest", "SHA-256 over the log of events and all final weights", lambda end: end.swarm.digest()),
+    Total("digest", "SHA-256 over the log of events and all final weights", lambda end: end.level.digest()),
     Total("done", "how much of the run was played, 0 to 1", lambda end: end.done),
     Total(
         "wall_s", "real seconds of the run, evaluations included, building the swarm left out",
@@ -144,7 +144,7 @@ SUMMARY = (
     Total("setup_s", "processor seconds of building the swarm", lambda end: round(end.setup_s, 3)),
     Total(
         "updates_per_cpu_s", "`node_updates / cpu_s`",
-        lambda end: round(end.swarm.sessions.mixes / max(end.cpu_s, 1e-9), 1),
+        lambda end: round(end.level.mixes / max(end.cpu_s, 1e-9), 1),
     ),
     Total("peak_rss_mb", "the most memory that the process ever held, MB", lambda end: round(end.peak_rss_mb, 1)),
 )  # fmt: skip

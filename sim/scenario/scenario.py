@@ -17,6 +17,7 @@ from sim.scenario import tables
 from sim.scenario.adversaries import AttackersSpec
 from sim.scenario.conditions import ChurnSpec, Latency, NetworkCut, NetworkSpec, Rate
 from sim.scenario.distribution import Distribution
+from sim.scenario.fidelity import check_exchanges
 from sim.scenario.tables import KeyFault, UnknownKey, require
 from sim.scenario.task import LARGEST, Optimizer, Partition, Task
 
@@ -109,7 +110,8 @@ class Scenario:
     """A whole experiment. Construct with keywords, or from TOML with :meth:`from_toml`.
 
     Exactly one of ``duration_s`` (virtual seconds) and ``rounds`` (until the peers have mixed that often on average)
-    says when it ends. Raises :class:`~gossip.errors.ConfigError` in one sentence that names the key and what would do.
+    says when it ends. ``fidelity``: "whole", every message of every peer; or "exchange", an exchange being one event.
+    Raises :class:`~gossip.errors.ConfigError` in one sentence that names the key and what would do.
     """
 
     name: str = "scenario"
@@ -117,6 +119,7 @@ class Scenario:
     peers: int = 100
     duration_s: float | None = None
     rounds: float | None = None
+    fidelity: Literal["whole", "exchange"] = "whole"
     task: Task = field(default_factory=Task)
     gossip: Config = field(default_factory=Config)
     compute: Compute = Compute()
@@ -153,6 +156,8 @@ class Scenario:
             "another where nodes come and go, as 'uniform': a static graph has no place for newcomers",
         )  # fmt: skip
         self.check_report()
+        if self.fidelity == "exchange":
+            check_exchanges(self)
 
     @property
     def trains(self) -> bool:

@@ -1,0 +1,129 @@
+"""A swarm at the level of exchanges: its decisions, its models, and what can be said of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.engine.events import Events
+from sim.exchanges.clocks import Constant, Drawn
+from sim.exchanges.control import Control
+from sim.exchanges.draws import Draws
+from sim.exchanges.messages import Sizes
+from sim.exchanges.models import Models
+from sim.exchanges.streams import Streams
+from sim.exchanges.tape import Tape
+from sim.learning.learners import Learners
+from sim.scenario.scenario import Scenario
+from sim.seeds import derive
+from sim.world.network import NetworkModel
+from sim.world.step_times import StepTimes
+
+__all__ = ["ExchangeLevel"]
+
+I64 = NDArray[np.int64]
+EACH = 4  # exchanges of each peer that are decided before the models follow: waves are as wide as they get with more
+
+
+class ExchangeLevel:
+    """All peers are there from the beginning, and begin with the same weights."""
+
+    def __init__(self, scenario: Scenario, names: Sequence[str], network: NetworkModel, learners: Learners) -> None:
+        seed, peers = scenario.seed, len(names)
+        self.scenario, self.learners = scenario, learners
+        self.events, self.tape = Events(), Tape()
+        times = StepTimes(scenario.compute, seed)
+        alike = scenario.compute.per == "peer" or scenario.compute.step_s.kind == "constant"
+        self.clocks = Constant(peers) if alike else Drawn(peers)
+        self.sizes = Sizes(scenario.config, learners.elements)
+        self.streams = Streams(network, self.sizes.stream)
+        draws = [Draws(seed, name) for name in names]
+        for name in names:
+            network.add(name)
+        self.control = Control(self.events, scenario.config, network, self.clocks, self.streams, self.tape, draws)
+        self.streams.moving = self.control.moving
+        self.models = Models(learners, scenario.config, self.tape)
+        self.most = 4 * max(EACH * peers, 1024)  # entries of the tape
+        for peer, name in enumerate(names):
+            phase = random.Random(derive(seed, name, "phase")).random()
+            self.clocks.add(peer, times.durations(name))
+            self.clocks.begin(peer, 0, 0.0, phase)
+            self.control.found(peer)
+
+    # -- time ----------------------------------------------------------------------------------------------------
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the swarm was made."""
+        return self.events.now
+
+    def run_until(self, when: float) -> None:
+        """Decide everything up to then. The models follow where the tape is long, or somebody looks."""
+        self.events.run_until(when)
+        if len(self.tape.rows) > self.most:
+            self.models.play(self.done())
+            self.streams.bytes_sent(self.now)  # what has begun is not kept any longer
+
+    def done(self) -> I64:
+        """The steps of each peer that have ended."""
+        return self.clocks.done(np.arange(len(self.control.ready)), self.now)
+
+    def settle(self) -> None:
+        """Every model holds all steps that have begun."""
+        done = self.done()
+        self.models.play(done)
+        rows = np.flatnonzero(self.control.ready)
+        self.models.settle(rows, done[rows] + 1)
+
+    # -- questions -----------------------------------------------------------------------------------------------
+    @property
+    def handled(self) -> int:
+        return self.events.handled
+
+    @property
+    def alive(self) -> int:
+        return len(self.control.alive)
+
+    @property
+    def ready(self) -> int:
+        return sum(self.control.ready)
+
+    @property
+    def steps(self) -> int:
+        return int(self.done().sum())
+
+    @property
+    def mixes(self) -> int:
+        return self.control.mixes
+
+    @property
+    def exchanges(self) -> float:
+        return self.control.mixes / 2
+
+    @property
+    def failed(self) -> int:
+        return self.control.failed
+
+    @property
+    def bytes_sent(self) -> int:
+        control, sizes = self.control, self.sizes
+        said = control.offers * sizes.offer + control.busy * sizes.busy
+        return self.streams.bytes_sent(self.now) + said + control.accepts * (sizes.accept + 2 * sizes.commit)
+
+    @property
+    def durations_s(self) -> list[float]:
+        return self.streams.durations_s
+
+    def refused(self) -> dict[str, int]:
+        return {}
+
+    def digest(self) -> str:
+        whole = self.tape.digest()
+        whole.update(self.learners.matrix.tobytes())
+        return whole.hexdigest()
+
+    def honest(self) -> I64:
+        """The rows of those whose models are looked at."""
+        return np.flatnonzero(self.control.ready)

@@ -1,0 +1,25 @@
+"""What the messages of an exchange weigh."""
+
+from __future__ import annotations
+
+from gossip.arithmetic.subsets import ALL
+from gossip.codecs import get_codec
+from gossip.config import Config
+from gossip.wire import frames
+from gossip.wire.messages import Accept, Busy, Commit, Offer
+
+__all__ = ["Sizes"]
+
+SESSION, RUN, VERSION = 1 << 61, bytes(16), 1.5  # as long as nearly all are
+
+
+class Sizes:
+    """Bytes of each kind of message, and of a vector's stream."""
+
+    def __init__(self, config: Config, elements: int) -> None:
+        codec = config.codec
+        offer = Offer(SESSION, f"vector of {elements}", RUN, VERSION, 0.5, codec, "pair", 0.0, str(ALL))
+        self.offer = len(frames.encode(offer))
+        self.accept = len(frames.encode(Accept(SESSION, VERSION, 0.5, codec)))
+        self.busy, self.commit = (len(frames.encode(kind(SESSION))) for kind in (Busy, Commit))
+        self.stream = get_codec(codec).encoded_bytes(elements)

@@ -1,0 +1,87 @@
+"""What the peers decided, for the models to follow: when a snapshot is taken, and when what came of it is added.
+
+No decision depends on a value, so decisions run ahead of the arithmetic and leave it behind in order. An exchange is
+two snapshots and two additions, one each of either side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["ADD", "DROP", "SNAP", "Batch", "Tape"]
+
+I64 = NDArray[np.int64]
+
+# What is done with a row at one of its boundaries, in the order of a boundary's visit: what came is added, and then
+# snapshots are taken. DROP: nothing came of the exchange, and its snapshot may go.
+ADD, SNAP, DROP = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Entries by row, and for each row in their order. ``side`` is 0 of who asked, 1 of who was asked."""
+
+    row: I64
+    steps: I64  # of the row, when it happens
+    kind: I64
+    exchange: I64
+    side: I64
+    late: NDArray[np.bool_]  # others were mixed with since the snapshot
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+class Tape:
+    """Entries in the order in which they were decided, which may be long before their boundary."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.steps: list[int] = []
+        self.codes: list[int] = []  # exchange, side, late, kind
+        self.first = array("l")  # of each exchange, by its number: who asked,
+        self.second = array("l")  # who was asked,
+        self.weight = array("d")  # and what of the difference each takes
+        self._hash = hashlib.sha256()
+        self._hashed = 0
+
+    def exchange(self, first: int, second: int, weight: float) -> int:
+        """The number of another exchange."""
+        self.first.append(first)
+        self.second.append(second)
+        self.weight.append(weight)
+        return len(self.first) - 1
+
+    def put(self, row: int, steps: int, kind: int, exchange: int, side: int, late: bool = False) -> None:
+        self.rows.append(row)
+        self.steps.append(steps)
+        self.codes.append(exchange << 4 | side << 3 | late << 2 | kind)
+
+    def take(self, done: I64) -> Batch:
+        """The entries of boundaries that are passed, ``done`` being the steps of each row by now."""
+        self._note()
+        row, steps, code = (np.array(values, np.int64) for values in (self.rows, self.steps, self.codes))
+        passed = steps <= done[row]
+        left = ~passed
+        self.rows, self.steps, self.codes = row[left].tolist(), steps[left].tolist(), code[left].tolist()
+        self._hashed = len(self.rows)
+        row, steps, code = row[passed], steps[passed], code[passed]
+        order = np.lexsort((code & 3, steps, row))  # a stable sort: of one boundary in the order of decision
+        row, steps, code = row[order], steps[order], code[order]
+        return Batch(row, steps, code & 3, code >> 4, code >> 3 & 1, (code >> 2 & 1).astype(bool))
+
+    def _note(self) -> None:
+        since = self._hashed
+        new = np.array([self.rows[since:], self.steps[since:], self.codes[since:]], "<i8")
+        self._hash.update(new.T.tobytes())  # entry by entry, so that it does not matter how often somebody looks
+        self._hashed = len(self.rows)
+
+    def digest(self) -> hashlib._Hash:
+        """SHA-256 over all entries so far, to be continued."""
+        self._note()
+        return self._hash.copy()

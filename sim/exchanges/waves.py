@@ -1,0 +1,106 @@
+"""In which order a batch of the tape is played: in waves, of which none moves a row twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.exchanges.tape import ADD, SNAP, Batch
+
+__all__ = ["Plan"]
+
+I64 = NDArray[np.int64]
+
+
+class Plan:
+    """The units of a batch: most exchanges are one, both snapshots and both additions with nothing between them on
+    either row; of the others each entry is a unit of its own, and what is added waits for both snapshots.
+
+    ``unit`` int64 (entries,) is the unit of each entry, and ``whole`` bool (units,) says which are exchanges. A unit
+    has ``first`` and ``last``, its entry on either row (one and the same, where it is a single entry).
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        count = len(batch)
+        # A snapshot whose next entry on its row is the addition of the same exchange:
+        follows = np.zeros(count, bool)
+        if count:
+            follows[:-1] = (
+                (batch.kind[:-1] == SNAP) & (batch.kind[1:] == ADD) & (batch.row[:-1] == batch.row[1:])
+                & (batch.exchange[:-1] == batch.exchange[1:])
+            )  # fmt: skip
+        # and of both sides of the exchange, which has a place for each
+        numbers, self.place = np.unique(batch.exchange, return_inverse=True)
+        sides = np.bincount(self.place[follows], minlength=len(numbers))
+        heads = follows & (sides[self.place] == 2)
+        tails = np.zeros(count, bool)
+        tails[1:] = heads[:-1]
+        kept = ~tails
+        self.unit = np.full(count, -1)
+        single = kept & ~heads
+        exchange_unit = np.full(len(numbers), -1)
+        of_whole = self.place[heads & (batch.side == 0)]
+        exchange_unit[of_whole] = np.arange(len(of_whole))
+        self.unit[heads] = exchange_unit[self.place[heads]]
+        self.unit[single] = len(of_whole) + np.arange(np.count_nonzero(single))
+        self.units = len(of_whole) + int(np.count_nonzero(single))
+        self.wholes = len(of_whole)  # these come first
+        self.first, self.last = np.empty(self.units, np.int64), np.empty(self.units, np.int64)
+        entries = np.flatnonzero(kept)
+        self.first[self.unit[entries]] = entries
+        self.last[self.unit[entries]] = entries
+        asked = np.flatnonzero(heads & (batch.side == 0))
+        self.first[self.unit[asked]] = asked
+        asked = np.flatnonzero(heads & (batch.side == 1))
+        self.last[self.unit[asked]] = asked
+        self._entries = entries  # by row, in order
+
+    def waves(self) -> Iterator[I64]:
+        """Units that may be played together, in an order that keeps every row's own."""
+        batch, entries = self.batch, self._entries
+        row, unit = batch.row[entries], self.unit[entries]
+        count = len(entries)
+        following = np.full(count + 1, -1)  # the next entry of the same row, by place among ``entries``
+        following[:-2] = np.where(row[:-1] == row[1:], np.arange(1, count), -1) if count > 1 else -1
+        place = np.empty(len(batch), np.int64)
+        place[entries] = np.arange(count)
+        at = place[self.first], place[self.last]  # of each unit
+        # Waits of a unit: for its entries to be the next of their rows, and of an addition for the other's snapshot.
+        waits = 1 + (at[0] != at[1]).astype(np.int64)
+        other = self._other_addition()
+        told = other >= 0
+        np.add.at(waits, other[told], 1)
+        begin = np.ones(count, bool)
+        begin[1:] = row[1:] != row[:-1]
+        heads = unit[begin]
+        while len(heads):
+            np.subtract.at(waits, heads, 1)
+            ready = np.unique(heads[waits[heads] == 0])
+            if not len(ready):
+                break
+            yield ready
+            one, two = at[0][ready], at[1][ready]
+            ended = np.concatenate([one, two[two != one]])
+            behind = following[ended]
+            told = other[ready]
+            heads = np.concatenate([unit[behind[behind >= 0]], told[told >= 0]])
+        assert not waits.any(), "every row's entries were played"
+
+    def _other_addition(self) -> I64:
+        """Of each unit that is a snapshot alone, the unit of the other side's addition in this batch; -1 for none."""
+        batch, found = self.batch, np.full(self.units, -1)
+        single = self._entries[self.unit[self._entries] >= self.wholes]
+        key = batch.exchange[single] * 2 + batch.side[single]
+        adds, snaps = batch.kind[single] == ADD, batch.kind[single] == SNAP
+        if not (adds.any() and snaps.any()):
+            return found
+        order = np.argsort(key[adds])
+        keys, units = key[adds][order], self.unit[single][adds][order]
+        wanted = key[snaps] ^ 1
+        spot = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        hit = keys[spot] == wanted
+        found[self.unit[single][snaps][hit]] = units[spot[hit]]
+        return found

@@ -1,0 +1,158 @@
+"""The two levels of the simulator beside one another, and what the fast one refuses."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from gossip.config import Config
+from gossip.errors import ConfigError
+from sim.exchanges.draws import Draws
+from sim.report.describe import in_words
+from sim.scenario.scenario import (
+    ChurnSpec,
+    Compute,
+    Distribution,
+    MembershipSpec,
+    NetworkCut,
+    NetworkSpec,
+    Optimizer,
+    Rate,
+    ReportSpec,
+    Scenario,
+    Task,
+)
+from sim.simulation import Exchanges, simulate
+
+NO_TIME = NetworkSpec(latency=Distribution.constant(0.0), rate_mbit_s=Rate(math.inf, math.inf))
+SEEDS = (1, 2, 3, 4)
+FIGURES = {
+    "accuracy": lambda summary: summary["accuracy"]["mean"],
+    "loss": lambda summary: summary["loss"],
+    "consensus distance": lambda summary: summary["consensus_distance"],
+    "failed": lambda summary: summary["exchanges_failed"],
+    "bytes": lambda summary: summary["bytes_sent"],
+}
+
+
+def scenario(**changes) -> Scenario:
+    """Forty peers, eight mixes each, without latency or filter."""
+    return Scenario(**{
+        "peers": 40, "duration_s": 3.2, "fidelity": "exchange", "network": NO_TIME,
+        "task": Task(model="linear", samples_per_peer=16, batch_size=8),
+        "gossip": Config(mix_every_steps=4, filter="none"), "membership": MembershipSpec(mode="ideal"),
+        "report": ReportSpec(every_s=3.2),
+    } | changes)  # fmt: skip
+
+
+def apart(one: list[float], other: list[float]) -> float:
+    """How far two means are apart, in standard errors."""
+    error = math.sqrt((statistics.variance(one) + statistics.variance(other)) / len(one))
+    return abs(statistics.mean(one) - statistics.mean(other)) / error if error else 0.0
+
+
+def both(**changes) -> dict[str, list[dict]]:
+    """The summaries of some seeds at either level."""
+    return {
+        level: [simulate(scenario(seed=seed, fidelity=level, **changes), progress=False).summary for seed in SEEDS]
+        for level in ("whole", "exchange")
+    }
+
+
+@pytest.mark.parametrize("changes", [{}], ids=["no latency"])
+def test_the_two_levels_agree(changes):
+    found = both(**changes)
+    for name, figure in FIGURES.items():
+        whole, exchange = ([figure(summary) for summary in found[level]] for level in ("whole", "exchange"))
+        assert apart(whole, exchange) < 3, (name, whole, exchange)
+    mixes = [statistics.mean(summary["node_updates"] for summary in found[level]) for level in ("whole", "exchange")]
+    assert mixes[1] == pytest.approx(mixes[0], rel=0.02)
+
+
+def test_what_differs_is_seen():
+    """The comparison is one that can fail: with half of the mixes the two levels do not agree."""
+    whole = simulate(scenario(fidelity="whole"), progress=False).summary
+    rare = simulate(scenario(gossip=Config(mix_every_steps=8, filter="none")), progress=False).summary
+    assert rare["node_updates"] < 0.7 * whole["node_updates"]
+    assert rare["consensus_distance"] > 1.1 * whole["consensus_distance"]
+
+
+def test_a_seed_gives_one_digest_however_often_somebody_looks():
+    digests = [
+        simulate(scenario(report=ReportSpec(every_s=every_s)), progress=False).summary["digest"]
+        for every_s in (3.2, 3.2, 0.4)
+    ]
+    assert len(set(digests)) == 1
+    assert simulate(scenario(seed=2), progress=False).summary["digest"] != digests[0]
+
+
+def test_another_peer_changes_nobodys_draws():
+    few, more = Exchanges(scenario(peers=12)).level, Exchanges(scenario(peers=13)).level
+    for peer in range(12):
+        assert few.control.draws[peer].state == more.control.draws[peer].state
+        assert few.clocks.time(peer, 1) == more.clocks.time(peer, 1)
+        assert few.control.schedules[peer].due_steps == more.control.schedules[peer].due_steps
+
+
+def test_draws_are_uniform():
+    draws = Draws(3, "7")
+    drawn = np.array([draws.random() for _ in range(20_000)])
+    assert abs(drawn.mean() - 0.5) < 4 * math.sqrt(1 / 12 / 20_000)
+    assert np.abs(np.histogram(drawn, 16, (0, 1))[0] - 1250).max() < 5 * math.sqrt(1250)
+    assert abs(np.corrcoef(drawn[1:], drawn[:-1])[0, 1]) < 4 / math.sqrt(20_000)
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("membership.mode", {"membership": MembershipSpec()}),
+        ("membership.start", {"membership": MembershipSpec(mode="ideal", start="seed")}),
+        ("churn", {"churn": ChurnSpec(up=Distribution.exponential(6))}),
+        ("network.loss", {"network": NetworkSpec(loss=0.01)}),
+        ("task.optimizer.quasi_global", {"task": Task(optimizer=Optimizer(quasi_global=0.9))}),
+        ("gossip.mixing", {"gossip": Config(mixing="group")}),
+        ("gossip.mixing", {"gossip": Config(mixing="push-sum")}),
+        ("gossip.partners", {"gossip": Config(selection="ring", partners=0)}),
+        ("gossip.selection", {"gossip": Config(selection="ring")}),
+        ("gossip.part", {"gossip": Config(part="mask 0.1", filter="none")}),
+        ("gossip.codec", {"gossip": Config(codec="moniqua4", filter="none")}),
+        ("gossip.codec", {"gossip": Config(codec="int8", filter="none")}),
+        ("gossip.filter", {"gossip": Config(filter="balance")}),
+        ("gossip.consensus_target", {"gossip": Config(consensus_target=2.0, filter="none")}),
+        ("gossip.max_version_gap", {"gossip": Config(max_version_gap=1.0, filter="none")}),
+        ("gossip.mix_every_s", {"gossip": Config(mix_every_s=1.0, filter="none")}),
+        ("gossip.staleness_exponent", {"gossip": Config(staleness_exponent=0.5, filter="none")}),
+    ],
+)
+def test_what_it_cannot_represent_is_refused_by_its_key(key, changes):
+    with pytest.raises(ConfigError) as error:
+        scenario(**changes)
+    assert str(error.value).startswith(f"{key} is beyond fidelity = 'exchange'")
+    scenario(fidelity="whole", **changes)
+
+
+def test_cuts_and_attackers_are_refused():
+    with pytest.raises(ConfigError, match=r"network\.partitions"):
+        scenario(network=NetworkSpec(partitions=(NetworkCut(at_s=1.0, until_s=2.0),)))
+    table = scenario().to_mapping() | {"attackers": {"share": 0.1}}
+    with pytest.raises(ConfigError, match="attackers"):
+        Scenario.from_mapping(table)
+
+
+def test_a_scenario_says_its_level_and_comes_back_from_its_text(tmp_path):
+    path = tmp_path / "scenario.toml"
+    path.write_text(scenario().to_toml())
+    assert Scenario.from_toml(path) == scenario()
+    assert "exchange by exchange" in in_words(scenario())
+    assert "exchange by exchange" not in in_words(scenario(fidelity="whole"))
+
+
+def test_steps_that_are_drawn_train_as_often():
+    """Each peer's steps end when they end at the whole level."""
+    drawn = Compute(step_s=Distribution.lognormal(0.1, 0.3))
+    whole, exchange = (simulate(scenario(fidelity=level, compute=drawn), progress=False).summary for level in
+                       ("whole", "exchange"))  # fmt: skip
+    assert whole["steps"] == exchange["steps"]

@@ -1,0 +1,102 @@
+"""In which order a batch of the tape is played."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.exchanges.tape import ADD, SNAP, Tape
+from sim.exchanges.waves import Plan
+
+ROWS = 6
+
+
+@st.composite
+def tapes(draw):
+    """Exchanges of a few rows that overlap as they like, some of them under way."""
+    tape, steps = Tape(), [0] * ROWS
+    under_way: list[tuple[int, int, int]] = []
+    for _ in range(draw(st.integers(0, 40))):
+        if under_way and draw(st.booleans()):
+            number, row, side = under_way.pop(draw(st.integers(0, len(under_way) - 1)))
+            steps[row] += 1  # what is added came before the boundary, and a snapshot of the boundary holds it
+            tape.put(row, steps[row], ADD, number, side)
+            continue
+        first, second = draw(st.permutations(range(ROWS)))[:2]
+        number = tape.exchange(first, second, 0.5)
+        for side, row in enumerate((first, second)):
+            steps[row] += draw(st.integers(0, 1))
+            tape.put(row, steps[row], SNAP, number, side)
+            under_way.append((number, row, side))
+    return tape, np.array(steps)
+
+
+@given(tapes(), st.integers(0, 3))
+@settings(max_examples=200, deadline=None)
+def test_a_wave_moves_no_row_twice_and_each_row_keeps_its_order(case, behind):
+    tape, steps = case
+    batch = tape.take(steps - behind)
+    plan = Plan(batch)
+    played: list[int] = []
+    for wave in plan.waves():
+        rows: list[int] = []
+        for unit in wave.tolist():
+            entries = [int(plan.first[unit])]
+            if unit < plan.wholes:
+                entries = [entries[0], entries[0] + 1, int(plan.last[unit]), int(plan.last[unit]) + 1]
+                rows += [int(batch.row[entries[0]]), int(batch.row[entries[2]])]
+            else:
+                rows.append(int(batch.row[entries[0]]))
+            played += entries
+        assert len(rows) == len(set(rows))
+    assert sorted(played) == list(range(len(batch)))
+    place = {entry: at for at, entry in enumerate(played)}
+    for entry in range(1, len(batch)):
+        if batch.row[entry] == batch.row[entry - 1]:
+            assert place[entry - 1] < place[entry]
+
+
+@given(tapes())
+@settings(max_examples=100, deadline=None)
+def test_nothing_is_added_before_both_snapshots(case):
+    tape, steps = case
+    batch = tape.take(steps)
+    plan = Plan(batch)
+    snapped: set[tuple[int, int]] = set()
+    for wave in plan.waves():
+        added = []
+        for unit in wave.tolist():
+            entry = int(plan.first[unit])
+            if unit >= plan.wholes and batch.kind[entry] == ADD:
+                added.append(int(batch.exchange[entry]))
+        assert all((number, side) in snapped for number in added for side in (0, 1))
+        for unit in wave.tolist():
+            for entry in {int(plan.first[unit]), int(plan.last[unit])}:
+                if batch.kind[entry] == SNAP:
+                    snapped.add((int(batch.exchange[entry]), int(batch.side[entry])))
+
+
+def test_what_is_to_come_waits_for_its_boundary():
+    tape = Tape()
+    number = tape.exchange(0, 1, 0.5)
+    tape.put(0, 3, SNAP, number, 0)
+    tape.put(1, 5, SNAP, number, 1)
+    assert len(tape.take(np.array([3, 4]))) == 1
+    assert tape.rows == [1]
+    assert len(tape.take(np.array([3, 5]))) == 1
+    assert not tape.rows
+
+
+def test_how_often_somebody_looks_changes_no_digest():
+    digests = []
+    for looks in (True, False):
+        tape = Tape()
+        for steps in range(4):
+            number = tape.exchange(0, 1, 0.5)
+            tape.put(0, steps, SNAP, number, 0)
+            tape.put(1, steps + 1, SNAP, number, 1)
+            if looks:
+                tape.take(np.array([steps, steps]))
+        digests.append(tape.digest().hexdigest())
+    assert digests[0] == digests[1]
