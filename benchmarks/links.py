@@ -1,0 +1,129 @@
+"""What a raw TCP stream takes on emulated links, by latency, rate, loss, congestion control and size.
+
+For each of the conditions: the round trip of a datagram, then streams of fixed sizes over fresh connections, seconds
+from connected to the last byte there; ``share`` is what the stream got of the link's rate. A line that says "disturbed"
+is of a run in which more than one packet in twenty came over 5 ms late: it measured this machine and not the link.
+Needs root, gcc and /dev/net/tun.
+
+    sudo .venv/bin/python benchmarks/links.py --repeats 3 --csv links.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import socket
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from replay.links import DISTURBED, Links, missing
+
+CONDITIONS = ((1, 100, 0.0), (25, 20, 0.0), (25, 100, 0.0), (25, 100, 0.01), (75, 20, 0.005), (50, 100, 0.01))
+SIZES = (100_000, 1_000_000, 10_000_000)
+LONGEST_S = 120.0  # of a stream: cubic at 1 % needs a minute for 10 MB over 50 ms
+PORTS = itertools.count(5_000)
+PINGS = 20
+
+
+def round_trips_ms(links: Links) -> list[float]:
+    with links.inside(0):
+        one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with links.inside(1):
+        other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with one, other:
+        for node, end in enumerate((one, other)):
+            end.bind((links.address(node), 4_999))
+            end.settimeout(1.0)
+        times = []
+        for _ in range(PINGS):
+            begun = time.monotonic()
+            try:
+                one.sendto(b"x", (links.address(1), 4_999))
+                other.recv(1)
+                other.sendto(b"x", (links.address(0), 4_999))
+                one.recv(1)
+            except TimeoutError:
+                continue  # lost, as the conditions say
+            times.append(1e3 * (time.monotonic() - begun))
+    return times
+
+
+def stream_s(links: Links, size: int) -> float:
+    port = next(PORTS)
+    with links.inside(1):
+        server = socket.create_server((links.address(1), port))
+    with links.inside(0):
+        client = socket.socket()
+    with server, client:
+        client.settimeout(LONGEST_S)
+        server.settimeout(LONGEST_S)
+        client.connect((links.address(1), port))
+        begun = time.monotonic()
+        sender = threading.Thread(target=client.sendall, args=(bytes(size),), daemon=True)
+        sender.start()
+        conn, _ = server.accept()
+        with conn:
+            conn.settimeout(LONGEST_S)
+            buffer, left = bytearray(1 << 18), size
+            while left:
+                left -= conn.recv_into(buffer)
+        return time.monotonic() - begun
+
+
+def measure(latency_ms: float, mbit_s: float, loss: float, sizes: list[int], repeats: int) -> list[dict[str, Any]]:
+    rows = []
+    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    with Links(2) as links:
+        links.rate(-1, mbit_s, mbit_s)
+        links.latency(-1, -1, latency_ms / 1e3)
+        links.loss(-1, -1, loss)
+        pings = round_trips_ms(links)
+        print(
+            f"{latency_ms:g} ms, {mbit_s:g} Mbit/s, {loss:.1%} lost: round trip {min(pings):.1f} to "
+            f"{max(pings):.1f} ms, median {statistics.median(pings):.1f}", flush=True,
+        )  # fmt: skip
+        for congestion in [name for name in ("cubic", "bbr") if name in known]:
+            for node in range(2):
+                links.congestion(node, congestion)
+            for size in sizes:
+                before = links.stats()
+                times = [stream_s(links, size) for _ in range(repeats)]
+                after = links.stats()
+                late = (after.late - before.late) / max(1, after.delivered - before.delivered)
+                middle = statistics.median(times)
+                rows.append({
+                    "latency_ms": latency_ms, "mbit_s": mbit_s, "loss": loss, "congestion": congestion, "bytes": size,
+                    "runs": repeats, "seconds": round(middle, 4), "low": round(min(times), 4),
+                    "high": round(max(times), 4), "share": round(8e-6 * size / middle / mbit_s, 3),
+                    "late_share": round(late, 4), "disturbed": late > DISTURBED,
+                })  # fmt: skip
+                print(f"  {congestion:5} {size / 1e6:5g} MB  {middle:7.3f} s ({min(times):.3f} to {max(times):.3f})  "
+                      f"{rows[-1]['share']:4.0%} of the rate  {late:.1%} late{'  disturbed' * (late > DISTURBED)}",
+                      flush=True)  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes; longer streams are left out")
+    parser.add_argument("--csv", type=Path)
+    arguments = parser.parse_args()
+    if why := missing():
+        sys.exit(f"links: {why}")
+    sizes = [size for size in SIZES if size <= arguments.largest]
+    rows = [row for each in CONDITIONS for row in measure(*each, sizes, arguments.repeats)]
+    if arguments.csv is not None:
+        with arguments.csv.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

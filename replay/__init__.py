@@ -1,0 +1,1 @@
+"""Scenarios on emulated links: real processes, real TCP, and the simulator's prediction beside what they did."""

@@ -1,0 +1,211 @@
+"""Network namespaces joined by emulated links (``router.c``); sockets and processes inside them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gossip.errors import LocalError
+
+__all__ = ["MOST_NODES", "Links", "Stats", "missing"]
+
+SOURCE = Path(__file__).parent / "router.c"
+MOST_NODES = 32  # router.c's
+CLONE_NEWNET = 0x40000000
+DISTURBED = 0.05  # share of packets over 5 ms late above which a run says more of this machine than of the links
+QUEUE_MS = 100.0  # of each uplink and downlink
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What the links have carried so far; ``nodes``: packets and bytes sent, packets and bytes received, of each."""
+
+    delivered: int
+    late: int  # over 5 ms
+    latest_ms: float
+    lost: int
+    full: int
+    severed: int
+    nodes: list[list[int]]
+
+    @property
+    def late_share(self) -> float:
+        return self.late / max(1, self.delivered)
+
+
+def missing() -> str:
+    """Why there can be no emulated links on this machine, and what would help; empty where there can."""
+    if os.geteuid() != 0:
+        return "emulated links need root, for network namespaces: run it with sudo."
+    if not Path("/dev/net/tun").exists():
+        return "emulated links need /dev/net/tun: load the module tun, and let a container have the device."
+    for program, package in (("gcc", "gcc"), ("ip", "iproute2")):
+        if shutil.which(program) is None:
+            return f"emulated links need {program}: on Debian, apt-get install {package}."
+    try:
+        with Links(1):
+            return ""
+    except LocalError as error:
+        return str(error)
+
+
+class Links:
+    """``with Links(count) as links``: so many namespaces; node k's address is ``links.address(k)``.
+
+    All begin with 1 Gbit/s each way, no latency and no loss. What is changed holds for packets sent from then on. The
+    namespaces have no name and live in their processes alone: whatever ends this one, nothing is left of them. Raises
+    :class:`LocalError`, a sentence, where they cannot be made.
+    """
+
+    def __init__(self, count: int, seed: int = 1, queue_ms: float = QUEUE_MS) -> None:
+        assert 1 <= count <= MOST_NODES, "router.c has no more"
+        self.count, self.seed, self.queue_ms = count, seed, queue_ms
+        self.spaces: list[int] = []
+
+    def __enter__(self) -> Self:
+        with tempfile.TemporaryDirectory(prefix="gossip-links-") as folder:
+            program = Path(folder) / "router"
+            run("gcc", "-O2", "-o", str(program), str(SOURCE))
+            # A session of its own: the scheduler divides a processor among sessions first (autogroup), and ours may be
+            # full of training.
+            self.process = subprocess.Popen(
+                [str(program), str(self.seed), str(self.queue_ms), str(self.count)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, start_new_session=True,
+            )  # fmt: skip
+            ready = self.line().split()
+        try:
+            if ready[:1] != ["ready"]:
+                assert self.process.stderr is not None
+                why = self.process.stderr.read().strip() or "the router ended"
+                raise LocalError(f"emulated links cannot be made here ({why}): allow network namespaces and TUN.")
+            for number in ready[1:]:
+                self.spaces.append(os.open(f"/proc/{self.process.pid}/fd/{number}", os.O_RDONLY))
+            for node in range(self.count):
+                self.ip(node, "link", "set", "lo", "up")
+                self.ip(node, "address", "add", f"{self.address(node)}/24", "dev", "eth0")
+                # The queue before the device holds whatever TCP puts there: the links drop, and nothing before them.
+                self.ip(node, "link", "set", "eth0", "mtu", "1500", "txqueuelen", "10000", "up")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # what a dead router did not read any more
+                    stream.close()
+        for space in self.spaces:
+            os.close(space)
+        self.spaces.clear()
+
+    @staticmethod
+    def address(node: int) -> str:
+        return f"10.78.0.{node + 1}"
+
+    # -- the links ---------------------------------------------------------------------------------------------------
+    # -1 stands for every node.
+    def rate(self, node: int, up_mbit_s: float, down_mbit_s: float) -> None:
+        self.tell(f"rate {node} {up_mbit_s!r} {down_mbit_s!r}")
+
+    def latency(self, one: int, other: int, latency_s: float) -> None:
+        """One way, the same both ways."""
+        self.tell(f"latency {one} {other} {1e3 * latency_s!r}")
+
+    def loss(self, one: int, other: int, share: float) -> None:
+        """Of the packets, both ways."""
+        self.tell(f"loss {one} {other} {share!r}")
+
+    def cut(self, one: int, other: int) -> None:
+        """Nothing passes, not even what is under way."""
+        self.tell(f"cut {one} {other}")
+
+    def heal(self, one: int = -1, other: int = -1) -> None:
+        self.tell(f"heal {one} {other}")
+
+    def congestion(self, node: int, name: str) -> None:
+        """TCP's congestion control for every connection of this node, as a property of its route: a namespace may set
+        only those by sysctl that the host has opened to everybody, and its route any that the host has."""
+        subnet = ["route", "replace", "10.78.0.0/24", "dev", "eth0", "src", self.address(node)]
+        try:
+            self.ip(node, *subnet, "congctl", name)
+        except LocalError:
+            raise LocalError(
+                f"The congestion control {name} is not in this kernel: it has "
+                f"{Path('/proc/sys/net/ipv4/tcp_available_congestion_control').read_text().strip()}."
+            ) from None
+
+    def stats(self) -> Stats:
+        return Stats(**json.loads(self.ask("stats")))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def inside(self, node: int) -> Iterator[None]:
+        """Sockets that this thread makes meanwhile, and processes that it starts, are the node's."""
+        own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        try:
+            enter(self.spaces[node])
+            try:
+                yield
+            finally:
+                enter(own)
+        finally:
+            os.close(own)
+
+    def start(self, node: int, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """A process of the node, in a session of its own."""
+        with self.inside(node):
+            return subprocess.Popen(command, start_new_session=True, **options)
+
+    def ip(self, node: int, *words: str) -> None:
+        with self.inside(node):
+            run("ip", *words)
+
+    # -- the router --------------------------------------------------------------------------------------------------
+    def tell(self, command: str) -> None:
+        answer = self.ask(command)
+        assert answer == "ok", f"{command}: {answer}"
+
+    def ask(self, command: str) -> str:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(command + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass  # and then it says nothing
+        if not (answer := self.line()):
+            raise LocalError("The process of the emulated links was ended: run it again.")
+        return answer
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+def enter(space: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(space, CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise LocalError(f"A network namespace cannot be entered ({os.strerror(number)}).")
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LocalError(f"{' '.join(command)} failed: {done.stderr.strip()}")
