@@ -21,7 +21,8 @@ class Recent(dict[K, V]):
         self.most = most
 
     def __setitem__(self, key: K, value: V) -> None:
-        self.pop(key, None)
-        super().__setitem__(key, value)
-        if len(self) > self.most:
+        if key in self:
+            del self[key]  # set again, it goes to the end
+        elif len(self) >= self.most:
             del self[next(iter(self))]
+        dict.__setitem__(self, key, value)

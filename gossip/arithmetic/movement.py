@@ -20,7 +20,8 @@ class Movement:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.places = np.arange(0, size, max(1, size // SAMPLED))
+        self.every = slice(0, size, max(1, size // SAMPLED))
+        self.places = np.arange(0, size, self.every.step)
         self.expected: Floats | None = None  # the sampled elements as they would be without local steps
 
     def added(self, shift: Floats, positions: NDArray[np.int64] | None = None, sign: float = 1.0) -> None:
@@ -28,7 +29,7 @@ class Movement:
         if self.expected is None:
             return
         if positions is None:
-            self.expected += np.float32(sign) * shift[self.places]
+            self.expected += np.float32(sign) * shift[self.every]
             return
         among = np.minimum(np.searchsorted(positions, self.places), len(positions) - 1)
         hit = positions[among] == self.places
@@ -36,7 +37,7 @@ class Movement:
 
     def sample(self, vector: Floats) -> Floats:
         """The elements of a vector that :meth:`merged` asks for."""
-        return vector[self.places]
+        return vector[self.every].copy()
 
     def merged(self, sample: Floats, ratio: float) -> None:
         """``x += ratio (vector - x)`` was done, with another's vector: what local steps did before shrinks with it."""
@@ -45,7 +46,7 @@ class Movement:
 
     def since(self, snapshot: Floats) -> float:
         """The norm of what local steps did since the last call; nan at the first."""
-        return self.moved(snapshot[self.places])
+        return self.moved(self.sample(snapshot))
 
     def moved(self, now: Floats) -> float:
         """The same of a :meth:`sample`, which is kept."""

@@ -72,7 +72,10 @@ class Ledger(Generic[One]):
     @property
     def moving(self) -> int:
         """How many take a slot. One in doubt moves nothing any more, and one that is parked may never."""
-        return sum([not one.idle for one in self.table.values()])
+        moving = 0
+        for one in self.table.values():
+            moving += not one.idle
+        return moving
 
     @property
     def deadline(self) -> float:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
 
 from gossip.config import Config
-from gossip.filters.rule import FEW, Filter
+from gossip.filters.rule import FEW, Filter, Here
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
@@ -65,7 +64,7 @@ class Clip(Filter):
             self.movement = max(self.movement, distance)
 
     def take(
-        self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Callable[[PeerId], bool]
+        self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here
     ) -> tuple[float, tuple[str, ...]]:
         taken = clip_factor(difference_sq, self.radius(size))  # by what was known before
         why: tuple[str, ...] = ("clipped",) if taken < 1.0 else ()
@@ -107,7 +106,7 @@ class Clip(Filter):
             known = sorted(known + [stand_in] * (ENOUGH + 1 - len(known)))
         return config.clip_factor * math.sqrt(elements * known[len(known) // 4] + OWN * self.recent**2)
 
-    def left(self, partner: PeerId, here: Callable[[PeerId], bool]) -> float:
+    def left(self, partner: PeerId, here: Here) -> float:
         """How far this partner may still move us, infinity without a budget.
 
         A lie that is shorter than the radius is taken whole, every time. So what one partner moves us within a window
@@ -117,7 +116,8 @@ class Clip(Filter):
         moved = self.moved_by.get(partner)
         if moved is None:
             return math.inf  # the first in a window is held to the radius
-        others = sorted(sum_ for peer, sum_ in self.moved_by.items() if peer != partner and here(peer))
+        sums = self.moved_by
+        others = sorted([sums[peer] for peer in here(sums) if peer != partner])
         if len(others) < OTHERS:
             return math.inf
         return max(0.0, BUDGET * others[len(others) // 2] - moved)

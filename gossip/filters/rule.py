@@ -6,7 +6,7 @@ and where one cuts off more than the other it moves by that. A refusal by either
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,10 @@ from gossip.arithmetic.group_mean import norm_accepts
 from gossip.config import Config
 from gossip.ids import PeerId
 
-__all__ = ["FEW", "Filter", "Floats"]
+__all__ = ["FEW", "Filter", "Floats", "Here"]
 
 Floats = NDArray[np.float32]
+Here = Callable[[Iterable[PeerId]], list[PeerId]]  # of some members, those that are there
 
 FEW = 256  # elements: below that a distance is one draw and not the mean of many, and no distance is usual
 
@@ -38,10 +39,10 @@ class Filter:
         return norm_accepts(difference_sq, own_sq, size, self.config.norm_bound)
 
     def take(
-        self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Callable[[PeerId], bool]
+        self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here
     ) -> tuple[float, tuple[str, ...]]:
         """What share of an accepted difference is taken, of which ``weight`` would move us; and where it is not all,
-        what for. A filter learns from it. ``here``: whether a member is there."""
+        what for. A filter learns from it. ``here``: which members are there."""
         return 1.0, ()
 
     def moved(self, distance: float) -> None:

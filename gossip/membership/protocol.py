@@ -391,12 +391,14 @@ class Membership:
         entry = self._table.entries.get(peer)
         return None if entry is None else entry.state
 
-    def stands(self, peer: PeerId, genesis: bytes) -> bool:
-        """Whether it is held ALIVE and holds the weights of this run."""
-        entry = self._table.entries.get(peer)
-        if entry is None or entry.state is not ALIVE:
-            return False
-        return entry.record.ready and entry.record.genesis == genesis
+    def standing(self, peers: Iterable[PeerId], genesis: bytes) -> list[PeerId]:
+        """Those of them that are held ALIVE and hold the weights of this run."""
+        entries = self._table.entries
+        return [
+            peer for peer in peers
+            if (entry := entries.get(peer)) is not None and entry.state is ALIVE
+            and (record := entry.record).ready and record.genesis == genesis
+        ]  # fmt: skip
 
     def record(self, peer: PeerId) -> MemberRecord | None:
         entry = self._table.entries.get(peer)

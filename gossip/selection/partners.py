@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from gossip.arithmetic.mixing import pair_cap
 from gossip.config import Config
@@ -108,7 +108,7 @@ class Partners:
         is asked once for each mix. Where everybody is honest that is a rare second choice, and nearly as random."""
         if not SELECTIONS[self.config.selection].free:
             return []
-        return [peer for peer in self.met if self.here(peer) and self.fits(peer)]
+        return [peer for peer in self.here(self.met) if self.fits(peer)]
 
     def strange(self, peer: PeerId) -> bool:
         """Whether it is one of those with whom exchanges fail lately: those that are new to us. Identities cost
@@ -144,9 +144,9 @@ class Partners:
         """Whether our run has other members than these, busy ones and those that sit out included."""
         return any(peer not in peers and self.shares(peer) for peer in self.alive())
 
-    def here(self, partner: PeerId) -> bool:
-        """Whether it might be met again: held ALIVE, and of our run."""
-        return self.members.stands(partner, self.local.genesis)
+    def here(self, partners: Iterable[PeerId]) -> list[PeerId]:
+        """Those of them that might be met again: held ALIVE, and of our run."""
+        return self.members.standing(partners, self.local.genesis)
 
     def mixed(self, partner: PeerId, now: float, own: bool) -> None:
         """An exchange with it is finished; ``own``: we asked."""

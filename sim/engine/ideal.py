@@ -122,9 +122,12 @@ class IdealMembers:
     def state(self, peer: PeerId) -> MemberState | None:
         return MemberState.ALIVE if peer in self._registry else MemberState.DEAD
 
-    def stands(self, peer: PeerId, genesis: bytes) -> bool:
-        record = self.record(peer)
-        return record is not None and record.ready and record.genesis == genesis
+    def standing(self, peers: Iterable[PeerId], genesis: bytes) -> list[PeerId]:
+        records, me = self._registry.records, self.me.id
+        return [
+            peer for peer in peers
+            if peer != me and (record := records.get(peer)) is not None and record.ready and record.genesis == genesis
+        ]  # fmt: skip
 
     def record(self, peer: PeerId) -> MemberRecord | None:
         return None if peer == self.me.id else self._registry.records.get(peer)

@@ -50,8 +50,8 @@ class Side:
     def declines(self, sender, now):
         return sender in self.declined
 
-    def here(self, partner):
-        return partner not in self.gone
+    def here(self, partners):
+        return [partner for partner in partners if partner not in self.gone]
 
     def mixed(self, partner, now, own):
         self.mixes.append((partner, now))

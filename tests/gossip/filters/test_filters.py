@@ -27,7 +27,7 @@ PEERS = [PeerId(number.to_bytes(16, "big")) for number in range(80)]
 
 def saw(rule, peer, difference_sq, size):
     """An exchange with this peer, which moved nothing."""
-    rule.take(peer, 0.0, difference_sq, size, lambda peer: True)
+    rule.take(peer, 0.0, difference_sq, size, list)
 
 
 def test_a_model_that_starts_at_zero_can_take_weights():
@@ -215,11 +215,11 @@ def test_one_partner_moves_us_no_further_than_three_times_the_median_of_the_othe
             rule.took(peer, 1.0)
     given = 0.0
     for _ in range(40):
-        step = min(1.0, rule.left(A, lambda peer: True))
+        step = min(1.0, rule.left(A, list))
         rule.took(A, step)
         given += step
     assert given == BUDGET * 5.0
-    assert rule.left(PEERS[0], lambda peer: True) > 0, "the others go on"
+    assert rule.left(PEERS[0], list) > 0, "the others go on"
 
 
 def test_what_the_budget_leaves_is_taken_and_then_nothing():
@@ -243,9 +243,11 @@ def test_without_two_others_that_are_there_nobody_is_held_to_a_budget():
     for peer in PEERS[:2]:
         rule.took(peer, 1.0)
     rule.took(A, 50.0)
-    assert rule.left(A, lambda peer: True) == 0.0
-    assert rule.left(A, lambda peer: peer != PEERS[0]) == math.inf, "one is dead: who is left would be held to it"
-    assert rule.left(PEERS[0], lambda peer: peer == A) == math.inf
+    assert rule.left(A, list) == 0.0
+    assert rule.left(A, lambda peers: [peer for peer in peers if peer != PEERS[0]]) == math.inf, (
+        "one is dead: who is left would be held to it"
+    )
+    assert rule.left(PEERS[0], lambda peers: [peer for peer in peers if peer == A]) == math.inf
 
 
 def test_the_window_slides_and_forgets():
@@ -263,7 +265,7 @@ def test_honest_partners_drawn_at_random_hardly_ever_meet_the_budget(count):
     for _ in range(2000):
         peer = PEERS[dice.randrange(count)] if count < 80 else PeerId(dice.randrange(count).to_bytes(16, "big"))
         distance = dice.uniform(1 / 1.5, 1.5)
-        left = rule.left(peer, lambda peer: True)
+        left = rule.left(peer, list)
         met += distance > left
         rule.took(peer, min(distance, left))
     assert met <= 60, "three in a hundred, and then a part of it"
