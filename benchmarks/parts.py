@@ -20,7 +20,7 @@ import torch
 from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Boundary, Update
 from gossip.averaging.vectors import Cut
-from node.model.kept import Kept
+from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 
@@ -43,7 +43,7 @@ def main() -> None:
     size = arguments.elements // arguments.tensors
     state = ModelState({f"w{number}": torch.zeros(size) for number in range(arguments.tensors)})
     pool = VectorPool(state)
-    boundary = Boundary(state, pool, Kept(state))
+    boundary = Boundary(state, pool, KeptWeights(state))
     elements = state.layout.size
     print(f"a model of {elements:,} parameters in {arguments.tensors} tensors, {4 * elements / 1e6:,.0f} MB")
     whole = 0.0

@@ -30,7 +30,7 @@ from node import leaving
 from node.data.sharding import Shard, samples_in
 from node.loop import StepLoop
 from node.model import checkpoint
-from node.model.kept import Kept
+from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
 from node.model.quasi_global import QuasiGlobal
 from node.model.snapshot import ModelState
@@ -97,7 +97,7 @@ class Node:
         self.pool = VectorPool(self.state)
         self.wake = threading.Event()  # for a training loop that has nothing else to do (joining, settling)
         self.boundary = Boundary(
-            self.state, self.pool, Kept(self.state, optimizer, self.keep), self.config.conserves,
+            self.state, self.pool, KeptWeights(self.state, optimizer, self.keep), self.config.conserves,
             threading.Lock(), self.wake.set, self.wake.clear,
         )  # fmt: skip
         self.kept_in: Path | None = None  # where the weights are that this node gave up for another run's

@@ -15,12 +15,12 @@ from gossip.arithmetic.mixing import difference
 from gossip.errors import CheckpointError
 from node.model.snapshot import ModelState
 
-__all__ = ["Kept"]
+__all__ = ["KeptWeights"]
 
 Floats = NDArray[np.float32]
 
 
-class Kept:
+class KeptWeights:
     """``save`` writes the live model and optimizer to disk; what it cannot write is not given up. Used by the training
     thread alone."""
 

@@ -27,24 +27,24 @@ from gossip.errors import LayoutError
 from node.model.optimizer_state import OptimizerState
 from node.model.tensors import LiveTensors
 
-__all__ = ["ModelState", "Pending"]
+__all__ = ["Copies", "ModelState"]
 
 Floats = NDArray[np.float32]
 Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
-    """A copy under way. Until it is done, the host array is not to be read (after a read) or written (after an add)."""
+class Copies:
+    """Copies under way. Until they are done a host array is not to be read (of a read) or written (of an addition)."""
 
     events: tuple[torch.cuda.Event, ...] = ()
 
     def done(self) -> bool:
-        """Whether the copy has finished; always true on CPU. May be asked from any thread."""
+        """Whether they have finished; always true on CPU. May be asked from any thread."""
         return all(event.query() for event in self.events)  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Block until it has."""
+        """Block until they have."""
         for event in self.events:
             event.synchronize()
 
@@ -117,7 +117,7 @@ class ModelState:
         self.begin_read(out, full).wait()
 
     @torch.no_grad()
-    def begin_read(self, out: Floats, full: bool = False) -> Pending:
+    def begin_read(self, out: Floats, full: bool = False) -> Copies:
         """As :meth:`read`, as of now: later steps change nothing of it, and on CUDA the copy ends beside them."""
         events: list[torch.cuda.Event] = []
         began = time.perf_counter()
@@ -134,10 +134,10 @@ class ModelState:
             flat.record_stream(side)  # or the allocator hands it out again while it is being read
             events.append(side.record_event())
         self.copy_s = time.perf_counter() - began
-        return Pending(tuple(events))
+        return Copies(tuple(events))
 
     @torch.no_grad()
-    def begin_read_at(self, out: Floats, positions: Positions) -> Pending:
+    def begin_read_at(self, out: Floats, positions: Positions) -> Copies:
         """As :meth:`begin_read`, of the weights at these ascending positions alone: ``out`` has as many elements."""
         events: list[torch.cuda.Event] = []
         for device, pieces, host in self._pieces(out, positions):
@@ -152,10 +152,10 @@ class ModelState:
                 host.copy_(flat, non_blocking=True)
             flat.record_stream(side)
             events.append(side.record_event())
-        return Pending(tuple(events))
+        return Copies(tuple(events))
 
     @torch.no_grad()
-    def add_at(self, shift: Floats, positions: Positions) -> Pending:
+    def add_at(self, shift: Floats, positions: Positions) -> Copies:
         """As :meth:`add`, at these ascending positions alone: ``shift`` has as many elements."""
         events: list[torch.cuda.Event] = []
         for device, pieces, host in self._pieces(shift, positions):
@@ -170,21 +170,21 @@ class ModelState:
             for live, at, values in pieces:
                 _add_at(live, at.to(device), host[start : start + values.numel()])
                 start += values.numel()
-        return Pending(tuple(events))
+        return Copies(tuple(events))
 
-    def add(self, shift: Floats) -> Pending:
+    def add(self, shift: Floats) -> Copies:
         """``weights += shift``, each in its own dtype, rounded once; later work of the device sees the sum.
 
         On CUDA ``shift`` may be written again once the returned copy is done.
         """
         return self._apply(shift, _add)
 
-    def merge(self, vector: Floats, weight: float) -> Pending:
+    def merge(self, vector: Floats, weight: float) -> Copies:
         """``weights += weight (vector - weights)``, as :meth:`add`."""
         return self._apply(vector, partial(_merge, weight=weight))
 
     @torch.no_grad()
-    def _apply(self, vector: Floats, change: Callable[[list[Tensor], Tensor], None]) -> Pending:
+    def _apply(self, vector: Floats, change: Callable[[list[Tensor], Tensor], None]) -> Copies:
         events: list[torch.cuda.Event] = []
         for device, live, host in self._runs(vector):
             if device.type != "cuda":
@@ -198,7 +198,7 @@ class ModelState:
             current.wait_stream(side)
             flat.record_stream(current)
             change(live, flat)
-        return Pending(tuple(events))
+        return Copies(tuple(events))
 
     @torch.no_grad()
     def write(

@@ -9,11 +9,11 @@ from html import escape
 
 from sim.report.plots import COLOURS, GRID, INK, MUTED, SHADE
 
-__all__ = ["Figure", "details", "figures", "key", "page", "paragraph", "pictures", "table"]
+__all__ = ["Headline", "details", "figures", "key", "page", "paragraph", "pictures", "table"]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Headline:
     """One headline figure: what it is, the figure with its unit, and what else belongs to it."""
 
     what: str
@@ -30,7 +30,7 @@ def paragraph(text: str, style: str = "lead") -> str:
     return f'<p class="{style}">{words(text)}</p>' if text else ""
 
 
-def figures(all_of_them: Iterable[Figure]) -> str:
+def figures(all_of_them: Iterable[Headline]) -> str:
     """Headline figures, as many beside one another as there is room for."""
     cells = (
         f"<div><dt>{escape(each.what)}</dt><dd>{words(each.value)}<small>{words(each.note)}</small></dd></div>"

@@ -73,28 +73,28 @@ def drawn(results: Sequence[Result]) -> list[tuple[str, str, str]]:
     ]
 
 
-def headline(result: Result) -> list[page.Figure]:
+def headline(result: Result) -> list[page.Headline]:
     """The figures that people ask for first."""
     summary, shown = result.summary, result.figures()
     accuracy, last = summary["accuracy"], result.history[-1] if result.history else {}
     made = []
     if "average model" in shown:
         spread = f"{share_text(accuracy['min'])} to {share_text(accuracy['max'])} over the peers"
-        made.append(page.Figure("Accuracy, mean of peers", shown["accuracy, mean of peers"], spread))
-        made.append(page.Figure("Accuracy, average model", shown["average model"]))
+        made.append(page.Headline("Accuracy, mean of peers", shown["accuracy, mean of peers"], spread))
+        made.append(page.Headline("Accuracy, average model", shown["average model"]))
     average = figure_text(last.get("loss_average_model", math.nan))
-    made.append(page.Figure("Loss, mean of peers", shown["loss, mean of peers"], f"average model {average}"))
+    made.append(page.Headline("Loss, mean of peers", shown["loss, mean of peers"], f"average model {average}"))
     apart = "root mean square, from the average model"
-    made.append(page.Figure("Consensus distance", shown["consensus distance"], apart))
+    made.append(page.Headline("Consensus distance", shown["consensus distance"], apart))
     ready = count_text(last.get("ready", math.nan))
-    made.append(page.Figure("Peers alive at the end", shown["alive at the end"], f"{ready} of them training"))
-    made.append(page.Figure("Exchanges", shown["exchanges"], f"{shown['failed']} failed"))
+    made.append(page.Headline("Peers alive at the end", shown["alive at the end"], f"{ready} of them training"))
+    made.append(page.Headline("Exchanges", shown["exchanges"], f"{shown['failed']} failed"))
     each = bytes_text(summary["bytes_sent"] / max(1, summary["peers"]))
-    made.append(page.Figure("Sent", shown["sent"], f"{each} a peer"))
+    made.append(page.Headline("Sent", shown["sent"], f"{each} a peer"))
     mixes = (
         f"{figure_text(last.get('mixes', math.nan))} mixes and {figure_text(last.get('steps', math.nan))} steps a peer"
     )
-    made.append(page.Figure("Virtual time", shown["virtual time"], mixes))
+    made.append(page.Headline("Virtual time", shown["virtual time"], mixes))
     return made
 
 

@@ -22,7 +22,7 @@ from gossip.config import Config
 from gossip.ids import Address
 from gossip.peer import Peer
 from node.loop import StepLoop
-from node.model.kept import Kept
+from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.runtime import Runtime
@@ -185,7 +185,7 @@ class Trainer:
         state = ModelState({"x": vector})
         pool = VectorPool(state)
         self.woken = trio.Event()
-        self.boundary = Boundary(state, pool, Kept(state), config.conserves, wake=lambda: self.woken.set())
+        self.boundary = Boundary(state, pool, KeptWeights(state), config.conserves, wake=lambda: self.woken.set())
         self.loop = StepLoop(config, self.boundary, self, REPORT_S, rest_s=0.0)
         self.loop.reported_at = trio.current_time()
         self.outer = OuterStep(vector.size, *config.outer, config.averaged)

@@ -20,7 +20,7 @@ from gossip.exchange import group as exchange_group
 from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode
-from node.model.kept import Kept
+from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.transfers import streams
@@ -78,7 +78,7 @@ class One:
             failed=lambda *what: self.said.append(("failed", *what)) or [],
         )
         driver = SimpleNamespace(now=0.0, perform=lambda effects: None, compute=self.compute)
-        boundary, outer = Boundary(state, self.pool, Kept(state)), OuterStep(vector.size, 0.0, 1.0)
+        boundary, outer = Boundary(state, self.pool, KeptWeights(state)), OuterStep(vector.size, 0.0, 1.0)
         self.averager = Averager(self.peer, config, boundary, self.pool, outer, driver)
         newest = SimpleNamespace(newest=lambda peer: self.links.get(peer))
         self.gathers = GroupTransfers(self.peer, config, self.averager, self.pool, newest, self.sessions)

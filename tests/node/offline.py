@@ -11,7 +11,7 @@ from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.ids import PeerId
-from node.model.kept import Kept
+from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.runtime import Runtime
@@ -36,7 +36,7 @@ def runtime(config=None, vector=None):
     events = []
     made = Runtime(
         peer, config, None, Greeter(config.swarm, state.layout), None,
-        Boundary(state, pool, Kept(state), config.conserves), pool, outer,
+        Boundary(state, pool, KeptWeights(state), config.conserves), pool, outer,
         lambda kind, sentence: events.append((kind, sentence)),
     )  # fmt: skip
     made.events = events

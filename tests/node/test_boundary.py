@@ -14,9 +14,9 @@ from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import Mix, Release, Snapshot, Transfer
 from gossip.filters.clip import Clip
-from node.model.kept import Kept
+from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
-from node.model.snapshot import ModelState, Pending
+from node.model.snapshot import Copies, ModelState
 from node.transfers import streams
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
@@ -29,7 +29,7 @@ def boundary(values=0.0, size=300):
     vector = np.full(size, values, np.float32)
     state = ModelState({"x": vector})
     pool = VectorPool(state)
-    return Boundary(state, pool, Kept(state)), pool, vector
+    return Boundary(state, pool, KeptWeights(state)), pool, vector
 
 
 def shift_of(pool, values):
@@ -149,7 +149,7 @@ def test_a_spare_copy_from_before_an_update_was_decided_is_not_used():
     assert sum(map(len, node.streams.pool.free.values())) == 1  # and it is given back
 
 
-class Copy(Pending):
+class Copy(Copies):
     """On CUDA a copy may end between two looks at it."""
 
     looks = 0

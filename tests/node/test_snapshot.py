@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gossip.errors import LayoutError
-from node.model.snapshot import ModelState, Pending
+from node.model.snapshot import Copies, ModelState
 from tests.node.vectors import mlp, slow_vector, vector_of
 
 
@@ -324,7 +324,7 @@ class Event:
 
 def test_a_copy_is_done_when_all_its_devices_are():
     events = (Event(), Event())
-    pending = Pending(events)
+    pending = Copies(events)
     assert not pending.done()
     events[0].ready = True
     assert not pending.done()

@@ -1,0 +1,104 @@
+"""What the code's structure comes to: circles, folders, names with two meanings, reaches, lines.
+
+python -m tests.structure.figures
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+
+from tests.gossip.test_face import DRIVERS, reaches
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = "gossip", "node", "sim"
+HARNESS = ROOT / "tests" / "harness"
+
+
+def sources(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def production() -> list[Path]:
+    return [path for package in PACKAGES for path in sources(ROOT / package)]
+
+
+def lines(paths: list[Path]) -> int:
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+def imports() -> dict[str, set[str]]:
+    """What each module needs to be loaded. What is for type checkers alone, or inside a function, is needed when the
+    module is there already."""
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
+    return {
+        module: graph.find_modules_directly_imported_by(module) & imported_when_loaded(module)
+        for module in graph.modules
+    }
+
+
+def circles(wanted: dict[str, set[str]]) -> Iterator[str]:
+    """One after another, each broken where it was found."""
+    while True:
+        try:
+            tuple(TopologicalSorter(wanted).static_order())
+        except CycleError as error:
+            circle = error.args[1]
+            yield " -> ".join(circle)
+            wanted[circle[1]].discard(circle[0])
+        else:
+            return
+
+
+def imported_when_loaded(module: str) -> set[str]:
+    """Every name that the module's own level imports, with the names inside it, which may be modules."""
+    path = ROOT.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def fullest() -> tuple[str, int]:
+    """The folder with the most modules beside ``__init__``."""
+    counts = Counter(path.parent for path in production() if path.name != "__init__.py")
+    folder, count = counts.most_common(1)[0]
+    return str(folder.relative_to(ROOT)), count
+
+
+def double() -> list[str]:
+    """Class names that two modules have."""
+    names = Counter(
+        node.name
+        for path in production()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    return sorted(name for name, times in names.items() if times > 1)
+
+
+def main() -> None:
+    found, twice, (folder, most) = list(circles(imports())), double(), fullest()
+    longest = max(production(), key=lambda path: lines([path]))
+    per = ", ".join(f"{package} {lines(sources(ROOT / package)):,}" for package in PACKAGES)
+    reached = sum(len(reaches(path.read_text(encoding="utf-8"))) for path in DRIVERS)
+    print(f"import circles                {len(found)}" + "".join(f"\n    {circle}" for circle in found))
+    print(f"class names with two meanings {len(twice)} {' '.join(twice)}")
+    print(f"modules in the fullest folder {most} ({folder})")
+    print(f"reaches through Peer          {reached}")
+    print(f"production lines              {lines(production()):,} ({per})")
+    print(f"longest module                {lines([longest])} ({longest.relative_to(ROOT)})")
+    print(f"test harness lines            {lines(sources(HARNESS)):,} in {len(sources(HARNESS))} files")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""The code's structure is what ARCHITECTURE.md says: no circles, no full folders, no name with two meanings."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.structure import figures
+
+MOST = 12  # modules that a reader takes in at a glance
+
+
+def test_no_imports_go_in_a_circle():
+    assert list(figures.circles(figures.imports())) == []
+
+
+def test_a_circle_would_be_found():
+    wanted = figures.imports()
+    wanted["gossip.ids"] = {*wanted["gossip.ids"], "gossip.peer"}
+    (circle,) = [circle for circle in figures.circles(wanted) if "gossip.peer" in circle][:1]
+    assert "gossip.ids" in circle
+    assert len(wanted) > 150
+    assert sum(map(len, wanted.values())) > 500, "modules import others"
+
+
+def test_no_folder_is_full():
+    folder, count = figures.fullest()
+    assert count <= MOST, f"{folder} has {count} modules"
+
+
+def test_no_class_has_anothers_name():
+    assert figures.double() == []
+
+
+@pytest.mark.parametrize("package", figures.PACKAGES)
+def test_all_is_counted(package):
+    assert len(figures.sources(figures.ROOT / package)) > 40
