@@ -16,7 +16,7 @@ from gossip.errors import ConfigError, LocalError
 from sim.report.units import duration_text
 
 if TYPE_CHECKING:
-    from sim.jobs import Job
+    from sim.jobs import Assignment
     from sim.report.result import Progress, Result
     from sim.scenario.scenario import Scenario
     from sim.sweep import Sweep
@@ -51,7 +51,7 @@ def run(
     printed is in the order of the files. Raises :class:`~gossip.errors.GossipError`, before anything is played where
     that can be known.
     """
-    from sim.jobs import Job
+    from sim.jobs import Assignment
 
     done: dict[int, Result] = {}
     seen: dict[int, Result] = {}  # of runs that were stopped
@@ -62,7 +62,7 @@ def run(
         scenarios = read(files, seed, settings)
         check_out(out)
         folders = folders_of(out, scenarios)
-        todo = [Job(*each) for each in zip(scenarios, titles_of(scenarios), folders, strict=True)]
+        todo = [Assignment(*each) for each in zip(scenarios, titles_of(scenarios), folders, strict=True)]
         for number, result in results_of(todo, jobs, quiet, seen):
             done[number] = result
             if as_json:
@@ -123,7 +123,7 @@ def in_order(results: Mapping[int, Result]) -> list[Result]:
 
 
 def results_of(
-    todo: Sequence[Job], at_once: int | None, quiet: bool, seen: dict[int, Result]
+    todo: Sequence[Assignment], at_once: int | None, quiet: bool, seen: dict[int, Result]
 ) -> Iterator[tuple[int, Result]]:
     """The number of each job and what came of it, as it is done; ^C is let through, and what was until then seen of
     runs that it stopped is put into ``seen``."""
@@ -148,7 +148,7 @@ def results_of(
             raise
 
 
-def one_after_another(todo: Sequence[Job], quiet: bool, seen: dict[int, Result]) -> Iterator[tuple[int, Result]]:
+def one_after_another(todo: Sequence[Assignment], quiet: bool, seen: dict[int, Result]) -> Iterator[tuple[int, Result]]:
     """The same in this process, each with a bar of its own."""
     from sim.simulation import Stopped
 
@@ -275,7 +275,7 @@ def sweep(
     With ``out``, sweep.csv is rewritten after every run, so that ^C leaves all that was finished. Raises as
     :func:`run`.
     """
-    from sim.jobs import Job
+    from sim.jobs import Assignment
     from sim.sweep import Sweep
 
     table: Sweep | None = None
@@ -283,7 +283,9 @@ def sweep(
     try:
         table = Sweep.from_file(file, axes_of(grid), seed=seed, seeds=seeds, changes=changes_of(settings))
         check_out(out)
-        for number, result in results_of([Job(point.scenario, str(point)) for point in table.points], jobs, quiet, {}):
+        for number, result in results_of(
+            [Assignment(point.scenario, str(point)) for point in table.points], jobs, quiet, {}
+        ):
             point = table.points[number]
             table.add(point, result)
             if as_json:

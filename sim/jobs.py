@@ -19,7 +19,7 @@ from gossip.errors import ConfigError, DataError, LocalError
 from sim.report.result import Progress, Result, RowFile
 from sim.scenario.scenario import Scenario
 
-__all__ = ["Job", "Workers", "cores", "play"]
+__all__ = ["Assignment", "Workers", "cores", "play"]
 
 STOP_S = 5.0  # for what was seen of a run to arrive after ^C; one event of the largest model ends within it
 REPORTED = (ConfigError, DataError, LocalError)  # a run's sentences keep their kind on the way; the command knows these
@@ -48,7 +48,7 @@ def play(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Assignment:
     """A scenario, what a sentence calls it, and the folder in which its rows are written as they come."""
 
     scenario: Scenario
@@ -62,7 +62,7 @@ class Workers:
     A run gives the same history and digest as alone, and each takes one thread of arithmetic.
     """
 
-    def __init__(self, jobs: Sequence[Job], at_once: int) -> None:
+    def __init__(self, jobs: Sequence[Assignment], at_once: int) -> None:
         self.jobs, self.at_once = jobs, at_once
         self.shares = [0.0] * len(jobs)  # of each run, 0 to 1
         self.done = 0
@@ -174,11 +174,11 @@ def work(connection: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt, EOFError, OSError):
         while True:
-            job: Job = connection.recv()
+            job: Assignment = connection.recv()
             connection.send(outcome(job, lambda progress: connection.send(("share", progress.done))))
 
 
-def outcome(job: Job, shown: Callable[[Progress], None]) -> tuple[str, Any]:
+def outcome(job: Assignment, shown: Callable[[Progress], None]) -> tuple[str, Any]:
     """What came of a job, as it is told."""
     from sim.simulation import Stopped
 
