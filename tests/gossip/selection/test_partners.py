@@ -36,8 +36,9 @@ class Table:
     def record(self, peer):
         return self.records.get(peer)
 
-    def stands(self, peer, genesis):
-        return peer in self.records and self.records[peer].ready and self.records[peer].genesis == genesis
+    def standing(self, peers, genesis):
+        known = [(peer, self.records[peer]) for peer in peers if peer in self.records]
+        return [peer for peer, record in known if record.ready and record.genesis == genesis]
 
 
 def record(peer, **changes):
