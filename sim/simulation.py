@@ -37,6 +37,7 @@ ROWS = 40
 SEEDS = 3  # that a peer which comes again is told
 PATIENCE_S = 600.0  # virtual, without a single mix: nobody is left to mix with
 REDRAW_S = 0.1
+START_S = 0.1, 0.3  # of a node: its keys, its thread and its socket took 0.13 to 0.3 s on two busy cores
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ class Exchanges(Played):
         self.scenario = scenario
         names = [str(index) for index in range(scenario.peers)]
         learners = Learners(scenario.task, names, scenario.seed, device=device)
-        self.level = ExchangeLevel(scenario, names, network_of(scenario.network, scenario.seed), learners)
+        self.level = ExchangeLevel(scenario, names, network_of(scenario.network, scenario.seed, ideal=True), learners)
         self.measures = Measures(self.level, scenario, learners)
 
 
@@ -131,11 +132,13 @@ class Simulation(Played):
         self.names = names
         self.liars = liars(scenario.attackers, names, seed)
         self.learners = Learners(scenario.task, names, seed, device=device)
-        network = network_of(scenario.network, seed)
-        if not ideal and 4 * network.longest_s >= scenario.gossip.hello_timeout_s:
+        network = network_of(scenario.network, seed, ideal)
+        latencies, takes = (6, "six latencies to open with TLS") if network.tls else (4, "four latencies to open")
+        if not ideal and latencies * network.longest_s >= scenario.gossip.hello_timeout_s:
             raise ConfigError(
-                f"network.latency reaches {network.longest_s:g} s, and a link takes four latencies to open: set "
-                f"gossip.hello_timeout_s above {4 * network.longest_s:g} (it is {scenario.gossip.hello_timeout_s:g})."
+                f"network.latency reaches {network.longest_s:g} s, and a link takes {takes}: set "
+                f"gossip.hello_timeout_s above {latencies * network.longest_s:g} (it is "
+                f"{scenario.gossip.hello_timeout_s:g})."
             )
         self.swarm = Swarm(
             seed, network, scenario.config, trainer=self.learners if scenario.trains else None,
@@ -165,8 +168,15 @@ class Simulation(Played):
             if at_s == 0.0 and (spec.start == "together" or row == 0):
                 self.come(row, session, sessions, founder=True)
             else:
-                self.swarm.events.push(at_s, self.come, row, session, sessions)
+                self.swarm.events.push(at_s + self.start_s(row, at_s), self.come, row, session, sessions)
         self.swarm.introduce()
+
+    def start_s(self, row: int, at_s: float) -> float:
+        """How long this peer's node takes to start at this time, before anybody can reach it; without TCP no time."""
+        if self.swarm.network.congestion is None:
+            return 0.0
+        low, high = START_S
+        return random.Random(derive(self.swarm.seed, self.names[row], f"start at {at_s}")).uniform(low, high)
 
     def come(self, row: int, session: Uptime, sessions: Iterator[Uptime], founder: bool = False) -> None:
         """A peer starts: one that was there before as the same member, with the weights of those present."""
@@ -185,15 +195,19 @@ class Simulation(Played):
         else:
             swarm.revive(known, seeds)
         if math.isfinite(session.until_s):
-            swarm.events.push(session.until_s, self.go, row, session, sessions)
+            swarm.events.push(max(session.until_s, swarm.now), self.go, row, session, sessions)
 
     def go(self, row: int, session: Uptime, sessions: Iterator[Uptime]) -> None:
         index = self.indices[row]
         assert index is not None, "who goes has come"
-        (self.swarm.leave if session.farewell else self.swarm.kill)(index)
+        if session.farewell:
+            self.swarm.leave(index)
+        else:
+            self.swarm.kill(index, session.silent)
         following = next(sessions, None)
         if following is not None:
-            self.swarm.events.push(following.from_s, self.come, row, following, sessions)
+            at_s = max(following.from_s, self.swarm.now)
+            self.swarm.events.push(at_s + self.start_s(row, at_s), self.come, row, following, sessions)
 
     def cut(self, groups: int) -> None:
         """Neighbours by number fall into one group; a newcomer into that of its number."""

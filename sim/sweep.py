@@ -274,7 +274,7 @@ class Sweep:
 AMBIGUOUS = ("kind", "name", "mode", "start", "preset", "up", "down")
 UNITS = {
     "mix_every_steps": "mix every (steps)", "mix_every_s": "mix every (s)", "duration_s": "duration (virtual s)",
-    "network.loss": "loss (share of messages)", "batch_size": "batch (samples)", "lr": "learning rate",
+    "network.loss": "loss (share of packets)", "batch_size": "batch (samples)", "lr": "learning rate",
 }  # fmt: skip
 
 

@@ -19,10 +19,13 @@ __all__ = ["Flow", "Flows"]
 class Flow:
     """One stream. ``due`` is when its last byte is sent, if nothing else begins or ends before."""
 
-    __slots__ = ("done", "due", "rate", "receiver", "remaining", "sender", "since")
+    __slots__ = ("ceiling", "done", "due", "rate", "receiver", "remaining", "sender", "since")
 
-    def __init__(self, sender: int, receiver: int, size_bytes: float, now: float, done: Callable[[], None]) -> None:
+    def __init__(
+        self, sender: int, receiver: int, size_bytes: float, now: float, done: Callable[[], None], ceiling: float
+    ) -> None:
         self.sender, self.receiver, self.remaining, self.since, self.done = sender, receiver, size_bytes, now, done
+        self.ceiling = ceiling  # bytes a second, whatever its ends could
         self.rate = 0.0  # bytes a second
         self.due = math.inf
 
@@ -35,13 +38,22 @@ class Flows:
         self.sending: dict[int, dict[Flow, None]] = {}
         self.receiving: dict[int, dict[Flow, None]] = {}
 
-    def start(self, sender: int, receiver: int, size_bytes: int, done: Callable[[], None]) -> Flow | None:
+    def offered(self, sender: int, receiver: int) -> float:
+        """What one more stream would have, bytes a second."""
+        return min(
+            self.network.up_bytes_s(sender) / (len(self.sending.get(sender, ())) + 1),
+            self.network.down_bytes_s(receiver) / (len(self.receiving.get(receiver, ())) + 1),
+        )
+
+    def start(
+        self, sender: int, receiver: int, size_bytes: float, done: Callable[[], None], ceiling: float = math.inf
+    ) -> Flow | None:
         """Begin to send; ``done`` is called when the last byte is sent. None: that is now, and it was."""
         up, down = self.network.up_bytes_s(sender), self.network.down_bytes_s(receiver)
-        if math.isinf(up) and math.isinf(down):
+        if math.isinf(up) and math.isinf(down) and math.isinf(ceiling):
             done()
             return None
-        flow = Flow(sender, receiver, float(size_bytes), self.events.now, done)
+        flow = Flow(sender, receiver, float(size_bytes), self.events.now, done, ceiling)
         self.sending.setdefault(sender, {})[flow] = None
         self.receiving.setdefault(receiver, {})[flow] = None
         self.share(sender, receiver)
@@ -65,6 +77,7 @@ class Flows:
         rate = min(
             network.up_bytes_s(flow.sender) / len(self.sending[flow.sender]),
             network.down_bytes_s(flow.receiver) / len(self.receiving[flow.receiver]),
+            flow.ceiling,
         )
         if rate == flow.rate:
             return

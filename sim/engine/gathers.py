@@ -6,13 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from gossip.averaging.all_reduce import GroupAverage
-from gossip.config import Config
 from gossip.ids import PeerId
 from sim.engine.events import Events
-from sim.engine.flows import Flow, Flows
+from sim.engine.flows import Flow
 from sim.engine.host import Floats, Host
 from sim.engine.links import VirtualLinks
-from sim.world.network import NetworkModel
 
 __all__ = ["GroupStreams"]
 
@@ -25,12 +23,8 @@ GATHERED = 214  # in the log of events
 class GroupStreams:
     """What moves between the averagers of a group's members."""
 
-    def __init__(
-        self, events: Events, network: NetworkModel, config: Config, links: VirtualLinks, flows: Flows,
-        sent: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        self.events, self.network, self.config = events, network, config
-        self.links, self.flows, self.sent = links, flows, sent
+    def __init__(self, events: Events, links: VirtualLinks, sent: Callable[[int], None]) -> None:
+        self.events, self.links, self.sent = events, links, sent
         self.streamed: dict[Key, dict[int, PeerId]] = {}  # to whom our slices go, by their places
         self.under_way: dict[Key, dict[Flow, None]] = {}
         self.early: dict[Key, list[Callable[[], None]]] = {}  # what came before its group began
@@ -65,25 +59,16 @@ class GroupStreams:
         self.sent(size_bytes)
         flow: Flow | None = None
 
-        def done() -> None:
+        def gone() -> None:
             if flow is not None:
                 self.under_way[key].pop(flow, None)
-            self.on_sent(host, to, key[1], group.place, values, handler)
 
-        flow = self.flows.start(host.index, to.index, size_bytes, done)
+        number, place = key[1], group.place
+        flow = self.links.carrier.stream(
+            host, to, size_bytes, True, gone, self.on_stalled, number, self.arrive, number, place, values, handler
+        )  # fmt: skip
         if flow is not None:
             self.under_way.setdefault(key, {})[flow] = None
-
-    def on_sent(
-        self, host: Host, to: Host, number: int, place: int, values: Floats, handler: Handler
-    ) -> None:  # fmt: skip
-        """The last byte is on its way."""
-        if host.gone:
-            return
-        if self.links.cut(host, to) or self.network.loses(host.rng):
-            self.events.push(self.events.now + self.config.stall_s, self.on_stalled, to, host, number)
-        else:
-            self.events.push_bulk(self.links.after(host, to), self.arrive, to, number, place, values, handler)
 
     def arrive(self, host: Host, number: int, place: int, values: Floats, handler: Handler) -> None:
         """A stream that is here before the group began here waits for it."""
@@ -136,7 +121,7 @@ class GroupStreams:
         self.streamed.pop(key, None)
         self.early.pop(key, None)
         for flow in self.under_way.pop(key, {}):
-            self.flows.stop(flow)
+            self.links.carrier.flows.stop(flow)
 
     def forget(self, host: Host) -> None:
         for key in [key for key in dict.fromkeys((*self.streamed, *self.under_way, *self.early)) if key[0] is host]:

@@ -24,6 +24,7 @@ from gossip.wire.messages import Message
 from sim.engine.events import Events
 from sim.engine.vector_model import Floats, HostVectors, KeptVector, VectorModel
 from sim.scenario.adversaries import Liar
+from sim.world.tcp import Line
 
 __all__ = ["Floats", "Host", "Times"]
 
@@ -40,14 +41,14 @@ class Host:
 
     __slots__ = (
         "address", "armed", "averager", "boundary", "collecting", "cursor", "dialling", "ends", "events", "gone", "id",
-        "index", "liar", "links", "name", "offering", "peer", "pending", "perform", "ready", "reported_at",
-        "rest_until", "rng", "row", "samples_per_step", "since", "steps", "taken", "times", "vector", "visit_at",
-        "visiting", "waiting",
+        "index", "key", "liar", "lines", "links", "name", "offering", "peer", "pending", "perform", "ready",
+        "reported_at", "rest_until", "rng", "row", "samples_per_step", "silent", "since", "steps", "taken", "times",
+        "vector", "visit_at", "visiting", "waiting",
     )  # fmt: skip
 
     def __init__(
         self, index: int, name: str, peer: Peer, vector: Floats, times: Times, samples_per_step: int,
-        rng: random.Random, row: int, events: Events, performer: Callable[[Host, list[Effect]], None],
+        rng: random.Random, key: int, row: int, events: Events, performer: Callable[[Host, list[Effect]], None],
         liar: Liar | None = None,
     ) -> None:  # fmt: skip
         address = peer.record.address
@@ -59,9 +60,12 @@ class Host:
         self.perform = partial(performer, self)
         self.liar = liar  # it attacks
         self.rng = rng  # the network's draws about what this host sends
+        self.key = key  # 64 bits, for those about its lines
         self.gone = False  # killed, or it left
+        self.silent = False  # and its machine with it: nobody says that its links are gone
         # links
-        self.links: dict[PeerId, None] = {}
+        self.links: dict[PeerId, int] = {}  # and the number of each, later ones higher
+        self.lines: dict[PeerId, Line] = {}  # to them, where the network has TCP
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.dialling: set[Address] = set()
         # sessions

@@ -215,18 +215,18 @@ class IdealLinks(VirtualLinks):
 
     def on_message(self, host: Host, sender: Host, message: Message) -> None:
         if host.gone:
-            self.hang_up(host, sender.id)
+            self.reset(host, sender)
             return
         self.deliver(host, sender, message)
 
     def killed(self, host: Host) -> None:
-        """Those with whom it was in a session learn it a latency later, as a kernel would tell them."""
         self.registry.leave(host.id)
-        peer = host.peer
-        for partner in dict.fromkeys(peer.engaged()):
-            if partner != host.id:
-                self.hang_up(host, partner)
+        super().killed(host)
 
-    def on_broken(self, host: Host, partner: PeerId) -> None:
+    def partners(self, host: Host) -> list[PeerId]:
+        """Those with whom it was in a session."""
+        return [partner for partner in dict.fromkeys(host.peer.engaged()) if partner != host.id]
+
+    def on_broken(self, host: Host, partner: PeerId, number: int) -> None:
         if not host.gone:
             self.broken(host, partner)

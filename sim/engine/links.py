@@ -1,28 +1,36 @@
 """Who is linked with whom, and the messages on their way.
 
-A link is one connection for each pair. Opening it takes what TCP and Hello take: the acceptor has it after three
-latencies, the dialler after four. What a cut pair sends each other is lost without a word (TCP would deliver it late,
-after its retransmission timer: this is the stricter), and so a link outlives a cut; a dial across one fails when the
-Hello is overdue. A killed peer's partners see their links break a latency later, as a kernel tells them; a message over
-a link that its receiver does not hold any more breaks it for the sender.
+A link is one connection for each pair, over which :mod:`sim.engine.carrier` carries. It outlives a cut of the
+network. A message over a link that its receiver does not hold any more breaks it for the sender.
 
-A dial takes four latencies at most, so that they must stay below a quarter of ``hello_timeout_s``, as a node's do.
+Opening one takes TCP's packets, TLS's, and both Hellos: the acceptor has its link after three latencies and the
+dialler after four, with TLS two more. A first packet that is lost goes out again 1, 3 and 7 s after the first one, so
+that a healed cut is seen within seconds. A dial to a peer that is gone is refused at once by its machine, and one to
+a machine that is off fails when the Hello is overdue.
+
+A killed peer's partners see their links break a latency later, as a kernel tells them; where the network has TCP, after
+the 50 to 200 ms that a kernel takes to free the memory of a process that held torch, before it closes the sockets. Of a
+machine that lost its power nobody hears.
+
+A dial takes four latencies at least (six with TLS), which must stay below ``hello_timeout_s``, as a node's do.
 Not modelled, being a node's own housekeeping: the closing of idle links, and the bound on their number.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from gossip.config import Config
 from gossip.effects import Dial, Effect, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire import frames
 from gossip.wire.messages import MESSAGES, Fetch, Invite, Message, Offer, Outcome
+from sim.engine.carrier import Carrier
 from sim.engine.events import Events
 from sim.engine.host import Host
 from sim.world.network import NetworkModel
+from sim.world.tcp import Line, syn_again_s
 
 __all__ = ["VirtualLinks"]
 
@@ -30,6 +38,8 @@ __all__ = ["VirtualLinks"]
 # order, and every 64th was nearly always of one kind (a tenth of their bytes was missed).
 WEIGHED = 61
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled, as a node keeps them
+
+CLOSED_S = 0.05, 0.2  # from kill -9 to the end of its sockets: 52 to 214 ms for processes that held torch
 
 CODES = {kind: code for code, kind in enumerate(MESSAGES.values())}  # in the log of events
 LINKED, BROKEN = 200, 201
@@ -39,6 +49,142 @@ def nobody_asks(host: Host) -> None:
     """Until the swarm says how to see a training loop."""
 
 
+class Dialling:
+    """A link that ``host`` opens to ``to``, with the lines that it will have; or, for an asker, only whether somebody
+    answers. Of two links of one pair the one of the higher number is used."""
+
+    __slots__ = ("asker", "back", "began", "expect", "host", "number", "out", "over", "overdue", "to", "tries")
+
+    def __init__(
+        self, host: Host, to: Host, expect: PeerId | None, asker: PeerId | None, number: int, began: float,
+        overdue: float,
+    ) -> None:  # fmt: skip
+        self.host, self.to, self.expect, self.asker, self.number = host, to, expect, asker, number
+        self.began, self.overdue = began, overdue
+        self.tries = 0
+        self.over = False  # it failed, or its host has the link
+        self.out: Line | None = None
+        self.back: Line | None = None
+
+
+class Dials:
+    """Opens links. ``begin(host, partner, record, dial, line)`` is told of each end of one."""
+
+    def __init__(
+        self, carrier: Carrier, config: Config, perform: Callable[[Host, list[Effect]], None],
+        begin: Callable[[Host, Host, MemberRecord, Dialling, Line | None], None],
+    ) -> None:  # fmt: skip
+        self.carrier, self.events, self.transport = carrier, carrier.events, carrier.transport
+        self.config, self.perform, self.begin = config, perform, begin
+        self.by_address: dict[Address, Host] = {}
+        self.number = 0
+
+    def open(self, host: Host, address: Address, expect: PeerId | None) -> None:
+        if address in host.dialling or address == host.address:
+            return
+        host.dialling.add(address)
+        self.knock(self.dial(host, self.by_address[address], expect, None))
+
+    def try_dial(self, host: Host, effect: TryDial) -> None:
+        self.knock(self.dial(host, self.by_address[effect.address], None, effect.asker))
+
+    def dial(self, host: Host, to: Host, expect: PeerId | None, asker: PeerId | None) -> Dialling:
+        self.number += 1
+        now = self.events.now
+        dial = Dialling(host, to, expect, asker, self.number, now, now + self.config.hello_timeout_s)
+        if self.transport is not None:
+            dial.out, dial.back = self.carrier.fresh(host, to), self.carrier.fresh(to, host)
+        return dial
+
+    # -- TCP -----------------------------------------------------------------------------------------------------
+    def knock(self, dial: Dialling) -> None:
+        """The first packet of a connection goes out."""
+        if self.carrier.passes(dial.out, dial.host, dial.to):
+            self.events.push(self.carrier.after(dial.host, dial.to), self.on_knock, dial)
+        else:
+            self.knock_again(dial)
+
+    def knock_again(self, dial: Dialling) -> None:
+        """Nobody answers: the kernel tries again, until the dial is given up."""
+        again = max(dial.began + syn_again_s(dial.tries), self.events.now)
+        if self.transport is None or again >= dial.overdue:
+            self.events.push(dial.overdue, self.on_failed, dial)
+        else:
+            dial.tries += 1
+            self.events.push(again, self.knock, dial)
+
+    def on_knock(self, dial: Dialling) -> None:
+        """The acceptor's machine answers, or refuses where nobody listens."""
+        host, to = dial.host, dial.to
+        if to.silent or not self.carrier.passes(dial.back, to, host):
+            self.knock_again(dial)
+        else:
+            self.events.push(self.carrier.after(to, host), self.on_failed if to.gone else self.on_connected, dial)
+
+    # -- Hello ---------------------------------------------------------------------------------------------------
+    def on_connected(self, dial: Dialling) -> None:
+        """The dialler says Hello, where there is TLS a round trip later."""
+        host, to = dial.host, dial.to
+        if host.gone:
+            return
+        if dial.asker is not None:
+            self.perform(host, host.peer.dial_tried(dial.asker, True, self.events.now))
+            return
+        if dial.expect is None:
+            host.peer.seed_answered(to.address)
+        if self.transport is not None and self.transport.tls and dial.out is not None:
+            dial.out.free_at = max(dial.out.free_at, self.events.now + 3 * self.carrier.latency(host.index, to.index))
+        self.hello(dial, dial.out, host, to, self.on_accepted)
+
+    def hello(
+        self, dial: Dialling, line: Line | None, host: Host, to: Host, handler: Callable[[Dialling, MemberRecord], None]
+    ) -> None:
+        """It is there in time, or the dial fails when it is overdue."""
+        record = host.peer.record
+        if line is not None:
+            if self.carrier.message(line, host, to, handler, dial, record) > dial.overdue:
+                self.events.push(dial.overdue, self.on_failed, dial)
+        elif self.carrier.cut(host, to):
+            self.events.push(dial.overdue, self.on_failed, dial)
+        else:
+            self.events.push(self.carrier.after(host, to), handler, dial, record)
+
+    def on_accepted(self, dial: Dialling, record: MemberRecord) -> None:
+        """The acceptor says Hello too, and has its link."""
+        host, to = dial.host, dial.to
+        if dial.over or to.silent:
+            self.events.push(max(dial.overdue, self.events.now), self.on_failed, dial)
+        elif to.gone:
+            self.events.push(self.carrier.after(to, host), self.on_failed, dial)
+        elif dial.back is None and self.carrier.cut(host, to):
+            self.events.push(dial.overdue, self.on_failed, dial)
+        else:
+            self.hello(dial, dial.back, to, host, self.on_welcomed)
+            self.begin(to, host, record, dial, dial.back)
+
+    def on_welcomed(self, dial: Dialling, record: MemberRecord) -> None:
+        host, to = dial.host, dial.to
+        if dial.over:
+            return
+        dial.over = True
+        host.dialling.discard(to.address)
+        if not host.gone:
+            self.begin(host, to, record, dial, dial.out)
+
+    def on_failed(self, dial: Dialling) -> None:
+        host, expect = dial.host, dial.expect
+        if host.gone or dial.over:
+            return
+        dial.over = True
+        if dial.asker is not None:
+            self.perform(host, host.peer.dial_tried(dial.asker, False, self.events.now))
+            return
+        host.dialling.discard(dial.to.address)
+        if expect is not None:
+            host.pending.pop(expect, None)
+        self.perform(host, host.peer.dial_failed(expect, self.events.now))
+
+
 class VirtualLinks:
     """Performs Send, Dial and TryDial, and reports what becomes of them through ``perform``."""
 
@@ -46,36 +192,22 @@ class VirtualLinks:
         self, events: Events, network: NetworkModel, config: Config, perform: Callable[[Host, list[Effect]], None]
     ) -> None:
         self.events, self.network, self.config, self.perform = events, network, config, perform
+        self.carrier = Carrier(events, network, config.stall_s)
+        self.dials = Dials(self.carrier, config, perform, self.begin)
+        self.transport, self.cut, self.after = self.carrier.transport, self.carrier.cut, self.carrier.after
         self.by_id: dict[PeerId, Host] = {}
-        self.by_address: dict[Address, Host] = {}
         self.seen: Callable[[Host], None] = nobody_asks
-        self.group_of: dict[int, int] | None = None  # by row, while the network is cut into groups
-        self.latency = network.latency
         self.posted = 0
         self.message_bytes = 0  # sent, estimated from one frame in WEIGHED
 
     def add(self, host: Host) -> None:
         before = self.by_id.get(host.id)
         assert before is None or before.gone, "two peers have one name"
-        self.by_id[host.id] = self.by_address[host.address] = host
+        self.by_id[host.id] = self.dials.by_address[host.address] = host
 
     def linked(self, host: Host, partner: PeerId) -> bool:
         """Whether this end holds a link to the partner."""
         return partner in host.links
-
-    # -- the network ---------------------------------------------------------------------------------------------
-    def partition(self, groups: Iterable[Iterable[int]]) -> None:
-        self.group_of = {row: number for number, group in enumerate(groups, 1) for row in group}
-
-    def heal(self) -> None:
-        self.group_of = None
-
-    def cut(self, a: Host, b: Host) -> bool:
-        return self.group_of is not None and self.group_of.get(a.row, 0) != self.group_of.get(b.row, 0)
-
-    def after(self, sender: Host, receiver: Host) -> float:
-        """When what is sent now arrives."""
-        return self.events.now + self.latency(sender.index, receiver.index)
 
     # -- messages ------------------------------------------------------------------------------------------------
     def send(self, host: Host, effect: Send) -> None:
@@ -90,20 +222,24 @@ class VirtualLinks:
         if waiting is None:
             waiting = host.pending[to] = deque(maxlen=PENDING_MESSAGES)
         waiting.append(effect.message)
-        self.open(host, record.address, to)
+        self.dials.open(host, record.address, to)
 
     def post(self, host: Host, to: Host, message: Message) -> None:
         self.posted += 1
         if self.posted % WEIGHED == 0:
             self.message_bytes += WEIGHED * len(frames.encode(message))
-        if (self.group_of is None or not self.cut(host, to)) and not self.network.loses(host.rng):
-            self.events.push(self.after(host, to), self.on_message, to, host, message)
+        carrier = self.carrier
+        if self.transport is not None:
+            line = host.lines.get(to.id) or carrier.to(host, to)
+            carrier.message(line, host, to, self.on_message, to, host, message)
+        elif (carrier.group_of is None or not carrier.cut(host, to)) and not self.network.loses(host.rng):
+            self.events.push(carrier.after(host, to), self.on_message, to, host, message)
 
     def on_message(self, host: Host, sender: Host, message: Message) -> None:
         if host.gone:
             return
         if sender.id not in host.links:
-            self.hang_up(host, sender.id)
+            self.reset(host, sender)
             return
         self.deliver(host, sender, message)
 
@@ -116,67 +252,16 @@ class VirtualLinks:
 
     # -- a link's beginning --------------------------------------------------------------------------------------
     def dial(self, host: Host, effect: Dial) -> None:
-        self.open(host, effect.address, effect.expect)
+        self.dials.open(host, effect.address, effect.expect)
 
-    def open(self, host: Host, address: Address, expect: PeerId | None) -> None:
-        if address in host.dialling or address == host.address:
-            return
-        host.dialling.add(address)
-        to = self.by_address[address]
-        overdue = self.events.now + self.config.hello_timeout_s
-        if self.group_of is not None and self.cut(host, to):
-            self.events.push(overdue, self.on_failed, host, to, expect)
-        else:
-            self.events.push(self.after(host, to), self.on_knock, host, to, expect, overdue)
+    def try_dial(self, host: Host, effect: TryDial) -> None:
+        self.dials.try_dial(host, effect)
 
-    def on_knock(self, host: Host, to: Host, expect: PeerId | None, overdue: float) -> None:
-        """The acceptor's machine answers, or refuses where nobody listens."""
-        if self.group_of is not None and self.cut(host, to):
-            self.events.push(overdue, self.on_failed, host, to, expect)
-        elif to.gone:
-            self.events.push(self.after(to, host), self.on_failed, host, to, expect)
-        else:
-            self.events.push(self.after(to, host), self.on_connected, host, to, expect, overdue)
-
-    def on_connected(self, host: Host, to: Host, expect: PeerId | None, overdue: float) -> None:
-        """The dialler says Hello."""
-        if host.gone:
-            return
-        if expect is None:
-            host.peer.seed_answered(to.address)
-        if self.group_of is not None and self.cut(host, to):
-            self.events.push(overdue, self.on_failed, host, to, expect)
-        else:
-            record = host.peer.record
-            self.events.push(self.after(host, to), self.on_accepted, host, to, record, expect, overdue)
-
-    def on_accepted(
-        self, host: Host, to: Host, record: MemberRecord, expect: PeerId | None, overdue: float
-    ) -> None:  # fmt: skip
-        """The acceptor says Hello too, and has its link."""
-        if self.group_of is not None and self.cut(host, to):
-            self.events.push(overdue, self.on_failed, host, to, expect)
-        elif to.gone:
-            self.events.push(self.after(to, host), self.on_failed, host, to, expect)
-        else:
-            self.events.push(self.after(to, host), self.on_welcomed, host, to, to.peer.record)
-            self.begin(to, host, record)
-
-    def on_welcomed(self, host: Host, to: Host, record: MemberRecord) -> None:
-        host.dialling.discard(to.address)
-        if not host.gone:
-            self.begin(host, to, record)
-
-    def on_failed(self, host: Host, to: Host, expect: PeerId | None) -> None:
-        if host.gone:
-            return
-        host.dialling.discard(to.address)
-        if expect is not None:
-            host.pending.pop(expect, None)
-        self.perform(host, host.peer.dial_failed(expect, self.events.now))
-
-    def begin(self, host: Host, partner: Host, record: MemberRecord) -> None:
-        host.links[partner.id] = None
+    def begin(self, host: Host, partner: Host, record: MemberRecord, dial: Dialling, line: Line | None) -> None:
+        if dial.number > host.links.get(partner.id, 0):  # two that dialled each other use the newer of their links
+            host.links[partner.id] = dial.number
+            if line is not None:
+                host.lines[partner.id] = line
         self.events.note(host.index, partner.index, LINKED)
         waiting = host.pending.pop(partner.id, ())
         self.perform(host, host.peer.linked(partner.id, record, self.events.now))
@@ -184,34 +269,32 @@ class VirtualLinks:
             if host.peer.meant(partner.id, message):
                 self.post(host, partner, message)
 
-    def try_dial(self, host: Host, effect: TryDial) -> None:
-        to = self.by_address[effect.address]
-        if self.group_of is not None and self.cut(host, to):
-            self.events.push(self.events.now + self.config.hello_timeout_s, self.on_tried, host, effect.asker, False)
-        else:
-            self.events.push(self.after(host, to), self.on_tried_knock, host, effect.asker, to)
-
-    def on_tried_knock(self, host: Host, asker: PeerId, to: Host) -> None:
-        self.events.push(self.after(to, host), self.on_tried, host, asker, not to.gone)
-
-    def on_tried(self, host: Host, asker: PeerId, ok: bool) -> None:
-        if not host.gone:
-            self.perform(host, host.peer.dial_tried(asker, ok, self.events.now))
-
     # -- its end -------------------------------------------------------------------------------------------------
     def hang_up(self, host: Host, partner: PeerId) -> None:
-        """This end is closed, and the other one learns it a latency later, unless they are cut off."""
-        other = self.by_id[partner]
-        if not self.cut(host, other):
-            self.events.push(self.after(host, other), self.on_broken, other, host.id)
+        """This end is closed, and the other one learns it a latency later; one that is cut off, when TCP gets through
+        again."""
+        self.tell(host, self.by_id[partner], host.links.get(partner, 0))
+
+    def reset(self, host: Host, sender: Host) -> None:
+        """Something came over a link of which nobody knows here any more."""
+        self.tell(host, sender, sender.links.get(host.id, 0))
+
+    def tell(self, host: Host, other: Host, number: int) -> None:
+        """The other end's link is gone, if it still is this one or an older."""
+        if self.transport is not None:
+            line = host.lines.get(other.id) or self.carrier.to(host, other)
+            self.carrier.message(line, host, other, self.on_broken, other, host.id, number)
+        elif not self.cut(host, other):
+            self.events.push(self.after(host, other), self.on_broken, other, host.id, number)
 
     def close(self, host: Host, partner: PeerId) -> None:
         """Close both ends."""
+        number = host.links.get(partner, 0)
         self.hang_up(host, partner)
-        self.on_broken(host, partner)
+        self.on_broken(host, partner, number)
 
-    def on_broken(self, host: Host, partner: PeerId) -> None:
-        if host.gone or partner not in host.links:
+    def on_broken(self, host: Host, partner: PeerId, number: int) -> None:
+        if host.gone or partner not in host.links or host.links[partner] > number:
             return
         del host.links[partner]
         self.events.note(host.index, self.by_id[partner].index, BROKEN)
@@ -225,6 +308,21 @@ class VirtualLinks:
         self.perform(host, peer.unlinked(partner, self.events.now))
 
     def killed(self, host: Host) -> None:
-        """Its machine tells its partners that their links are gone."""
-        for partner in host.links:
+        """Its machine tells its partners that their links are gone, unless it is off with it."""
+        if host.silent:
+            return
+        partners = self.partners(host)
+        if self.transport is None:
+            self.closed(host, partners)
+        else:
+            low, high = CLOSED_S
+            self.events.push(self.events.now + low + (high - low) * host.rng.random(), self.closed, host, partners)
+
+    def partners(self, host: Host) -> list[PeerId]:
+        """Who learns of its end."""
+        return list(host.links)
+
+    def closed(self, host: Host, partners: list[PeerId]) -> None:
+        """The sockets of one that was killed are."""
+        for partner in partners:
             self.hang_up(host, partner)

@@ -26,7 +26,7 @@ from gossip.effects import (
     Transfer,
 )  # fmt: skip
 from sim.engine.events import Events
-from sim.engine.flows import Flow, Flows
+from sim.engine.flows import Flow
 from sim.engine.gathers import GroupStreams
 from sim.engine.host import Floats, Host
 from sim.engine.links import VirtualLinks
@@ -48,8 +48,7 @@ class Sessions:
     ) -> None:  # fmt: skip
         self.events, self.network, self.config = events, network, config
         self.links, self.perform = links, perform
-        self.flows = Flows(events, network)
-        self.gathers = GroupStreams(events, network, config, links, self.flows, self.sent)
+        self.gathers = GroupStreams(events, links, self.sent)
         self.streams: dict[tuple[Host, int], Flow] = {}  # by who sends, and the session
         self.raw = get_codec("fp32")
         self.first: dict[int, tuple[Host, PairAverage]] = {}  # the side that has its difference, until the other has
@@ -93,30 +92,24 @@ class Sessions:
         else:  # it computes with what it holds
             values, encoded = pair.send(host.liar.sends(pair.ours, pair.session))
         to, size_bytes = self.links.by_id[pair.partner], pair.codec.encoded_bytes(values.size)
-        self.stream(host, to, pair.session, values, size_bytes, self.on_stream, encoded)
+        self.stream(host, to, pair.session, values, size_bytes, pair.receives, self.on_stream, encoded)
 
     def stream(
-        self, host: Host, to: Host, session: int, values: Floats, size_bytes: int, handler: Callable[..., None],
-        *more: object,
+        self, host: Host, to: Host, session: int, values: Floats, size_bytes: int, duplex: bool,
+        handler: Callable[..., None], *more: object,
     ) -> None:  # fmt: skip
         self.stream_bytes += size_bytes
-        done = partial(self.on_sent, host, to, session, values, handler, *more)
-        flow = self.flows.start(host.index, to.index, size_bytes, done)
+        sent = partial(self.on_sent, host, session, handler == self.on_piece)
+        flow = self.links.carrier.stream(
+            host, to, size_bytes, duplex, sent, self.on_stalled, session, handler, host, session, values, *more
+        )  # fmt: skip
         if flow is not None:
             self.streams[host, session] = flow
 
-    def on_sent(
-        self, host: Host, to: Host, session: int, values: Floats, handler: Callable[..., None], *more: object
-    ) -> None:
+    def on_sent(self, host: Host, session: int, served: bool) -> None:
         """The last byte is on its way."""
         self.streams.pop((host, session), None)
-        if host.gone:
-            return
-        if self.links.cut(host, to) or self.network.loses(host.rng):
-            self.events.push(self.events.now + self.config.stall_s, self.on_stalled, to, host, session)
-        else:
-            self.events.push_bulk(self.links.after(host, to), handler, to, host, session, values, *more)
-        if handler == self.on_piece:
+        if served:
             self.events.push(self.events.now, self.on_served, host, session)
 
     def on_stream(
@@ -195,7 +188,7 @@ class Sessions:
     def end(self, host: Host, session: int) -> None:
         flow = self.streams.pop((host, session), None)
         if flow is not None:
-            self.flows.stop(flow)
+            self.links.carrier.flows.stop(flow)
 
     def forget(self, host: Host) -> None:
         """It died: what it was sending ends in the middle, and what it was sent goes nowhere."""
@@ -219,7 +212,7 @@ class Sessions:
             return
         piece = snapshot.array[effect.start : effect.stop]
         to, size_bytes = self.links.by_id[effect.partner], self.raw.encoded_bytes(piece.size)
-        self.stream(host, to, effect.session, piece, size_bytes, self.on_piece)
+        self.stream(host, to, effect.session, piece, size_bytes, False, self.on_piece)
 
     def on_served(self, host: Host, session: int) -> None:
         if not host.gone:

@@ -180,9 +180,10 @@ class Swarm:
         life = self.lives[index]
         whose = f"{name}/{life}" if life else name
         rng = random.Random(derive(self.seed, whose, "network"))
+        key = int.from_bytes(derive(self.seed, whose, "lines")[:8], "little")
         row = index if row is None else row
         host = Host(
-            index, name, peer, vector, times, samples_per_step, rng, row, self.events, self.perform, liar
+            index, name, peer, vector, times, samples_per_step, rng, key, row, self.events, self.perform, liar
         )  # fmt: skip
         host.make_averager(self.config, self.training.wish, self.training.recall)
         if index == len(self.hosts):
@@ -210,11 +211,12 @@ class Swarm:
         self.launch(index, peer, before.vector, before.name, times, samples, row=before.row, liar=before.liar)
         before.end()
 
-    def kill(self, index: int) -> None:
-        """End a peer without a word, as kill -9 does: its machine tells its partners that their links are gone."""
+    def kill(self, index: int, silent: bool = False) -> None:
+        """End a peer without a word, as kill -9 does: its machine tells its partners that their links are gone; or, a
+        ``silent`` one, does not, as one that loses its power."""
         host = self.hosts[index]
         self.training.end(host)
-        host.gone = True
+        host.gone, host.silent = True, silent
         self.sessions.forget(host)
         self.links.killed(host)
 
@@ -229,11 +231,11 @@ class Swarm:
 
     def partition(self, groups: Iterable[Iterable[int]]) -> None:
         """Cut the network into these groups of peers; those not named are one more, and newcomers belong to it."""
-        self.links.partition(groups)
+        self.links.carrier.partition(groups)
 
     def heal(self) -> None:
         """Join the groups again."""
-        self.links.heal()
+        self.links.carrier.heal()
 
     def run_until(self, when: float) -> None:
         """Let virtual time pass up to ``when``, in seconds; the vectors then hold all steps that have ended."""

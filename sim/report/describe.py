@@ -125,7 +125,7 @@ def network(scenario: Scenario) -> str:
         rate = f"each peer has {up:g} Mbit/s each way"
     else:
         rate = f"each peer has {rate_text(up)} up and {rate_text(down)} down"
-    lost = f", and {100 * spec.loss:g} % of messages and exchanges are lost" if spec.loss else ""
+    lost = f", and {100 * spec.loss:g} % of packets are lost and sent again" if spec.loss else ""
     cuts = "".join(
         f" From {duration_text(cut.at_s)} to {duration_text(cut.until_s)} the network is cut into {cut.groups} groups."
         for cut in spec.partitions[:3]

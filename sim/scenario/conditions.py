@@ -12,7 +12,10 @@ from sim.scenario import tables, worlds
 from sim.scenario.distribution import PARAMETERS, Distribution
 from sim.scenario.tables import KeyFault, refuse_unknown, require
 
-__all__ = ["ChurnSpec", "Latency", "NetworkCut", "NetworkSpec", "Rate"]
+__all__ = ["ChurnSpec", "Congestion", "Latency", "NetworkCut", "NetworkSpec", "Rate"]
+
+
+Congestion = Literal["cubic", "bbr"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,22 +159,33 @@ class NetworkSpec:
     """Links between peers. In a scenario ``preset`` (lan, datacentre, fibre, wan, home) gives latency, rate and loss,
     and other keys override it; in Python :meth:`of` does.
 
-    ``loss``: share of messages, and of exchanges cut mid-way. ``partitions``: cuts, which may not overlap.
+    ``loss``: share of packets; TCP sends them again, as ``congestion`` says: "cubic", which hosts with Linux have, or
+    "bbr", which a node asks for where it may. ``tls``: opening a link takes a round trip more. ``partitions``: cuts,
+    which may not overlap.
     """
 
     latency: Latency = field(default_factory=lambda: Latency.of(Distribution.constant(0.02)))
     rate_mbit_s: Rate = Rate()
     loss: float = 0.0
+    congestion: Congestion = "cubic"
+    tls: bool = False
     partitions: tuple[NetworkCut, ...] = ()
 
     def __post_init__(self) -> None:
         tables.settle(self)
-        require(0 <= self.loss < 1, "loss", self.loss, "from 0 to below 1: the share of messages that never arrive")
+        require(0 <= self.loss < 1, "loss", self.loss, "from 0 to below 1: the share of packets that are lost")
         ordered = sorted(enumerate(self.partitions), key=lambda item: item[1].at_s)
         for (_, earlier), (place, later) in itertools.pairwise(ordered):
             apart = later.at_s >= earlier.until_s
             wanted = f"{earlier.until_s:g} or more, when the cut before has ended: no overlap"
             require(apart, f"partitions[{place}].at_s", later.at_s, wanted)
+
+    @property
+    def perfect(self) -> bool:
+        """Whether everything arrives at once, so that TCP has nothing to do."""
+        distribution, rate = self.latency.distribution, self.rate_mbit_s
+        near = distribution is not None and distribution.kind == "constant" and distribution.mean == 0
+        return near and rate.up == rate.down == math.inf and not self.loss
 
     @classmethod
     def of(cls, preset: str, **changes: Any) -> NetworkSpec:
@@ -192,7 +206,8 @@ class NetworkSpec:
 
 def without_cuts(spec: NetworkSpec) -> dict[str, Any]:
     table = tables.fields_of(spec)
-    del table["partitions"]  # a preset gives none
+    for name in ("partitions", "congestion", "tls"):  # a preset gives none
+        del table[name]
     return table
 
 
@@ -205,7 +220,8 @@ class ChurnSpec:
 
     ``trace``: a CSV file of columns peer (0 .. peers-1), from_s and until_s; a peer that it never names is never up.
     ``start``: "together", everybody up at 0 with a session before it; or "steady", as if it had gone on for ever.
-    ``farewell``: the share of sessions that end with a goodbye; the others end as kill -9 does.
+    ``farewell``: the share of sessions that end with a goodbye. ``silent``: the share of the others that end as a
+    machine does which loses its power, of which nobody hears; the rest end as kill -9 does.
     """
 
     up: Distribution | None = None
@@ -213,10 +229,13 @@ class ChurnSpec:
     trace: str | None = None
     start: Literal["together", "steady"] = "together"
     farewell: float = 0.0
+    silent: float = 0.0
 
     def __post_init__(self) -> None:
         tables.settle(self)
-        require(0 <= self.farewell <= 1, "farewell", self.farewell, "a share from 0 to 1")
+        for name in ("farewell", "silent"):
+            share = getattr(self, name)
+            require(0 <= share <= 1, name, share, "a share from 0 to 1")
         if self.trace is not None:
             require(bool(self.trace), "trace", self.trace, "the name of a CSV file")
             require(self.up is None and self.down is None, "trace", self.trace, "alone: it replaces up and down")

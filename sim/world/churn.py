@@ -24,25 +24,29 @@ COLUMNS = ("peer", "from_s", "until_s")
 
 
 class Uptime(NamedTuple):
-    """A peer is up from the one time to the other (math.inf: to the end), and says goodbye or does not."""
+    """A peer is up from the one time to the other (math.inf: to the end), and says goodbye or does not; of a ``silent``
+    one its machine says nothing either."""
 
     from_s: float
     until_s: float
     farewell: bool
+    silent: bool = False
 
 
 class Churn:
     """Nobody comes or goes: each peer has one session. Others override :meth:`spans`."""
 
-    def __init__(self, seed: int, farewell: float = 0.0) -> None:
-        self.seed, self.farewell = seed, farewell
+    def __init__(self, seed: int, farewell: float = 0.0, silent: float = 0.0) -> None:
+        self.seed, self.farewell, self.silent = seed, farewell, silent
 
     def sessions(self, name: str, index: int) -> Iterator[Uptime]:
         """The sessions of one peer in the order of time, from the seed and its name alone (a trace knows its number).
         They may never end: take as many as the run needs."""
-        rng = generator(self.seed, name, "farewell")
+        rng, power = generator(self.seed, name, "farewell"), generator(self.seed, name, "power")
         for from_s, until_s in self.spans(name, index):
-            yield Uptime(from_s, until_s, math.isfinite(until_s) and rng.random() < self.farewell)
+            ends = math.isfinite(until_s)
+            farewell = ends and rng.random() < self.farewell
+            yield Uptime(from_s, until_s, farewell, ends and not farewell and power.random() < self.silent)
 
     def spans(self, name: str, index: int) -> Iterator[tuple[float, float]]:
         """From and until, seconds."""
@@ -53,7 +57,7 @@ class Renewal(Churn):
     """Times up and down drawn alternately: an alternating renewal process (D. R. Cox, Renewal Theory, 1962)."""
 
     def __init__(self, spec: ChurnSpec, seed: int) -> None:
-        super().__init__(seed, spec.farewell)
+        super().__init__(seed, spec.farewell, spec.silent)
         assert spec.up is not None
         self.up, self.down, self.start = spec.up, spec.down, spec.start
 
@@ -93,8 +97,8 @@ class Row:
 class Trace(Churn):
     """Sessions that were written down."""
 
-    def __init__(self, path: str, seed: int, peers: int, farewell: float) -> None:
-        super().__init__(seed, farewell)
+    def __init__(self, path: str, seed: int, peers: int, spec: ChurnSpec) -> None:
+        super().__init__(seed, spec.farewell, spec.silent)
         self.by_peer: dict[int, list[Row]] = {}
         for row in rows_of(path, peers):
             self.by_peer.setdefault(row.peer, []).append(row)
@@ -144,5 +148,5 @@ def churn_of(spec: ChurnSpec | None, seed: int, peers: int) -> Churn:
     if spec is None:
         return Churn(seed)
     if spec.trace is not None:
-        return Trace(spec.trace, seed, peers, spec.farewell)
+        return Trace(spec.trace, seed, peers, spec)
     return Renewal(spec, seed)

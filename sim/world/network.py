@@ -1,18 +1,20 @@
-"""How long a message takes from one peer to another, how much each can carry, and whether what is sent arrives."""
+"""How long a message takes from one peer to another, how much each can carry, and what carries it."""
 
 from __future__ import annotations
 
 import math
 import random
 from dataclasses import dataclass, field
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
-from sim.scenario.conditions import Latency, NetworkSpec
+from sim.scenario.conditions import Congestion, Latency, NetworkSpec
 from sim.scenario.worlds import world
 from sim.seeds import derive
+from sim.world.tcp import Transport
 
 __all__ = ["NetworkModel", "network_of"]
 
@@ -27,7 +29,9 @@ class NetworkModel:
 
     latency_s: float = 0.02  # one way; 0: what is sent arrives at the same instant, after what was sent before
     rate_bytes_s: float = 12.5e6  # of one peer, 100 Mbit/s each way; math.inf: streams take the latency alone
-    loss: float = 0.0  # share of messages, and of streams, that never arrive
+    loss: float = 0.0  # of packets, where there is TCP; else of messages and of streams, which then never arrive
+    congestion: Congestion | None = None  # of TCP; None: there is none, and a rate is a rate from the first byte
+    tls: bool = False  # over TCP
 
     def __post_init__(self) -> None:
         if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
@@ -35,7 +39,11 @@ class NetworkModel:
         if not self.rate_bytes_s > 0:
             raise ConfigError("rate_bytes_s must be positive: bytes a second, as 12.5e6 for 100 Mbit/s.")
         if not 0 <= self.loss < 1:
-            raise ConfigError("loss must lie from 0 to below 1: the share of messages that never arrive.")
+            raise ConfigError("loss must lie from 0 to below 1: a share of packets.")
+        if self.congestion not in (None, *get_args(Congestion)):
+            raise ConfigError(f"congestion must be one of {', '.join(get_args(Congestion))}, or None.")
+        if self.tls and self.congestion is None:
+            raise ConfigError("tls needs a congestion control: it is spoken over TCP.")
 
     def add(self, name: str) -> None:
         """A new peer, the next in number; its randomness comes from its name."""
@@ -57,9 +65,15 @@ class NetworkModel:
         """What this peer can receive, all its streams together."""
         return self.rate_bytes_s
 
+    @property
+    def transport(self) -> Transport | None:
+        """What TCP makes of its links."""
+        return None if self.congestion is None else Transport(self.congestion, self.loss, self.tls)
+
     def loses(self, rng: random.Random) -> bool:
-        """Whether this message or stream is lost; ``rng`` is the sender's own."""
-        return self.loss > 0 and rng.random() < self.loss
+        """Whether this message or stream is lost for good, as none is over TCP: tests lose some to see that exchanges
+        survive it. ``rng`` is the sender's own."""
+        return self.congestion is None and self.loss > 0 and rng.random() < self.loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,22 +130,27 @@ class RegionNetwork(PairNetwork):
         return latency_s or PairNetwork.latency(self, sender, receiver)
 
 
-def network_of(spec: NetworkSpec, seed: int) -> NetworkModel:
-    """The network that a scenario describes, without its cuts: those are events of the swarm."""
+def network_of(spec: NetworkSpec, seed: int, ideal: bool = False) -> NetworkModel:
+    """The network that a scenario describes, without its cuts: those are events of the swarm. A perfect one has no
+    TCP; nor has the network of an ``ideal`` membership, unless it loses packets: there links are left out, and with
+    them what they take."""
     rate, latency = spec.rate_mbit_s, spec.latency
     up, down = rate.up_bytes_s, rate.down_bytes_s
+    plain = spec.perfect or (ideal and not spec.loss)
+    common: dict[str, Any] = {
+        "rate_bytes_s": up, "down_rate_bytes_s": down, "loss": spec.loss,
+        "congestion": None if plain else spec.congestion, "tls": spec.tls and not plain,
+    }  # fmt: skip
     if latency.kind == "constant":
         assert latency.distribution is not None
-        return UnevenNetwork(latency.distribution.mean, up, spec.loss, down_rate_bytes_s=down)
+        return UnevenNetwork(latency.distribution.mean, **common)
     table_s = quantiles_s(latency).tolist()
     middle_s = table_s[TABLE // 2]
     if latency.kind != "matrix":
-        return PairNetwork(middle_s, up, spec.loss, down_rate_bytes_s=down, seed=seed, table_s=table_s)
+        return PairNetwork(middle_s, **common, seed=seed, table_s=table_s)
     rtt_ms = latency.rtt_ms if latency.name is None else world("matrix", latency.name, "name")["rtt_ms"]
     matrix_s = [[rtt / 2e3 for rtt in row] for row in rtt_ms or ()]
-    return RegionNetwork(
-        middle_s, up, spec.loss, down_rate_bytes_s=down, seed=seed, table_s=table_s, matrix_s=matrix_s
-    )  # fmt: skip
+    return RegionNetwork(middle_s, **common, seed=seed, table_s=table_s, matrix_s=matrix_s)
 
 
 TABLE_BITS = 12

@@ -3,7 +3,7 @@
 Pure: a :class:`Line` is one direction of one connection, and :class:`Transport` says how much later than on a line
 without TCP something arrives on it. The figures are those of Linux: ten segments at first (RFC 6928), which grow
 1.9-fold a round trip; a retransmission timeout of a round trip and 200 ms, doubled each time (RFC 6298, with Linux's
-minimum). What kernels did over emulated links lies beside ``benchmarks/links/tcp_model.py``, which compares.
+minimum). What kernels did over emulated links lies beside ``benchmarks/tcp_model.py``, which compares.
 
 ``cubic`` is what Linux begins with. It takes each loss for congestion: its window falls to 0.7 and grows by 0.53
 segments a round trip (RFC 9438, section 4.3), which holds a long stream to ``segment / rtt * sqrt(3 / 2) /
@@ -19,12 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["CONGESTION", "Congestion", "Line", "Passage", "Transport", "syn_again_s"]
+from sim.scenario.conditions import Congestion
 
-Congestion = Literal["cubic", "bbr"]
-CONGESTION = ("cubic", "bbr")
+__all__ = ["GOLDEN", "MASK", "Line", "Passage", "Transport", "syn_again_s"]
 
 SEGMENT_BYTES = 1448  # of data in a packet of 1500 bytes, whose IP, TCP and timestamp headers take 52
 PACKET_BYTES = 1500
@@ -95,6 +94,14 @@ class Transport:
     def timeout_s(self, rtt: float) -> float:
         """Until what was not acknowledged is sent again for the first time."""
         return rtt + TIMEOUT_S
+
+    def retransmitted_at(self, sent_at: float, now: float, rtt: float) -> float:
+        """When what was sent then, and has not been acknowledged since, is sent again next."""
+        at, timeout_s = sent_at, self.timeout_s(rtt)
+        while at < now:
+            at += timeout_s
+            timeout_s = min(2 * timeout_s, LONGEST_TIMEOUT_S)
+        return at
 
     def gap(self, line: Line) -> int:
         """How many segments arrive until one is lost."""
@@ -169,7 +176,7 @@ class Transport:
         """Seconds until all segments are sent: a window a round trip while that is less than the rate. A round of bbr's
         that lost something lets the window as it is, the next one does not."""
         took_s, window, held, left = 0.0, line.window, False, segments
-        full = at_s * rtt
+        full = at_s * rtt if rtt else 0.0  # a rate may be infinite
         while window < full:
             if left <= window:
                 line.window = window
@@ -196,7 +203,7 @@ class Transport:
         """Seconds until cubic has sent all segments, from one loss to the next. Its window never holds more than the
         rate carries."""
         took_s, left = 0.0, segments
-        full = max(at_s * rtt, 2.0)
+        full = max(at_s * rtt, 2.0) if rtt else 2.0
         for _ in range(EPOCHS):
             if line.clear < 0:
                 line.clear = self.gap(line)

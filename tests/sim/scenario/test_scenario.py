@@ -116,7 +116,7 @@ CUTS = (NetworkCut(at_s=1, until_s=2), NetworkCut(at_s=2, until_s=math.inf, grou
 networks = st.one_of(
     st.builds(
         NetworkSpec, latency=latencies, rate_mbit_s=st.builds(Rate, rates, rates), loss=st.floats(0, 0.9),
-        partitions=st.sampled_from([(), CUTS]),
+        congestion=st.sampled_from(["cubic", "bbr"]), tls=st.booleans(), partitions=st.sampled_from([(), CUTS]),
     ),
     st.builds(NetworkSpec.of, st.sampled_from(worlds.names("network")), loss=st.floats(0, 0.9)),
 )  # fmt: skip
@@ -183,8 +183,12 @@ def test_a_preset_is_named_again_with_what_differs():
         churn=ChurnSpec.of("spot_cpu_2023_04", start="steady"),
     ).to_mapping()  # fmt: skip
     assert mapping["gossip"] == {"preset": "wan", "mix_every_steps": 5}
-    assert mapping["network"] == {"preset": "home", "loss": 0.5, "partitions": []}
-    assert mapping["churn"] == {"preset": "spot_cpu_2023_04", "start": "steady", "farewell": 0.0}
+    assert mapping["network"] == {
+        "preset": "home", "loss": 0.5, "congestion": "cubic", "tls": False, "partitions": [],
+    }  # fmt: skip
+    assert mapping["churn"] == {
+        "preset": "spot_cpu_2023_04", "start": "steady", "farewell": 0.0, "silent": 0.0,
+    }  # fmt: skip
 
 
 # -- presets and short forms -----------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ import random
 import numpy as np
 import pytest
 
+from gossip.errors import ConfigError
 from sim.scenario import worlds
 from sim.scenario.scenario import Distribution, Latency, NetworkSpec, Rate
 from sim.world.network import NetworkModel, network_of
+from sim.world.tcp import Transport
 
 INTERNET = Latency("quantiles", name="internet")
 CLOUD = Latency("matrix", name="cloud")
@@ -115,8 +117,28 @@ def test_no_time_passes_where_there_is_no_latency():
     assert NetworkModel(latency_s=0.0).latency(0, 1) == 0.0
 
 
-def test_the_stated_share_is_lost():
-    made, rng = network(INTERNET, loss=0.2), random.Random(1)
+def test_without_tcp_the_stated_share_is_lost():
+    made, rng = NetworkModel(loss=0.2), random.Random(1)
     lost = sum(made.loses(rng) for _ in range(20_000)) / 20_000
     assert abs(lost - 0.2) < 5 * math.sqrt(0.2 * 0.8 / 20_000)
-    assert not any(network(INTERNET).loses(rng) for _ in range(100))
+    assert not any(NetworkModel().loses(rng) for _ in range(100))
+
+
+def test_a_scenarios_network_has_tcp_which_loses_nothing():
+    made, rng = network(INTERNET, loss=0.2), random.Random(1)
+    assert made.transport == Transport("cubic", 0.2)
+    assert network(INTERNET, congestion="bbr", tls=True).transport == Transport("bbr", 0.0, tls=True)
+    assert not any(made.loses(rng) for _ in range(100))
+
+
+def test_a_perfect_network_has_none_and_an_ideal_memberships_only_where_packets_are_lost():
+    perfect = NetworkSpec(latency=Latency.of(Distribution.constant(0.0)), rate_mbit_s=Rate(math.inf, math.inf))
+    assert network_of(perfect, 1).transport is None
+    assert network_of(NetworkSpec(tls=True), 1, ideal=True).transport is None
+    assert network_of(NetworkSpec(loss=0.1), 1, ideal=True).transport == Transport("cubic", 0.1)
+
+
+@pytest.mark.parametrize("changes", [{"congestion": "reno"}, {"tls": True}])
+def test_a_transport_that_is_none_is_refused_by_name(changes):
+    with pytest.raises(ConfigError, match=next(iter(changes))):
+        NetworkModel(**changes)

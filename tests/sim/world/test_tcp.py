@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sim.world.tcp import DUPLEX, PACKET_BYTES, SEGMENT_BYTES, Line, Transport, syn_again_s
 
-PAGE = Path(__file__).parents[3] / "benchmarks" / "links" / "tcp_model.py"
+PAGE = Path(__file__).parents[3] / "benchmarks" / "tcp_model.py"
 spec = importlib.util.spec_from_file_location("tcp_model", PAGE)
 tcp_model = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tcp_model)

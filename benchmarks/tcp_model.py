@@ -1,6 +1,6 @@
-"""Streams by sim/world/tcp.py beside what Linux did, as a table: python benchmarks/links/tcp_model.py
+"""Streams by sim/world/tcp.py beside what Linux did, as a table: python benchmarks/tcp_model.py
 
-kernel.csv was measured over emulated links: a router in user space between two network namespaces, joined by TUN
+tcp_kernel.csv was measured over emulated links: a router in user space between two network namespaces, joined by TUN
 devices, which holds packets to a rate (with a queue of 100 ms, whose tail is dropped), keeps each for the latency,
 and drops a share at random. One connection after another sent 0.1, 1 or 10 MB from a process in the one namespace to
 one in the other; seconds are from the first byte written to the last one read. Pings took 0.4 ms longer than twice
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 def measured() -> Iterator[Row]:
-    with (HERE / "kernel.csv").open(newline="") as file:
+    with (HERE / "tcp_kernel.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             numbers = (float(row["latency_ms"]), float(row["mbit_s"]), float(row["loss"]))
             seconds = (float(row["median_s"]), float(row["low_s"]), float(row["high_s"]))

@@ -1,0 +1,144 @@
+"""What carries messages and streams from one host to another, in order, and who is cut off from whom. Streams share
+bandwidth (:mod:`sim.engine.flows`).
+
+Where the network has TCP (:mod:`sim.world.tcp`) nothing is lost: what is, comes late, and what is sent after it over
+the same line comes after it. What is sent into a cut waits for the first retransmission after its end. Without TCP a
+message takes the latency and no more, and what is sent into a cut is lost without a word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from sim.engine.events import Events
+from sim.engine.flows import Flow, Flows
+from sim.engine.host import Host
+from sim.world.network import NetworkModel
+from sim.world.tcp import GOLDEN, MASK, Line
+
+__all__ = ["Carrier"]
+
+ODD = 0xD1B54A32D192ED03  # another multiplier than GOLDEN, so that a line and the one back differ
+
+
+class Carrier:
+    """The network between hosts. ``transport`` is None where there is no TCP."""
+
+    def __init__(self, events: Events, network: NetworkModel, stall_s: float) -> None:
+        self.events, self.network, self.stall_s = events, network, stall_s
+        self.flows = Flows(events, network)
+        self.latency = network.latency
+        self.transport = network.transport
+        self.group_of: dict[int, int] | None = None  # by row, while the network is cut into groups
+        self.holding: dict[Line, tuple[Host, Host]] = {}  # lines on which something waits for the end of a cut
+
+    def after(self, sender: Host, receiver: Host) -> float:
+        """When what is sent now arrives, if nothing delays it."""
+        return self.events.now + self.latency(sender.index, receiver.index)
+
+    # -- cuts ----------------------------------------------------------------------------------------------------
+    def partition(self, groups: Iterable[Iterable[int]]) -> None:
+        self.group_of = {row: number for number, group in enumerate(groups, 1) for row in group}
+        self.retransmit()
+
+    def heal(self) -> None:
+        self.group_of = None
+        self.retransmit()
+
+    def cut(self, a: Host, b: Host) -> bool:
+        return self.group_of is not None and self.group_of.get(a.row, 0) != self.group_of.get(b.row, 0)
+
+    def retransmit(self) -> None:
+        """Between those who are not cut off any more all that was held arrives with the next retransmission."""
+        if self.transport is None:
+            return
+        for line, (host, to) in list(self.holding.items()):
+            if self.cut(host, to):
+                continue
+            del self.holding[line]
+            latency = self.latency(host.index, to.index)
+            again = self.transport.retransmitted_at(line.held[0][0], self.events.now, 2 * latency)
+            line.free_at = max(line.free_at, again + latency)
+            for _, handler, args in line.held:
+                self.events.push(line.free_at, handler, *args)
+            line.held.clear()
+
+    # -- lines ---------------------------------------------------------------------------------------------------
+    def fresh(self, host: Host, to: Host) -> Line:
+        """That of a connection which begins now; its draws are those of this pair and this time."""
+        now = self.events.now
+        return Line((host.key * GOLDEN ^ to.key * ODD) + int(now * 2**30) & MASK, now)
+
+    def to(self, host: Host, to: Host) -> Line:
+        """The line that is there, or one without a connection's beginning."""
+        line = host.lines.get(to.id)
+        if line is None:
+            line = host.lines[to.id] = self.fresh(host, to)
+        return line
+
+    def message(self, line: Line, host: Host, to: Host, handler: Callable[..., None], *args: object) -> float:
+        """Carry one segment, where there is TCP."""
+        transport = self.transport
+        assert transport is not None
+        late_s = transport.late_s(line, 2 * self.latency(host.index, to.index)) if transport.loss else 0.0
+        return self.carry(line, host, to, late_s, handler, *args)
+
+    def carry(
+        self, line: Line, host: Host, to: Host, late_s: float, handler: Callable[..., None], *args: object
+    ) -> float:
+        """Call the handler when what is sent now arrives, in the order of the line, and return that time; infinity if
+        it waits for the end of a cut."""
+        if self.group_of is not None and self.cut(host, to):
+            line.held.append((self.events.now, handler, args))
+            self.holding[line] = host, to
+            return math.inf
+        arrives = self.events.now + self.latency(host.index, to.index) + late_s
+        if arrives < line.free_at:
+            arrives = line.free_at
+        else:
+            line.free_at = arrives
+        self.events.push(arrives, handler, *args)
+        return arrives
+
+    def passes(self, line: Line | None, sender: Host, receiver: Host) -> bool:
+        """Whether a packet that nobody sends again arrives."""
+        if self.group_of is not None and self.cut(sender, receiver):
+            return False
+        return line is None or self.transport is None or not self.transport.lost(line)
+
+    # -- streams -------------------------------------------------------------------------------------------------
+    def stream(
+        self, host: Host, to: Host, size_bytes: int, duplex: bool, sent: Callable[[], None],
+        stalled: Callable[..., None], number: int, arrived: Callable[..., None], *args: object,
+    ) -> Flow | None:  # fmt: skip
+        """``sent()`` is called when the last byte has gone, ``arrived(to, *args)`` when it is there, and
+        ``stalled(to, host, number)`` after ``stall_s`` of a stream that is cut off, or lost where there is no TCP.
+        ``duplex``: as much comes the other way. None: all is sent already."""
+        transport = self.transport
+        if transport is None:
+            landing = partial(self.land, host, to, None, 0.0, sent, stalled, number, arrived, args)
+            return self.flows.start(host.index, to.index, size_bytes, landing)
+        line = self.to(host, to)
+        rate, rtt = self.flows.offered(host.index, to.index), 2 * self.latency(host.index, to.index)
+        wire_bytes, ceiling, late_s = transport.stream(line, size_bytes, rate, rtt, self.events.now, duplex)
+        landing = partial(self.land, host, to, line, late_s, sent, stalled, number, arrived, args)
+        return self.flows.start(host.index, to.index, wire_bytes, landing, ceiling)
+
+    def land(
+        self, host: Host, to: Host, line: Line | None, late_s: float, sent: Callable[[], None],
+        stalled: Callable[..., None], number: int, arrived: Callable[..., None], args: tuple[Any, ...],
+    ) -> None:  # fmt: skip
+        """The last byte is on its way."""
+        sent()
+        if host.gone:
+            return
+        stops = self.cut(host, to) or self.network.loses(host.rng)
+        if stops:
+            self.events.push(self.events.now + self.stall_s, stalled, to, host, number)
+        if line is not None:
+            self.carry(line, host, to, late_s, arrived, to, *args)
+        elif not stops:
+            self.events.push_bulk(self.after(host, to), arrived, to, *args)
