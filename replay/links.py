@@ -70,7 +70,8 @@ class Links:
     def __init__(self, count: int, seed: int = 1, queue_ms: float = QUEUE_MS) -> None:
         assert 1 <= count <= MOST_NODES, "router.c has no more"
         self.count, self.seed, self.queue_ms = count, seed, queue_ms
-        self.spaces: list[int] = []
+        self.spaces: list[int] = []  # namespaces, as open files of this process
+        self.files: list[str] = []  # their paths, by which another process may open them
 
     def __enter__(self) -> Self:
         with tempfile.TemporaryDirectory(prefix="gossip-links-") as folder:
@@ -89,7 +90,8 @@ class Links:
                 why = self.process.stderr.read().strip() or "the router ended"
                 raise LocalError(f"emulated links cannot be made here ({why}): allow network namespaces and TUN.")
             for number in ready[1:]:
-                self.spaces.append(os.open(f"/proc/{self.process.pid}/fd/{number}", os.O_RDONLY))
+                self.files.append(f"/proc/{self.process.pid}/fd/{number}")
+                self.spaces.append(os.open(self.files[-1], os.O_RDONLY))
             for node in range(self.count):
                 self.ip(node, "link", "set", "lo", "up")
                 self.ip(node, "address", "add", f"{self.address(node)}/24", "dev", "eth0")

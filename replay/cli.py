@@ -1,0 +1,104 @@
+"""What `gossip replay` does, once `gossip.__main__` has read its options."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gossip.errors import LocalError
+
+if TYPE_CHECKING:
+    from replay.plan import Plan
+    from replay.report import Report
+
+__all__ = ["replay"]
+
+
+def replay(
+    files: Sequence[Path],
+    *,
+    seed: int | None = None,
+    seeds: int = 5,
+    runs: int = 1,
+    settings: Sequence[str] = (),
+    out: Path | None = None,
+    as_json: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Predict and play scenarios one after the other; the exit code, 130 after ^C.
+
+    ``out``: a folder for a JSON file a scenario, each written as soon as it is done, and gaps.md with all of them.
+    Raises :class:`~gossip.errors.GossipError`; what cannot be played is found before anything is.
+    """
+    from replay.links import missing
+    from replay.plan import Plan
+    from replay.report import gap_table
+    from sim.cli import read
+    from sim.report.result import folder_names
+
+    plans = [Plan.of(scenario) for scenario in read(files, seed, settings)]
+    if why := missing():
+        raise LocalError(f"gossip replay plays real processes, and {why}")
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalError(f"The folder {out} cannot be made ({error.strerror}): name another.") from None
+    reports: list[Report] = []
+    try:
+        for plan, name in zip(plans, folder_names([plan.scenario.name for plan in plans]), strict=True):
+            report = of(plan, seeds, runs, quiet)
+            reports.append(report)
+            print(report.to_json() if as_json else "\n".join(report.lines()), flush=True)
+            if out is not None:
+                report.write(out / f"{name}.json")
+    except KeyboardInterrupt:
+        kept = f"what was finished is in {out}" if out is not None and reports else "nothing was saved"
+        print(f"gossip: stopped; {kept}.", file=sys.stderr)
+        return 130
+    finally:
+        if out is not None and reports:
+            (out / "gaps.md").write_text(gap_table(reports) + "\n", encoding="utf-8")
+    return 0
+
+
+def of(plan: Plan, seeds: int, runs: int, quiet: bool) -> Report:
+    """One scenario: so many predictions, and so many runs in real time, each with the next seed."""
+    from replay.play import play
+    from replay.predict import predict
+    from replay.report import Report
+
+    shown = sys.stderr.isatty() and not quiet
+
+    def say(sentence: str) -> None:
+        if shown:
+            print(f"\r\033[K{plan.scenario.name}: {sentence}", end="", file=sys.stderr, flush=True)
+
+    report = Report(plan.scenario.name)
+    try:
+        for number in range(seeds):
+            say(f"simulated with seed {plan.scenario.seed + number}, {number + 1} of {seeds}")
+            report.predictions.append(predict(with_seed(plan, number)).figures())
+        for number in range(runs):
+            head = f"run {number + 1} of {runs}"
+            say(f"{head}, processes start")
+            why = report.add_run(play(with_seed(plan, number), partial(told, say, head)))
+            if why and not quiet:
+                say("")
+                print(f"{plan.scenario.name}, {head}: disturbed, not counted: {why}.", file=sys.stderr, flush=True)
+    finally:
+        say("")
+    return report
+
+
+def with_seed(plan: Plan, number: int) -> Plan:
+    from replay.plan import Plan
+
+    return Plan.of(plan.scenario.replace(seed=plan.scenario.seed + number))
+
+
+def told(say: Callable[[str], None], head: str, sentence: str) -> None:
+    say(f"{head}, {sentence}")

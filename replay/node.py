@@ -1,0 +1,164 @@
+"""One node of a replay: a process that trains as the simulated peer of its number does, and keeps a diary.
+
+Its model is that peer's row of :class:`sim.learning.learners.Learners`: the same first weights, samples and batches,
+and the same arithmetic. A step takes what the scenario says by sleeping until it ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gossip.effects import Effect
+from node import Node, service
+from node.runtime import Runtime
+from replay.links import enter
+from replay.plan import Plan
+from replay.seen import Watch
+from sim.learning.learners import Learners
+from sim.world.step_times import StepTimes
+
+__all__ = ["Errand", "Go", "live"]
+
+PR_SET_PDEATHSIG = 1
+OVERTIME_S = 60.0  # after the run's end, for who was never told to go
+MOST_BYTES = 1 << 30  # of diaries, all models of all looks
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What a process is made for: one life of one node."""
+
+    plan: Plan
+    node: int
+    space: str  # the file of its network namespace
+    folder: Path  # of its diary
+    state: Path  # of its identity, the same in each of its lives
+    secret: Path | None
+    listen: str
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The beginning of a life; times are of CLOCK_MONOTONIC, which all processes of a machine share."""
+
+    zero: float  # when the run began
+    seeds: tuple[str, ...]
+    taken: int  # steps in earlier lives: batches go on behind them
+
+
+class Diary:
+    """``diary.jsonl`` and ``vectors.f32``, a line for each vector: whole up to the moment of a kill."""
+
+    def __init__(self, folder: Path, zero: float) -> None:
+        self.zero = zero
+        self.file = (folder / "diary.jsonl").open("w", buffering=1, encoding="utf-8")
+        self.vectors = (folder / "vectors.f32").open("wb", buffering=0)
+
+    def note(self, kind: str, **what: Any) -> None:
+        self.file.write(json.dumps({"kind": kind, "at_s": round(time.monotonic() - self.zero, 6)} | what) + "\n")
+
+
+class Watched(Runtime):
+    """A node's driver with somebody who looks on."""
+
+    onlooker: Watch
+    diary: Diary
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        watch, diary, effects = self.onlooker, self.diary, list(effects)
+        for effect in effects:
+            watch.see(effect, time.monotonic())
+        for _, took_s in watch.mixes:
+            diary.note("mix", seconds=took_s)
+        for change in watch.changes:
+            diary.note("member", subject=change.subject.hex(), state=change.state)
+        watch.mixes.clear()
+        watch.changes.clear()
+        super().perform(effects)
+
+
+def live(errand: Errand, parent: Connection) -> None:
+    """The process: makes all that takes long, says so, waits for its turn, and lives."""
+    os.setsid()  # a scheduling group of its own (autogroup)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who began the run ends it
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    log = os.open(errand.folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        space = os.open(errand.space, os.O_RDONLY)
+        enter(space)
+        os.close(space)
+        for name in [name for name in os.environ if name.startswith("GOSSIP_")]:
+            del os.environ[name]
+        os.environ["GOSSIP_PROGRESS"] = "off"
+        if errand.secret is None:
+            os.environ["GOSSIP_INSECURE"] = "1"  # the links are ours alone
+        torch.set_num_threads(1)
+        plan = errand.plan
+        learners = Learners(plan.scenario.task, plan.names, plan.scenario.seed)
+        parent.send("ready")
+        go: Go = parent.recv()
+        with np.errstate(all="ignore"):
+            train(errand, go, learners)
+    except EOFError:
+        pass  # nobody is left to play for
+    except SystemExit:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        raise
+
+
+def train(errand: Errand, go: Go, learners: Learners) -> None:
+    plan, row = errand.plan, errand.node
+    scenario = plan.scenario
+    learners.taken[row] = go.taken
+    vector = learners.matrix[row]
+    diary = Diary(errand.folder, go.zero)
+    Watched.onlooker, Watched.diary = Watch(row), diary
+    vars(service)["Runtime"] = Watched  # in this process, which has one node
+    durations = StepTimes(scenario.compute, scenario.seed).durations(plan.names[row])
+    rows, counts = np.array([row]), np.array([1])
+    began = time.monotonic()
+    peer = Node(
+        {"model": vector}, config=scenario.config, seeds=go.seeds, listen=errand.listen, secret=errand.secret,
+        state_dir=errand.state,
+    )  # fmt: skip
+    ends = go.zero + plan.duration_s
+    every_s = max(plan.every_s, plan.duration_s * vector.nbytes * len(plan.names) / MOST_BYTES)
+    with peer:
+        due = time.monotonic()
+        diary.note("joined", id=peer.id, seconds=due - began)
+        look_at, late_s = (int((due - go.zero) / every_s) + 1) * every_s, 0.0
+        while due < ends + OVERTIME_S:
+            due += float(durations(1)[0])
+            now = time.monotonic()
+            if now > due:  # what is lost is not made up for, as no machine would
+                late_s += now - due
+                due = now
+            else:
+                time.sleep(due - now)
+            learners.train(rows, counts)
+            peer.step(samples=learners.samples_per_step)
+            if time.monotonic() - go.zero >= look_at:
+                metrics = peer.metrics()
+                diary.vectors.write(vector.tobytes())
+                diary.note(
+                    "look", look_at=look_at, steps=peer.steps, failed=metrics.exchanges_failed,
+                    sent=metrics.bytes_sent, late_s=late_s,
+                )  # fmt: skip
+                look_at += every_s

@@ -1,0 +1,241 @@
+"""A scenario played by real processes on emulated links, once."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import secrets
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gossip.errors import LocalError
+from gossip.ids import PeerId
+from replay.links import Links
+from replay.node import Errand, Go, live
+from replay.plan import PORT, Life, Plan
+from replay.seen import Change, Seen
+from sim.learning.learners import Learners
+from sim.seeds import derive
+
+__all__ = ["play"]
+
+READY_S = 180.0  # for all processes to load torch and their data, on a busy machine
+LEAVE_S = 10.0  # after SIGTERM
+SEEDS = 3  # that who comes is told, as sim.simulation does
+LEAD_S = 0.2  # from "all are ready" to the beginning
+
+
+@dataclass(slots=True)
+class Body:
+    """The process of one life."""
+
+    life: Life
+    process: Any
+    parent: Connection
+    folder: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def sentence(self) -> str:
+        text = (self.folder / "output").read_text(encoding="utf-8", errors="replace").strip()
+        return text.splitlines()[-1] if text else "it said nothing"
+
+
+def play(plan: Plan, say: Callable[[str], None]) -> Seen:
+    """Needs :func:`replay.links.missing` to say nothing. Raises :class:`LocalError` where a process ends that should
+    not. All processes are gone afterwards, whatever happens; ``say`` is told how far it is."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gossip-replay-") as name,
+        Links(len(plan.names), plan.scenario.seed) as links,
+    ):
+        run = Run(plan, links, Path(name), say)
+        try:
+            run.prepare()
+            run.go()
+            return run.seen()
+        finally:
+            run.end()
+
+
+class Run:
+    def __init__(self, plan: Plan, links: Links, folder: Path, say: Callable[[str], None]) -> None:
+        self.plan, self.links, self.folder, self.say = plan, links, folder, say
+        self.bodies: list[Body] = []
+        self.now_up: dict[int, Body] = {}
+        self.dark: set[int] = set()  # nodes whose machines lost their power
+        self.split: set[tuple[int, int]] = set()
+        self.order: list[int] = []  # nodes as they first came
+        self.zero = 0.0
+
+    # -- before ------------------------------------------------------------------------------------------------------
+    def prepare(self) -> None:
+        """Links as the scenario says, and a process for each life, all of them started before time begins to count."""
+        plan, links = self.plan, self.links
+        network, spec = plan.network(), plan.scenario.network
+        for node in range(len(plan.names)):
+            links.rate(node, network.up_bytes_s(node) * 8e-6, network.down_bytes_s(node) * 8e-6)
+            if (congestion := getattr(spec, "congestion", None)) is not None:
+                links.congestion(node, congestion)
+            for other in range(node):
+                links.latency(node, other, network.latency(node, other))
+        links.loss(-1, -1, spec.loss)
+        secret = None
+        if getattr(spec, "tls", False):
+            secret = self.folder / "swarm.secret"
+            secret.touch(0o600)
+            secret.write_text(secrets.token_hex(32) + "\n", encoding="utf-8")
+        context = multiprocessing.get_context("forkserver")  # torch is read once, and its pages are shared
+        context.set_forkserver_preload(["replay.node", "sim.learning.datasets"])
+        for number, life in enumerate(plan.lives):
+            folder = self.folder / f"life-{number}"
+            folder.mkdir()
+            errand = Errand(
+                plan, life.node, links.files[life.node], folder,
+                self.folder / f"node-{life.node}", secret, f"{links.address(life.node)}:{PORT}",
+            )  # fmt: skip
+            ours, theirs = context.Pipe()
+            process = context.Process(target=live, args=(errand, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.bodies.append(Body(life, process, ours, folder))
+        until = time.monotonic() + READY_S
+        for body in self.bodies:
+            try:
+                if not body.parent.poll(max(0.0, until - time.monotonic())):
+                    raise LocalError(
+                        f"A node of the replay took more than {READY_S:g} s to start: try a quiet machine."
+                    )
+                body.parent.recv()
+            except (EOFError, OSError):
+                raise LocalError(f"Node {body.life.node} of the replay could not start: {body.sentence}") from None
+
+    # -- the run -----------------------------------------------------------------------------------------------------
+    def go(self) -> None:
+        plan = self.plan
+        events: list[tuple[float, int, Callable[[], None]]] = []
+        for number, body in enumerate(self.bodies):
+            events.append((body.life.from_s, number, partial(self.come, body)))
+            if body.life.until_s < plan.duration_s:
+                events.append((body.life.until_s, number, partial(self.leave, body)))
+        for number, cut in enumerate(plan.cuts):
+            events.append((cut.at_s, number, partial(self.cut, set(cut.pairs()))))
+            if cut.until_s < plan.duration_s:
+                events.append((cut.until_s, number, partial(self.cut, set[tuple[int, int]]())))
+        events.sort(key=lambda event: event[:2])
+        self.zero = time.monotonic() + LEAD_S
+        self.before = self.links.stats()
+        for at_s, _, happen in events:
+            self.wait_until(at_s)
+            happen()
+        self.wait_until(plan.duration_s)
+        self.after = self.links.stats()
+
+    def wait_until(self, at_s: float) -> None:
+        while (left_s := self.zero + at_s - time.monotonic()) > 0:
+            self.say(f"{max(0.0, time.monotonic() - self.zero):.0f} of {self.plan.duration_s:g} s")
+            for node, body in self.now_up.items():
+                if not body.process.is_alive():
+                    raise LocalError(f"Node {node} of the replay ended by itself: {body.sentence}")
+            time.sleep(min(left_s, 0.5))
+
+    def come(self, body: Body) -> None:
+        node, life = body.life.node, body.life
+        if node in self.dark:
+            self.dark.remove(node)
+            self.connect()
+        present = [each for each in self.order if each in self.now_up]
+        rng = random.Random(derive(self.plan.scenario.seed, self.plan.names[node], f"seeds at {life.from_s}"))
+        seeds = tuple(f"{self.links.address(each)}:{PORT}" for each in rng.sample(present, min(SEEDS, len(present))))
+        taken = max(
+            (row["steps"] for each in self.bodies if each.life.node == node for row in looks(read(each))), default=0
+        )
+        body.parent.send(Go(self.zero, seeds, taken))
+        self.now_up[node] = body
+        if node not in self.order:
+            self.order.append(node)
+
+    def leave(self, body: Body) -> None:
+        del self.now_up[body.life.node]
+        if body.life.farewell:
+            os.kill(body.process.pid, signal.SIGTERM)
+            return
+        if body.life.silent:
+            self.dark.add(body.life.node)
+            self.connect()
+        body.process.kill()
+
+    def cut(self, pairs: set[tuple[int, int]]) -> None:
+        self.split = pairs
+        self.connect()
+
+    def connect(self) -> None:
+        """The cuts of the network, and those around machines without power."""
+        self.links.heal()
+        for one, other in self.split:
+            self.links.cut(one, other)
+        for node in self.dark:
+            self.links.cut(node, -1)
+
+    def end(self) -> None:
+        for body in self.bodies:
+            body.process.kill()
+        for body in self.bodies:
+            body.process.join(LEAVE_S)
+            body.parent.close()
+
+    # -- after -------------------------------------------------------------------------------------------------------
+    def seen(self) -> Seen:
+        plan, seen = self.plan, Seen(self.plan)
+        duration_s, learners = plan.duration_s, Learners(plan.scenario.task, plan.names, plan.scenario.seed)
+        at: dict[float, list[np.ndarray[Any, Any]]] = {}
+        for body in self.bodies:
+            rows = [row for row in read(body) if row["at_s"] <= duration_s]
+            joined = [row for row in rows if row["kind"] == "joined"]
+            if joined:
+                seen.ids[PeerId(bytes.fromhex(joined[0]["id"]))] = body.life.node
+                if body.life.from_s > 0:
+                    seen.joins.append(joined[0]["at_s"] - body.life.from_s)
+            seen.mixes += [(row["at_s"], row["seconds"]) for row in rows if row["kind"] == "mix"]
+            seen.changes += [
+                Change(row["at_s"], body.life.node, PeerId(bytes.fromhex(row["subject"])), row["state"])
+                for row in rows if row["kind"] == "member"
+            ]  # fmt: skip
+            found = looks(rows)
+            if found:
+                seen.failed += found[-1]["failed"]
+                seen.sent_bytes += found[-1]["sent"]
+                minutes = max(found[-1]["at_s"] - body.life.from_s, 1.0) / 60
+                seen.late_s_minute = max(seen.late_s_minute, found[-1]["late_s"] / minutes)
+            vectors = np.fromfile(body.folder / "vectors.f32", np.float32) if found else np.empty(0, np.float32)
+            for row, vector in zip(found, vectors.reshape(-1, learners.elements) if found else (), strict=False):
+                at.setdefault(round(row["look_at"], 6), []).append(vector)
+        for when, models in sorted(at.items()):
+            stacked = np.stack(models)
+            seen.rows(when, learners.evaluate(stacked)[1].tolist(), stacked)
+        before, after = self.before, self.after
+        seen.late_packets = (after.late - before.late) / max(1, after.delivered - before.delivered)
+        return seen
+
+
+def read(body: Body) -> list[dict[str, Any]]:
+    """The lines of its diary that are whole."""
+    path = body.folder / "diary.jsonl"
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+
+
+def looks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["kind"] == "look"]

@@ -1,0 +1,62 @@
+"""What the simulator says of a scenario, seen with the instruments of the real run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from replay.plan import Plan
+from replay.seen import Seen, Watch
+from sim.simulation import Simulation, uncollected
+
+__all__ = ["predict"]
+
+LOOK_S = 0.01  # how finely the time of a join is seen
+
+
+def predict(plan: Plan) -> Seen:
+    """Play it in virtual time."""
+    torch.set_num_threads(1)
+    with uncollected(), np.errstate(all="ignore"):
+        simulation = Simulation(plan.scenario)
+        swarm, seen = simulation.swarm, Seen(plan)
+        watches = [Watch(node) for node in range(len(plan.names))]
+        for kind in Watch.WATCHED:
+            swarm.performers[kind] = watched(swarm.performers[kind], watches, lambda: swarm.now)
+        waiting, due = list(plan.lives), plan.every_s
+        for tick in range(1, round(plan.duration_s / LOOK_S) + 1):
+            now = tick * LOOK_S
+            swarm.run_until(now)
+            for life in [each for each in waiting if each.from_s < now]:
+                index = simulation.indices[life.node]
+                if index is not None and swarm.hosts[index].peer.ready:
+                    waiting.remove(life)
+                    if life.from_s > 0:  # the first has nothing to join
+                        seen.joins.append(now - life.from_s)
+                elif now > life.until_s:
+                    waiting.remove(life)
+            if now >= due - 1e-9:
+                due += plan.every_s
+                row = simulation.measures.row()
+                seen.accuracy.append((now, row["accuracy_mean"]))
+                seen.distance.append((now, row["consensus_distance"]))
+        row = simulation.measures.row()
+        seen.failed, seen.sent_bytes = int(row["exchanges_failed"]), int(row["bytes_sent"])
+        for watch in watches:
+            seen.mixes += watch.mixes
+            seen.changes += watch.changes
+        seen.ids = {host.id: int(host.name) for host in swarm.hosts}
+    return seen
+
+
+def watched(
+    perform: Callable[[Any, Any], None], watches: list[Watch], now: Callable[[], float]
+) -> Callable[[Any, Any], None]:
+    def both(host: Any, effect: Any) -> None:
+        watches[int(host.name)].see(effect, now())
+        perform(host, effect)
+
+    return both

@@ -1,0 +1,149 @@
+"""What was seen of a run, simulated or real, with the same instruments: a peer's effects, and rows of all models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.effects import Effect, MemberChanged, MemberState, Merge, Mix, Release, Rename, Snapshot
+from gossip.ids import PeerId
+from replay.plan import Cut, Plan
+
+__all__ = ["Change", "Seen", "Watch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """At ``at_s`` one node held another to be in another state than before."""
+
+    at_s: float
+    observer: int
+    subject: PeerId
+    state: str  # of MemberState
+
+
+class Watch:
+    """One peer's effects, as its driver performs them. The same for both drivers, so that a second of one is a second
+    of the other: an exchange lasts from the wish for its snapshot to the mix that both sides have committed to."""
+
+    WATCHED = (Snapshot, Rename, Mix, Merge, Release, MemberChanged)
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.wished: dict[int, float] = {}  # by session; as many as the peer has under way
+        self.mixes: list[tuple[float, float]] = []  # when, and how long the exchange took
+        self.changes: list[Change] = []
+
+    def see(self, effect: Effect, now: float) -> None:
+        match effect:
+            case Snapshot(session):
+                self.wished[session] = now
+            case Rename(session, to):
+                if session in self.wished:
+                    self.wished[to] = self.wished.pop(session)
+            case Mix(session) | Merge(session):
+                if (began := self.wished.get(session)) is not None:
+                    self.mixes.append((now, now - began))
+            case Release(session):
+                self.wished.pop(session, None)
+            case MemberChanged(peer, _, after):
+                self.changes.append(Change(now, self.node, peer, after.value))
+            case _:
+                pass
+
+
+@dataclass(slots=True)
+class Seen:
+    """One run. Times are seconds since its beginning, virtual or real."""
+
+    plan: Plan
+    mixes: list[tuple[float, float]] = field(default_factory=list)  # of all nodes: when, and seconds from the wish
+    changes: list[Change] = field(default_factory=list)
+    ids: dict[PeerId, int] = field(default_factory=dict)  # the number of each node
+    joins: list[float] = field(default_factory=list)  # seconds from a start to weights that are the swarm's
+    failed: int = 0  # exchanges that came to nothing, each side counting
+    sent_bytes: int = 0  # streams and messages of all nodes, without TCP's and TLS's own
+    accuracy: list[tuple[float, float]] = field(default_factory=list)  # mean over the nodes that hold weights
+    distance: list[tuple[float, float]] = field(default_factory=list)  # consensus distance
+    late_packets: float = 0.0  # share that came over 5 ms late
+    late_s_minute: float = 0.0  # by which the worst node's training fell behind, of each minute
+
+    def figures(self) -> dict[str, float]:
+        """Every line of the report; nan where a run has nothing to say."""
+        plan = self.plan
+        seconds = np.array([took for _, took in self.mixes] or [np.nan])
+        minutes = sum(min(life.until_s, plan.duration_s) - life.from_s for life in plan.lives) / 60
+        mixes = len(self.mixes)
+        figures = {
+            "exchange s, median": float(np.median(seconds)),
+            "exchange s, p90": float(np.percentile(seconds, 90)),
+            "mixes a node a minute": mixes / minutes,
+            "MB sent for a mix": self.sent_bytes / 1e6 / mixes if mixes else np.nan,
+            "failed share": self.failed / (self.failed + mixes) if self.failed + mixes else np.nan,
+            "join s, median": median(self.joins),
+            "kill to dead s, median": median(self.deaths()),
+        }
+        for number, cut in enumerate(plan.cuts, start=1):
+            of = f" of cut {number}" if len(plan.cuts) > 1 else ""
+            figures[f"healing s{of}"] = self.healing(cut)
+        for target in plan.targets:
+            figures[f"s to {target:.0%}"] = next((at for at, mean in self.accuracy if mean >= target), np.nan)
+        for share in (0.25, 0.5, 0.75, 1.0):
+            at = share * plan.duration_s
+            near = [value for when, value in self.distance if when <= at + 1e-6]
+            figures[f"consensus distance at {at:g} s"] = near[-1] if near else np.nan
+        return {name: float(value) for name, value in figures.items()}
+
+    def deaths(self) -> list[float]:
+        """From each end without a goodbye until each of those that stayed held the node to be dead."""
+        found: list[float] = []
+        for life in self.plan.lives:
+            if life.farewell or life.until_s >= self.plan.duration_s:
+                continue
+            again = min(
+                (each.from_s for each in self.plan.lives if each.node == life.node and each.from_s > life.from_s),
+                default=self.plan.duration_s,
+            )
+            first: dict[int, float] = {}
+            for change in self.changes:
+                known = self.ids.get(change.subject) == life.node and change.observer != life.node
+                if known and change.state == MemberState.DEAD.value and life.until_s <= change.at_s < again:
+                    first.setdefault(change.observer, change.at_s - life.until_s)
+            found += first.values()
+        return found
+
+    def healing(self, cut: Cut) -> float:
+        """Seconds from a cut's end until nobody held anybody to be suspect or dead any more who was up."""
+        held: dict[tuple[int, int], str] = {}
+        whole_at = cut.until_s
+        for change in sorted(self.changes, key=lambda each: each.at_s):
+            subject = self.ids.get(change.subject)
+            if (
+                subject is None
+                or not self.plan.up(subject, change.at_s)
+                or not self.plan.up(change.observer, change.at_s)
+            ):
+                continue
+            held[change.observer, subject] = change.state
+            if change.at_s >= cut.until_s and change.state == MemberState.ALIVE.value:
+                whole_at = change.at_s
+        apart = any(
+            state in (MemberState.SUSPECT.value, MemberState.DEAD.value)
+            for (observer, subject), state in held.items()
+            if self.plan.up(observer, self.plan.duration_s) and self.plan.up(subject, self.plan.duration_s)
+        )
+        return np.nan if apart else whole_at - cut.until_s
+
+    def rows(self, at_s: float, accuracies: Sequence[float], vectors: NDArray[np.float32]) -> None:
+        """Note all models (nodes, elements) at one time."""
+        if len(vectors):
+            apart = vectors - vectors.mean(0, dtype=np.float64)
+            self.accuracy.append((at_s, float(np.mean(accuracies))))
+            self.distance.append((at_s, float(np.sqrt(np.square(apart).sum(1).mean()))))
+
+
+def median(values: Sequence[float]) -> float:
+    return float(np.median(values)) if values else np.nan

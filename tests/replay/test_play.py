@@ -1,0 +1,87 @@
+"""Real processes on emulated links. What is claimed holds at any speed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+
+import numpy as np
+import pytest
+
+from gossip import __main__ as command
+from replay import cli
+from replay.links import Links, missing
+from replay.play import Run, looks, read
+from sim.learning.learners import Learners
+from tests.replay.test_plan import plan
+
+pytestmark = pytest.mark.netns
+
+
+@pytest.fixture(autouse=True)
+def possible():
+    if why := missing():
+        pytest.skip(why)
+
+
+def test_a_node_alone_trains_bit_for_bit_as_the_simulated_peer_does(tmp_path):
+    alone = plan(peers=1, duration_s=4, **{"task.model": "linear", "compute.step_s": 0.05})
+    with Links(1) as links:
+        run = Run(alone, links, tmp_path, lambda sentence: None)
+        try:
+            run.prepare()
+            run.go()
+        finally:
+            run.end()
+    (body,) = run.bodies
+    steps = [row["steps"] for row in looks(read(body))]
+    learners = Learners(alone.scenario.task, alone.names, alone.scenario.seed)
+    vectors = np.fromfile(body.folder / "vectors.f32", np.float32).reshape(-1, learners.elements)
+    assert len(steps) >= 3
+    for before, after, vector in zip([0, *steps], steps, vectors, strict=False):
+        learners.train(np.array([0]), np.array([after - before]))
+        assert np.array_equal(learners.matrix[0], vector)
+
+
+def test_kills_returns_and_cuts_are_played_and_the_report_has_both_sides(monkeypatch, capsys, tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("peer,from_s,until_s\n0,0,\n1,0,6\n1,9,\n2,0,\n")
+    file = tmp_path / "hard.toml"
+    file.write_text(
+        f"""
+        name = "hard"
+        peers = 3
+        duration_s = 20
+        task = {{ model = "linear" }}
+        gossip = {{ preset = "wan", mix_every_steps = 4 }}
+        compute = {{ step_s = 0.05 }}
+        churn = {{ trace = "{trace}" }}
+        membership = {{ start = "seed", join_every_s = 0.5 }}
+        [network]
+        latency = {{ kind = "constant", value_ms = 5 }}
+        rate_mbit_s = 50
+        partitions = [{{ at_s = 12, until_s = 14 }}]
+        """
+    )
+    monkeypatch.setattr(sys, "argv", ["gossip", "replay", str(file), "--seeds", "1", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "hard" in shown
+    assert "kill to dead s, median" in shown
+    assert "| healing s |" in (tmp_path / "out" / "gaps.md").read_text() or "disturbed" in shown
+    assert '"name": "hard"' in (tmp_path / "out" / "hard.json").read_text()
+    assert multiprocessing.active_children() == []
+
+
+def test_stopped_it_says_what_is_kept_and_leaves_no_process(monkeypatch, capsys, tmp_path):
+    def stop(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "go", stop)
+    file = tmp_path / "any.toml"
+    file.write_text("duration_s = 5\npeers = 2\nmembership = { start = 'seed' }\ntask = { model = 'linear' }\n")
+    assert cli.replay([file], seeds=1, quiet=True) == 130
+    assert "stopped; nothing was saved" in capsys.readouterr().err
+    assert multiprocessing.active_children() == []
