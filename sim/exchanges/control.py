@@ -34,13 +34,14 @@ COLLIDED_S, APART_S = 0.02, 0.08  # as a peer waits that found everybody busy
 class Exchange:
     """``first`` asks, ``second`` is asked last."""
 
-    __slots__ = ("asked", "attempt", "first", "number", "second", "weight", "wished")
+    __slots__ = ("asked", "attempt", "first", "number", "second", "steps", "weight", "wished")
 
     def __init__(self, first: int, now: float) -> None:
         self.first, self.second, self.number, self.attempt = first, -1, -1, 0
         self.asked: set[int] = set()
         self.weight = 0.5
         self.wished = now  # who asked wanted its snapshot
+        self.steps = 0  # at the snapshot of who was asked
 
 
 class Control:
@@ -205,7 +206,7 @@ class Control:
         first, second = one.first, one.second
         at = self.clocks.time(second, steps)
         self.accepts += 1
-        tape = self.tape
+        tape, one.steps = self.tape, steps
         number = one.number = tape.exchange(first, second, one.weight)
         tape.put(first, self.counted[first], SNAP, number, 0)
         tape.put(second, steps, SNAP, number, 1)
@@ -236,6 +237,8 @@ class Control:
         self.moving[peer] -= 1
         if not side:
             self.outgoing[peer] = None
+        elif self.counted[peer] < one.steps:
+            self.counted[peer] = one.steps
         met, counted = self.met[peer], self.counted[peer]
         met.pop(partner, None)
         met[partner] = counted

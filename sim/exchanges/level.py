@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.events import Events
+from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.clocks import Constant, Drawn
 from sim.exchanges.control import Control
 from sim.exchanges.draws import Draws
@@ -45,7 +46,8 @@ class ExchangeLevel:
             network.add(name)
         self.control = Control(self.events, scenario.config, network, self.clocks, self.streams, self.tape, draws)
         self.streams.moving = self.control.moving
-        self.models = Models(learners, scenario.config, self.tape)
+        self.acceptance = Acceptance(scenario.config, peers, learners.elements, self.control.ready)
+        self.models = Models(learners, scenario.config, self.tape, self.acceptance)
         self.most = 4 * max(EACH * peers, 1024)  # entries of the tape
         for peer, name in enumerate(names):
             phase = random.Random(derive(seed, name, "phase")).random()
@@ -96,15 +98,15 @@ class ExchangeLevel:
 
     @property
     def mixes(self) -> int:
-        return self.control.mixes
+        return self.control.mixes - self.acceptance.failed
 
     @property
     def exchanges(self) -> float:
-        return self.control.mixes / 2
+        return (self.control.mixes - self.acceptance.failed) / 2
 
     @property
     def failed(self) -> int:
-        return self.control.failed
+        return self.control.failed + self.acceptance.failed
 
     @property
     def bytes_sent(self) -> int:
@@ -117,7 +119,7 @@ class ExchangeLevel:
         return self.streams.durations_s
 
     def refused(self) -> dict[str, int]:
-        return {}
+        return dict(self.acceptance.refused)
 
     def digest(self) -> str:
         whole = self.tape.digest()

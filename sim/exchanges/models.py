@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from gossip.arithmetic.mixing import outer_step
 from gossip.codecs import get_codec
 from gossip.config import Config
+from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.tape import ADD, SNAP, Batch, Tape
 from sim.exchanges.waves import Plan
 from sim.learning.learners import Learners
@@ -15,6 +16,8 @@ from sim.learning.learners import Learners
 __all__ = ["Models"]
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 I64 = NDArray[np.int64]
 
 
@@ -24,14 +27,19 @@ class Models:
     A step of training is computed when something after it is; which waves it falls into changes no result.
     """
 
-    def __init__(self, learners: Learners, config: Config, tape: Tape) -> None:
-        self.learners, self.config, self.tape = learners, config, tape
+    def __init__(self, learners: Learners, config: Config, tape: Tape, acceptance: Acceptance) -> None:
+        self.learners, self.config, self.tape, self.acceptance = learners, config, tape, acceptance
         self.matrix = learners.matrix
-        self.phi = self.momentum = np.empty((0, 0), np.float32)
+        self.phi = self.momentum = self.expected = np.empty((0, 0), np.float32)
         if not config.plain:
             self.phi, self.momentum = self.matrix.copy(), np.zeros_like(self.matrix)
+        self.watches = config.watches_movement
+        if self.watches:  # the model without the steps since the last mix; the outer step keeps that already
+            self.expected = self.matrix.copy() if config.plain else self.phi
         self.codec = get_codec(config.codec)
         self.kept: dict[tuple[int, int], F32] = {}  # snapshots of exchanges under way, by exchange and side
+        self.left: dict[int, F64] = {}  # of such, what of the difference each side takes, once that is known
+        self.half = set[int]()  # of such, those of which one side is over
 
     def play(self, done: I64) -> None:
         """What happened up to now, ``done`` being the steps of each row."""
@@ -57,60 +65,101 @@ class Models:
 
     def exchange(self, batch: Batch, first: I64, second: I64) -> None:
         """Whole exchanges, between whose entries nothing happens to either row."""
-        snaps = np.concatenate([first, second])
+        snaps, half = np.concatenate([first, second]), len(first)
         rows = batch.row[snaps]
         self.train(rows, batch.steps[snaps])
         ours = self.matrix[rows]
+        self.watch(rows, ours)
         sent = self.decoded(ours)
-        half = len(first)
         difference = np.empty_like(ours)
         np.subtract(sent[half:], sent[:half], out=difference[:half])
         np.negative(difference[:half], out=difference[half:])
-        weights = np.array(self.tape.weight)[batch.exchange[first]]
-        self.shift(rows, ours, difference, np.concatenate([weights, weights]), batch.late[snaps + 1])
+        weights = self.weights(rows[:half], rows[half:], batch.exchange[first], difference[:half], sent)
+        self.shift(rows, ours, difference, weights, batch.late[snaps + 1])
         self.train(rows, batch.steps[snaps + 1])
         self.matrix[rows] += difference
+
+    def weights(self, first: I64, second: I64, exchanges: I64, difference: F32, sent: F32) -> F64:
+        """What of its difference each row takes, (2 pairs,): 0 where either refuses."""
+        acceptance = self.acceptance
+        apart_sq = np.einsum("ij,ij->i", difference, difference).astype(np.float64)
+        own_sq = np.einsum("ij,ij->i", sent, sent).astype(np.float64).reshape(2, -1)
+        passed = acceptance.passes(apart_sq, own_sq)
+        agreed = np.array(self.tape.weight)[exchanges]
+        if passed.all():
+            rows, partners = np.concatenate([first, second]), np.concatenate([second, first])
+            return acceptance.taken(rows, partners, np.tile(agreed, 2), np.tile(apart_sq, 2))
+        some = np.flatnonzero(passed)
+        rows, partners = np.concatenate([first[some], second[some]]), np.concatenate([second[some], first[some]])
+        weights = np.zeros((2, len(first)))
+        left = acceptance.taken(rows, partners, np.tile(agreed[some], 2), np.tile(apart_sq[some], 2))
+        weights[:, some] = left.reshape(2, -1)
+        return weights.reshape(-1)
+
+    def watch(self, rows: I64, ours: F32) -> None:
+        """How far local steps moved these since their last mix."""
+        if self.watches:
+            moved = ours - self.expected[rows]
+            self.acceptance.moved(rows, np.sqrt(np.einsum("ij,ij->i", moved, moved, dtype=np.float64)))
+            if self.config.plain:
+                self.expected[rows] = ours
 
     def apart(self, batch: Batch, entries: I64) -> None:
         """Snapshots and additions by themselves, no two of one row."""
         rows = batch.row[entries]
         self.train(rows, batch.steps[entries])
+        snaps = entries[batch.kind[entries] == SNAP]
+        if len(snaps):
+            self.watch(batch.row[snaps], self.matrix[batch.row[snaps]])
         for entry, row in zip(entries.tolist(), rows.tolist(), strict=True):
-            key = int(batch.exchange[entry]), int(batch.side[entry])
+            number, side = int(batch.exchange[entry]), int(batch.side[entry])
             if batch.kind[entry] == SNAP:
-                self.kept[key] = self.matrix[row].copy()
-            elif batch.kind[entry] == ADD:
-                ours, theirs = self.kept[key], self.kept[key[0], 1 - key[1]]
-                difference = (self.decoded(theirs) - self.decoded(ours))[None]
-                weight = np.array([self.tape.weight[key[0]]])
-                self.shift(np.array([row]), ours[None], difference, weight, batch.late[entry : entry + 1])
-                self.matrix[row] += difference[0]
-                self.over(key)
+                self.kept[number, side] = self.matrix[row].copy()
             else:
-                self.over(key)
+                if batch.kind[entry] == ADD:
+                    self.add(row, number, side, batch.late[entry : entry + 1])
+                self.over(number)
 
-    def over(self, key: tuple[int, int]) -> None:
+    def add(self, row: int, number: int, side: int, late: Flags) -> None:
+        """What one side of an exchange brings."""
+        ours, theirs = self.kept[number, side], self.kept[number, 1 - side]
+        weights = self.left.pop(number, None)
+        if weights is None:
+            sent = self.decoded(np.stack([self.kept[number, 0], self.kept[number, 1]]))
+            first, second = np.array([self.tape.first[number]]), np.array([self.tape.second[number]])
+            weights = self.left[number] = self.weights(first, second, np.array([number]), sent[1:] - sent[:1], sent)
+        difference = self.decoded(theirs[None]) - self.decoded(ours[None])
+        self.shift(np.array([row]), ours[None], difference, weights[side : side + 1], late)
+        self.matrix[row] += difference[0]
+
+    def over(self, number: int) -> None:
         """One side of an exchange is over; after the other its snapshots may go."""
-        other = key[0], 1 - key[1]
-        if (~key[0], other[1]) in self.kept:
-            del self.kept[~key[0], other[1]], self.kept[key], self.kept[other]
-        else:
-            self.kept[~key[0], key[1]] = self.kept[key]
+        if number not in self.half:
+            self.half.add(number)
+            return
+        self.half.discard(number)
+        self.left.pop(number, None)
+        for side in (0, 1):
+            self.kept.pop((number, side), None)
 
-    def shift(
-        self, rows: I64, ours: F32, difference: F32, weights: NDArray[np.float64], late: NDArray[np.bool_]
-    ) -> None:
+    def shift(self, rows: I64, ours: F32, difference: F32, weights: F64, late: Flags) -> None:
         """``difference``, theirs less ours, becomes what is to be added."""
         difference *= weights.astype(np.float32)[:, None]
-        if self.config.plain:
-            return
-        if not late.any():
-            self.outer(rows, ours, difference)
-            return
-        self.phi[rows[late]] += difference[late]  # the local progress that the snapshot holds is counted
-        mean = difference[~late]
-        self.outer(rows[~late], ours[~late], mean)
-        difference[~late] = mean
+        mixed = weights > 0
+        if not mixed.all():
+            difference[~mixed] = 0  # what was refused may be no number
+        if not self.config.plain:
+            later = late & mixed
+            self.phi[rows[later]] += difference[later]  # the local progress that the snapshot holds is counted
+            plainly = mixed & ~late
+            if plainly.all():
+                self.outer(rows, ours, difference)
+            elif plainly.any():
+                mean = difference[plainly]
+                self.outer(rows[plainly], ours[plainly], mean)
+                difference[plainly] = mean
+        elif self.watches:
+            self.expected[rows] += difference
 
     def outer(self, rows: I64, ours: F32, difference: F32) -> None:
         """The outer step of these rows."""

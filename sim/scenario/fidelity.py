@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_exchanges"]
 
+FILTERS = ("none", "clip")  # they refuse nothing that is a number, and so nothing that a decision follows from
 CODECS = ("fp32", "fp16", "bf16")  # each element by itself, so that many vectors are one call
 
 
@@ -48,8 +49,8 @@ def beyond(scenario: Scenario) -> Iterator[tuple[str, str]]:
         yield "gossip.part", "set it to 'all'"
     if gossip.codec not in CODECS:
         yield "gossip.codec", f"use {', '.join(CODECS[:-1])} or {CODECS[-1]}"
-    if gossip.filtering not in ("none",):
-        yield "gossip.filter", "set it to 'none'"
+    if gossip.filtering not in FILTERS:
+        yield "gossip.filter", "use 'clip' or 'none'"
     if gossip.consensus_target is not None:
         yield "gossip.consensus_target", "leave it out, as no decision may depend on values"
     if gossip.max_version_gap is not None:

@@ -16,6 +16,7 @@ from sim.scenario.scenario import (
     ChurnSpec,
     Compute,
     Distribution,
+    Latency,
     MembershipSpec,
     NetworkCut,
     NetworkSpec,
@@ -28,7 +29,7 @@ from sim.scenario.scenario import (
 from sim.simulation import Exchanges, simulate
 
 NO_TIME = NetworkSpec(latency=Distribution.constant(0.0), rate_mbit_s=Rate(math.inf, math.inf))
-SEEDS = (1, 2, 3, 4)
+SEEDS = range(1, 9)
 FIGURES = {
     "accuracy": lambda summary: summary["accuracy"]["mean"],
     "loss": lambda summary: summary["loss"],
@@ -62,7 +63,19 @@ def both(**changes) -> dict[str, list[dict]]:
     }
 
 
-@pytest.mark.parametrize("changes", [{}], ids=["no latency"])
+INTERNET = NetworkSpec(latency=Latency(kind="quantiles", name="internet"), rate_mbit_s=Rate(100, 100))
+CASES = {
+    "no latency": {},
+    "internet": {"network": INTERNET, "duration_s": 12.0, "gossip": Config(mix_every_steps=12, filter="none")},
+    "plain means that overlap": {
+        "gossip": Config(mix_every_steps=2, filter="none", outer_momentum=0.0, outer_rate=1.0)
+    },
+    "clipped": {"gossip": Config(mix_every_steps=4)},
+    "mlp": {"task": Task(model="mlp", samples_per_peer=16, batch_size=8), "peers": 30},
+}
+
+
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_the_two_levels_agree(changes):
     found = both(**changes)
     for name, figure in FIGURES.items():
@@ -156,3 +169,15 @@ def test_steps_that_are_drawn_train_as_often():
     whole, exchange = (simulate(scenario(fidelity=level, compute=drawn), progress=False).summary for level in
                        ("whole", "exchange"))  # fmt: skip
     assert whole["steps"] == exchange["steps"]
+
+
+def test_a_diverging_swarm_refuses_what_is_no_number():
+    task = Task(model="linear", samples_per_peer=16, batch_size=8, optimizer=Optimizer(lr=1e30))
+    summary = simulate(scenario(task=task), progress=False).summary
+    assert summary["refused"]
+    assert summary["exchanges_failed"] > 0
+
+
+def test_what_the_filter_cuts_off_is_counted():
+    summary = simulate(scenario(gossip=Config(mix_every_steps=2)), progress=False).summary
+    assert summary["refused"]["clipped"] > 0
