@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -33,8 +33,9 @@ class Acceptance:
         self.refused = Counter[str]()  # by reason; of what was cut off as well
         self.failed = 0  # exchanges, each side of one counting
 
-    def here(self, row: PeerId) -> bool:
-        return self.ready[cast(int, row)]
+    def here(self, rows: Iterable[PeerId]) -> list[PeerId]:
+        """Those of them that might be met again."""
+        return [row for row in rows if self.ready[cast(int, row)]]
 
     def passes(self, apart_sq: F64, own_sq: F64) -> Flags:
         """Which pairs (pairs,) pass the check of norms: ``apart_sq`` (pairs,) is ``|theirs - ours|^2``, ``own_sq`` (2,

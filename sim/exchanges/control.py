@@ -24,7 +24,6 @@ from sim.exchanges.clocks import Clocks
 from sim.exchanges.draws import Draws
 from sim.exchanges.streams import Streams
 from sim.exchanges.tape import ADD, SNAP, Tape
-from sim.world.network import NetworkModel
 
 __all__ = ["Control", "Exchange"]
 
@@ -48,10 +47,9 @@ class Control:
     """All peers' decisions. Each peer's state is a place in every list."""
 
     def __init__(
-        self, events: Events, config: Config, network: NetworkModel, clocks: Clocks, streams: Streams, tape: Tape,
-        draws: Sequence[Draws],
-    ) -> None:  # fmt: skip
-        self.events, self.config, self.network, self.clocks = events, config, network, clocks
+        self, events: Events, config: Config, clocks: Clocks, streams: Streams, tape: Tape, draws: Sequence[Draws]
+    ) -> None:
+        self.events, self.config, self.clocks = events, config, clocks
         self.streams, self.tape, self.draws = streams, tape, draws
         peers = len(draws)
         self.alive: list[int] = []
@@ -70,7 +68,6 @@ class Control:
         every = config.mix_every_steps
         assert every is not None, "mixes by steps alone"
         self.apart = APART * every
-        self.latency = network.latency
         # What came of it
         self.mixes = self.failed = self.offers = self.busy = self.accepts = 0
 
@@ -128,9 +125,9 @@ class Control:
         one.second = partner
         one.weight = pair_cap(self.moving[peer])
         self.offers += 1
-        latency = self.latency(peer, partner)
-        if latency:
-            self.events.push(self.events.now + latency, self.on_offer, one)
+        takes = self.streams.message(peer, partner, self.events.now)
+        if takes:
+            self.events.push(self.events.now + takes, self.on_offer, one)
         else:
             self.on_offer(one)
 
@@ -162,9 +159,9 @@ class Control:
         self.counted[second] = steps - 1
         if not self.takes(second, first):
             self.busy += 1
-            latency = self.latency(second, first)
-            if latency:
-                self.events.push(now + latency, self.on_busy, one)
+            takes = self.streams.message(second, first, now)
+            if takes:
+                self.events.push(now + takes, self.on_busy, one)
             else:
                 self.on_busy(one)
             return
@@ -210,17 +207,20 @@ class Control:
         number = one.number = tape.exchange(first, second, one.weight)
         tape.put(first, self.counted[first], SNAP, number, 0)
         tape.put(second, steps, SNAP, number, 1)
-        streams, latency = self.streams, self.latency(first, second)
-        there, back = streams.seconds(first, second), streams.seconds(second, first)
-        streams.begin(at, at + latency)
-        if not (latency or there or back):
+        streams = self.streams
+        answered = at + streams.message(second, first, at)
+        streams.begin(at, answered)
+        # The answer goes ahead of one stream, the other stream follows it; then each COMMIT.
+        verified = at + streams.stream(second, first, at), answered + streams.stream(first, second, answered)
+        if verified[0] == verified[1] == at:
             self.events.push(at, self.on_both, one, now)
             return
-        # The answer takes a latency and one stream with it, the other stream follows the answer; then each COMMIT.
-        verified = at + latency + back, at + 2 * latency + there
-        ends = max(verified[0], verified[1] + latency), max(verified[1], verified[0] + latency)
-        self.events.push(ends[0], self.on_end, one, 0, one.wished)
-        self.events.push(ends[1], self.on_end, one, 1, now)
+        told = (
+            verified[1] + streams.message(second, first, verified[1]),
+            verified[0] + streams.message(first, second, verified[0]),
+        )
+        self.events.push(max(verified[0], told[0]), self.on_end, one, 0, one.wished)
+        self.events.push(max(verified[1], told[1]), self.on_end, one, 1, now)
 
     # -- its end -------------------------------------------------------------------------------------------------
     def on_both(self, one: Exchange, wished: float) -> None:

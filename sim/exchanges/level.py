@@ -40,11 +40,11 @@ class ExchangeLevel:
         alike = scenario.compute.per == "peer" or scenario.compute.step_s.kind == "constant"
         self.clocks = Constant(peers) if alike else Drawn(peers)
         self.sizes = Sizes(scenario.config, learners.elements)
-        self.streams = Streams(network, self.sizes.stream)
+        self.streams = Streams(network, self.sizes.stream, names, seed)
         draws = [Draws(seed, name) for name in names]
         for name in names:
             network.add(name)
-        self.control = Control(self.events, scenario.config, network, self.clocks, self.streams, self.tape, draws)
+        self.control = Control(self.events, scenario.config, self.clocks, self.streams, self.tape, draws)
         self.streams.moving = self.control.moving
         self.acceptance = Acceptance(scenario.config, peers, learners.elements, self.control.ready)
         self.models = Models(learners, scenario.config, self.tape, self.acceptance)

@@ -1,32 +1,68 @@
-"""How long the streams of an exchange take, and how much they carry."""
+"""How long the messages and streams of an exchange take, and how much they carry."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from sim.seeds import derive
 from sim.world.network import NetworkModel
+from sim.world.tcp import GOLDEN, MASK, Line
 
 __all__ = ["Streams"]
 
 TIMED = 65_536  # durations kept; beyond it every second one goes, and from then on half as many are added
+LINES = 16  # for each peer, of those used lately: one that rested for long begins slowly again, as a new one does
+ODD = 0xD1B54A32D192ED03  # another multiplier than GOLDEN, so that a line and the one back differ
 
 
 class Streams:
-    """Vectors of so many bytes. ``moving`` holds how many exchanges each peer has, which share its rates."""
+    """Vectors of so many bytes, between the peers ``names``. ``moving`` holds how many exchanges each of them has,
+    which share its rates."""
 
-    def __init__(self, network: NetworkModel, size_bytes: int) -> None:
+    def __init__(self, network: NetworkModel, size_bytes: int, names: Sequence[str], seed: int) -> None:
         self.network, self.size_bytes = network, size_bytes
+        self.latency, self.transport = network.latency, network.transport
         self.moving: list[int] = []
+        self.keys = [int.from_bytes(derive(seed, name, "lines")[:8], "little") for name in names]
+        self.lines: dict[int, Line] = {}  # by sender and receiver, the one used last at the end
         self.durations_s: list[float] = []  # of exchanges, from the wish for a snapshot to the mix
         self.every = 1  # how many mixes one of these stands for
         self.sent = 0  # bytes of streams that have begun, as far as they have been counted
         self._begin: list[float] = []  # when the others do
         self._left = 1
 
-    def seconds(self, sender: int, receiver: int) -> float:
-        """From the first byte to the last, beside what both have under way when it begins."""
-        network, moving = self.network, self.moving
+    def line(self, sender: int, receiver: int, now: float) -> Line:
+        """From the one to the other, with draws of this pair and this time."""
+        keys, place = self.keys, sender * len(self.keys) + receiver
+        line = self.lines.pop(place, None)
+        if line is None:
+            line = Line((keys[sender] * GOLDEN ^ keys[receiver] * ODD) + int(now * 2**30) & MASK, now)
+            if len(self.lines) >= LINES * len(keys):
+                del self.lines[next(iter(self.lines))]
+        self.lines[place] = line
+        return line
+
+    def message(self, sender: int, receiver: int, now: float) -> float:
+        """How long a message takes that is sent then: what is lost comes late, and what is behind it after it."""
+        latency, transport = self.latency(sender, receiver), self.transport
+        if transport is None or not transport.loss:
+            return latency
+        line = self.line(sender, receiver, now)
+        line.free_at = max(line.free_at, now + latency + transport.late_s(line, 2 * latency))
+        return line.free_at - now
+
+    def stream(self, sender: int, receiver: int, now: float) -> float:
+        """From the first byte, which is sent then, to the last, which arrives, beside what both have under way."""
+        network, moving, transport = self.network, self.moving, self.transport
         up = network.up_bytes_s(sender) / max(moving[sender], 1)
         down = network.down_bytes_s(receiver) / max(moving[receiver], 1)
-        return self.size_bytes / min(up, down)
+        rate, latency = min(up, down), self.latency(sender, receiver)
+        if transport is None:
+            return self.size_bytes / rate + latency
+        line = self.line(sender, receiver, now)
+        seconds = transport.seconds(line, self.size_bytes, rate, 2 * latency, now, duplex=True)
+        line.free_at = max(line.free_at, now + seconds)
+        return line.free_at - now
 
     def begin(self, *when: float) -> None:
         """Streams begin then."""

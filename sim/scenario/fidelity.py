@@ -31,8 +31,6 @@ def beyond(scenario: Scenario) -> Iterator[tuple[str, str]]:
         yield "membership.start", "set it to 'together'"
     if scenario.churn is not None:
         yield "churn", "leave it out"
-    if scenario.network.loss:
-        yield "network.loss", "set it to 0"
     if scenario.network.partitions:
         yield "network.partitions", "leave them out"
     if scenario.attackers is not None and scenario.attackers.share > 0:

@@ -67,6 +67,11 @@ INTERNET = NetworkSpec(latency=Latency(kind="quantiles", name="internet"), rate_
 CASES = {
     "no latency": {},
     "internet": {"network": INTERNET, "duration_s": 12.0, "gossip": Config(mix_every_steps=12, filter="none")},
+    "loss": {
+        "network": NetworkSpec(latency=Latency(kind="quantiles", name="internet"), loss=0.02),
+        "duration_s": 12.0,
+        "gossip": Config(mix_every_steps=12, filter="none"),
+    },
     "plain means that overlap": {
         "gossip": Config(mix_every_steps=2, filter="none", outer_momentum=0.0, outer_rate=1.0)
     },
@@ -124,7 +129,6 @@ def test_draws_are_uniform():
         ("membership.mode", {"membership": MembershipSpec()}),
         ("membership.start", {"membership": MembershipSpec(mode="ideal", start="seed")}),
         ("churn", {"churn": ChurnSpec(up=Distribution.exponential(6))}),
-        ("network.loss", {"network": NetworkSpec(loss=0.01)}),
         ("task.optimizer.quasi_global", {"task": Task(optimizer=Optimizer(quasi_global=0.9))}),
         ("gossip.mixing", {"gossip": Config(mixing="group")}),
         ("gossip.mixing", {"gossip": Config(mixing="push-sum")}),
