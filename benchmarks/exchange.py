@@ -33,6 +33,7 @@ def averager(megabytes, seed, secret, seconds, codec):
     node.node.SETTLED = 0.0  # measure on after the two agree
     vector = np.zeros(int(megabytes * 1e6) // 4, np.float32)
     with Node({"x": vector}, seeds=[seed] if seed else (), secret=secret, config=Config(codec=codec)) as me:
+        took = timed(me.runtime.streams)
         vector.fill(1.0 if seed else 0.0)  # after joining, which took the first node's weights
         print(me.address, flush=True)
         while not select.select([sys.stdin], [], [], 0.01)[0]:
@@ -43,8 +44,26 @@ def averager(megabytes, seed, secret, seconds, codec):
         elapsed = time.perf_counter() - begin
         done = me.metrics().exchanges_done
         right = bool(abs(float(vector[0]) - 0.5) < 1e-3)
-        print(json.dumps([list(me.runtime.streams.durations), elapsed / max(1, done), right]), flush=True)
+        print(json.dumps([took, elapsed / max(1, done), right]), flush=True)
         sys.stdin.readline()
+
+
+def timed(streams):
+    """The seconds of each exchange from the start of its streams, as the other libraries' are: what a node reports
+    begins with the wish for a snapshot."""
+    began, took = {}, []
+    transfer, mix = streams.transfer, streams.mix
+
+    def transferred(effect):
+        began[effect.session] = streams.now
+        transfer(effect)
+
+    def mixed(effect):
+        took.append(streams.now - began.pop(effect.session, streams.now))
+        mix(effect)
+
+    streams.transfer, streams.mix = transferred, mixed
+    return took
 
 
 def trainer(kind, seconds, with_node, seed):

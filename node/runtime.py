@@ -27,6 +27,7 @@ from gossip.effects import (
     Rename,
     Send,
     Serve,
+    Snapshot,
     Transfer,
     TryDial,
 )  # fmt: skip
@@ -146,6 +147,8 @@ class Runtime:
             match effect:
                 case Send(to, message):
                     self.send(to, message)
+                case Snapshot():
+                    streams.snapshot(effect)
                 case Transfer():
                     streams.transfer(effect)
                 case Gather():

@@ -139,7 +139,7 @@ FIGURES = (
         lambda at: at.peer.counts.failed, count, status=True, column="failed",
     ),
     Figure(
-        "exchange_seconds", "median of late exchanges, from the agreed start of the streams to both commits", "s",
+        "exchange_seconds", "median of late exchanges, from the wish for a snapshot to the mix", "s",
         lambda at: median(at.exchange_s), seconds, table=("an exchange takes", "{exchange_seconds}"),
     ),
     Figure(

@@ -15,7 +15,7 @@ from gossip.averaging.jobs import Job
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
 from gossip.codecs import get_codec
 from gossip.config import Config
-from gossip.effects import Collect, Effect, Gather, Merge, Mix, Rename, Serve, Transfer
+from gossip.effects import Collect, Effect, Gather, Merge, Mix, Rename, Serve, Snapshot, Transfer
 from gossip.peer import Peer
 from gossip.wire.messages import Chunk
 from node.faults import Faults
@@ -45,7 +45,7 @@ class Streams:
         self.sessions = StreamSessions()
         self.gathers = GroupTransfers(peer, config, self.averager, pool, links, self.sessions)
         self.durations: tuple[float, ...] = ()  # of the last exchanges; replaced, since the other thread reads it
-        self.began: dict[int, float] = {}
+        self.began: dict[int, float] = {}  # when a session wanted its snapshot
         # As long as it may get: no snapshot is taken while an update is owed, so that it holds one for each session
         # that had one before, whose number Peer bounds.
         self.jobs_in, self.jobs_out = trio.open_memory_channel[Job](math.inf)
@@ -117,6 +117,11 @@ class Streams:
         self.sessions.recent.append(session)
         self.averager.fail(session, code)
 
+    def snapshot(self, effect: Snapshot) -> None:
+        """What an exchange takes begins here, with the wish for a snapshot, as it does in a simulator."""
+        self.began[effect.session] = self.now
+        self.averager.snapshot(effect)
+
     def transfer(self, effect: Transfer) -> None:
         """Send ours, receive theirs, or both: all of the vector, or those elements of it that the part has."""
         number, link = effect.session, self.sessions.links.get(effect.session)
@@ -124,7 +129,6 @@ class Streams:
         if link is None or isinstance(pair, str):
             self.fail(number, str(pair))
             return
-        self.began[number] = self.now
         session = StreamSession(number, effect.partner, link, receiver=pair.stream())
         if effect.sends:
             lease = self.pool.lease(self.averager.snapshots[number])
@@ -132,7 +136,6 @@ class Streams:
         self.sessions.add(session)
 
     def gather(self, effect: Gather) -> None:
-        self.began.setdefault(effect.session, self.now)
         group = self.averager.gather(effect)
         if isinstance(group, str):
             self.fail(effect.session, group)
@@ -167,12 +170,12 @@ class Streams:
             self.averager.streamed(pair)
 
     def mix(self, effect: Mix) -> None:
-        self.time(effect.session)
-        self.averager.mix(effect)
+        if self.averager.mix(effect):
+            self.time(effect.session)
 
     def merge(self, effect: Merge) -> None:
-        self.time(effect.session)
-        self.averager.merge(effect)
+        if self.averager.merge(effect):
+            self.time(effect.session)
 
     def time(self, session: int) -> None:
         began = self.began.get(session)
@@ -182,6 +185,9 @@ class Streams:
     def rename(self, effect: Rename) -> None:
         self.sessions.rename(effect.session)
         self.averager.rename(effect)
+        began = self.began.pop(effect.session, None)
+        if began is not None:
+            self.began[effect.to] = began
 
     def release(self, session: int) -> None:
         self.gathers.release(session)

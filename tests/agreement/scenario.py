@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from gossip.ids import Address, MemberRecord, PeerId
 from gossip.peer import Peer
 from node.identity.keys import Identity, verify
 from node.model.snapshot import ModelState
+from sim.engine.host import Host
 from sim.engine.swarm import Swarm
 from sim.seeds import derive
 from sim.world.network import NetworkModel
@@ -26,6 +27,7 @@ from tests.agreement.memory_network import START_S, World
 ELEMENTS = 2_500  # three chunks, the last one short
 STEP_S = 0.1
 LEAVING_S = 1.0
+FEW = 20  # less than a node keeps
 
 Floats = np.ndarray
 
@@ -71,19 +73,20 @@ class Outcome:
     members: dict[PeerId, tuple[str, int, bool]]  # state, incarnation, ready
     links: frozenset[PeerId]
     durations: dict[PeerId, list[float]]  # of the last exchanges, by partner
+    exchange_s: list[float]  # of the last few mixes, each from the wish for a snapshot
     refusals: dict[tuple[PeerId, str], int]  # what a filter refused or cut off
     mass: float  # of push-sum
     draws: str
     vector: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, peer: Peer, steps: int, mass: float, vector: Floats) -> Outcome:
+    def of(cls, peer: Peer, steps: int, mass: float, vector: Floats, exchange_s: Sequence[float]) -> Outcome:
         return cls(
             peer.ready, peer.local.genesis, peer.local.version, steps, peer.membership.me.incarnation,
             (peer.exchanges.done, peer.exchanges.failures),
             {record.id: (state.value, record.incarnation, record.ready) for record, state in peer.members()},
             frozenset(peer.linked_peers), {who: list(past) for who, past in peer.exchanges.durations.past.items()},
-            dict(peer.exchanges.refusals.counts), mass,
+            list(exchange_s[-FEW:]), dict(peer.exchanges.refusals.counts), mass,
             hashlib.sha256(repr(peer.rng.getstate()).encode()).hexdigest(), vector.tobytes(),
         )  # fmt: skip
 
@@ -159,6 +162,12 @@ class Simulated(Driver):
         super().__init__(scenario)
         self.swarm = Swarm(0, Wires(clock=lambda: self.swarm.now), scenario.config, train)
         self.swarm.run_until(START_S)
+        self.took: dict[int, list[float]] = {}  # how long mixes did
+        self.count, self.swarm.sessions.count = self.swarm.sessions.count, self.counted
+
+    def counted(self, host: Host, session: int, share: float) -> None:
+        self.took.setdefault(host.index, []).append(self.swarm.now - host.since[session])
+        self.count(host, session, share)
 
     def add(self, index: int, *seeds: int) -> None:
         peer = make_peer(index, seeds, self.scenario, self.swarm.now)
@@ -191,7 +200,8 @@ def simulate(scenario: Scenario) -> dict[int, Outcome]:
     for host in driver.swarm.alive():
         driver.swarm.training.seen(host)  # the last steps too, which it had no reason to count yet
     return {
-        host.index: Outcome.of(host.peer, host.steps, host.boundary.mass, host.vector) for host in driver.swarm.alive()
+        host.index: Outcome.of(host.peer, host.steps, host.boundary.mass, host.vector, driver.took.get(host.index, []))
+        for host in driver.swarm.alive()
     }
 
 
@@ -237,7 +247,9 @@ def run_nodes(scenario: Scenario) -> dict[int, Outcome]:
                 if not node.gone:
                     node.check()
                     node.peer.counted(node.steps, node.steps)
-                    found[index] = Outcome.of(node.peer, node.steps, node.boundary.mass, node.vector)
+                    found[index] = Outcome.of(
+                        node.peer, node.steps, node.boundary.mass, node.vector, node.runtime.streams.durations
+                    )
             nursery.cancel_scope.cancel()
 
     memory_network.run(main)

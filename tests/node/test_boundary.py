@@ -206,9 +206,9 @@ async def test_a_push_that_was_over_before_its_snapshot_came_leaves_the_model_as
 def test_durations_read_in_the_other_thread_stay_as_they_were():
     node = runtime()
     node.streams.began = dict.fromkeys(range(3), 0.0)
-    node.streams.mix(Mix(0, 0.5))
+    node.streams.time(0)
     reading = iter(node.streams.durations)
-    node.streams.mix(Mix(1, 0.5))
+    node.streams.time(1)
     assert len(list(reading)) == 1
     assert len(node.streams.durations) == 2
 
