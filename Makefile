@@ -11,7 +11,7 @@ READY := $(VENV)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods bench-links convergence reliability siege chaos soak reference data clean
+.PHONY: help demo test test-slow test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -60,6 +60,9 @@ bench-methods: $(READY) ## play every published method in the simulator, an hour
 
 bench-links: $(READY) ## measure raw TCP streams on emulated links, minutes; needs root, gcc and /dev/net/tun
 	$(PY) benchmarks/links.py $(if $(CSV),--csv $(CSV))
+
+bench-replay: $(READY) ## play benchmarks/replay/ with real processes beside predictions, an hour; needs root, gcc and /dev/net/tun
+	$(VENV)/bin/gossip replay benchmarks/replay/*.toml --runs $(or $(RUNS),3) --seeds $(or $(SEEDS),5) --out $(or $(OUT),runs/replay)
 
 convergence: $(READY) ## compare four nodes with one process at equal samples
 	$(PY) benchmarks/convergence.py

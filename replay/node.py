@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Iterable
@@ -107,6 +108,9 @@ def live(errand: Errand, parent: Connection) -> None:
         os.environ["GOSSIP_PROGRESS"] = "off"
         if errand.secret is None:
             os.environ["GOSSIP_INSECURE"] = "1"  # the links are ours alone
+        # A node asks for bbr, and root gets it everywhere: without this name it leaves the choice to its route, which
+        # has what the scenario says.
+        del socket.TCP_CONGESTION
         torch.set_num_threads(1)
         plan = errand.plan
         learners = Learners(plan.scenario.task, plan.names, plan.scenario.seed)

@@ -27,7 +27,7 @@ class Life:
     from_s: float
     until_s: float  # math.inf: to the end
     farewell: bool
-    silent: bool = False
+    silent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,7 @@ def lives_of(scenario: Scenario) -> list[Life]:
             from_s = session.from_s if number else max(session.from_s, node * scenario.membership.join_every_s)
             if from_s >= scenario.duration_s:
                 break
-            silent = getattr(session, "silent", False)
-            lives.append(Life(node, from_s, session.until_s, session.farewell, silent))
+            lives.append(Life(node, from_s, session.until_s, session.farewell, session.silent))
             if len(lives) > MOST_LIVES:
                 break
     return sorted(lives, key=lambda life: (life.from_s, life.node))

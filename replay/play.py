@@ -85,13 +85,12 @@ class Run:
         network, spec = plan.network(), plan.scenario.network
         for node in range(len(plan.names)):
             links.rate(node, network.up_bytes_s(node) * 8e-6, network.down_bytes_s(node) * 8e-6)
-            if (congestion := getattr(spec, "congestion", None)) is not None:
-                links.congestion(node, congestion)
+            links.congestion(node, spec.congestion)
             for other in range(node):
                 links.latency(node, other, network.latency(node, other))
         links.loss(-1, -1, spec.loss)
         secret = None
-        if getattr(spec, "tls", False):
+        if spec.tls:
             secret = self.folder / "swarm.secret"
             secret.touch(0o600)
             secret.write_text(secrets.token_hex(32) + "\n", encoding="utf-8")

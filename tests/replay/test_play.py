@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,6 +43,28 @@ def test_a_node_alone_trains_bit_for_bit_as_the_simulated_peer_does(tmp_path):
     for before, after, vector in zip([0, *steps], steps, vectors, strict=False):
         learners.train(np.array([0]), np.array([after - before]))
         assert np.array_equal(learners.matrix[0], vector)
+
+
+@pytest.mark.parametrize("congestion", ["cubic", "bbr"])
+def test_nodes_have_the_congestion_control_of_the_scenario(tmp_path, congestion):
+    if congestion not in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text():
+        pytest.skip(f"this kernel has no {congestion}")
+    two = plan(peers=2, duration_s=6, **{"task.model": "linear", "network.congestion": congestion})
+    seen = []
+    with Links(2) as links:
+
+        def look(_sentence):
+            with links.inside(1):
+                seen.append(subprocess.run(["ss", "-tinH"], capture_output=True, text=True, check=True).stdout)
+
+        run = Run(two, links, tmp_path, look)
+        try:
+            run.prepare()
+            run.go()
+        finally:
+            run.end()
+    words = set(" ".join(seen).split())
+    assert words & {"cubic", "bbr"} == {congestion}
 
 
 def test_kills_returns_and_cuts_are_played_and_the_report_has_both_sides(monkeypatch, capsys, tmp_path):
