@@ -28,7 +28,7 @@ class Acceptance:
     might be met again."""
 
     def __init__(self, config: Config, rows: int, elements: int, ready: Sequence[bool]) -> None:
-        self.bound, self.elements, self.ready = config.norm_bound, elements, ready
+        self.config, self.bound, self.elements, self.ready = config, config.norm_bound, elements, ready
         self.filters = [] if config.filtering == "none" else [filter_of(config) for _ in range(rows)]
         self.refused = Counter[str]()  # by reason; of what was cut off as well
         self.failed = 0  # exchanges, each side of one counting
@@ -56,6 +56,12 @@ class Acceptance:
         filters = self.filters
         for row, distance in zip(rows.tolist(), distances.tolist(), strict=True):
             filters[row].moved(distance)
+
+    def joined(self, row: int, donors_sq: float) -> None:
+        """It begins with the weights of others, whose mean square distance is so much an element."""
+        if self.filters:
+            self.filters[row] = filter_of(self.config)
+            self.filters[row].joined(donors_sq)
 
     def taken(self, rows: I64, partners: I64, weights: F64, apart_sq: F64) -> F64:
         """The weights (rows,) that are left of these after each row's own filter, which learns from the distance."""

@@ -1,8 +1,8 @@
 """Who exchanges with whom and when: the decisions of :mod:`gossip`, an exchange at a time, in virtual time.
 
 What a peer decides is what :class:`gossip.peer.Peer` decides: when a mix is due, whom to ask, who is busy, how much a
-pair weighs. What it leaves out is every message: an offer and its answer take their latencies, and what follows from
-them is known at once.
+pair weighs, who is waited for no longer. What it leaves out is every message: an offer and its answer take their time,
+and what follows from them is known at once, unless somebody dies before it happens.
 """
 
 from __future__ import annotations
@@ -14,68 +14,65 @@ from typing import cast
 
 from gossip.arithmetic.mixing import pair_cap
 from gossip.config import Config
-from gossip.exchange.beginning import TRIES
+from gossip.exchange.durations import Patience
+from gossip.ids import PeerId
 from gossip.peer import WAIT_S
 from gossip.schedule import Schedule
-from gossip.selection.partners import APART, MET
+from gossip.selection.partners import APART, MET, WARY, WARY_S
 from gossip.selection.rule import uniform
 from sim.engine.events import Events
 from sim.exchanges.clocks import Clocks
 from sim.exchanges.draws import Draws
+from sim.exchanges.exchange import FIRST, SECOND, Exchange
 from sim.exchanges.streams import Streams
-from sim.exchanges.tape import ADD, SNAP, Tape
+from sim.exchanges.tape import ADD, DROP, SNAP, Tape
 
-__all__ = ["Control", "Exchange"]
+__all__ = ["Control"]
 
 COLLIDED_S, APART_S = 0.02, 0.08  # as a peer waits that found everybody busy
 
 
-class Exchange:
-    """``first`` asks, ``second`` is asked last."""
-
-    __slots__ = ("asked", "attempt", "first", "number", "second", "steps", "weight", "wished")
-
-    def __init__(self, first: int, now: float) -> None:
-        self.first, self.second, self.number, self.attempt = first, -1, -1, 0
-        self.asked: set[int] = set()
-        self.weight = 0.5
-        self.wished = now  # who asked wanted its snapshot
-        self.steps = 0  # at the snapshot of who was asked
-
-
 class Control:
-    """All peers' decisions. Each peer's state is a place in every list."""
+    """All peers' decisions. Each peer's state is a place in every list. ``patient``: whether anything takes so long
+    that somebody might wait for it no longer."""
 
     def __init__(
-        self, events: Events, config: Config, clocks: Clocks, streams: Streams, tape: Tape, draws: Sequence[Draws]
-    ) -> None:
+        self, events: Events, config: Config, clocks: Clocks, streams: Streams, tape: Tape, draws: Sequence[Draws],
+        patient: bool,
+    ) -> None:  # fmt: skip
         self.events, self.config, self.clocks = events, config, clocks
-        self.streams, self.tape, self.draws = streams, tape, draws
+        self.streams, self.tape, self.draws, self.patient = streams, tape, draws, patient
+        self.rngs = [cast(random.Random, one) for one in draws]  # which is all that gossip asks of one
         peers = len(draws)
         self.alive: list[int] = []
         self.ready = [False] * peers  # up, with the weights of the run
-        self.schedules = [Schedule(config, cast(random.Random, one)) for one in draws]
-        self.moving = [0] * peers  # exchanges that take a slot
-        self.outgoing: list[Exchange | None] = [None] * peers  # its own
+        self.schedules = [Schedule(config, rng) for rng in self.rngs]
+        self.table: list[list[Exchange]] = [[] for _ in range(peers)]  # its exchanges,
+        self.moving = [0] * peers  # how many of them take a slot,
+        self.outgoing: list[Exchange | None] = [None] * peers  # and which of these is its own
         self.waiting = [False] * peers  # its mix is due, and waits for the end of one that another asked for
         self.retry_at = [0.0] * peers
         self.due_at = [math.inf] * peers  # the event of its next mix that counts
         self.counted = [0] * peers  # its steps, as it last counted them
         self.met: list[dict[int, int]] = [{} for _ in range(peers)]  # partners lately, and the steps at the last mix
         self.last_partner = [-1] * peers
+        self.wary = [0] * peers  # partners that are new and took too long, less such that did not
+        self.wary_until = [-math.inf] * peers
+        self.answers: dict[int, Patience] = {}  # how long answers take, by peer,
+        self.waits: dict[int, Patience] = {}  # and streams with their commits
         self.asking = -1
         self.plain, self.incoming = config.plain, config.incoming_limit
+        self.most_parked = config.incoming_limit + config.partners
         every = config.mix_every_steps
         assert every is not None, "mixes by steps alone"
         self.apart = APART * every
         # What came of it
         self.mixes = self.failed = self.offers = self.busy = self.accepts = 0
 
-    # -- who is there --------------------------------------------------------------------------------------------
-    def found(self, peer: int) -> None:
-        """It is there from the beginning, with the weights of the run."""
-        self.alive.append(peer)
+    def begin(self, peer: int) -> None:
+        """It has the weights of the run from now on, so many steps into its life as were counted."""
         self.ready[peer] = True
+        self.retry_at[peer], self.waiting[peer], self.due_at[peer] = 0.0, False, math.inf
         self.schedules[peer].begin(self.counted[peer], self.events.now)
         self.arm(peer)
 
@@ -85,9 +82,8 @@ class Control:
     # -- a mix of its own ----------------------------------------------------------------------------------------
     def arm(self, peer: int) -> None:
         """Look at the boundary where the next mix is due; one that is looked at before that will see by itself."""
-        now = self.events.now
+        now, due = self.events.now, self.schedules[peer].due_steps
         steps = self.clocks.after(peer, max(now, self.retry_at[peer]))
-        due = self.schedules[peer].due_steps
         when = self.clocks.time(peer, max(due, steps))
         if when < self.due_at[peer]:
             self.due_at[peer] = when
@@ -108,139 +104,197 @@ class Control:
         if self.moving[peer]:  # what is under way is a mix already
             self.waiting[peer], self.retry_at[peer] = True, when + WAIT_S
             return
-        one = Exchange(peer, when)
-        self.asking = peer
-        partner = uniform(self.alive, cast(random.Random, self.draws[peer]), self.fits)
+        parked = {one.partner(peer) for one in self.table[peer]}
+        partner = self.choose(peer, parked, again=False)
         if partner is None:
             self.retry_at[peer] = when + WAIT_S
             self.arm(peer)
             return
+        self.overtake(peer)
+        one = Exchange(peer, self.tape.exchange(peer), steps, when, parked)
+        self.tape.put(peer, steps, SNAP, one.number, FIRST)
         self.outgoing[peer] = one
+        self.table[peer].append(one)
         self.moving[peer] += 1
         self.ask(one, partner)
+
+    def choose(self, peer: int, asked: set[int], again: bool) -> int | None:
+        """As :meth:`gossip.selection.partners.Partners.choose`."""
+        self.asking, rng = peer, self.rngs[peer]
+        wary = self.wary[peer] >= WARY and (self.events.now < self.wary_until[peer] or self.crowded(peer))
+        if again or wary:
+            known = list(self.met[peer])
+            partner = uniform(known, rng, self.fits, asked)
+            if partner is not None or (wary and known):
+                return partner
+        return uniform(self.alive, rng, self.fits, asked)
 
     def ask(self, one: Exchange, partner: int) -> None:
         peer = one.first
         one.asked.add(partner)
-        one.second = partner
+        one.attempt += 1
+        one.second, one.since = partner, self.events.now
         one.weight = pair_cap(self.moving[peer])
         self.offers += 1
-        takes = self.streams.message(peer, partner, self.events.now)
+        takes = self.streams.message(peer, partner, one.since)
         if takes:
-            self.events.push(self.events.now + takes, self.on_offer, one)
+            self.events.push(one.since + takes, self.on_offer, one, one.attempt)
         else:
-            self.on_offer(one)
+            self.on_offer(one, one.attempt)
 
-    def on_busy(self, one: Exchange) -> None:
+    def on_busy(self, one: Exchange, attempt: int) -> None:
         """Another is asked: one that it mixed with lately, and where all were asked nobody for a while."""
-        if one.attempt < 0:
+        if attempt != one.attempt or one.ended:
             return
-        peer, partner = one.first, None
-        if len(one.asked) < TRIES:
-            self.asking = peer
-            rng = cast(random.Random, self.draws[peer])
-            partner = uniform(list(self.met[peer]), rng, self.fits, one.asked)
-            if partner is None:
-                partner = uniform(self.alive, rng, self.fits, one.asked)
+        peer, parked, partner = one.first, one.parked & 1, None
+        if not parked and len(one.asked) < one.tries:
+            partner = self.choose(peer, one.asked, again=True)
         if partner is not None:
             self.ask(one, partner)
             return
-        self.outgoing[peer] = None
-        self.moving[peer] -= 1
-        self.retry_at[peer] = self.events.now + COLLIDED_S + APART_S * self.draws[peer].random()
+        self.give_up(one)
+        if not parked:
+            self.collided(peer)
         self.released(peer)
 
+    def give_up(self, one: Exchange) -> None:
+        """An offer of its own comes to nothing."""
+        one.ended = 3
+        self.tape.put(one.first, one.begun, DROP, one.number, FIRST)
+        self.leave(one, FIRST)
+
+    def collided(self, peer: int) -> None:
+        self.retry_at[peer] = self.events.now + COLLIDED_S + APART_S * self.draws[peer].random()
+
+    def leave(self, one: Exchange, side: int) -> None:
+        """This side has no part in it any more."""
+        peer = one.second if side else one.first
+        self.table[peer].remove(one)
+        if one.parked >> side & 1:
+            return
+        self.moving[peer] -= 1
+        if not side:
+            self.outgoing[peer] = None
+
     # -- an offer ------------------------------------------------------------------------------------------------
-    def on_offer(self, one: Exchange) -> None:
-        if one.attempt < 0:
+    def on_offer(self, one: Exchange, attempt: int) -> None:
+        if attempt != one.attempt or one.ended:
             return
         first, second, now = one.first, one.second, self.events.now
+        if not self.ready[second]:  # it died meanwhile, and its machine says so
+            self.events.push(now + self.streams.latency(second, first), self.on_unreached, one, attempt)
+            return
         steps = self.clocks.after(second, now)
         self.counted[second] = steps - 1
-        if not self.takes(second, first):
-            self.busy += 1
-            takes = self.streams.message(second, first, now)
-            if takes:
-                self.events.push(now + takes, self.on_busy, one)
-            else:
-                self.on_busy(one)
+        if self.takes(second, first):
+            self.accept(one, steps, now)
             return
-        self.moving[second] += 1
-        one.weight = min(one.weight, pair_cap(self.moving[second]))
-        self.accept(one, steps, now)
+        self.busy += 1
+        takes = self.streams.message(second, first, now)
+        if takes:
+            self.wait(one, FIRST, one.since, now + takes, self.answers)
+            self.events.push(now + takes, self.on_busy, one, attempt)
+        else:
+            self.on_busy(one, attempt)
+
+    def on_unreached(self, one: Exchange, attempt: int) -> None:
+        """Nobody is there any more."""
+        if attempt == one.attempt and not one.ended:
+            self.failed += 1
+            self.slow(one.first, one.second)
+            self.on_busy(one, attempt)
 
     def takes(self, peer: int, sender: int) -> bool:
-        """Whether it has room, and has not just mixed with this one."""
-        moving, own = self.moving[peer], self.outgoing[peer]
-        crossed = own is not None and own.second == sender and own.number < 0
+        """Whether an offer of this member is accepted: there is room, and it has not just mixed with this one."""
+        moving, own, now = self.moving[peer], self.outgoing[peer], self.events.now
+        if own is not None and now >= own.answered:
+            own, streaming = None, 1
+        else:
+            streaming = 0
+        crossed = own is not None and own.second == sender
         if crossed:
             if peer < sender:  # of two offers that cross the smaller number's is the exchange
                 return False
             moving -= 1
+        if self.patient and (self.streams_with(peer, sender) or self.shuns(peer, sender)):
+            return False
+        limit = 1
         if self.plain:
             limit = self.incoming - (sender == self.last_partner[peer] and self.incoming > 1)
-            if moving >= limit + (own is not None and not crossed):
-                return False
-        elif moving:
+            limit += streaming or (own is not None and not crossed)
+        overdue = moving >= limit and own is not None and not crossed and self.overdue(peer, own)
+        if moving - overdue >= limit:
             return False
         met = self.met[peer].get(sender)
         if met is not None and self.counted[peer] - met < self.apart:
             self.asking = peer
-            if uniform(self.alive, cast(random.Random, self.draws[peer]), self.fits, (sender,)) is not None:
+            if uniform(self.alive, self.rngs[peer], self.fits, (sender,)) is not None:
                 return False
         if own is not None and crossed:
-            self.drop(own)
+            self.give_up(own)
+        elif own is not None and overdue:
+            self.park(own, FIRST)
         return True
-
-    def drop(self, own: Exchange) -> None:
-        """Its own offer makes way for the one that crossed it."""
-        self.outgoing[own.first] = None
-        self.moving[own.first] -= 1
-        own.attempt = -1
 
     def accept(self, one: Exchange, steps: int, now: float) -> None:
         """Who is asked takes its snapshot at its next boundary; both streams and both commits follow from that."""
-        first, second = one.first, one.second
-        at = self.clocks.time(second, steps)
+        first, second, tape, streams = one.first, one.second, self.tape, self.streams
+        self.overtake(second)
+        self.table[second].append(one)
+        self.moving[second] += 1
+        one.weight = min(one.weight, pair_cap(self.moving[second]))
+        at = one.at = self.clocks.time(second, steps)
+        one.steps = steps
         self.accepts += 1
-        tape, one.steps = self.tape, steps
-        number = one.number = tape.exchange(first, second, one.weight)
-        tape.put(first, self.counted[first], SNAP, number, 0)
-        tape.put(second, steps, SNAP, number, 1)
-        streams = self.streams
-        answered = at + streams.message(second, first, at)
+        tape.second[one.number], tape.weight[one.number] = second, one.weight
+        tape.put(second, steps, SNAP, one.number, SECOND)
+        answered = one.answered = at + streams.message(second, first, at)
         streams.begin(at, answered)
         # The answer goes ahead of one stream, the other stream follows it; then each COMMIT.
         verified = at + streams.stream(second, first, at), answered + streams.stream(first, second, answered)
+        one.verified = verified
         if verified[0] == verified[1] == at:
             self.events.push(at, self.on_both, one, now)
             return
-        told = (
-            verified[1] + streams.message(second, first, verified[1]),
-            verified[0] + streams.message(first, second, verified[0]),
+        ends = (
+            max(verified[0], verified[1] + streams.message(second, first, verified[1])),
+            max(verified[1], verified[0] + streams.message(first, second, verified[0])),
         )
-        self.events.push(max(verified[0], told[0]), self.on_end, one, 0, one.wished)
-        self.events.push(max(verified[1], told[1]), self.on_end, one, 1, now)
+        self.wait(one, FIRST, one.since, answered, self.answers)
+        for side, since, wished in ((FIRST, answered, one.wished), (SECOND, at, now)):
+            self.wait(one, side, since, ends[side], self.waits)
+            self.events.push(ends[side], self.on_end, one, side, wished)
 
     # -- its end -------------------------------------------------------------------------------------------------
     def on_both(self, one: Exchange, wished: float) -> None:
-        self.on_end(one, 0, one.wished)
-        self.on_end(one, 1, wished)
+        self.on_end(one, FIRST, one.wished)
+        self.on_end(one, SECOND, wished)
 
     def on_end(self, one: Exchange, side: int, wished: float) -> None:
         """One side has mixed: what came of it is added at its next boundary."""
+        if one.ended >> side & 1:
+            return
         peer, partner = (one.second, one.first) if side else (one.first, one.second)
-        now = self.events.now
-        self.tape.put(peer, self.clocks.after(peer, now), ADD, one.number, side)
+        now, other = self.events.now, one.ended
+        one.ended = other | 1 << side
+        late = bool(one.late >> side & 1) and not self.plain
+        steps = self.clocks.after(peer, now)
+        self.tape.put(peer, steps, ADD, one.number, side, late)
+        if one.broken:  # the other will not add anything
+            self.tape.put(peer, steps, DROP, one.number, side)
         self.mixes += 1
         self.streams.timed(now - wished)
-        self.moving[peer] -= 1
-        if not side:
-            self.outgoing[peer] = None
-        elif self.counted[peer] < one.steps:
+        if self.patient:
+            since = one.at if side else one.answered
+            self.waits.setdefault(peer, Patience()).add(cast(PeerId, partner), now - since)
+            if not side:
+                self.answers.setdefault(peer, Patience()).add(cast(PeerId, partner), one.answered - one.since)
+        self.leave(one, side)
+        if side and self.counted[peer] < one.steps:
             self.counted[peer] = one.steps
         met, counted = self.met[peer], self.counted[peer]
-        met.pop(partner, None)
+        if met.pop(partner, None) is None and self.wary[peer]:
+            self.wary[peer] -= 1
         met[partner] = counted
         if len(met) > MET:
             del met[next(iter(met))]
@@ -254,3 +308,67 @@ class Control:
             self.waiting[peer], self.retry_at[peer] = False, self.events.now
         if not self.waiting[peer]:
             self.arm(peer)
+
+    # -- what takes too long -------------------------------------------------------------------------------------
+    def wait(self, one: Exchange, side: int, since: float, until: float, usual: dict[int, Patience]) -> None:
+        """What began then is over then: it is parked, if that is longer than such things take."""
+        patience = usual.get(one.second if side else one.first)
+        if patience is not None and until - since > patience.seconds:
+            when = max(since + patience.seconds, self.events.now)
+            self.events.push(when, self.on_impatient, one, side, one.attempt)
+
+    def on_impatient(self, one: Exchange, side: int, attempt: int) -> None:
+        peer = one.second if side else one.first
+        if attempt == one.attempt and not (one.ended | one.parked) >> side & 1 and one in self.table[peer]:
+            self.park(one, side)
+            self.released(peer)
+
+    def park(self, one: Exchange, side: int) -> None:
+        """Others go first from now on, where there is a place for it."""
+        peer, partner = (one.second, one.first) if side else (one.first, one.second)
+        if sum(each.parked_at(peer) for each in self.table[peer]) >= self.most_parked:
+            return
+        one.parked |= 1 << side
+        self.moving[peer] -= 1
+        if not side:
+            self.outgoing[peer] = None
+        self.slow(peer, partner)
+
+    def overtake(self, peer: int) -> None:
+        """Another begins: what is parked will be mixed after it."""
+        for one in self.table[peer]:
+            if one.parked_at(peer):
+                one.late |= 2 if peer == one.second else 1
+
+    def overdue(self, peer: int, own: Exchange) -> bool:
+        """Whether its own offer waits for longer than answers take, so that there is room for another's."""
+        patience = self.answers.get(peer)
+        parked = sum(each.parked_at(peer) for each in self.table[peer])
+        late = patience is not None and self.events.now - own.since >= patience.usual_s
+        return late and parked < self.most_parked
+
+    def streams_with(self, peer: int, sender: int) -> bool:
+        """Whether one that is parked streams with this member."""
+        return any(
+            one.parked_at(peer) and one.partner(peer) == sender and self.events.now >= one.answered
+            for one in self.table[peer]
+        )
+
+    # -- those that are new --------------------------------------------------------------------------------------
+    def slow(self, peer: int, partner: int) -> None:
+        """An exchange with it takes too long, or has come to nothing."""
+        if partner not in self.met[peer]:
+            self.wary[peer] = min(self.wary[peer] + 1, WARY + 1)
+            if self.wary[peer] >= WARY:
+                self.wary_until[peer] = self.events.now + WARY_S
+
+    def crowded(self, peer: int) -> bool:
+        """Whether it has an exchange with one that is new."""
+        met = self.met[peer]
+        return any(one.partner(peer) not in met for one in self.table[peer])
+
+    def shuns(self, peer: int, sender: int) -> bool:
+        """As those that are new count as one where exchanges with such fail."""
+        if self.wary[peer] < WARY or sender in self.met[peer]:
+            return False
+        return self.events.now < self.wary_until[peer] or self.crowded(peer)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gossip.exchange.durations import LEAST_S
 from sim.engine.events import Events
 from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.clocks import Constant, Drawn
@@ -44,7 +45,9 @@ class ExchangeLevel:
         draws = [Draws(seed, name) for name in names]
         for name in names:
             network.add(name)
-        self.control = Control(self.events, scenario.config, self.clocks, self.streams, self.tape, draws)
+        slow = scenario.compute.step_s.mean > LEAST_S / 2
+        patient = network.longest_s > 0 or network.transport is not None or slow
+        self.control = Control(self.events, scenario.config, self.clocks, self.streams, self.tape, draws, patient)
         self.streams.moving = self.control.moving
         self.acceptance = Acceptance(scenario.config, peers, learners.elements, self.control.ready)
         self.models = Models(learners, scenario.config, self.tape, self.acceptance)
@@ -53,7 +56,8 @@ class ExchangeLevel:
             phase = random.Random(derive(seed, name, "phase")).random()
             self.clocks.add(peer, times.durations(name))
             self.clocks.begin(peer, 0, 0.0, phase)
-            self.control.found(peer)
+            self.control.alive.append(peer)
+            self.control.begin(peer)
 
     # -- time ----------------------------------------------------------------------------------------------------
     @property

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from gossip.arithmetic.mixing import outer_step
 from gossip.codecs import get_codec
 from gossip.config import Config
+from gossip.state_transfer.comparing import FEWEST
 from sim.exchanges.acceptance import Acceptance
-from sim.exchanges.tape import ADD, SNAP, Batch, Tape
+from sim.exchanges.tape import ADD, DROP, GIVE, SNAP, Batch, Tape
 from sim.exchanges.waves import Plan
 from sim.learning.learners import Learners
 
@@ -39,6 +40,7 @@ class Models:
         self.codec = get_codec(config.codec)
         self.kept: dict[tuple[int, int], F32] = {}  # snapshots of exchanges under way, by exchange and side
         self.left: dict[int, F64] = {}  # of such, what of the difference each side takes, once that is known
+        self.void = set[tuple[int, int]]()  # snapshots that nobody will need
         self.half = set[int]()  # of such, those of which one side is over
 
     def play(self, done: I64) -> None:
@@ -108,17 +110,42 @@ class Models:
         """Snapshots and additions by themselves, no two of one row."""
         rows = batch.row[entries]
         self.train(rows, batch.steps[entries])
-        snaps = entries[batch.kind[entries] == SNAP]
+        snaps = entries[batch.kind[entries] == SNAP]  # a donor's measures nothing
         if len(snaps):
             self.watch(batch.row[snaps], self.matrix[batch.row[snaps]])
         for entry, row in zip(entries.tolist(), rows.tolist(), strict=True):
             number, side = int(batch.exchange[entry]), int(batch.side[entry])
-            if batch.kind[entry] == SNAP:
-                self.kept[number, side] = self.matrix[row].copy()
-            else:
-                if batch.kind[entry] == ADD:
+            match int(batch.kind[entry]):
+                case k if k in (SNAP, GIVE):
+                    if (number, side) in self.void:
+                        self.void.discard((number, side))
+                    else:
+                        self.kept[number, side] = self.matrix[row].copy()
+                case k if k == ADD:
                     self.add(row, number, side, batch.late[entry : entry + 1])
-                self.over(number)
+                    self.over(number)
+                case k if k == DROP:
+                    self.drop(number)
+                case _:
+                    self.take_over(row, number)
+
+    def take_over(self, row: int, number: int) -> None:
+        """A newcomer's weights, each part of them of another donor, and what it knows with them."""
+        ranges = self.tape.ranges.pop(number)
+        given = [self.kept.pop((number, place)) for place in range(len(ranges))]
+        model = self.matrix[row]
+        for (start, stop), values in zip(ranges, given, strict=True):
+            model[start:stop] = values[start:stop]
+        self.learners.reset(row)
+        if not self.config.plain:
+            self.phi[row], self.momentum[row] = model, 0
+        if self.watches:
+            self.expected[row] = model
+        apart = [
+            float(np.mean(np.square(one[start:stop] - other[start:stop], dtype=np.float64)))
+            for (start, stop), one, other in zip(ranges, given, [*given[1:], given[0]], strict=True)
+        ]
+        self.acceptance.joined(row, sorted(apart)[len(apart) // 4] if len(apart) >= FEWEST else 0.0)
 
     def add(self, row: int, number: int, side: int, late: Flags) -> None:
         """What one side of an exchange brings."""
@@ -133,14 +160,20 @@ class Models:
         self.matrix[row] += difference[0]
 
     def over(self, number: int) -> None:
-        """One side of an exchange is over; after the other its snapshots may go."""
-        if number not in self.half:
+        """One side of an exchange has what came of it; after the other its snapshots may go."""
+        if number in self.half:
+            self.half.discard(number)
+            self.drop(number)
+        else:
             self.half.add(number)
-            return
+
+    def drop(self, number: int) -> None:
+        """Nobody needs these snapshots; one that was not taken yet is not kept."""
         self.half.discard(number)
         self.left.pop(number, None)
         for side in (0, 1):
-            self.kept.pop((number, side), None)
+            if self.kept.pop((number, side), None) is None and self.tape.second[number] >= 0:
+                self.void.add((number, side))
 
     def shift(self, rows: I64, ours: F32, difference: F32, weights: F64, late: Flags) -> None:
         """``difference``, theirs less ours, becomes what is to be added."""

@@ -13,18 +13,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ADD", "DROP", "SNAP", "Batch", "Tape"]
+__all__ = ["ADD", "DROP", "GIVE", "SNAP", "TAKE", "Batch", "Tape"]
 
 I64 = NDArray[np.int64]
 
 # What is done with a row at one of its boundaries, in the order of a boundary's visit: what came is added, and then
-# snapshots are taken. DROP: nothing came of the exchange, and its snapshot may go.
-ADD, SNAP, DROP = 0, 1, 2
+# snapshots are taken, for an exchange or of a donor for a newcomer. DROP: the snapshots of an exchange may go. TAKE:
+# the row takes over what its donors gave.
+ADD, SNAP, GIVE, DROP, TAKE = 0, 1, 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Entries by row, and for each row in their order. ``side`` is 0 of who asked, 1 of who was asked."""
+    """Entries by row, and for each row in their order. ``side`` is 0 of who asked, 1 of who was asked; of donors it is
+    their place."""
 
     row: I64
     steps: I64  # of the row, when it happens
@@ -47,11 +49,12 @@ class Tape:
         self.first = array("l")  # of each exchange, by its number: who asked,
         self.second = array("l")  # who was asked,
         self.weight = array("d")  # and what of the difference each takes
+        self.ranges: dict[int, list[tuple[int, int]]] = {}  # of weights taken over, the elements that each donor gives
         self._hash = hashlib.sha256()
         self._hashed = 0
 
-    def exchange(self, first: int, second: int, weight: float) -> int:
-        """The number of another exchange."""
+    def exchange(self, first: int, second: int = -1, weight: float = 0.0) -> int:
+        """The number of another exchange, or of weights that are taken over."""
         self.first.append(first)
         self.second.append(second)
         self.weight.append(weight)
@@ -60,7 +63,7 @@ class Tape:
     def put(self, row: int, steps: int, kind: int, exchange: int, side: int, late: bool = False) -> None:
         self.rows.append(row)
         self.steps.append(steps)
-        self.codes.append(exchange << 4 | side << 3 | late << 2 | kind)
+        self.codes.append(exchange << 8 | side << 4 | late << 3 | kind)
 
     def take(self, done: I64) -> Batch:
         """The entries of boundaries that are passed, ``done`` being the steps of each row by now."""
@@ -71,9 +74,9 @@ class Tape:
         self.rows, self.steps, self.codes = row[left].tolist(), steps[left].tolist(), code[left].tolist()
         self._hashed = len(self.rows)
         row, steps, code = row[passed], steps[passed], code[passed]
-        order = np.lexsort((code & 3, steps, row))  # a stable sort: of one boundary in the order of decision
+        order = np.lexsort((code & 7, steps, row))  # a stable sort: of one boundary in the order of decision
         row, steps, code = row[order], steps[order], code[order]
-        return Batch(row, steps, code & 3, code >> 4, code >> 3 & 1, (code >> 2 & 1).astype(bool))
+        return Batch(row, steps, code & 7, code >> 8, code >> 4 & 15, (code >> 3 & 1).astype(bool))
 
     def _note(self) -> None:
         since = self._hashed

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.exchanges.tape import ADD, SNAP, Batch
+from sim.exchanges.tape import ADD, GIVE, SNAP, TAKE, Batch
 
 __all__ = ["Plan"]
 
@@ -70,7 +70,7 @@ class Plan:
         at = place[self.first], place[self.last]  # of each unit
         # Waits of a unit: for its entries to be the next of their rows, and of an addition for the other's snapshot.
         waits = 1 + (at[0] != at[1]).astype(np.int64)
-        other = self._other_addition()
+        other = self._awaited_by()
         told = other >= 0
         np.add.at(waits, other[told], 1)
         begin = np.ones(count, bool)
@@ -89,18 +89,20 @@ class Plan:
             heads = np.concatenate([unit[behind[behind >= 0]], told[told >= 0]])
         assert not waits.any(), "every row's entries were played"
 
-    def _other_addition(self) -> I64:
-        """Of each unit that is a snapshot alone, the unit of the other side's addition in this batch; -1 for none."""
+    def _awaited_by(self) -> I64:
+        """Of each unit that is a snapshot alone, the unit in this batch that waits for it: the other side's addition,
+        or a newcomer that takes it over; -1 for none."""
         batch, found = self.batch, np.full(self.units, -1)
         single = self._entries[self.unit[self._entries] >= self.wholes]
-        key = batch.exchange[single] * 2 + batch.side[single]
-        adds, snaps = batch.kind[single] == ADD, batch.kind[single] == SNAP
-        if not (adds.any() and snaps.any()):
-            return found
-        order = np.argsort(key[adds])
-        keys, units = key[adds][order], self.unit[single][adds][order]
-        wanted = key[snaps] ^ 1
-        spot = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        hit = keys[spot] == wanted
-        found[self.unit[single][snaps][hit]] = units[spot[hit]]
+        for given, awaiting, other in ((SNAP, ADD, 1), (GIVE, TAKE, 0)):
+            key = batch.exchange[single] * 2 + (batch.side[single] if other else 0)
+            wait, snap = batch.kind[single] == awaiting, batch.kind[single] == given
+            if not (wait.any() and snap.any()):
+                continue
+            order = np.argsort(key[wait])
+            keys, units = key[wait][order], self.unit[single][wait][order]
+            wanted = key[snap] ^ other
+            spot = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+            hit = keys[spot] == wanted
+            found[self.unit[single][snap][hit]] = units[spot[hit]]
         return found
