@@ -44,10 +44,10 @@ def measured() -> Iterator[Row]:
 
 def modelled(row: Row) -> list[float]:
     """Seconds, sorted: one, or a sample where packets are lost."""
-    transport = Transport(row.congestion, row.loss)  # type: ignore[arg-type]
+    transport = Transport(row.congestion)  # type: ignore[arg-type]
     rtt = 2e-3 * row.latency_ms + PING_MORE_S
     count = DRAWS if row.loss else 1
-    lines = [Line(0x1234_5678_9ABC_DEF1 * (number + 1), 0.0) for number in range(count)]
+    lines = [Line(0x1234_5678_9ABC_DEF1 * (number + 1), 0.0, row.loss) for number in range(count)]
     return sorted(transport.seconds(line, row.bytes, row.mbit_s * 1e6 / 8, rtt, 0.0) for line in lines)
 
 

@@ -114,7 +114,8 @@ class Exchanges(Played):
         self.scenario = scenario
         names = [str(index) for index in range(scenario.peers)]
         learners = Learners(scenario.task, names, scenario.seed, device=device)
-        self.level = ExchangeLevel(scenario, names, network_of(scenario.network, scenario.seed, ideal=True), learners)
+        network = network_of(scenario.network, scenario.seed, True, scenario.fleet)
+        self.level = ExchangeLevel(scenario, names, network, learners)
         self.measures = Measures(self.level, scenario, learners)
 
 
@@ -132,7 +133,7 @@ class Simulation(Played):
         self.names = names
         self.liars = liars(scenario.attackers, names, seed)
         self.learners = Learners(scenario.task, names, seed, device=device)
-        network = network_of(scenario.network, seed, ideal)
+        network = network_of(scenario.network, seed, ideal, scenario.fleet)
         latencies, takes = (6, "six latencies to open with TLS") if network.tls else (4, "four latencies to open")
         if not ideal and latencies * network.longest_s >= scenario.gossip.hello_timeout_s:
             raise ConfigError(
@@ -144,7 +145,7 @@ class Simulation(Played):
             seed, network, scenario.config, trainer=self.learners if scenario.trains else None,
             ideal=ideal,
         )  # fmt: skip
-        self.times = StepTimes(scenario.compute, seed)
+        self.times = StepTimes(scenario.compute, seed, scenario.fleet)
         churn = churn_of(scenario.churn, seed, scenario.peers)
         self.sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
         self.indices: list[int | None] = [None] * scenario.peers  # of rows in the swarm

@@ -69,8 +69,8 @@ class Carrier:
     # -- lines ---------------------------------------------------------------------------------------------------
     def fresh(self, host: Host, to: Host) -> Line:
         """That of a connection which begins now; its draws are those of this pair and this time."""
-        now = self.events.now
-        return Line((host.key * GOLDEN ^ to.key * ODD) + int(now * 2**30) & MASK, now)
+        now, loss = self.events.now, self.network.loss_of(host.index, to.index)
+        return Line((host.key * GOLDEN ^ to.key * ODD) + int(now * 2**30) & MASK, now, loss)
 
     def to(self, host: Host, to: Host) -> Line:
         """The line that is there, or one without a connection's beginning."""
@@ -83,7 +83,7 @@ class Carrier:
         """Carry one segment, where there is TCP."""
         transport = self.transport
         assert transport is not None
-        late_s = transport.late_s(line, 2 * self.latency(host.index, to.index)) if transport.loss else 0.0
+        late_s = transport.late_s(line, 2 * self.latency(host.index, to.index)) if line.loss else 0.0
         return self.carry(line, host, to, late_s, handler, *args)
 
     def carry(

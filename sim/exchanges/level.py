@@ -37,8 +37,10 @@ class ExchangeLevel:
         seed, peers = scenario.seed, len(names)
         self.scenario, self.learners = scenario, learners
         self.events, self.tape = Events(), Tape()
-        times = StepTimes(scenario.compute, seed)
-        alike = scenario.compute.per == "peer" or scenario.compute.step_s.kind == "constant"
+        times = StepTimes(scenario.compute, seed, scenario.fleet)
+        alike = scenario.compute.per == "peer" or all(
+            step_s.kind == "constant" for step_s in (scenario.compute.step_s, *times.own.values())
+        )
         self.clocks = Constant(peers) if alike else Drawn(peers)
         self.sizes = Sizes(scenario.config, learners.elements)
         self.streams = Streams(network, self.sizes.stream, names, seed)

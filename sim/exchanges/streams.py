@@ -36,7 +36,8 @@ class Streams:
         keys, place = self.keys, sender * len(self.keys) + receiver
         line = self.lines.pop(place, None)
         if line is None:
-            line = Line((keys[sender] * GOLDEN ^ keys[receiver] * ODD) + int(now * 2**30) & MASK, now)
+            key = (keys[sender] * GOLDEN ^ keys[receiver] * ODD) + int(now * 2**30) & MASK
+            line = Line(key, now, self.network.loss_of(sender, receiver))
             if len(self.lines) >= LINES * len(keys):
                 del self.lines[next(iter(self.lines))]
         self.lines[place] = line
@@ -45,7 +46,7 @@ class Streams:
     def message(self, sender: int, receiver: int, now: float) -> float:
         """How long a message takes that is sent then: what is lost comes late, and what is behind it after it."""
         latency, transport = self.latency(sender, receiver), self.transport
-        if transport is None or not transport.loss:
+        if transport is None or not self.network.loss_of(sender, receiver):
             return latency
         line = self.line(sender, receiver, now)
         line.free_at = max(line.free_at, now + latency + transport.late_s(line, 2 * latency))

@@ -13,6 +13,8 @@ from gossip.config.selections import SELECTIONS
 from gossip.wire.messages import MAX_GROUP
 from sim.report.units import NOTHING, count_text, duration_text
 from sim.scenario.conditions import NetworkCut
+from sim.scenario.fleet import PeerSpec
+from sim.world.network import has_tcp
 
 if TYPE_CHECKING:
     from gossip.config import Config
@@ -23,6 +25,8 @@ __all__ = ["differences", "in_words"]
 
 MODELS = {"linear": "a linear model", "mlp": "an MLP", "cnn": "a CNN", "gpt": "a small GPT"}
 WORLDS = {"internet": "the internet", "cloud": "a cloud"}
+FEW = 5  # peers that a sentence names
+
 DATASETS = {
     "digits": "digits", "fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "shakespeare": "Shakespeare's plays",
 }  # fmt: skip
@@ -30,11 +34,8 @@ DATASETS = {
 
 def in_words(scenario: Scenario) -> str:
     """What is played, in a paragraph; the scenario's file says it to the last figure."""
-    parts = (
-        task(scenario), mixing(scenario), compute(scenario), network(scenario), churn(scenario), attackers(scenario),
-        ending(scenario), fidelity(scenario),
-    )  # fmt: skip
-    return " ".join(part for part in parts if part)
+    said = task, mixing, compute, network, unlike, carried, churn, attackers, ending, fidelity
+    return " ".join(part for part in (each(scenario) for each in said) if part)
 
 
 def task(scenario: Scenario) -> str:
@@ -69,7 +70,8 @@ def mixing(scenario: Scenario) -> str:
     seconds = None if config.mix_every_s is None else duration_text(config.mix_every_s)
     when = " or ".join(each for each in (steps, seconds) if each is not None)
     outer = "" if config.plain else " with an outer step (momentum {:g}, rate {:g})".format(*config.outer)
-    return f"Each {MIXINGS[config.mixing].does}{mixed(config)} {whom(config)} every {when}{outer}, in {config.codec}."
+    with_whom = whom(config, scenario.peers)
+    return f"Each {MIXINGS[config.mixing].does}{mixed(config)} {with_whom} every {when}{outer}, in {config.codec}."
 
 
 def mixed(config: Config) -> str:
@@ -82,7 +84,7 @@ def mixed(config: Config) -> str:
     return " its model" if config.pushes else ""
 
 
-def whom(config: Config) -> str:
+def whom(config: Config, peers: int) -> str:
     if config.grouped:
         size = config.group_size
         if config.selection == "grid":
@@ -94,6 +96,8 @@ def whom(config: Config) -> str:
     if config.partners == 0:
         return f"{joint} all its neighbours {where} at once"
     one, many = ("a random partner", "random partners") if not where else ("a neighbour", "neighbours")
+    if peers == 2:
+        return f"{joint} the other"
     these = one if config.partners == 1 else f"{config.partners} {many}"
     return f"{joint} {these}" if not where else f"{joint} {these} {where}"
 
@@ -132,6 +136,33 @@ def network(scenario: Scenario) -> str:
     )
     more = f" {len(spec.partitions) - 3} more cuts follow." if len(spec.partitions) > 3 else ""
     return f"{far}; {rate}{lost}.{cuts}{more}"
+
+
+def unlike(scenario: Scenario) -> str:
+    """Who differs from the others."""
+    own = [str(spec) for spec in scenario.fleet if spec.links or spec.step_s is not None or spec.region is not None]
+    if not own:
+        return ""
+    more = f"; and {len(own) - FEW} more" if len(own) > FEW else ""
+    return f"Some have their own: {'; '.join(own[:FEW])}{more}."
+
+
+def carried(scenario: Scenario) -> str:
+    """What of links is modelled, and what is not."""
+    spec, ideal = scenario.network, scenario.membership.mode == "ideal"
+    if not has_tcp(spec, ideal, scenario.fleet):
+        return "There is no TCP: a message takes the latency, and a stream its bytes over the rate from the first one."
+    loses, cubic = spec.loss > 0 or any(each.loss for each in scenario.fleet), spec.congestion == "cubic"
+    said = [
+        "streams begin slowly" + (", and again after a pause" if cubic else ""),
+        "what is lost comes late" + (" and narrows a sender's window" if cubic else "") if loses else "",
+        "" if cubic else "every 10 s of use a link nearly stops for 0.2 s",
+    ]
+    tls = " and TLS" if spec.tls and not ideal else ""
+    return (
+        f"Links are TCP's, with {spec.congestion}{tls}: {'; '.join(filter(None, said))}. Not modelled are queues in "
+        "routers, and what exchanges and encryption cost the machines."
+    )
 
 
 def churn(scenario: Scenario) -> str:
@@ -224,6 +255,8 @@ def flat(table: Any, above: str = "") -> Iterator[tuple[str, str]]:
 
 def shown(value: Any) -> str:
     match value:
+        case PeerSpec():
+            return str(value)
         case NetworkCut():
             return f"{value.groups} groups {value.at_s:g} to {value.until_s:g} s"
         case tuple():

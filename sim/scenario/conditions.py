@@ -46,6 +46,13 @@ class Latency:
             right = self.distribution is not None and self.distribution.kind == self.kind
             require(right, "distribution", self.distribution, f"a {self.kind} Distribution: Latency.of makes it so")
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The regions of a matrix; none of anything else."""
+        if self.kind != "matrix":
+            return ()
+        return self.regions or tuple(worlds.world("matrix", self.name, "name")["regions"])
+
     @classmethod
     def of(cls, distribution: Distribution) -> Latency:
         """Every pair's drawn from a distribution; a constant one makes all alike."""

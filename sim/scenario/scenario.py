@@ -18,6 +18,7 @@ from sim.scenario.adversaries import AttackersSpec
 from sim.scenario.conditions import ChurnSpec, Latency, NetworkCut, NetworkSpec, Rate
 from sim.scenario.distribution import Distribution
 from sim.scenario.fidelity import check_exchanges
+from sim.scenario.fleet import PeerSpec, check_fleet
 from sim.scenario.tables import KeyFault, UnknownKey, require
 from sim.scenario.task import LARGEST, Optimizer, Partition, Task
 
@@ -32,6 +33,7 @@ __all__ = [
     "NetworkSpec",
     "Optimizer",
     "Partition",
+    "PeerSpec",
     "Rate",
     "ReportSpec",
     "Scenario",
@@ -124,6 +126,7 @@ class Scenario:
     gossip: Config = field(default_factory=Config)
     compute: Compute = Compute()
     network: NetworkSpec = field(default_factory=NetworkSpec)
+    fleet: tuple[PeerSpec, ...] = ()
     churn: ChurnSpec | None = None
     attackers: AttackersSpec | None = None
     membership: MembershipSpec = MembershipSpec()
@@ -149,6 +152,7 @@ class Scenario:
             require(
                 right, f"network.partitions[{place}].groups", cut.groups, f"{self.peers} at most, the number of peers"
             )
+        check_fleet(self)
         self.check_attackers()
         static = SELECTIONS[self.gossip.selection].file and self.churn is not None
         require(

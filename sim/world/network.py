@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -12,11 +13,12 @@ from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
 from sim.scenario.conditions import Congestion, Latency, NetworkSpec
+from sim.scenario.fleet import PeerSpec, by_name
 from sim.scenario.worlds import world
 from sim.seeds import derive
 from sim.world.tcp import Transport
 
-__all__ = ["NetworkModel", "network_of"]
+__all__ = ["NetworkModel", "has_tcp", "network_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,10 @@ class NetworkModel:
         """Seconds from the one to the other. One pair's is the same at all times, or messages would overtake."""
         return self.latency_s
 
+    def loss_of(self, sender: int, receiver: int) -> float:
+        """The share of packets from the one to the other that are lost, where there is TCP."""
+        return self.loss
+
     @property
     def longest_s(self) -> float:
         """The longest latency of any pair."""
@@ -68,7 +74,7 @@ class NetworkModel:
     @property
     def transport(self) -> Transport | None:
         """What TCP makes of its links."""
-        return None if self.congestion is None else Transport(self.congestion, self.loss, self.tls)
+        return None if self.congestion is None else Transport(self.congestion, self.tls)
 
     def loses(self, rng: random.Random) -> bool:
         """Whether this message or stream is lost for good, as none is over TCP: tests lose some to see that exchanges
@@ -114,11 +120,12 @@ class RegionNetwork(PairNetwork):
 
     matrix_s: list[list[float]] = field(repr=False)  # (regions, regions), one way
     regions: list[int] = field(default_factory=list, repr=False)  # of each peer
+    placed: Mapping[str, int] = field(default_factory=dict, repr=False)  # by name, who does not draw one
 
     def add(self, name: str) -> None:
         PairNetwork.add(self, name)
-        digest = derive(self.seed, name, "region")
-        self.regions.append(int.from_bytes(digest[:8], "little") * len(self.matrix_s) >> 64)
+        drawn = int.from_bytes(derive(self.seed, name, "region")[:8], "little") * len(self.matrix_s) >> 64
+        self.regions.append(self.placed.get(name, drawn))
 
     @property
     def longest_s(self) -> float:
@@ -130,27 +137,83 @@ class RegionNetwork(PairNetwork):
         return latency_s or PairNetwork.latency(self, sender, receiver)
 
 
-def network_of(spec: NetworkSpec, seed: int, ideal: bool = False) -> NetworkModel:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetNetwork(NetworkModel):
+    """Another network, in which some peers have rates, latency or loss of their own."""
+
+    base: NetworkModel
+    fleet: Mapping[str, PeerSpec] = field(repr=False)  # by name
+    own: list[PeerSpec | None] = field(default_factory=list, repr=False)  # of each peer
+    further_s: list[float] = field(default_factory=list, repr=False)  # the same
+
+    def add(self, name: str) -> None:
+        self.base.add(name)
+        spec = self.fleet.get(name)
+        self.own.append(spec)
+        self.further_s.append(0.0 if spec is None else spec.latency_ms / 1e3)
+
+    def latency(self, sender: int, receiver: int) -> float:
+        return self.base.latency(sender, receiver) + self.further_s[sender] + self.further_s[receiver]
+
+    @property
+    def longest_s(self) -> float:
+        furthest = sorted((spec.latency_ms / 1e3 for spec in self.fleet.values()), reverse=True)
+        return self.base.longest_s + sum(furthest[:2])
+
+    def loss_of(self, sender: int, receiver: int) -> float:
+        arrive = 1 - self.base.loss_of(sender, receiver)
+        for spec in (self.own[sender], self.own[receiver]):
+            arrive *= 1 if spec is None else 1 - spec.loss
+        return 1 - arrive
+
+    def up_bytes_s(self, peer: int) -> float:
+        spec = self.own[peer]
+        rate = None if spec is None else spec.rate_mbit_s
+        return self.base.up_bytes_s(peer) if rate is None else rate.up_bytes_s
+
+    def down_bytes_s(self, peer: int) -> float:
+        spec = self.own[peer]
+        rate = None if spec is None else spec.rate_mbit_s
+        return self.base.down_bytes_s(peer) if rate is None else rate.down_bytes_s
+
+
+def network_of(spec: NetworkSpec, seed: int, ideal: bool = False, fleet: Sequence[PeerSpec] = ()) -> NetworkModel:
     """The network that a scenario describes, without its cuts: those are events of the swarm. A perfect one has no
     TCP; nor has the network of an ``ideal`` membership, unless it loses packets: there links are left out, and with
     them what they take."""
+    common: dict[str, Any] = {"loss": spec.loss}
+    if has_tcp(spec, ideal, fleet):
+        common |= {"congestion": spec.congestion, "tls": spec.tls}
+    base, own = base_of(spec, seed, common, by_name(fleet)), [each for each in fleet if each.links]
+    if not own:
+        return base
+    return FleetNetwork(base.latency_s, base.rate_bytes_s, **common, base=base, fleet=by_name(own))
+
+
+def has_tcp(spec: NetworkSpec, ideal: bool, fleet: Sequence[PeerSpec]) -> bool:
+    """Whether links are TCP's, for which :func:`network_of` says why."""
+    if ideal:
+        return spec.loss > 0 or any(each.loss for each in fleet)
+    return not spec.perfect or any(each.links for each in fleet)
+
+
+def base_of(spec: NetworkSpec, seed: int, common: dict[str, Any], fleet: Mapping[str, PeerSpec]) -> NetworkModel:
+    """Without what is single peers' own, but for the regions in which they are."""
     rate, latency = spec.rate_mbit_s, spec.latency
-    up, down = rate.up_bytes_s, rate.down_bytes_s
-    plain = spec.perfect or (ideal and not spec.loss)
-    common: dict[str, Any] = {
-        "rate_bytes_s": up, "down_rate_bytes_s": down, "loss": spec.loss,
-        "congestion": None if plain else spec.congestion, "tls": spec.tls and not plain,
-    }  # fmt: skip
+    rates: dict[str, Any] = {"rate_bytes_s": rate.up_bytes_s, "down_rate_bytes_s": rate.down_bytes_s}
     if latency.kind == "constant":
         assert latency.distribution is not None
-        return UnevenNetwork(latency.distribution.mean, **common)
+        return UnevenNetwork(latency.distribution.mean, **rates, **common)
     table_s = quantiles_s(latency).tolist()
     middle_s = table_s[TABLE // 2]
     if latency.kind != "matrix":
-        return PairNetwork(middle_s, **common, seed=seed, table_s=table_s)
+        return PairNetwork(middle_s, **rates, **common, seed=seed, table_s=table_s)
     rtt_ms = latency.rtt_ms if latency.name is None else world("matrix", latency.name, "name")["rtt_ms"]
     matrix_s = [[rtt / 2e3 for rtt in row] for row in rtt_ms or ()]
-    return RegionNetwork(middle_s, **common, seed=seed, table_s=table_s, matrix_s=matrix_s)
+    placed = {name: latency.places.index(each.region) for name, each in fleet.items() if each.region is not None}
+    return RegionNetwork(
+        middle_s, **rates, **common, seed=seed, table_s=table_s, matrix_s=matrix_s, placed=placed
+    )  # fmt: skip
 
 
 TABLE_BITS = 12

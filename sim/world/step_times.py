@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.scenario.distribution import Distribution
+from sim.scenario.fleet import PeerSpec, by_name
 from sim.scenario.scenario import Compute
 from sim.seeds import derive, generator
 
@@ -19,13 +21,14 @@ AHEAD = 64  # draws made at once: one call of numpy costs as much as fifty draws
 class StepTimes:
     """The durations of the steps of every peer, each from the seed and the peer's name alone."""
 
-    def __init__(self, spec: Compute, seed: int) -> None:
+    def __init__(self, spec: Compute, seed: int, fleet: Sequence[PeerSpec] = ()) -> None:
         self.spec, self.seed = spec, seed
+        self.own = {name: each.step_s for name, each in by_name(fleet).items() if each.step_s is not None}
 
     def slowdown(self, name: str) -> float:
         """1, or how many times as long a straggler's steps take."""
         stragglers = self.spec.stragglers
-        if stragglers is None:
+        if stragglers is None or name in self.own:
             return 1.0
         drawn = int.from_bytes(derive(self.seed, name, "straggler")[:8], "little") / 2**64
         return stragglers.slowdown if drawn < stragglers.share else 1.0
@@ -33,19 +36,19 @@ class StepTimes:
     def durations(self, name: str) -> Callable[[int], NDArray[np.float64]]:
         """A source of one peer's durations: each call gives the next so many, in seconds. How many are asked for at a
         time changes none of them."""
-        spec, slowdown = self.spec, self.slowdown(name)
-        if spec.per == "step" and spec.step_s.kind != "constant":
-            return Drawn(spec, slowdown, generator(self.seed, name, "steps"))
-        drawn = spec.step_s.draw(generator(self.seed, name, "steps"), 1)[0]
-        step_s = max(float(drawn) * slowdown, SHORTEST_S)
-        return lambda count: np.full(count, step_s)
+        spec, slowdown, step_s = self.spec, self.slowdown(name), self.own.get(name, self.spec.step_s)
+        if spec.per == "step" and step_s.kind != "constant":
+            return Drawn(step_s, slowdown, generator(self.seed, name, "steps"))
+        drawn = step_s.draw(generator(self.seed, name, "steps"), 1)[0]
+        each_s = max(float(drawn) * slowdown, SHORTEST_S)
+        return lambda count: np.full(count, each_s)
 
 
 class Drawn:
     """Durations drawn anew for every step, some ahead."""
 
-    def __init__(self, spec: Compute, slowdown: float, rng: np.random.Generator) -> None:
-        self.step_s, self.slowdown, self.rng = spec.step_s, slowdown, rng
+    def __init__(self, step_s: Distribution, slowdown: float, rng: np.random.Generator) -> None:
+        self.step_s, self.slowdown, self.rng = step_s, slowdown, rng
         self.ahead = np.empty(0)
 
     def __call__(self, count: int) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sim.scenario.conditions import Congestion
@@ -44,12 +44,16 @@ GOLDEN, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 class Line:
     """One direction of one connection. ``key``: 64 bits, of which all its draws are made, so that another line changes
-    none of them."""
+    none of them. ``loss``: share of packets."""
 
-    __slots__ = ("clear", "drawn", "free_at", "held", "key", "threshold", "until_probe_s", "used_at", "window")
+    __slots__ = (
+        "clear", "drawn", "free_at", "held", "key", "log_arrives", "loss", "threshold", "until_probe_s", "used_at",
+        "window",
+    )  # fmt: skip
 
-    def __init__(self, key: int, now: float) -> None:
+    def __init__(self, key: int, now: float, loss: float = 0.0) -> None:
         self.key, self.drawn = key, 0
+        self.loss, self.log_arrives = loss, math.log1p(-loss)
         self.window = FIRST_SEGMENTS
         self.threshold = math.inf  # cubic's slow start ends there, in segments
         self.clear = -1  # segments that arrive until one is lost; below 0: not drawn yet
@@ -78,18 +82,13 @@ class Passage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How the lines of a network behave. ``loss``: share of packets. ``tls``: a link's opening takes a round trip more.
+    """How the lines of a network behave. ``tls``: a link's opening takes a round trip more.
 
     ``rate`` is what a stream could have at most, wire bytes a second, and ``rtt`` seconds there and back.
     """
 
     congestion: Congestion = "cubic"
-    loss: float = 0.0
     tls: bool = False
-    log_arrives: float = field(init=False, repr=False, default=0.0)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "log_arrives", math.log1p(-self.loss))
 
     def timeout_s(self, rtt: float) -> float:
         """Until what was not acknowledged is sent again for the first time."""
@@ -105,10 +104,12 @@ class Transport:
 
     def gap(self, line: Line) -> int:
         """How many segments arrive until one is lost."""
-        return int(math.log(line.draw()) / self.log_arrives) if self.loss else 1 << 62
+        return int(math.log(line.draw()) / line.log_arrives)
 
     def late_s(self, line: Line, rtt: float) -> float:
         """How much later a message of one segment arrives, for having been lost: it is never lost for good."""
+        if not line.loss:
+            return 0.0
         if line.clear < 0:
             line.clear = self.gap(line)
         if line.clear:
@@ -129,7 +130,7 @@ class Transport:
 
     def lost(self, line: Line) -> bool:
         """Whether one packet is, which nobody sends again for us: that of a dial."""
-        if not self.loss:
+        if not line.loss:
             return False
         if line.clear < 0:
             line.clear = self.gap(line)
@@ -144,16 +145,16 @@ class Transport:
         wire_bytes = segments * PACKET_BYTES / (DUPLEX if duplex else 1.0)
         at_s = rate * segments / wire_bytes  # segments a second, at most
         self.rest(line, rtt, now)
-        if self.loss and self.congestion == "cubic":
+        if line.loss and self.congestion == "cubic":
             took_s = self.epochs(line, segments, at_s, rtt)
         else:
             took_s = self.start(line, segments, at_s, rtt)
         alone_s = segments / at_s
-        late_s = self.tail_s(line, min(segments, line.window), at_s, rtt) if self.loss else 0.0
+        late_s = self.tail_s(line, min(segments, line.window), at_s, rtt) if line.loss else 0.0
         if self.congestion == "bbr":
             late_s += self.probes_s(line, took_s)
         line.used_at = now + took_s + late_s
-        if self.loss and self.congestion == "cubic" and took_s > alone_s:
+        if line.loss and self.congestion == "cubic" and took_s > alone_s:
             return Passage(wire_bytes, wire_bytes / took_s, late_s)
         return Passage(wire_bytes, math.inf, took_s - alone_s + late_s)
 
@@ -181,7 +182,7 @@ class Transport:
             if left <= window:
                 line.window = window
                 return took_s + left / (min(at_s, PACED * window / rtt) if self.congestion == "bbr" else at_s)
-            held = not held and self.loss > 0 and self.lossy(line, window)
+            held = not held and line.loss > 0 and self.lossy(line, window)
             left -= window
             took_s += rtt
             if not held:
@@ -215,7 +216,7 @@ class Transport:
                 return took_s
             line.clear = self.gap(line)
             line.window = line.threshold = max(2.0, CUBIC_BETA * line.window)
-        return took_s + left * max(1 / at_s, rtt / math.sqrt(1.5 / self.loss))  # Mathis et al., equation 3
+        return took_s + left * max(1 / at_s, rtt / math.sqrt(1.5 / line.loss))  # Mathis et al., equation 3
 
     def epoch(self, line: Line, segments: float, at_s: float, rtt: float, full: float) -> float:
         """Seconds for so many segments without a loss: slow start up to the threshold, then a line upwards."""
@@ -248,7 +249,7 @@ class Transport:
         if segments <= 1:
             return self.again_s(line, rtt)
         late_s = found_s - behind / at_s
-        if line.draw() < self.loss:  # it is lost again, and waits for the timeout
+        if line.draw() < line.loss:  # it is lost again, and waits for the timeout
             late_s += self.again_s(line, rtt)
         return max(0.0, late_s)
 

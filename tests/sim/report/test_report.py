@@ -27,6 +27,7 @@ from sim.scenario.scenario import Scenario
 from sim.sweep import Sweep
 from tests.sim.fake_results import fake_result
 
+PERFECT = {"latency": {"kind": "constant", "value_ms": 0}, "rate_mbit_s": "unlimited"}
 WAN_WITH_A_CUT = {"preset": "wan", "partitions": [{"at_s": 600, "until_s": 900, "groups": 2}]}
 AVERAGING = {"dataset": "averaging"}
 
@@ -311,7 +312,8 @@ def test_a_scenario_reads_as_sentences():
         "SGD (learning rate 0.1). Each averages with a random partner every 8 steps with an outer step (momentum 0.5, "
         "rate 0.7), in fp32. A step takes 100 ms; 10 % of the peers are 4 times slower. Latencies are those measured "
         "on the internet; each peer has 20 Mbit/s "
-        "up and no limit down. A peer is up for 10 min, then gone for good; a perfect sampler says who is up. The run "
+        "up and no limit down. There is no TCP: a message takes the latency, and a stream its bytes over the rate from "
+        "the first one. A peer is up for 10 min, then gone for good; a perfect sampler says who is up. The run "
         "lasts until each peer has mixed 100 times on average."
     )
 
@@ -335,6 +337,33 @@ def test_a_scenario_reads_as_sentences():
 )
 def test_a_report_says_with_whom_it_really_was(gossip, said):
     assert said in words.in_words(Scenario(rounds=1, gossip=Config(**gossip)))
+
+
+def test_of_two_peers_neither_has_a_random_partner():
+    said = words.in_words(Scenario(peers=2, rounds=1))
+    assert "Each averages with the other every 8 steps" in said
+    assert "random partner" not in said
+
+
+@pytest.mark.parametrize(
+    ("tables", "said", "unsaid"),
+    [
+        ({}, ["TCP's, with cubic: streams begin slowly, and again after a pause.", "queues in"], ["lost", "TLS"]),
+        ({"network": {"loss": 0.1}}, ["what is lost comes late and narrows a sender's window"], []),
+        ({"network": {"congestion": "bbr", "tls": True}}, ["with bbr and TLS", "nearly stops for 0.2 s"], ["lost"]),
+        ({"network": PERFECT}, ["There is no TCP"], ["routers"]),
+        ({"membership": {"mode": "ideal"}}, ["There is no TCP"], ["routers"]),
+        ({"membership": {"mode": "ideal"}, "network": {"loss": 0.1}}, ["Links are TCP's, with cubic"], []),
+        ({"fleet": [{"number": 3, "name": "bob", "loss": 0.1, "latency_ms": 7}]},
+         ["bob (3): 7 ms further, 10 % of packets lost.", "what is lost comes late"], []),
+        ({"fleet": [{"number": 3, "to": 5, "step_s": 0.5, "rate_mbit_s": 8}]},
+         ["peers (3 to 5): 8 Mbit/s up, 8 down, steps of 0.5 s."], ["lost"]),
+    ],
+)  # fmt: skip
+def test_a_report_says_what_of_links_it_models(tables, said, unsaid):
+    text = words.in_words(Scenario.from_mapping({"rounds": 1, "peers": 9} | tables))
+    assert all(part in text for part in said), text
+    assert not any(part in text for part in unsaid), text
 
 
 @pytest.mark.parametrize(

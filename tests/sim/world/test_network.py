@@ -126,16 +126,17 @@ def test_without_tcp_the_stated_share_is_lost():
 
 def test_a_scenarios_network_has_tcp_which_loses_nothing():
     made, rng = network(INTERNET, loss=0.2), random.Random(1)
-    assert made.transport == Transport("cubic", 0.2)
-    assert network(INTERNET, congestion="bbr", tls=True).transport == Transport("bbr", 0.0, tls=True)
+    assert made.transport == Transport("cubic")
+    assert network(INTERNET, congestion="bbr", tls=True).transport == Transport("bbr", tls=True)
     assert not any(made.loses(rng) for _ in range(100))
+    assert made.loss_of(0, 1) == 0.2
 
 
 def test_a_perfect_network_has_none_and_an_ideal_memberships_only_where_packets_are_lost():
     perfect = NetworkSpec(latency=Latency.of(Distribution.constant(0.0)), rate_mbit_s=Rate(math.inf, math.inf))
     assert network_of(perfect, 1).transport is None
     assert network_of(NetworkSpec(tls=True), 1, ideal=True).transport is None
-    assert network_of(NetworkSpec(loss=0.1), 1, ideal=True).transport == Transport("cubic", 0.1)
+    assert network_of(NetworkSpec(loss=0.1), 1, ideal=True).transport == Transport("cubic")
 
 
 @pytest.mark.parametrize("changes", [{"congestion": "reno"}, {"tls": True}])

@@ -23,8 +23,8 @@ MBIT_20 = 20e6 / 8
 KINDS = pytest.mark.parametrize("congestion", ["cubic", "bbr"])
 
 
-def line(key=7):
-    return Line(key * 0x1234_5678_9ABC_DEF1, 0.0)
+def line(key=7, loss=0.0):
+    return Line(key * 0x1234_5678_9ABC_DEF1, 0.0, loss)
 
 
 def name(row):
@@ -95,8 +95,8 @@ def test_under_loss_a_long_stream_of_cubic_runs_at_mathis_rate_and_one_of_bbr_ha
     mathis = SEGMENT_BYTES / RTT * math.sqrt(1.5 / 0.01)
     rates = {}
     for congestion in ("cubic", "bbr"):
-        tcp = Transport(congestion, 0.01)
-        rates[congestion] = 1e8 / tcp.seconds(line(), 1e8, 12.5e6, RTT, 0.0)
+        tcp = Transport(congestion)
+        rates[congestion] = 1e8 / tcp.seconds(line(loss=0.01), 1e8, 12.5e6, RTT, 0.0)
     assert rates["cubic"] == pytest.approx(mathis, rel=0.15)
     assert rates["bbr"] > 0.9 * 12.5e6 * SEGMENT_BYTES / PACKET_BYTES
 
@@ -113,7 +113,7 @@ def test_bbr_stops_for_a_fifth_of_a_second_every_ten_seconds_of_use():
 # -- loss ------------------------------------------------------------------------------------------------------------
 @KINDS
 def test_a_lost_message_is_late_and_the_share_that_is_late_is_the_loss(congestion):
-    tcp, one = Transport(congestion, 0.05), line()
+    tcp, one = Transport(congestion), line(loss=0.05)
     late = [tcp.late_s(one, RTT) for _ in range(20_000)]
     share = sum(each > 0 for each in late) / len(late)
     assert abs(share - 0.05) < 5 * math.sqrt(0.05 * 0.95 / len(late))
@@ -126,7 +126,7 @@ def test_a_lost_message_is_late_and_the_share_that_is_late_is_the_loss(congestio
 @KINDS
 @given(st.floats(0.001, 0.9), st.integers(1, 2**64 - 1), st.floats(1, 1e9), st.floats(1e3, 1e10), st.floats(0, 1))
 def test_whatever_the_loss_everything_arrives(congestion, loss, key, size, rate, rtt):
-    tcp, one = Transport(congestion, loss), Line(key, 0.0)
+    tcp, one = Transport(congestion), Line(key, 0.0, loss)
     assert 0 <= tcp.late_s(one, rtt) < math.inf
     passage = tcp.stream(one, size, rate, rtt, 1.0, duplex=True)
     assert passage.ceiling_bytes_s > 0
@@ -139,9 +139,9 @@ def test_a_dial_knocks_again_after_one_three_and_seven_seconds():
 
 
 def test_a_lines_draws_are_its_own():
-    tcp = Transport("bbr", 0.1)
-    alone = [tcp.late_s(one, RTT) for one in [line(3)] for _ in range(50)]
-    one, other = line(3), line(4)
+    tcp = Transport("bbr")
+    alone = [tcp.late_s(one, RTT) for one in [line(3, 0.1)] for _ in range(50)]
+    one, other = line(3, 0.1), line(4, 0.1)
     beside = []
     for _ in range(50):
         beside.append(tcp.late_s(one, RTT))

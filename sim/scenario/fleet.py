@@ -1,0 +1,92 @@
+"""Single peers that differ from the others: a real fleet, machine by machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.scenario import tables
+from sim.scenario.conditions import Rate
+from sim.scenario.distribution import Distribution
+from sim.scenario.tables import KeyFault, require
+
+if TYPE_CHECKING:
+    from sim.scenario.scenario import Scenario
+
+__all__ = ["PeerSpec", "by_name", "check_fleet"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSpec:
+    """One peer, or those from ``number`` to ``to``, and what is their own; what is left out is as it is for all.
+
+    ``name``: for people. ``rate_mbit_s``, ``step_s``: in place of everybody's (a straggler's slowdown is not applied).
+    ``latency_ms``: one way, ``loss``: share of packets; both of its own line to the network, beside those of its pairs.
+    ``region``: where it is, in a network whose latency is a matrix.
+    """
+
+    number: int
+    to: int | None = None
+    name: str | None = None
+    rate_mbit_s: Rate | None = None
+    latency_ms: float = 0.0
+    loss: float = 0.0
+    step_s: Distribution | None = None
+    region: str | None = None
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(self.number >= 0, "number", self.number, "a peer's number, from 0 up")
+        require(self.to is None or self.to >= self.number, "to", self.to, f"{self.number} or more: the last of a range")
+        require(self.name is None or bool(self.name), "name", self.name, "a name, or left out")
+        require(0 <= self.latency_ms < math.inf, "latency_ms", self.latency_ms, "a number of milliseconds from 0 up")
+        require(0 <= self.loss < 1, "loss", self.loss, "from 0 to below 1: the share of packets that are lost")
+
+    @property
+    def numbers(self) -> range:
+        return range(self.number, (self.number if self.to is None else self.to) + 1)
+
+    @property
+    def links(self) -> bool:
+        """Whether its line to the network is its own."""
+        return self.rate_mbit_s is not None or self.latency_ms > 0 or self.loss > 0
+
+    def __str__(self) -> str:
+        """What is its own, for people."""
+        who = f"{self.number}" if self.to is None else f"{self.number} to {self.to}"
+        rate = self.rate_mbit_s
+        own = [
+            "" if rate is None else f"{rate.up:g} Mbit/s up, {rate.down:g} down",
+            f"{self.latency_ms:g} ms further" if self.latency_ms else "",
+            f"{100 * self.loss:g} % of packets lost" if self.loss else "",
+            "" if self.step_s is None else f"steps of {self.step_s}",
+            f"in {self.region}" if self.region else "",
+        ]
+        return f"{self.name or 'peer' + 's' * (self.to is not None)} ({who}): " + ", ".join(filter(None, own))
+
+
+def check_fleet(scenario: Scenario) -> None:
+    """Raise a :class:`KeyFault` for a peer that cannot be one of this scenario's."""
+    known: dict[int, int] = {}
+    latency = scenario.network.latency
+    for place, spec in enumerate(scenario.fleet):
+        key, last = f"fleet[{place}]", spec.numbers[-1]
+        which = "number" if spec.to is None else "to"
+        require(last < scenario.peers, f"{key}.{which}", last, f"below peers = {scenario.peers}, counted from 0")
+        for number in spec.numbers:
+            if number in known:
+                raise KeyFault(f"{key}.number", f"= {number} is named in fleet[{known[number]}] already: name it once.")
+            known[number] = place
+        if spec.step_s is not None:
+            require(spec.step_s.mean > 0, f"{key}.step_s", str(spec.step_s), "longer than 0 s: time would stand still")
+        if spec.region is not None:
+            there = latency.places
+            require(bool(there), f"{key}.region", spec.region, "left out, or network.latency a matrix of regions")
+            require(spec.region in there, f"{key}.region", spec.region, "one of " + ", ".join(there))
+
+
+def by_name(fleet: Sequence[PeerSpec]) -> dict[str, PeerSpec]:
+    """What is each peer's own, by the name that its randomness comes from."""
+    return {str(number): spec for spec in fleet for number in spec.numbers}

@@ -1,0 +1,142 @@
+"""Single peers have what is their own, and everybody else what all have."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossip.errors import ConfigError
+from sim.scenario.scenario import Latency, NetworkSpec, PeerSpec, Rate, Scenario
+from sim.simulation import Simulation, simulate
+from sim.world.network import network_of
+from sim.world.step_times import StepTimes
+
+CLOUD = {"kind": "matrix", "name": "cloud"}
+FLEET = Path(__file__).parents[3] / "examples" / "scenarios" / "fleet.toml"
+
+
+def scenario(*fleet, peers=6, **tables):
+    given = {"peers": peers, "duration_s": 10, "task": {"dataset": "averaging", "elements": 8}}
+    return Scenario.from_mapping(given | tables | {"fleet": list(fleet)})
+
+
+def network(made, order=None):
+    built = network_of(made.network, made.seed, fleet=made.fleet)
+    for number in order or range(made.peers):
+        built.add(str(number))
+    return built
+
+
+def test_a_peer_has_its_own_rates_latency_and_loss_and_the_others_everybodys():
+    made = scenario(
+        {"number": 2, "rate_mbit_s": {"up": 8, "down": 80}, "latency_ms": 30, "loss": 0.1},
+        {"number": 3, "to": 4, "latency_ms": 5},
+        network={"loss": 0.01},
+    )
+    built = network(made)
+    assert [built.up_bytes_s(peer) * 8e-6 for peer in range(4)] == [100, 100, 8, 100]
+    assert [built.down_bytes_s(peer) * 8e-6 for peer in range(4)] == [100, 100, 80, 100]
+    assert built.latency(0, 1) == 0.02
+    assert built.latency(0, 2) == built.latency(2, 0) == pytest.approx(0.05)
+    assert built.latency(2, 4) == pytest.approx(0.055)
+    assert built.longest_s == pytest.approx(0.055)
+    assert built.loss_of(0, 1) == pytest.approx(0.01)
+    assert built.loss_of(0, 2) == built.loss_of(2, 0) == pytest.approx(1 - 0.99 * 0.9)
+
+
+def test_who_comes_first_has_no_part_in_it():
+    made = scenario({"number": 2, "rate_mbit_s": 8})
+    assert network(made, order=[2, 0, 1]).up_bytes_s(0) == 1e6
+
+
+def test_a_peer_has_steps_of_its_own():
+    made = scenario({"number": 1, "step_s": 0.7}, compute={"step_s": 0.1, "stragglers": {"share": 1, "slowdown": 3}})
+    times = StepTimes(made.compute, made.seed, made.fleet)
+    assert times.durations("0")(2) == pytest.approx([0.3, 0.3])
+    assert times.durations("1")(2) == pytest.approx([0.7, 0.7])
+    run = Simulation(scenario({"number": 1, "step_s": 0.5}, compute={"step_s": 0.1}))
+    run.swarm.run_until(10.0)
+    for host in run.swarm.hosts:
+        run.swarm.training.seen(host)
+    steps = [host.steps for host in run.swarm.hosts]
+    assert steps[1] == pytest.approx(20, abs=1)
+    assert steps[0] == pytest.approx(100, abs=1)
+
+
+def test_a_region_is_where_a_peer_is_and_nobody_else_moves():
+    latency = {"kind": "matrix", "regions": ["here", "there"], "rtt_ms": [[2, 90], [90, 4]]}
+    few = network(
+        scenario({"number": 0, "region": "here"}, {"number": 1, "region": "there"}, network={"latency": latency})
+    )
+    assert few.latency(0, 1) == 0.045
+    free = network(scenario(network={"latency": latency}))
+    pairs = [(a, b) for a in range(2, 6) for b in range(2, 6) if a != b]
+    assert [few.latency(*pair) for pair in pairs] == [free.latency(*pair) for pair in pairs]
+
+
+def test_loss_of_one_peer_gives_the_network_tcp_even_for_a_perfect_sampler():
+    ideal = network_of(NetworkSpec(), 1, ideal=True, fleet=[PeerSpec(number=1, loss=0.1)])
+    assert ideal.transport is not None
+    assert network_of(NetworkSpec(), 1, ideal=True, fleet=[PeerSpec(number=1, latency_ms=9)]).transport is None
+
+
+def test_where_nothing_is_ones_own_the_run_is_the_same():
+    plain, named = scenario(), scenario({"number": 1, "name": "bob"})
+    assert simulate(plain, progress=False).summary["digest"] == simulate(named, progress=False).summary["digest"]
+
+
+def test_the_slow_line_is_the_one_whose_exchanges_take_long():
+    fleet = Scenario.from_toml(FLEET)
+    run = Simulation(fleet)
+    assert [spec.name for spec in fleet.fleet] == ["home", "far"]
+    built = run.swarm.network
+    assert built.latency(0, 1) == 0.0002
+    assert built.latency(3, 4) == pytest.approx(0.1022)
+    assert math.isclose(built.loss_of(0, 4), 0.005)
+    again = Scenario.from_mapping(fleet.to_mapping())
+    assert again == fleet
+    took = []
+    for own in ((), ({"number": 0, "rate_mbit_s": 1},)):
+        task = {"dataset": "averaging", "elements": 5000}
+        took.append(np.median(simulate(scenario(*own, peers=2, task=task), progress=False).exchange_s))
+    assert took[1] > took[0] + 0.15  # 20 kB at 1 Mbit/s
+
+
+@pytest.mark.parametrize(
+    ("fleet", "tables", "said"),
+    [
+        ([{"number": 6}], {}, ["fleet[0].number = 6", "below peers = 6"]),
+        ([{"number": 2, "to": 9}], {}, ["fleet[0].to = 9", "below peers = 6"]),
+        ([{"number": 2, "to": 1}], {}, ["fleet[0].to = 1", "2 or more"]),
+        ([{"number": -1}], {}, ["fleet[0].number = -1", "from 0 up"]),
+        ([{"number": 0, "to": 3}, {"number": 3}], {}, ["fleet[1].number = 3", "fleet[0]", "once"]),
+        ([{}], {}, ["fleet[0].number is missing"]),
+        ([{"number": 1, "rate_mbit_s": 0}], {}, ["fleet[0].rate_mbit_s.up = 0", "positive"]),
+        ([{"number": 1, "loss": 1}], {}, ["fleet[0].loss = 1.0", "below 1"]),
+        ([{"number": 1, "latency_ms": -3}], {}, ["fleet[0].latency_ms = -3.0", "from 0 up"]),
+        ([{"number": 1, "step_s": 0}], {}, ["fleet[0].step_s", "longer than 0 s"]),
+        ([{"number": 1, "region": "mars"}], {}, ["fleet[0].region", "matrix"]),
+        ([{"number": 1, "region": "mars"}], {"network": {"latency": CLOUD}}, ["fleet[0].region = 'mars'", "frankfurt"]),
+        ([{"number": 1, "lateny_ms": 3}], {}, ["fleet[0].lateny_ms", "latency_ms"]),
+    ],
+)  # fmt: skip
+def test_what_no_peer_can_have_is_refused_in_a_sentence(fleet, tables, said):
+    with pytest.raises(ConfigError) as caught:
+        scenario(*fleet, **tables)
+    sentence = str(caught.value)
+    assert all(part in sentence for part in said), sentence
+    assert sentence.count(".\n") == 0
+
+
+def test_latencies_that_a_dial_cannot_take_are_refused():
+    with pytest.raises(ConfigError, match="hello_timeout_s"):
+        Simulation(scenario({"number": 1, "latency_ms": 3000}))
+
+
+def test_from_python_the_same():
+    made = Scenario(peers=3, duration_s=1, fleet=(PeerSpec(number=2, rate_mbit_s=Rate(1, 2)),))
+    assert Scenario.from_mapping(made.to_mapping()) == made
+    assert Latency("matrix", name="cloud").places[2] == "frankfurt"
