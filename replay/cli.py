@@ -67,9 +67,11 @@ def replay(
 
 def of(plan: Plan, seeds: int, runs: int, quiet: bool) -> Report:
     """One scenario: so many predictions, and so many runs in real time, each with the next seed."""
+    from replay.forks import in_processes
     from replay.play import play
-    from replay.predict import predict
+    from replay.predict import predicted
     from replay.report import Report
+    from sim.jobs import cores
 
     shown = sys.stderr.isatty() and not quiet
 
@@ -79,9 +81,11 @@ def of(plan: Plan, seeds: int, runs: int, quiet: bool) -> Report:
 
     report = Report(plan.scenario.name)
     try:
-        for number in range(seeds):
-            say(f"simulated with seed {plan.scenario.seed + number}, {number + 1} of {seeds}")
-            report.predictions.append(predict(with_seed(plan, number)).figures())
+        say(f"{seeds} simulations")
+        todo = [with_seed(plan, number) for number in range(seeds)]
+        for figures in in_processes(predicted, todo, min(cores(), seeds)):
+            report.predictions.append(figures)
+            say(f"{len(report.predictions)} of {seeds} simulations are done")
         for number in range(runs):
             head = f"run {number + 1} of {runs}"
             say(f"{head}, processes start")

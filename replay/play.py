@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import secrets
@@ -21,6 +20,7 @@ import numpy as np
 
 from gossip.errors import LocalError
 from gossip.ids import PeerId
+from replay.forks import forks
 from replay.links import Links
 from replay.node import Errand, Go, live
 from replay.plan import PORT, Life, Plan
@@ -94,8 +94,7 @@ class Run:
             secret = self.folder / "swarm.secret"
             secret.touch(0o600)
             secret.write_text(secrets.token_hex(32) + "\n", encoding="utf-8")
-        context = multiprocessing.get_context("forkserver")  # torch is read once, and its pages are shared
-        context.set_forkserver_preload(["replay.node", "sim.learning.datasets"])
+        context = forks()
         for number, life in enumerate(plan.lives):
             folder = self.folder / f"life-{number}"
             folder.mkdir()

@@ -12,7 +12,7 @@ from replay.plan import Plan
 from replay.seen import Seen, Watch
 from sim.simulation import Simulation, uncollected
 
-__all__ = ["predict"]
+__all__ = ["predict", "predicted"]
 
 LOOK_S = 0.01  # how finely the time of a join is seen
 
@@ -50,6 +50,11 @@ def predict(plan: Plan) -> Seen:
             seen.changes += watch.changes
         seen.ids = {host.id: int(host.name) for host in swarm.hosts}
     return seen
+
+
+def predicted(plan: Plan) -> dict[str, float]:
+    """The figures of :func:`predict`."""
+    return predict(plan).figures()
 
 
 def watched(
