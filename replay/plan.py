@@ -96,6 +96,8 @@ def check(scenario: Scenario) -> None:
         raise refused("duration_s", f"{scenario.duration_s:g} passes in real time", f"{LONGEST_S:g}")
     if scenario.peers > MOST_NODES:
         raise refused("peers", f"{scenario.peers} are as many processes", f"{MOST_NODES}")
+    if scenario.fidelity == "exchange":
+        raise ConfigError("fidelity = 'exchange' cannot be replayed: it predicts less than is seen here; leave it out.")
     if spec.mode == "ideal":
         raise ConfigError("membership.mode = 'ideal' cannot be replayed: real nodes have the protocol alone.")
     if spec.start == "together" and scenario.peers > 1:

@@ -17,6 +17,7 @@ BASE = {
     "peers": 4, "duration_s": 30, "network": {"latency": {"kind": "constant", "value_ms": 25}, "rate_mbit_s": 20},
     "membership": {"start": "seed", "join_every_s": 1},
 }  # fmt: skip
+TOGETHER = {"membership.start": "together", "membership.join_every_s": 0}
 
 
 def plan(**changes):
@@ -30,7 +31,8 @@ def plan(**changes):
         ({"duration_s": 7200}, "duration_s"),
         ({"peers": 33}, "peers"),
         ({"membership.mode": "ideal"}, "membership.mode"),
-        ({"membership.start": "together", "membership.join_every_s": 0}, "membership.start"),
+        ({"fidelity": "exchange", "membership.mode": "ideal", **TOGETHER}, "fidelity"),
+        (TOGETHER, "membership.start"),
         ({"attackers.share": 0.25}, "attackers"),
         ({"task.optimizer.quasi_global": 0.5}, "task.optimizer.quasi_global"),
         ({"network.rate_mbit_s": "unlimited"}, "network.rate_mbit_s"),

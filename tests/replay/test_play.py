@@ -67,6 +67,23 @@ def test_nodes_have_the_congestion_control_of_the_scenario(tmp_path, congestion)
     assert words & {"cubic", "bbr"} == {congestion}
 
 
+@pytest.mark.parametrize(("ends", "states"), [({"farewell": 1.0}, ["left"]), ({}, ["dead"])])
+def test_who_says_goodbye_has_left_and_who_is_killed_is_dead(tmp_path, ends, states):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("peer,from_s,until_s\n0,0,\n1,0,6\n")
+    two = plan(peers=2, duration_s=20, churn={"trace": str(trace), **ends}, **{"task.model": "linear"})
+    with Links(2) as links:
+        run = Run(two, links, tmp_path, lambda sentence: None)
+        try:
+            run.prepare()
+            run.go()
+        finally:
+            run.end()
+        seen = run.seen()
+    assert [change.state for change in seen.changes if change.observer == 0][-1:] == states
+    assert len(seen.deaths()) == (not ends)
+
+
 def test_kills_returns_and_cuts_are_played_and_the_report_has_both_sides(monkeypatch, capsys, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n0,0,\n1,0,6\n1,9,\n2,0,\n")
