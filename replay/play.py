@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import secrets
 import signal
 import tempfile
 import time
@@ -20,6 +19,7 @@ import numpy as np
 
 from gossip.errors import LocalError
 from gossip.ids import PeerId
+from node.identity.keys import new_secret
 from replay.forks import forks
 from replay.links import Links
 from replay.node import Errand, Go, live
@@ -93,7 +93,7 @@ class Run:
         if spec.tls:
             secret = self.folder / "swarm.secret"
             secret.touch(0o600)
-            secret.write_text(secrets.token_hex(32) + "\n", encoding="utf-8")
+            secret.write_text(new_secret() + "\n", encoding="utf-8")
         context = forks()
         for number, life in enumerate(plan.lives):
             folder = self.folder / f"life-{number}"

@@ -45,6 +45,20 @@ def test_a_node_alone_trains_bit_for_bit_as_the_simulated_peer_does(tmp_path):
         assert np.array_equal(learners.matrix[0], vector)
 
 
+def test_over_tls_they_mix_as_well(tmp_path):
+    changes = {"task.model": "linear", "network.tls": True, "gossip.mix_every_steps": 4, "compute.step_s": 0.05}
+    two = plan(peers=2, duration_s=10, **changes)
+    with Links(2) as links:
+        run = Run(two, links, tmp_path, lambda sentence: None)
+        try:
+            run.prepare()
+            run.go()
+        finally:
+            run.end()
+        assert run.seen().mixes
+    assert (tmp_path / "swarm.secret").exists()
+
+
 @pytest.mark.parametrize("congestion", ["cubic", "bbr"])
 def test_nodes_have_the_congestion_control_of_the_scenario(tmp_path, congestion):
     if congestion not in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text():
