@@ -115,7 +115,9 @@ class Exchanges(Played):
         names = [str(index) for index in range(scenario.peers)]
         learners = Learners(scenario.task, names, scenario.seed, device=device)
         network = network_of(scenario.network, scenario.seed, True, scenario.fleet)
-        self.level = ExchangeLevel(scenario, names, network, learners)
+        churn = churn_of(scenario.churn, scenario.seed, scenario.peers)
+        sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
+        self.level = ExchangeLevel(scenario, names, network, learners, sessions)
         self.measures = Measures(self.level, scenario, learners)
 
 

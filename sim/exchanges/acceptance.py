@@ -30,16 +30,23 @@ class Acceptance:
     def __init__(self, config: Config, rows: int, elements: int, ready: Sequence[bool]) -> None:
         self.config, self.bound, self.elements, self.ready = config, config.norm_bound, elements, ready
         self.filters = [] if config.filtering == "none" else [filter_of(config) for _ in range(rows)]
-        self.refused = Counter[str]()  # by reason; of what was cut off as well
+        self.refused: dict[int, Counter[str]] = {}  # by row and reason; of what was cut off as well
         self.failed = 0  # exchanges, each side of one counting
+
+    def total(self) -> Counter[str]:
+        """What those that are up refused or cut off, by reason."""
+        return sum((counts for row, counts in self.refused.items() if self.ready[row]), Counter())
+
+    def count(self, row: int, reasons: Iterable[str]) -> None:
+        self.refused.setdefault(row, Counter()).update(reasons)
 
     def here(self, rows: Iterable[PeerId]) -> list[PeerId]:
         """Those of them that might be met again."""
         return [row for row in rows if self.ready[cast(int, row)]]
 
-    def passes(self, apart_sq: F64, own_sq: F64) -> Flags:
-        """Which pairs (pairs,) pass the check of norms: ``apart_sq`` (pairs,) is ``|theirs - ours|^2``, ``own_sq`` (2,
-        pairs) is either's own."""
+    def passes(self, rows: I64, apart_sq: F64, own_sq: F64) -> Flags:
+        """Which pairs (pairs,) of these ``rows`` (2, pairs) pass the check of norms: ``apart_sq`` (pairs,) is
+        ``|theirs - ours|^2``, ``own_sq`` (2, pairs) is either's own."""
         limit = self.bound * (np.sqrt(own_sq.min(axis=0)) + math.sqrt(self.elements))
         with np.errstate(invalid="ignore"):
             passed: Flags = np.isfinite(apart_sq) & np.isfinite(own_sq).all(axis=0) & (np.sqrt(apart_sq) <= limit)
@@ -47,7 +54,7 @@ class Acceptance:
             for side in (0, 1):
                 reason = norm_accepts(float(apart_sq[place]), float(own_sq[side, place]), self.elements, self.bound)
                 if reason is not None:
-                    self.refused[reason] += 1
+                    self.count(int(rows[side, place]), [reason])
             self.failed += 2
         return passed
 
@@ -59,6 +66,7 @@ class Acceptance:
 
     def joined(self, row: int, donors_sq: float) -> None:
         """It begins with the weights of others, whose mean square distance is so much an element."""
+        self.refused.pop(row, None)
         if self.filters:
             self.filters[row] = filter_of(self.config)
             self.filters[row].joined(donors_sq)
@@ -75,5 +83,5 @@ class Acceptance:
             taken, why = filters[row].take(cast(PeerId, partner), left[place], square, size, here)
             if why:
                 left[place] *= taken
-                self.refused.update(why)
+                self.count(row, why)
         return np.array(left)

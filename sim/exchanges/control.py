@@ -73,7 +73,9 @@ class Control:
         """It has the weights of the run from now on, so many steps into its life as were counted."""
         self.ready[peer] = True
         self.retry_at[peer], self.waiting[peer], self.due_at[peer] = 0.0, False, math.inf
-        self.schedules[peer].begin(self.counted[peer], self.events.now)
+        schedule = self.schedules[peer]
+        schedule.due_steps = schedule.earned_steps = self.counted[peer]  # where a node's begins at 0
+        schedule.begin(self.counted[peer], self.events.now)
         self.arm(peer)
 
     def fits(self, peer: int) -> bool:
@@ -308,6 +310,52 @@ class Control:
             self.waiting[peer], self.retry_at[peer] = False, self.events.now
         if not self.waiting[peer]:
             self.arm(peer)
+
+    # -- somebody's end ------------------------------------------------------------------------------------------
+    def end(self, peer: int, steps: int) -> None:
+        """It dies, or leaves, ``steps`` into its count, and what it knew goes with it."""
+        self.ready[peer] = False
+        for one in self.table[peer]:
+            self.part(one, peer)
+        self.table[peer], self.met[peer] = [], {}
+        self.moving[peer], self.outgoing[peer] = 0, None
+        self.due_at[peer], self.counted[peer], self.last_partner[peer] = math.inf, steps, -1
+        self.wary[peer], self.wary_until[peer] = 0, -math.inf
+        self.answers.pop(peer, None)
+        self.waits.pop(peer, None)
+        self.schedules[peer] = Schedule(self.config, self.rngs[peer])
+
+    def part(self, one: Exchange, peer: int) -> None:
+        """It will not mix. The other side does where all of the vector and the COMMIT are on their way to it."""
+        now, side, tape = self.events.now, SECOND if peer == one.second else FIRST, self.tape
+        if one.answered == math.inf:  # an offer
+            one.ended = 3
+            tape.put(peer, one.begun, DROP, one.number, side)
+            return
+        other, partner = 1 - side, one.partner(peer)
+        latency = self.streams.latency(peer, partner)
+        if one.ended >> other & 1:  # and has mixed
+            one.ended = 3
+            tape.put(partner, self.clocks.after(partner, now), DROP, one.number, other)
+        elif one.verified[side] <= now and one.verified[other] - latency <= now:
+            one.ended, one.broken = 1 << side, True
+        else:
+            one.ended = 3
+            self.events.push(now + latency + self.streams.closed_s(self.draws[peer]), self.on_broken, one, other)
+
+    def on_broken(self, one: Exchange, side: int) -> None:
+        """This side learns that its partner is gone."""
+        peer, partner = (one.second, one.first) if side else (one.first, one.second)
+        if one not in self.table[peer]:
+            return  # it is gone as well
+        self.failed += 1
+        steps = max(one.steps if side else one.begun, self.clocks.after(peer, self.events.now))
+        self.tape.put(peer, steps, DROP, one.number, side)
+        self.slow(peer, partner)
+        self.leave(one, side)
+        if not (side or one.parked & 1):
+            self.collided(peer)
+        self.released(peer)
 
     # -- what takes too long -------------------------------------------------------------------------------------
     def wait(self, one: Exchange, side: int, since: float, until: float, usual: dict[int, Patience]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +15,12 @@ from sim.exchanges.control import Control
 from sim.exchanges.draws import Draws
 from sim.exchanges.messages import Sizes
 from sim.exchanges.models import Models
+from sim.exchanges.presence import Presence
 from sim.exchanges.streams import Streams
 from sim.exchanges.tape import Tape
 from sim.learning.learners import Learners
 from sim.scenario.scenario import Scenario
-from sim.seeds import derive
+from sim.world.churn import Uptime
 from sim.world.network import NetworkModel
 from sim.world.step_times import StepTimes
 
@@ -31,9 +31,12 @@ EACH = 4  # exchanges of each peer that are decided before the models follow: wa
 
 
 class ExchangeLevel:
-    """All peers are there from the beginning, and begin with the same weights."""
+    """``sessions``: when each of the peers ``names`` is up."""
 
-    def __init__(self, scenario: Scenario, names: Sequence[str], network: NetworkModel, learners: Learners) -> None:
+    def __init__(
+        self, scenario: Scenario, names: Sequence[str], network: NetworkModel, learners: Learners,
+        sessions: Sequence[Iterator[Uptime]],
+    ) -> None:  # fmt: skip
         seed, peers = scenario.seed, len(names)
         self.scenario, self.learners = scenario, learners
         self.events, self.tape = Events(), Tape()
@@ -54,12 +57,13 @@ class ExchangeLevel:
         self.acceptance = Acceptance(scenario.config, peers, learners.elements, self.control.ready)
         self.models = Models(learners, scenario.config, self.tape, self.acceptance)
         self.most = 4 * max(EACH * peers, 1024)  # entries of the tape
+        self.presence = Presence(
+            self.events, scenario.config, self.clocks, self.streams, self.tape, self.control, names, seed,
+            learners.elements,
+        )  # fmt: skip
         for peer, name in enumerate(names):
-            phase = random.Random(derive(seed, name, "phase")).random()
             self.clocks.add(peer, times.durations(name))
-            self.clocks.begin(peer, 0, 0.0, phase)
-            self.control.alive.append(peer)
-            self.control.begin(peer)
+        self.presence.populate(sessions)
 
     # -- time ----------------------------------------------------------------------------------------------------
     @property
@@ -76,7 +80,10 @@ class ExchangeLevel:
 
     def done(self) -> I64:
         """The steps of each peer that have ended."""
-        return self.clocks.done(np.arange(len(self.control.ready)), self.now)
+        ready, done = np.array(self.control.ready), np.array(self.presence.steps)
+        rows = np.flatnonzero(ready)
+        done[rows] = self.clocks.done(rows, self.now)
+        return done
 
     def settle(self) -> None:
         """Every model holds all steps that have begun."""
@@ -116,8 +123,8 @@ class ExchangeLevel:
 
     @property
     def bytes_sent(self) -> int:
-        control, sizes = self.control, self.sizes
-        said = control.offers * sizes.offer + control.busy * sizes.busy
+        control, sizes, fetched = self.control, self.sizes, self.presence.fetched
+        said = control.offers * sizes.offer + control.busy * sizes.busy + fetched * sizes.piece
         return self.streams.bytes_sent(self.now) + said + control.accepts * (sizes.accept + 2 * sizes.commit)
 
     @property
@@ -125,7 +132,7 @@ class ExchangeLevel:
         return self.streams.durations_s
 
     def refused(self) -> dict[str, int]:
-        return dict(self.acceptance.refused)
+        return dict(self.acceptance.total())
 
     def digest(self) -> str:
         whole = self.tape.digest()

@@ -6,7 +6,7 @@ from gossip.arithmetic.subsets import ALL
 from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.wire import frames
-from gossip.wire.messages import Accept, Busy, Commit, Offer
+from gossip.wire.messages import Accept, Busy, Commit, Fetch, Offer, Serving
 
 __all__ = ["Sizes"]
 
@@ -22,4 +22,6 @@ class Sizes:
         self.offer = len(frames.encode(offer))
         self.accept = len(frames.encode(Accept(SESSION, VERSION, 0.5, codec)))
         self.busy, self.commit = (len(frames.encode(kind(SESSION))) for kind in (Busy, Commit))
+        fetch = Fetch(SESSION, (), 0, elements)
+        self.piece = len(frames.encode(fetch)) + len(frames.encode(Serving(SESSION, VERSION, RUN, (), ())))
         self.stream = get_codec(codec).encoded_bytes(elements)

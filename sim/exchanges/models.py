@@ -38,9 +38,9 @@ class Models:
         if self.watches:  # the model without the steps since the last mix; the outer step keeps that already
             self.expected = self.matrix.copy() if config.plain else self.phi
         self.codec = get_codec(config.codec)
-        self.kept: dict[tuple[int, int], F32] = {}  # snapshots of exchanges under way, by exchange and side
+        self.kept: dict[int, dict[int, F32]] = {}  # snapshots of exchanges under way, by exchange and side
         self.left: dict[int, F64] = {}  # of such, what of the difference each side takes, once that is known
-        self.void = set[tuple[int, int]]()  # snapshots that nobody will need
+        self.void = set[int]()  # exchanges that are over, of which a snapshot is still to come
         self.half = set[int]()  # of such, those of which one side is over
 
     def play(self, done: I64) -> None:
@@ -86,7 +86,7 @@ class Models:
         acceptance = self.acceptance
         apart_sq = np.einsum("ij,ij->i", difference, difference).astype(np.float64)
         own_sq = np.einsum("ij,ij->i", sent, sent).astype(np.float64).reshape(2, -1)
-        passed = acceptance.passes(apart_sq, own_sq)
+        passed = acceptance.passes(np.stack([first, second]), apart_sq, own_sq)
         agreed = np.array(self.tape.weight)[exchanges]
         if passed.all():
             rows, partners = np.concatenate([first, second]), np.concatenate([second, first])
@@ -117,10 +117,8 @@ class Models:
             number, side = int(batch.exchange[entry]), int(batch.side[entry])
             match int(batch.kind[entry]):
                 case k if k in (SNAP, GIVE):
-                    if (number, side) in self.void:
-                        self.void.discard((number, side))
-                    else:
-                        self.kept[number, side] = self.matrix[row].copy()
+                    if number not in self.void:
+                        self.kept.setdefault(number, {})[side] = self.matrix[row].copy()
                 case k if k == ADD:
                     self.add(row, number, side, batch.late[entry : entry + 1])
                     self.over(number)
@@ -132,7 +130,8 @@ class Models:
     def take_over(self, row: int, number: int) -> None:
         """A newcomer's weights, each part of them of another donor, and what it knows with them."""
         ranges = self.tape.ranges.pop(number)
-        given = [self.kept.pop((number, place)) for place in range(len(ranges))]
+        kept = self.kept.pop(number)
+        given = [kept[place] for place in range(len(ranges))]
         model = self.matrix[row]
         for (start, stop), values in zip(ranges, given, strict=True):
             model[start:stop] = values[start:stop]
@@ -149,10 +148,11 @@ class Models:
 
     def add(self, row: int, number: int, side: int, late: Flags) -> None:
         """What one side of an exchange brings."""
-        ours, theirs = self.kept[number, side], self.kept[number, 1 - side]
+        kept = self.kept[number]
+        ours, theirs = kept[side], kept[1 - side]
         weights = self.left.pop(number, None)
         if weights is None:
-            sent = self.decoded(np.stack([self.kept[number, 0], self.kept[number, 1]]))
+            sent = self.decoded(np.stack([kept[0], kept[1]]))
             first, second = np.array([self.tape.first[number]]), np.array([self.tape.second[number]])
             weights = self.left[number] = self.weights(first, second, np.array([number]), sent[1:] - sent[:1], sent)
         difference = self.decoded(theirs[None]) - self.decoded(ours[None])
@@ -171,9 +171,9 @@ class Models:
         """Nobody needs these snapshots; one that was not taken yet is not kept."""
         self.half.discard(number)
         self.left.pop(number, None)
-        for side in (0, 1):
-            if self.kept.pop((number, side), None) is None and self.tape.second[number] >= 0:
-                self.void.add((number, side))
+        self.tape.ranges.pop(number, None)
+        if len(self.kept.pop(number, {})) < 2 and self.tape.second[number] >= 0:
+            self.void.add(number)
 
     def shift(self, rows: I64, ours: F32, difference: F32, weights: F64, late: Flags) -> None:
         """``difference``, theirs less ours, becomes what is to be added."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sim.engine.links import CLOSED_S
+from sim.exchanges.draws import Draws
 from sim.seeds import derive
 from sim.world.network import NetworkModel
 from sim.world.tcp import GOLDEN, MASK, Line
@@ -52,18 +54,27 @@ class Streams:
         line.free_at = max(line.free_at, now + latency + transport.late_s(line, 2 * latency))
         return line.free_at - now
 
-    def stream(self, sender: int, receiver: int, now: float) -> float:
-        """From the first byte, which is sent then, to the last, which arrives, beside what both have under way."""
+    def stream(self, sender: int, receiver: int, now: float, piece_bytes: int | None = None) -> float:
+        """From the first byte, which is sent then, to the last, which arrives, beside what both have under way: of a
+        vector, or with ``piece_bytes`` of a piece of one one way."""
+        size_bytes = self.size_bytes if piece_bytes is None else piece_bytes
+        if piece_bytes is not None:
+            self.sent += piece_bytes
         network, moving, transport = self.network, self.moving, self.transport
         up = network.up_bytes_s(sender) / max(moving[sender], 1)
         down = network.down_bytes_s(receiver) / max(moving[receiver], 1)
         rate, latency = min(up, down), self.latency(sender, receiver)
         if transport is None:
-            return self.size_bytes / rate + latency
+            return size_bytes / rate + latency
         line = self.line(sender, receiver, now)
-        seconds = transport.seconds(line, self.size_bytes, rate, 2 * latency, now, duplex=True)
+        seconds = transport.seconds(line, size_bytes, rate, 2 * latency, now, duplex=piece_bytes is None)
         line.free_at = max(line.free_at, now + seconds)
         return line.free_at - now
+
+    def closed_s(self, draws: Draws) -> float:
+        """From the death of a process to the end of its sockets."""
+        low, high = CLOSED_S
+        return 0.0 if self.transport is None else low + (high - low) * draws.random()
 
     def begin(self, *when: float) -> None:
         """Streams begin then."""

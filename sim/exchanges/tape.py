@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ADD", "DROP", "GIVE", "SNAP", "TAKE", "Batch", "Tape"]
+__all__ = ["ADD", "DROP", "GIVE", "MOST_SIDES", "SNAP", "TAKE", "Batch", "Tape"]
 
 I64 = NDArray[np.int64]
 
@@ -21,6 +21,7 @@ I64 = NDArray[np.int64]
 # snapshots are taken, for an exchange or of a donor for a newcomer. DROP: the snapshots of an exchange may go. TAKE:
 # the row takes over what its donors gave.
 ADD, SNAP, GIVE, DROP, TAKE = 0, 1, 2, 3, 4
+MOST_SIDES = 16  # of an exchange or of weights that are taken over, as a code holds them
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ def beyond(scenario: Scenario) -> Iterator[tuple[str, str]]:
         yield "membership.mode", "set it to 'ideal', a perfect sampler, as no message of the protocol is played"
     if membership.start != "together":
         yield "membership.start", "set it to 'together'"
-    if scenario.churn is not None:
-        yield "churn", "leave it out"
+    if scenario.churn is not None and scenario.churn.silent:
+        yield "churn.silent", "set it to 0"
     if scenario.network.partitions:
         yield "network.partitions", "leave them out"
     if scenario.attackers is not None and scenario.attackers.share > 0:

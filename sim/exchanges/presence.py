@@ -1,0 +1,151 @@
+"""Who is there: peers that come, take the weights of those present, and go."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+
+from gossip.codecs import get_codec
+from gossip.config import Config
+from gossip.filters.rule import FEW
+from gossip.selection.rule import uniform
+from gossip.state_transfer.comparing import FEWEST
+from sim.engine.events import Events
+from sim.exchanges.clocks import Clocks
+from sim.exchanges.control import Control
+from sim.exchanges.streams import Streams
+from sim.exchanges.tape import DROP, GIVE, MOST_SIDES, TAKE, Tape
+from sim.seeds import derive
+from sim.world.churn import Uptime
+
+__all__ = ["Presence"]
+
+LOOK_S = 1.0  # how often a newcomer looks for somebody who has weights
+
+
+class Presence:
+    """``steps`` holds those of each peer that is not ready: its loop takes none."""
+
+    def __init__(
+        self, events: Events, config: Config, clocks: Clocks, streams: Streams, tape: Tape, control: Control,
+        names: Sequence[str], seed: int, elements: int,
+    ) -> None:  # fmt: skip
+        self.events, self.config, self.clocks, self.streams, self.tape = events, config, clocks, streams, tape
+        self.control, self.names, self.seed, self.elements = control, names, seed, elements
+        self.raw = get_codec("fp32")
+        self.lives = [0] * len(names)
+        self.steps = [0] * len(names)
+        self.died_at = [math.inf] * len(names)
+        self.place: dict[int, int] = {}  # of each that is there, in control.alive
+        self.fetched = 0  # pieces that newcomers asked for
+
+    def populate(self, sessions: Sequence[Iterator[Uptime]]) -> None:
+        """Those who are up at 0 have one model; the others come when they do."""
+        for peer, ups in enumerate(sessions):
+            session = next(ups, None)
+            if session is None:
+                continue
+            if session.from_s:
+                self.events.push(session.from_s, self.come, peer, session, ups)
+            else:
+                self.come(peer, session, ups, founder=True)
+
+    def come(self, peer: int, session: Uptime, sessions: Iterator[Uptime], founder: bool = False) -> None:
+        """A peer starts, its first step somewhere within one."""
+        self.place[peer] = len(self.control.alive)
+        self.control.alive.append(peer)
+        life, now = self.lives[peer], self.events.now
+        whose = f"{self.names[peer]}/{life}" if life else self.names[peer]
+        phase = random.Random(derive(self.seed, whose, "phase")).random()
+        self.clocks.begin(peer, self.steps[peer], now, phase)
+        if founder:
+            self.control.begin(peer)
+        else:
+            self.join(peer, life)
+        if math.isfinite(session.until_s):
+            self.events.push(max(session.until_s, now), self.go, peer, sessions)
+
+    def go(self, peer: int, sessions: Iterator[Uptime]) -> None:
+        """It ends, with a word or without one. The step in progress is still computed, as its batch is used up."""
+        now, control = self.events.now, self.control
+        if control.ready[peer]:
+            self.steps[peer] = self.clocks.after(peer, now)
+            control.end(peer, self.steps[peer])
+        self.lives[peer] += 1
+        self.died_at[peer] = now
+        last, place = control.alive.pop(), self.place.pop(peer)
+        if last != peer:
+            control.alive[place], self.place[last] = last, place
+        following = next(sessions, None)
+        if following is not None:
+            self.events.push(max(following.from_s, now), self.come, peer, following, sessions)
+
+    # -- joining -------------------------------------------------------------------------------------------------
+    def join(self, peer: int, life: int) -> None:
+        """Ask some of those who are ready, and take a piece of each."""
+        if life != self.lives[peer]:
+            return
+        control, streams, now = self.control, self.streams, self.events.now
+        control.asking = peer
+        donors: list[int] = []
+        for _ in range(min(self.config.donors, MOST_SIDES)):
+            donor = uniform(control.alive, control.rngs[peer], control.fits, donors)
+            if donor is None:
+                break
+            donors.append(donor)
+        if not donors:
+            self.events.push(now + LOOK_S, self.join, peer, life)
+            return
+        surveyed = now + max(streams.message(peer, one, now) + streams.message(one, peer, now) for one in donors)
+        share, chunk = max(-(-self.elements // len(donors)), FEW), self.config.chunk_elements
+        share = share if share < chunk else -(-share // chunk) * chunk
+        ranges = [(at, min(at + share, self.elements)) for at in range(0, self.elements, share)]
+        number = self.tape.exchange(peer)
+        self.tape.ranges[number] = ranges
+        given = [(donor, self.lives[donor]) for donor, _ in zip(donors, ranges, strict=False)]
+        pieces = [
+            self.piece(peer, donor, stop - start, surveyed, (number, place))
+            for place, ((donor, _), (start, stop)) in enumerate(zip(given, ranges, strict=True))
+        ]
+        whole = max(there for _, there in pieces)
+        if len(given) >= FEWEST:  # each has a chunk of another's piece compared
+            sizes = [min(stop - start, chunk) for start, stop in ranges]
+            whole = max(
+                self.piece(peer, donor, size, whole, None)[1] for (donor, _), size in zip(given, sizes, strict=True)
+            )
+        until = [(donor, one, at) for (donor, one), (at, _) in zip(given, pieces, strict=True)]
+        self.events.push(whole, self.on_whole, peer, life, number, until)
+
+    def piece(
+        self, peer: int, donor: int, elements: int, asked: float, gives: tuple[int, int] | None
+    ) -> tuple[float, float]:
+        """When a donor takes its snapshot, and when so many elements of it are there."""
+        steps = self.clocks.after(donor, asked + self.streams.message(peer, donor, asked))
+        at = self.clocks.time(donor, steps)
+        if gives is not None:
+            self.tape.put(donor, steps, GIVE, *gives)
+        self.fetched += 1
+        return at, at + self.streams.stream(donor, peer, at, self.raw.encoded_bytes(elements))
+
+    def on_whole(self, peer: int, life: int, number: int, given: list[tuple[int, int, float]]) -> None:
+        """All pieces are here, or a donor died before it gave its own and others are asked."""
+        died = any(one != self.lives[donor] and self.died_at[donor] < at for donor, one, at in given)
+        if life != self.lives[peer] or died:
+            self.tape.put(peer, self.steps[peer], DROP, number, 0)
+            self.join(peer, life)
+            return
+        self.events.push(
+            self.clocks.time(peer, self.clocks.after(peer, self.events.now)), self.on_taken, peer, life, number
+        )
+
+    def on_taken(self, peer: int, life: int, number: int) -> None:
+        """The loop is at a boundary, and trains from here on."""
+        steps, control = self.steps[peer], self.control
+        if life != self.lives[peer]:
+            self.tape.put(peer, steps, DROP, number, 0)
+            return
+        self.tape.put(peer, steps, TAKE, number, 0)
+        self.clocks.begin(peer, steps, self.events.now, 0.0)
+        control.counted[peer] = steps
+        control.begin(peer)
