@@ -135,7 +135,7 @@ def train(errand: Errand, go: Go, learners: Learners) -> None:
     diary = Diary(errand.folder, go.zero)
     Watched.onlooker, Watched.diary = Watch(row), diary
     vars(service)["Runtime"] = Watched  # in this process, which has one node
-    durations = StepTimes(scenario.compute, scenario.seed).durations(plan.names[row])
+    durations = StepTimes(scenario.compute, scenario.seed, scenario.fleet).durations(plan.names[row])
     rows, counts = np.array([row]), np.array([1])
     began = time.monotonic()
     peer = Node(

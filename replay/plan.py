@@ -79,7 +79,7 @@ class Plan:
 
     def network(self) -> NetworkModel:
         """The simulator's own, so that each pair has the latency that it has there."""
-        network = network_of(self.scenario.network, self.scenario.seed)
+        network = network_of(self.scenario.network, self.scenario.seed, fleet=self.scenario.fleet)
         for name in self.names:
             network.add(name)
         return network
@@ -109,9 +109,12 @@ def check(scenario: Scenario) -> None:
         raise ConfigError("attackers cannot be replayed: no real node lies; leave the table out.")
     if scenario.task.optimizer.quasi_global > 0:
         raise ConfigError("task.optimizer.quasi_global cannot be replayed yet: use momentum.")
-    rate = scenario.network.rate_mbit_s
-    if math.inf in (rate.up, rate.down):
-        raise ConfigError("network.rate_mbit_s = 'unlimited' cannot be replayed: name a rate, up to 100 or so.")
+    rates = {"network": scenario.network.rate_mbit_s} | {
+        f"fleet[{place}]": each.rate_mbit_s for place, each in enumerate(scenario.fleet) if each.rate_mbit_s is not None
+    }
+    for key, rate in rates.items():
+        if math.inf in (rate.up, rate.down):
+            raise ConfigError(f"{key}.rate_mbit_s = 'unlimited' cannot be replayed: name a rate, up to 100 or so.")
 
 
 def refused(key: str, why: str, most: str) -> ConfigError:

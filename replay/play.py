@@ -88,7 +88,7 @@ class Run:
             links.congestion(node, spec.congestion)
             for other in range(node):
                 links.latency(node, other, network.latency(node, other))
-        links.loss(-1, -1, spec.loss)
+                links.loss(node, other, network.loss_of(node, other))
         secret = None
         if spec.tls:
             secret = self.folder / "swarm.secret"

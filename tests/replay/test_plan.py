@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ BASE = {
     "peers": 4, "duration_s": 30, "network": {"latency": {"kind": "constant", "value_ms": 25}, "rate_mbit_s": 20},
     "membership": {"start": "seed", "join_every_s": 1},
 }  # fmt: skip
+SCENARIOS = Path(__file__).parents[2] / "benchmarks" / "replay"
 TOGETHER = {"membership.start": "together", "membership.join_every_s": 0}
 
 
@@ -36,6 +38,7 @@ def plan(**changes):
         ({"attackers.share": 0.25}, "attackers"),
         ({"task.optimizer.quasi_global": 0.5}, "task.optimizer.quasi_global"),
         ({"network.rate_mbit_s": "unlimited"}, "network.rate_mbit_s"),
+        ({"fleet": [{"number": 1, "rate_mbit_s": "unlimited"}]}, "fleet[0].rate_mbit_s"),
         ({"churn": {"up": {"kind": "constant", "value": 0.2}, "down": {"kind": "constant", "value": 0.2}}}, "churn"),
     ],
 )
@@ -75,6 +78,22 @@ def test_links_have_the_latencies_of_the_simulated_network():
     uneven = plan(**{"network.latency": {"kind": "quantiles", "name": "internet"}})
     network = uneven.network()
     assert network.latency(0, 1) == network.latency(1, 0) != network.latency(0, 2)
+
+
+def test_what_single_peers_have_for_themselves_is_their_links_and_steps():
+    found = plan(fleet=[{"number": 2, "latency_ms": 60, "loss": 0.01, "rate_mbit_s": 5, "step_s": 0.4}])
+    network = found.network()
+    assert network.latency(0, 1) == 0.025
+    assert network.latency(0, 2) == pytest.approx(0.085)
+    assert (network.loss_of(0, 1), network.loss_of(2, 1)) == (0.0, pytest.approx(0.01))
+    assert network.up_bytes_s(2) == 5e6 / 8
+
+
+@pytest.mark.parametrize("file", sorted(SCENARIOS.glob("*.toml")), ids=lambda file: file.stem)
+def test_the_scenarios_of_the_gap_table_can_be_played(file):
+    scenario = Scenario.from_toml(file)
+    assert scenario.name == file.stem
+    assert Plan.of(scenario).duration_s == 60
 
 
 def test_without_links_nothing_is_played(monkeypatch, capsys, tmp_path):
