@@ -81,21 +81,23 @@ class Carrier:
 
     def message(self, line: Line, host: Host, to: Host, handler: Callable[..., None], *args: object) -> float:
         """Carry one segment, where there is TCP."""
-        transport = self.transport
-        assert transport is not None
-        late_s = transport.late_s(line, 2 * self.latency(host.index, to.index)) if line.loss else 0.0
-        return self.carry(line, host, to, late_s, handler, *args)
+        takes_s = self.latency(host.index, to.index)
+        if line.loss:
+            assert self.transport is not None
+            takes_s += self.transport.late_s(line, 2 * takes_s)
+        return self.carry(line, host, to, takes_s, handler, args)
 
     def carry(
-        self, line: Line, host: Host, to: Host, late_s: float, handler: Callable[..., None], *args: object
+        self, line: Line, host: Host, to: Host, takes_s: float, handler: Callable[..., None], args: tuple[Any, ...]
     ) -> float:
         """Call the handler when what is sent now arrives, in the order of the line, and return that time; infinity if
         it waits for the end of a cut."""
+        now = self.events.now
         if self.group_of is not None and self.cut(host, to):
-            line.held.append((self.events.now, handler, args))
+            line.held.append((now, handler, args))
             self.holding[line] = host, to
             return math.inf
-        arrives = self.events.now + self.latency(host.index, to.index) + late_s
+        arrives = now + takes_s
         if arrives < line.free_at:
             arrives = line.free_at
         else:
@@ -139,6 +141,6 @@ class Carrier:
         if stops:
             self.events.push(self.events.now + self.stall_s, stalled, to, host, number)
         if line is not None:
-            self.carry(line, host, to, late_s, arrived, to, *args)
+            self.carry(line, host, to, self.latency(host.index, to.index) + late_s, arrived, (to, *args))
         elif not stops:
             self.events.push_bulk(self.after(host, to), arrived, to, *args)
