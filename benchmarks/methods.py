@@ -165,6 +165,7 @@ def scenario(job):
     }  # fmt: skip
     if condition == "loss":
         everybody = changes.get("group_size") == 0
+        table["network"]["congestion"] = "none"  # TCP would send again what is lost
         table["network"]["loss"] = LOSS_ALL[dataset] if everybody else LOSS[changes.get("mixing", "pair")]
     if condition == "churn":
         table["churn"] = churn(steps)

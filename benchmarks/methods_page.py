@@ -18,7 +18,8 @@ is more rarely than every 8 steps, a row "H 8" has it at 8 as well, since models
 optimizers that papers name (Adam) are SGD here. Figures are means of {seeds} seeds, after ± their standard deviation.
 
 - **IID**, **Dirichlet 0.1**: how the samples are divided; each peer's own are private.
-- **30 % failed exchanges**: messages and streams are lost, so many that three of ten exchanges that begin fail, each
+- **30 % failed exchanges**: messages and streams are lost for good (`network.congestion = "none"`: TCP would send them
+  again), so many that three of ten exchanges that begin fail, each
   after about an interval; the column "failed" has the share. A node tries again, so that it costs time and not a mix.
 - **churn**: times up as those of spot machines, 14 times as fast: a third of the peers go during a run, without a
   goodbye, and most come back and take the weights of the others. It ends when as many steps were taken as elsewhere.

@@ -105,6 +105,8 @@ def check(scenario: Scenario) -> None:
             "membership.start = 'together' cannot be replayed: processes find each other by joining, so say "
             "start = 'seed', and join_every_s."
         )
+    if scenario.network.congestion is None:
+        raise ConfigError("network.congestion = 'none' cannot be replayed: real nodes speak TCP, so name bbr or cubic.")
     if scenario.attackers is not None and scenario.attackers.share > 0:
         raise ConfigError("attackers cannot be replayed: no real node lies; leave the table out.")
     if scenario.task.optimizer.quasi_global > 0:

@@ -83,6 +83,7 @@ class Run:
         """Links as the scenario says, and a process for each life, all of them started before time begins to count."""
         plan, links = self.plan, self.links
         network, spec = plan.network(), plan.scenario.network
+        assert spec.congestion is not None, "a plan refuses it"
         for node in range(len(plan.names)):
             links.rate(node, network.up_bytes_s(node) * 8e-6, network.down_bytes_s(node) * 8e-6)
             links.congestion(node, spec.congestion)

@@ -129,7 +129,8 @@ def network(scenario: Scenario) -> str:
         rate = f"each peer has {up:g} Mbit/s each way"
     else:
         rate = f"each peer has {rate_text(up)} up and {rate_text(down)} down"
-    lost = f", and {100 * spec.loss:g} % of packets are lost and sent again" if spec.loss else ""
+    what = "messages and streams are lost" if spec.congestion is None else "packets are lost and sent again"
+    lost = f", and {100 * spec.loss:g} % of {what}" if spec.loss else ""
     cuts = "".join(
         f" From {duration_text(cut.at_s)} to {duration_text(cut.until_s)} the network is cut into {cut.groups} groups."
         for cut in spec.partitions[:3]
@@ -152,6 +153,7 @@ def carried(scenario: Scenario) -> str:
     spec, ideal = scenario.network, scenario.membership.mode == "ideal"
     if not has_tcp(spec, ideal, scenario.fleet):
         return "There is no TCP: a message takes the latency, and a stream its bytes over the rate from the first one."
+    assert spec.congestion is not None
     loses, cubic = spec.loss > 0 or any(each.loss for each in scenario.fleet), spec.congestion == "cubic"
     said = [
         "streams begin slowly" + (", and again after a pause" if cubic else ""),

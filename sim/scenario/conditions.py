@@ -167,20 +167,22 @@ class NetworkSpec:
     and other keys override it; in Python :meth:`of` does.
 
     ``loss``: share of packets; TCP sends them again, as ``congestion`` says: "cubic", which hosts with Linux have, or
-    "bbr", which a node asks for where it may. ``tls``: opening a link takes a round trip more. ``partitions``: cuts,
-    which may not overlap.
+    "bbr", which a node asks for where it may. Without one there is no TCP: messages and streams are lost for good, to
+    see what a method makes of failures. ``tls``: opening a link takes a round trip more. ``partitions``: cuts, which
+    may not overlap.
     """
 
     latency: Latency = field(default_factory=lambda: Latency.of(Distribution.constant(0.02)))
     rate_mbit_s: Rate = Rate()
     loss: float = 0.0
-    congestion: Congestion = "cubic"
+    congestion: Congestion | None = "cubic"
     tls: bool = False
     partitions: tuple[NetworkCut, ...] = ()
 
     def __post_init__(self) -> None:
         tables.settle(self)
         require(0 <= self.loss < 1, "loss", self.loss, "from 0 to below 1: the share of packets that are lost")
+        require(not self.tls or self.congestion is not None, "tls", True, "left out where there is no TCP")
         ordered = sorted(enumerate(self.partitions), key=lambda item: item[1].at_s)
         for (_, earlier), (place, later) in itertools.pairwise(ordered):
             apart = later.at_s >= earlier.until_s

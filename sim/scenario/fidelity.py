@@ -33,6 +33,8 @@ def beyond(scenario: Scenario) -> Iterator[tuple[str, str]]:
         yield "churn.silent", "set it to 0"
     if scenario.network.partitions:
         yield "network.partitions", "leave them out"
+    if scenario.network.loss and scenario.network.congestion is None:
+        yield "network.congestion", "set it to 'cubic' or 'bbr', under which an exchange is late and never lost"
     if scenario.attackers is not None and scenario.attackers.share > 0:
         yield "attackers", "leave them out"
     if scenario.task.optimizer.quasi_global:

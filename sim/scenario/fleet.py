@@ -79,6 +79,10 @@ def check_fleet(scenario: Scenario) -> None:
             if number in known:
                 raise KeyFault(f"{key}.number", f"= {number} is named in fleet[{known[number]}] already: name it once.")
             known[number] = place
+        lossless = not spec.loss or scenario.network.congestion is not None
+        require(
+            lossless, f"{key}.loss", spec.loss, "0 where network.congestion is 'none': without TCP all lines lose alike"
+        )
         if spec.step_s is not None:
             require(spec.step_s.mean > 0, f"{key}.step_s", str(spec.step_s), "longer than 0 s: time would stand still")
         if spec.region is not None:

@@ -179,8 +179,8 @@ class FleetNetwork(NetworkModel):
 
 def network_of(spec: NetworkSpec, seed: int, ideal: bool = False, fleet: Sequence[PeerSpec] = ()) -> NetworkModel:
     """The network that a scenario describes, without its cuts: those are events of the swarm. A perfect one has no
-    TCP; nor has the network of an ``ideal`` membership, unless it loses packets: there links are left out, and with
-    them what they take."""
+    TCP, nor one that is said to have none; nor has that of an ``ideal`` membership, unless it loses packets: there
+    links are left out, and with them what they take."""
     common: dict[str, Any] = {"loss": spec.loss}
     if has_tcp(spec, ideal, fleet):
         common |= {"congestion": spec.congestion, "tls": spec.tls}
@@ -192,6 +192,8 @@ def network_of(spec: NetworkSpec, seed: int, ideal: bool = False, fleet: Sequenc
 
 def has_tcp(spec: NetworkSpec, ideal: bool, fleet: Sequence[PeerSpec]) -> bool:
     """Whether links are TCP's, for which :func:`network_of` says why."""
+    if spec.congestion is None:
+        return False
     if ideal:
         return spec.loss > 0 or any(each.loss for each in fleet)
     return not spec.perfect or any(each.links for each in fleet)

@@ -36,6 +36,7 @@ def plan(**changes):
         ({"fidelity": "exchange", "membership.mode": "ideal", **TOGETHER}, "fidelity"),
         (TOGETHER, "membership.start"),
         ({"attackers.share": 0.25}, "attackers"),
+        ({"network.congestion": "none"}, "network.congestion"),
         ({"task.optimizer.quasi_global": 0.5}, "task.optimizer.quasi_global"),
         ({"network.rate_mbit_s": "unlimited"}, "network.rate_mbit_s"),
         ({"fleet": [{"number": 1, "rate_mbit_s": "unlimited"}]}, "fleet[0].rate_mbit_s"),

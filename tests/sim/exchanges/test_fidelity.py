@@ -134,6 +134,7 @@ def test_draws_are_uniform():
         ("membership.mode", {"membership": MembershipSpec()}),
         ("membership.start", {"membership": MembershipSpec(mode="ideal", start="seed")}),
         ("churn.silent", {"churn": ChurnSpec(up=Distribution.exponential(6), silent=0.5)}),
+        ("network.congestion", {"network": NetworkSpec(loss=0.1, congestion=None)}),
         ("task.optimizer.quasi_global", {"task": Task(optimizer=Optimizer(quasi_global=0.9))}),
         ("gossip.mixing", {"gossip": Config(mixing="group")}),
         ("gossip.mixing", {"gossip": Config(mixing="push-sum")}),

@@ -352,6 +352,7 @@ def test_of_two_peers_neither_has_a_random_partner():
         ({"network": {"loss": 0.1}}, ["what is lost comes late and narrows a sender's window"], []),
         ({"network": {"congestion": "bbr", "tls": True}}, ["with bbr and TLS", "nearly stops for 0.2 s"], ["lost"]),
         ({"network": PERFECT}, ["There is no TCP"], ["routers"]),
+        ({"network": {"congestion": "none", "loss": 0.1}}, ["10 % of messages and streams are lost.", "no TCP"], []),
         ({"membership": {"mode": "ideal"}}, ["There is no TCP"], ["routers"]),
         ({"membership": {"mode": "ideal"}, "network": {"loss": 0.1}}, ["Links are TCP's, with cubic"], []),
         ({"fleet": [{"number": 3, "name": "bob", "loss": 0.1, "latency_ms": 7}]},

@@ -116,9 +116,9 @@ CUTS = (NetworkCut(at_s=1, until_s=2), NetworkCut(at_s=2, until_s=math.inf, grou
 networks = st.one_of(
     st.builds(
         NetworkSpec, latency=latencies, rate_mbit_s=st.builds(Rate, rates, rates), loss=st.floats(0, 0.9),
-        congestion=st.sampled_from(["cubic", "bbr"]), tls=st.booleans(), partitions=st.sampled_from([(), CUTS]),
+        congestion=st.sampled_from(["cubic", "bbr", None]), partitions=st.sampled_from([(), CUTS]),
     ),
-    st.builds(NetworkSpec.of, st.sampled_from(worlds.names("network")), loss=st.floats(0, 0.9)),
+    st.builds(NetworkSpec.of, st.sampled_from(worlds.names("network")), loss=st.floats(0, 0.9), tls=st.booleans()),
 )  # fmt: skip
 paths = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1).filter(lambda text: text != "none")
 optimizers = [

@@ -139,6 +139,13 @@ def test_a_perfect_network_has_none_and_an_ideal_memberships_only_where_packets_
     assert network_of(NetworkSpec(loss=0.1), 1, ideal=True).transport == Transport("cubic")
 
 
+def test_a_scenario_may_do_without_and_loses_for_good():
+    """To see what a method makes of failures."""
+    made, rng = network(INTERNET, loss=0.2, congestion=None), random.Random(1)
+    assert made.transport is None
+    assert sum(made.loses(rng) for _ in range(1000)) > 100
+
+
 @pytest.mark.parametrize("changes", [{"congestion": "reno"}, {"tls": True}])
 def test_a_transport_that_is_none_is_refused_by_name(changes):
     with pytest.raises(ConfigError, match=next(iter(changes))):
