@@ -224,6 +224,7 @@ class Trainer:
         under_way = peer.exchanges.table.keys() | peer.donating.table.keys() | peer.joining.pieces.keys()
         under_way |= peer.joining.comparisons.keys()
         assert sessions.links.keys() | sessions.table.keys() <= under_way
+        assert self.runtime.streams.began.keys() <= under_way
         assert averager.snapshots.keys() | averager.pairs.keys() | averager.groups.keys() <= under_way
 
     async def train(self, when: float) -> None:

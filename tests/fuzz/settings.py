@@ -161,6 +161,7 @@ class Scenarios(OnDisk):
 KEYS = (
     "peers", "seed", "rounds", "duration_s", "gossip.codec", "gossip.part", "gossip.group_size", "task.dataset",
     "task.model", "task.optimizer.name", "task.optimizer.lr", "task.partition", "network.latency", "network.loss",
+    "network.congestion", "network.tls", "fleet", "fleet.number", "churn.silent",
     "churn.trace", "churn.model", "attackers.share", "compute.step_s", "compute.stragglers.share",
     "report.every_s", "a.b.c", ".", "",
 )  # fmt: skip
@@ -170,6 +171,9 @@ TOKENS = (
     "[task]",
     "[network]",
     "[[network.partitions]]",
+    "[[fleet]]",
+    "number = 3",
+    "bbr",
     "lognormal",
     "5 ms",
     "1 Gbit/s",
