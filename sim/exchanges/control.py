@@ -138,11 +138,11 @@ class Control:
         one.second, one.since = partner, self.events.now
         one.weight = pair_cap(self.moving[peer])
         self.offers += 1
-        takes = self.streams.message(peer, partner, one.since)
-        if takes:
-            self.events.push(one.since + takes, self.on_offer, one, one.attempt)
-        else:
+        if self.streams.near:
             self.on_offer(one, one.attempt)
+        else:
+            takes = self.streams.message(peer, partner, one.since)
+            self.events.push(one.since + takes, self.on_offer, one, one.attempt)
 
     def on_busy(self, one: Exchange, attempt: int) -> None:
         """Another is asked: one that it mixed with lately, and where all were asked nobody for a while."""
@@ -192,12 +192,12 @@ class Control:
             self.accept(one, steps, now)
             return
         self.busy += 1
-        takes = self.streams.message(second, first, now)
-        if takes:
+        if self.streams.near:
+            self.on_busy(one, attempt)
+        else:
+            takes = self.streams.message(second, first, now)
             self.wait(one, FIRST, one.since, now + takes, self.answers)
             self.events.push(now + takes, self.on_busy, one, attempt)
-        else:
-            self.on_busy(one, attempt)
 
     def on_unreached(self, one: Exchange, attempt: int) -> None:
         """Nobody is there any more."""
@@ -250,14 +250,16 @@ class Control:
         self.accepts += 1
         tape.second[one.number], tape.weight[one.number] = second, one.weight
         tape.put(second, steps, SNAP, one.number, SECOND)
+        if streams.instant:
+            one.answered, one.verified = at, (at, at)
+            streams.begin(at, at)
+            self.events.push(at, self.on_both, one, now)
+            return
         answered = one.answered = at + streams.message(second, first, at)
         streams.begin(at, answered)
         # The answer goes ahead of one stream, the other stream follows it; then each COMMIT.
         verified = at + streams.stream(second, first, at), answered + streams.stream(first, second, answered)
         one.verified = verified
-        if verified[0] == verified[1] == at:
-            self.events.push(at, self.on_both, one, now)
-            return
         ends = (
             max(verified[0], verified[1] + streams.message(second, first, verified[1])),
             max(verified[1], verified[0] + streams.message(first, second, verified[0])),

@@ -27,7 +27,9 @@ from sim.world.step_times import StepTimes
 __all__ = ["ExchangeLevel"]
 
 I64 = NDArray[np.int64]
-EACH = 4  # exchanges of each peer that are decided before the models follow: waves are as wide as they get with more
+# Exchanges of each peer that are decided before the models follow, and of a few peers together: each time those under
+# way are cut in two. Their entries take 100 bytes each.
+EACH, ALL = 8, 1 << 15
 
 
 class ExchangeLevel:
@@ -45,18 +47,18 @@ class ExchangeLevel:
             step_s.kind == "constant" for step_s in (scenario.compute.step_s, *times.own.values())
         )
         self.clocks = Constant(peers) if alike else Drawn(peers)
+        for name in names:
+            network.add(name)
         self.sizes = Sizes(scenario.config, learners.elements)
         self.streams = Streams(network, self.sizes.stream, names, seed)
         draws = [Draws(seed, name) for name in names]
-        for name in names:
-            network.add(name)
         slow = scenario.compute.step_s.mean > LEAST_S / 2
         patient = network.longest_s > 0 or network.transport is not None or slow
         self.control = Control(self.events, scenario.config, self.clocks, self.streams, self.tape, draws, patient)
         self.streams.moving = self.control.moving
         self.acceptance = Acceptance(scenario.config, peers, learners.elements, self.control.ready)
         self.models = Models(learners, scenario.config, self.tape, self.acceptance)
-        self.most = 4 * max(EACH * peers, 1024)  # entries of the tape
+        self.most = 4 * max(EACH * peers, ALL)  # entries of the tape
         self.presence = Presence(
             self.events, scenario.config, self.clocks, self.streams, self.tape, self.control, names, seed,
             learners.elements,

@@ -10,11 +10,14 @@ from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.state_transfer.comparing import FEWEST
 from sim.exchanges.acceptance import Acceptance
-from sim.exchanges.tape import ADD, DROP, GIVE, SNAP, Batch, Tape
+from sim.exchanges.tape import ADD, DROP, GIVE, SNAP, TAKE, Batch, Tape
 from sim.exchanges.waves import Plan
 from sim.learning.learners import Learners
 
 __all__ = ["Models"]
+
+# Rows of one pass: as many as keep half a dozen arrays of them in a core's caches, and as gradients need to be cheap.
+BLOCK_BYTES, LEAST_ROWS = 1 << 21, 64
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -37,6 +40,8 @@ class Models:
         self.watches = config.watches_movement
         if self.watches:  # the model without the steps since the last mix; the outer step keeps that already
             self.expected = self.matrix.copy() if config.plain else self.phi
+        fitting = BLOCK_BYTES // (4 * learners.elements)  # rows
+        self.pairs_at_once = max(min(learners.copied_at_once or fitting, max(fitting, LEAST_ROWS)) // 2, 1)
         self.codec = get_codec(config.codec)
         self.kept: dict[int, dict[int, F32]] = {}  # snapshots of exchanges under way, by exchange and side
         self.left: dict[int, F64] = {}  # of such, what of the difference each side takes, once that is known
@@ -46,11 +51,12 @@ class Models:
     def play(self, done: I64) -> None:
         """What happened up to now, ``done`` being the steps of each row."""
         batch = self.tape.take(done)
-        plan = Plan(batch)
+        plan, pairs = Plan(batch), self.pairs_at_once
         for wave in plan.waves():
             wholes, singles = wave[wave < plan.wholes], wave[wave >= plan.wholes]
-            if len(wholes):
-                self.exchange(batch, plan.first[wholes], plan.last[wholes])
+            for start in range(0, len(wholes), pairs):
+                some = wholes[start : start + pairs]
+                self.exchange(batch, plan.first[some], plan.last[some])
             if len(singles):
                 self.apart(batch, plan.first[singles])
 
@@ -68,18 +74,36 @@ class Models:
     def exchange(self, batch: Batch, first: I64, second: I64) -> None:
         """Whole exchanges, between whose entries nothing happens to either row."""
         snaps, half = np.concatenate([first, second]), len(first)
-        rows = batch.row[snaps]
-        self.train(rows, batch.steps[snaps])
-        ours = self.matrix[rows]
+        rows, exchanges = batch.row[snaps], batch.exchange[first]
+        steps, until = batch.steps[snaps], batch.steps[snaps + 1]
+        counts = steps - self.learners.taken[rows]
+        more = until - np.maximum(steps, self.learners.taken[rows])
+        together = self.learners.copied_at_once >= len(rows) and (more == more[0]).all() and (counts >= 0).all()
+        if together:
+            # Copies of all rows, those with most steps first; ``place`` is where each is among them.
+            order = np.argsort(-counts, kind="stable")
+            place = np.empty(len(rows), np.int64)
+            place[order] = np.arange(len(rows))
+            models = self.matrix.take(rows[order], axis=0)
+            self.learners.train_copies(models, rows[order], counts[order])
+            ours = models.take(place, axis=0)
+        else:
+            self.train(rows, steps)
+            ours = self.matrix[rows]
         self.watch(rows, ours)
         sent = self.decoded(ours)
         difference = np.empty_like(ours)
         np.subtract(sent[half:], sent[:half], out=difference[:half])
+        weights = self.weights(rows[:half], rows[half:], exchanges, difference[:half], sent)
         np.negative(difference[:half], out=difference[half:])
-        weights = self.weights(rows[:half], rows[half:], batch.exchange[first], difference[:half], sent)
         self.shift(rows, ours, difference, weights, batch.late[snaps + 1])
-        self.train(rows, batch.steps[snaps + 1])
-        self.matrix[rows] += difference
+        if together:
+            self.learners.train_copies(models, rows[order], more[order])
+            difference += models.take(place, axis=0, out=ours)
+            self.matrix[rows] = difference
+        else:
+            self.train(rows, until)
+            self.matrix[rows] += difference
 
     def weights(self, first: I64, second: I64, exchanges: I64, difference: F32, sent: F32) -> F64:
         """What of its difference each row takes, (2 pairs,): 0 where either refuses."""
@@ -87,7 +111,7 @@ class Models:
         apart_sq = np.einsum("ij,ij->i", difference, difference).astype(np.float64)
         own_sq = np.einsum("ij,ij->i", sent, sent).astype(np.float64).reshape(2, -1)
         passed = acceptance.passes(np.stack([first, second]), apart_sq, own_sq)
-        agreed = np.array(self.tape.weight)[exchanges]
+        agreed = np.frombuffer(self.tape.weight)[exchanges]
         if passed.all():
             rows, partners = np.concatenate([first, second]), np.concatenate([second, first])
             return acceptance.taken(rows, partners, np.tile(agreed, 2), np.tile(apart_sq, 2))
@@ -110,22 +134,23 @@ class Models:
         """Snapshots and additions by themselves, no two of one row."""
         rows = batch.row[entries]
         self.train(rows, batch.steps[entries])
-        snaps = entries[batch.kind[entries] == SNAP]  # a donor's measures nothing
+        kinds = batch.kind[entries]
+        snaps = entries[kinds == SNAP]  # a donor's measures nothing
         if len(snaps):
             self.watch(batch.row[snaps], self.matrix[batch.row[snaps]])
-        for entry, row in zip(entries.tolist(), rows.tolist(), strict=True):
-            number, side = int(batch.exchange[entry]), int(batch.side[entry])
-            match int(batch.kind[entry]):
-                case k if k in (SNAP, GIVE):
-                    if number not in self.void:
-                        self.kept.setdefault(number, {})[side] = self.matrix[row].copy()
-                case k if k == ADD:
-                    self.add(row, number, side, batch.late[entry : entry + 1])
-                    self.over(number)
-                case k if k == DROP:
-                    self.drop(number)
-                case _:
-                    self.take_over(row, number)
+        for entry in entries[(kinds == SNAP) | (kinds == GIVE)].tolist():
+            number = int(batch.exchange[entry])
+            if number not in self.void:
+                self.kept.setdefault(number, {})[int(batch.side[entry])] = self.matrix[batch.row[entry]].copy()
+        adds = entries[kinds == ADD]
+        for start in range(0, len(adds), 2 * self.pairs_at_once):
+            self.add(batch, adds[start : start + 2 * self.pairs_at_once])
+        for entry in entries[(kinds == DROP) | (kinds == TAKE)].tolist():
+            number = int(batch.exchange[entry])
+            if batch.kind[entry] == DROP:
+                self.drop(number)
+            else:
+                self.take_over(int(batch.row[entry]), number)
 
     def take_over(self, row: int, number: int) -> None:
         """A newcomer's weights, each part of them of another donor, and what it knows with them."""
@@ -146,18 +171,25 @@ class Models:
         ]
         self.acceptance.joined(row, sorted(apart)[len(apart) // 4] if len(apart) >= FEWEST else 0.0)
 
-    def add(self, row: int, number: int, side: int, late: Flags) -> None:
-        """What one side of an exchange brings."""
-        kept = self.kept[number]
-        ours, theirs = kept[side], kept[1 - side]
-        weights = self.left.pop(number, None)
-        if weights is None:
-            sent = self.decoded(np.stack([kept[0], kept[1]]))
-            first, second = np.array([self.tape.first[number]]), np.array([self.tape.second[number]])
-            weights = self.left[number] = self.weights(first, second, np.array([number]), sent[1:] - sent[:1], sent)
-        difference = self.decoded(theirs[None]) - self.decoded(ours[None])
-        self.shift(np.array([row]), ours[None], difference, weights[side : side + 1], late)
-        self.matrix[row] += difference[0]
+    def add(self, batch: Batch, adds: I64) -> None:
+        """What sides of exchanges bring, no two of one row."""
+        numbers, sides, rows = batch.exchange[adds].tolist(), batch.side[adds].tolist(), batch.row[adds]
+        new = [number for number in dict.fromkeys(numbers) if number not in self.left]
+        if new:
+            tape, some = self.tape, np.array(new)
+            sent = self.decoded(np.stack([self.kept[number][side] for side in (0, 1) for number in new]))
+            first, second = (np.frombuffer(values, "l")[some] for values in (tape.first, tape.second))
+            left = self.weights(first, second, some, sent[len(new) :] - sent[: len(new)], sent).reshape(2, -1)
+            self.left.update(zip(new, left.T, strict=True))
+        pairs = list(zip(numbers, sides, strict=True))
+        ours = np.stack([self.kept[number][side] for number, side in pairs])
+        difference = self.decoded(np.stack([self.kept[number][1 - side] for number, side in pairs]))
+        difference = difference - self.decoded(ours)
+        weights = np.array([self.left[number][side] for number, side in pairs])
+        self.shift(rows, ours, difference, weights, batch.late[adds])
+        self.matrix[rows] += difference
+        for number in numbers:
+            self.over(number)
 
     def over(self, number: int) -> None:
         """One side of an exchange has what came of it; after the other its snapshots may go."""

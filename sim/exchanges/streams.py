@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from sim.engine.links import CLOSED_S
@@ -24,6 +25,10 @@ class Streams:
     def __init__(self, network: NetworkModel, size_bytes: int, names: Sequence[str], seed: int) -> None:
         self.network, self.size_bytes = network, size_bytes
         self.latency, self.transport = network.latency, network.transport
+        self.near = network.longest_s == 0 and self.transport is None  # a message takes no time,
+        self.instant = self.near and math.isinf(
+            min(min(network.up_bytes_s(peer), network.down_bytes_s(peer)) for peer in range(len(names)))
+        )  # and nor does a stream
         self.moving: list[int] = []
         self.keys = [int.from_bytes(derive(seed, name, "lines")[:8], "little") for name in names]
         self.lines: dict[int, Line] = {}  # by sender and receiver, the one used last at the end

@@ -44,9 +44,8 @@ class Tape:
     """Entries in the order in which they were decided, which may be long before their boundary."""
 
     def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.steps: list[int] = []
-        self.codes: list[int] = []  # exchange, side, late, kind
+        self.rows, self.steps = array("q"), array("q")
+        self.codes = array("q")  # exchange, side, late, kind
         self.first = array("l")  # of each exchange, by its number: who asked,
         self.second = array("l")  # who was asked,
         self.weight = array("d")  # and what of the difference each takes
@@ -72,7 +71,7 @@ class Tape:
         row, steps, code = (np.array(values, np.int64) for values in (self.rows, self.steps, self.codes))
         passed = steps <= done[row]
         left = ~passed
-        self.rows, self.steps, self.codes = row[left].tolist(), steps[left].tolist(), code[left].tolist()
+        self.rows, self.steps, self.codes = (array("q", values[left].tobytes()) for values in (row, steps, code))
         self._hashed = len(self.rows)
         row, steps, code = row[passed], steps[passed], code[passed]
         order = np.lexsort((code & 7, steps, row))  # a stable sort: of one boundary in the order of decision

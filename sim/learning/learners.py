@@ -122,6 +122,30 @@ class Learners:
             for start in range(0, len(rows), DRAWN_AT_ONCE):
                 self._train(rows[start : start + DRAWN_AT_ONCE], counts[start : start + DRAWN_AT_ONCE])
 
+    @property
+    def copied_at_once(self) -> int:
+        """Of how many rows :meth:`train_copies` takes copies, 0 where it cannot: an optimizer's state, or a learner
+        that trains nothing, is not copied."""
+        stateful = self._stack is None or self._optimizer.moments > 0
+        return 0 if stateful or self._stack is None else min(self._stack.models_at_once, len(self.taken))
+
+    def train_copies(self, models: F32, rows: I64, counts: I64) -> None:
+        """As :meth:`train`, of copies of these rows' models, float32 (rows, elements): whoever made them writes them
+        back. ``counts`` fall, and there are ``copied_at_once`` at most."""
+        assert self._stack is not None
+        first = self.taken[rows]
+        self.taken[rows] = first + counts
+        ages = self._ages[rows]
+        self._ages[rows] = ages + counts
+        tensor, gradients = torch.from_numpy(models), torch.from_numpy(self._gradients)
+        with np.errstate(all="ignore"):
+            for step in range(int(counts[0])):
+                going = int(np.searchsorted(-counts, -step))  # counts > step
+                drawn = self._batches.draw(rows[:going], first[:going] + step)
+                self._stack.gradients(models[:going], drawn, self._gradients[:going])
+                rates = self._rates(first[:going] + step)
+                self._optimizer.step(tensor[:going], gradients[:going], (), ages[:going] + step, rates)
+
     def reset(self, row: int) -> None:
         """The peer of this row starts anew: its optimizer's state is zero again. Its batches and its learning rate go
         on where they were, or one that was gone for a moment would take large steps among models nearly done."""

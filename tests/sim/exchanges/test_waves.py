@@ -83,7 +83,7 @@ def test_what_is_to_come_waits_for_its_boundary():
     tape.put(0, 3, SNAP, number, 0)
     tape.put(1, 5, SNAP, number, 1)
     assert len(tape.take(np.array([3, 4]))) == 1
-    assert tape.rows == [1]
+    assert list(tape.rows) == [1]
     assert len(tape.take(np.array([3, 5]))) == 1
     assert not tape.rows
 
