@@ -158,7 +158,7 @@ class Dials:
             self.events.push(self.carrier.after(to, host), self.on_failed, dial)
         elif dial.back is None and self.carrier.cut(host, to):
             self.events.push(dial.overdue, self.on_failed, dial)
-        else:
+        elif dial.back is None or not host.gone or host.silent:  # else its sockets are closed, and this one with them
             self.hello(dial, dial.back, to, host, self.on_welcomed)
             self.begin(to, host, record, dial, dial.back)
 

@@ -214,6 +214,15 @@ def test_partners_learn_of_a_kill_when_the_kernel_has_closed_its_sockets():
     assert len(noticed) > 2
 
 
+def test_who_is_killed_while_it_dials_leaves_no_link_behind():
+    swarm = swarm_of(1)
+    swarm.add_peer(np.zeros(64, np.float32), seeds=[0])
+    swarm.run_until(swarm.now + 2.5 * LATENCY_S)  # its Hello is under way
+    swarm.kill(1)
+    swarm.run_until(swarm.now + 5.0)
+    assert not swarm.hosts[0].links
+
+
 def test_of_a_machine_that_loses_its_power_nobody_hears():
     swarm = swarm_of(2)
     first_link(swarm)
