@@ -1,6 +1,7 @@
 """What membership costs the simulator: events handled in a CPU second, with nothing trained and nothing mixed.
 
     python benchmarks/membership.py [--peers 100 300 1000] [--seed 1] [--events 200000] [--idle] [--profile]
+    python benchmarks/membership.py --load [--peers 10 100 1000] [--idle] [--watch-s S]
 
 Each swarm joins through its first peer, all at once, and then runs on while every peer takes a step a second and so
 always has progress to tell; ``--idle``: nobody tells any. An event is what the heap hands to a handler: a message, a
@@ -9,6 +10,15 @@ timer, the end of a step. One JSON line a swarm:
 ``join_*``    from the first peer to the second in which everybody is ready and holds everybody ALIVE
 ``events_s``  events in a CPU second of one thread, after all that the join gave to tell has been told
 ``digest``    what a change that should change no decision leaves as it was
+
+``--load``: what it costs a member. Founders that know each other take a step of 8 samples every 0.1 s; after
+``--watch-s`` seconds they are watched for as long again. One JSON line a swarm:
+
+``messages``  sent in a second by each, all of membership's, and ``bytes`` of their frames, with what keys and
+              signatures take where simulated records have none
+``cpu_us``    of one thread for each member and second, the simulator's included: to be compared, not believed
+``signed``    records, by each member in a minute
+``error``     of ``swarm_samples``, the largest of any member: when they began to be watched, and in the end
 """
 
 from __future__ import annotations
@@ -23,11 +33,17 @@ import time
 import numpy as np
 
 from gossip.config import Config
+from gossip.effects import Send
+from gossip.ids import MemberRecord
+from gossip.wire.frames import encode
+from sim.engine.host import Host
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 
 NEVER = 10**9  # steps: no peer ever mixes
 STEP_S, NEVER_S = 1.0, 1e9
+LOAD_STEP_S, SAMPLES = 0.1, 8
+UNSIGNED_BYTES = 96  # of a key and a signature and what msgpack writes before them, less the two that stand for nothing
 WARM_UP_S = 0.25  # for each member: a join gives each some 200 tellings a second to make for so long
 
 
@@ -64,15 +80,65 @@ def measure(peers: int, seed: int, events: int, idle: bool, profile: cProfile.Pr
     }  # fmt: skip
 
 
+class Meter:
+    """Counts what is sent, and sends it."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.messages = self.bytes = 0
+        self.send = swarm.performers[Send]
+        swarm.performers[Send] = self.sent
+
+    def sent(self, host: Host, effect: Send) -> None:
+        message = effect.message
+        told = (*getattr(message, "updates", ()), *getattr(message, "records", ()))
+        records = sum(isinstance(update, MemberRecord) for update in told)
+        self.messages += 1
+        self.bytes += len(encode(message)) + UNSIGNED_BYTES * records
+        self.send(host, effect)
+
+
+def load(peers: int, seed: int, idle: bool, watch_s: float) -> dict[str, object]:
+    told = {"progress_period_s": NEVER_S} if idle else {}
+    swarm = Swarm(seed, NetworkModel(), Config(mix_every_steps=NEVER, **told))
+    for _ in range(peers):
+        swarm.add_peer(np.zeros(4, np.float32), step_s=LOAD_STEP_S, samples_per_step=SAMPLES, founder=True)
+    swarm.introduce()
+
+    def signed() -> int:
+        return sum(host.peer.record.sequence for host in swarm.hosts)
+
+    def error() -> float:
+        trained = SAMPLES * peers * swarm.now / LOAD_STEP_S
+        return round(max(abs(host.peer.swarm_samples / trained - 1) for host in swarm.hosts), 4)
+
+    swarm.run_until(watch_s)
+    errors, first, began = [error()], signed(), time.process_time()
+    swarm.run_until(1.5 * watch_s)  # without counting, which costs time too
+    cpu_s, meter = time.process_time() - began, Meter(swarm)
+    swarm.run_until(2 * watch_s)
+    half = peers * watch_s / 2
+    return {
+        "peers": peers, "idle": idle, "messages": round(meter.messages / half, 2), "bytes": round(meter.bytes / half),
+        "cpu_us": round(1e6 * cpu_s / half), "signed": round((signed() - first) / half * 30, 2),
+        "error": [*errors, error()], "virtual_s": swarm.now,
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=int, nargs="+", default=[100, 300, 1000])
+    parser.add_argument("--peers", type=int, nargs="+", help="sizes of the swarms")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--events", type=int, default=200_000, help="how many are measured, at the least")
     parser.add_argument("--idle", action="store_true", help="nobody takes a step, so that there is nothing to tell")
+    parser.add_argument("--load", action="store_true", help="messages, bytes and time for each member and second")
+    parser.add_argument("--watch-s", type=float, help="of --load; by default 300 s, or 0.6 s for each member")
     parser.add_argument("--profile", action="store_true", help="say where the time went (which slows everything)")
     options = parser.parse_args()
-    for peers in options.peers:
+    for peers in options.peers or ([10, 100, 1_000] if options.load else [100, 300, 1_000]):
+        if options.load:
+            watch_s = options.watch_s or max(300.0, 0.6 * peers)
+            print(json.dumps(load(peers, options.seed, options.idle, watch_s)), flush=True)
+            continue
         profile = cProfile.Profile() if options.profile else None
         print(json.dumps(measure(peers, options.seed, options.events, options.idle, profile)), flush=True)
         if profile is not None:

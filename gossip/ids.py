@@ -67,6 +67,8 @@ class MemberRecord:
     base_samples: int = 0  # samples behind the checkpoint that this run was resumed from
     steps: int = 0  # earlier lives included
     samples: int = 0  # trained in this life for this run: from 0 again when the genesis changes
+    rate: float = 0.0  # samples a second, as it measures itself: others reckon with it until its next record
+    clock_s: float = 0.0  # when it had made these samples, on a clock of its own that begins with its life
     loss: float | None = None
     version: float = 0.0  # mixing rounds behind its weights, averaged as the weights are
     finished: bool = False  # its owner says that the run has reached its end: nothing is trained any more

@@ -228,7 +228,8 @@ class Node:
     @property
     def swarm_samples(self) -> int:
         """Samples behind the weights of this node's run: the whole swarm's, the departed and what a checkpoint says
-        included. Others' counts are a second or two old, so schedules and stopping rules agree about as closely."""
+        included. Others are taken to go on at the pace that they said last, within 2 % where it is steady: schedules
+        and stopping rules agree about as closely, and the number may fall a little."""
         view = self.view
         return view.swarm_samples + self.samples - view.own_samples
 

@@ -20,7 +20,7 @@ from gossip.wire.records import MAX_EXTRA_BYTES
 
 __all__ = ["PushPull"]
 
-RECORD_BYTES = 267  # packed, with the largest numbers and three homes, but without host name and extra values
+RECORD_BYTES = 285  # packed, with the largest numbers and three homes, but without host name and extra values
 HINT_BYTES = 115
 
 

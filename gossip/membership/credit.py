@@ -37,16 +37,16 @@ class Pace:
         """Close the window if it is over. One in which nothing was made stays open: a step may take longer than it, and
         who evaluates for an hour is no slower afterwards."""
         elapsed_s, more = now - self._since_s, self.made - self._mark
-        if not more and not self.per_s:
+        if more <= 0 and not self.per_s:
             self._since_s = now  # it has not begun
-        elif more and elapsed_s >= WINDOW_S:
+        elif more > 0 and elapsed_s >= WINDOW_S:
             self.per_s = max(more / elapsed_s, self.per_s / 2)
             self._mark, self._since_s = self.made, now
-        elif more and not self.per_s and elapsed_s >= FIRST_S:
+        elif more > 0 and not self.per_s and elapsed_s >= FIRST_S:
             self.per_s = more / elapsed_s  # the window goes on, and will say better
 
     def first(self, more: int, now: float) -> None:
-        """So many samples were made."""
+        """So many samples were made; below 0: fewer than we reckoned."""
         self.made += more
         if not self.per_s:
             self.look(now)
@@ -72,10 +72,17 @@ class Credit:
         if unknown and pace.per_s:
             self._settle()
 
+    @property
+    def watched(self) -> Iterable[PeerId]:
+        """Those whose pace is measured."""
+        return self._paces
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to measure anew, with what they made until now."""
+        return now >= self._looked_s + WINDOW_S
+
     def watch(self, peers: Iterable[PeerId], now: float) -> None:
-        """Measure anew, every two seconds at most; ``peers``: those we are linked with, the longest first."""
-        if now < self._looked_s + WINDOW_S:
-            return
+        """Measure anew; ``peers``: those we are linked with, the longest first."""
         self._looked_s = now
         watched: dict[PeerId, Pace] = {}
         for peer in peers:

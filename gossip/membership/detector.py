@@ -19,7 +19,7 @@ from gossip.wire.messages import Ack, Nack, Ping, PingReq, Update
 __all__ = ["PIGGYBACK", "Detector", "suspicion_s"]
 
 ALIVE, SUSPECT = MemberState.ALIVE, MemberState.SUSPECT
-PIGGYBACK = 8  # updates on a Ping or Ack, 2 KiB: they are many and must stay small beside a transfer
+PIGGYBACK = 16  # updates on a Ping or Ack, 4 KiB at the most: one a second, and all that progress goes out on
 MAX_HEALTH = 8  # Lifeguard's saturation: probes at a ninth of their rate
 MAX_PROBES = (
     32  # our own at once: when all our links break we ask about 32 members at a time, and the ring does the rest

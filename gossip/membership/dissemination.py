@@ -12,6 +12,7 @@ __all__ = ["Rumours", "retransmits", "told_of_progress"]
 
 LEVELS = 24  # over the 20 retransmissions of the largest table
 PROGRESS_TELLINGS = 4  # as often as in the smallest swarm; what some miss, the next progress of its owner replaces
+SAME_PACE = 1 / 50  # of the rate: its owner signs anew when others are 2 % off
 MAX_RUMOURS = 1024  # beyond this the push-pull carries the rest: 32 a frame and 6 frames a second are told in 5 s
 
 
@@ -22,7 +23,11 @@ def retransmits(members: int) -> int:
 
 
 class Rumours:
-    """One record and one hint for each member at most, a newer one in the place of an older."""
+    """One record and one hint for each member at most, a newer one in the place of an older.
+
+    Mere progress waits for frames that go out anyway: for it alone none is sent, since until it comes its owner's rate
+    says as much.
+    """
 
     def __init__(self, period_s: float, now: float) -> None:
         self.due_s = math.inf  # when the next frame of gossip goes out; never while there is nothing to say
@@ -30,33 +35,44 @@ class Rumours:
         self._gossiped_s = now - period_s
         self._levels: list[dict[bytes, Update]] = [{} for _ in range(LEVELS)]  # times told -> what, newest last
         self._told: dict[bytes, int] = {}  # key -> times told
+        self._mere: set[bytes] = set()  # those of them that are mere progress
 
     def __len__(self) -> int:
         return len(self._told)
 
-    def put(self, update: Update, now: float, told: int = 0) -> None:
+    @property
+    def pressing(self) -> bool:
+        """Whether there is anything to tell but progress."""
+        return len(self._told) > len(self._mere)
+
+    def put(self, update: Update, now: float, progress: int | None = None) -> None:
         """Start telling this, at once if we have been silent, and stop telling what it replaces.
 
-        ``told``: begin as if it had been told so often already, unless what it replaces was told less.
+        ``progress``: it is no more than that; begin as if it had been told so often already. In the place of news that
+        still was to be told it is news itself.
         """
-        if self.due_s == math.inf:
-            self.due_s = max(now, self._gossiped_s + self._period_s)
         # A hint does not replace a record nor the other way: progress of a suspect would silence its accusers.
         key = update.id if isinstance(update, MemberRecord) else hint_key(update.peer)
-        before = self._told.get(key)
+        before, told = self._told.get(key), progress or 0
         if before is not None:
             del self._levels[before][key]
             told = min(told, before)
         self._levels[told][key] = update
         self._told[key] = told
+        if progress is None:
+            self._mere.discard(key)
+        elif before is None:
+            self._mere.add(key)
+        if self.due_s == math.inf and key not in self._mere:
+            self.due_s = max(now, self._gossiped_s + self._period_s)
         if len(self._told) > MAX_RUMOURS:
             most_told = next(level for level in reversed(self._levels) if level)
             self._discard(next(iter(most_told)))
 
     def gossiped(self, now: float) -> None:
-        """A frame of gossip went out: the next one a period later, if anything is left to say."""
+        """A frame of gossip went out: the next one a period later, if there is anything left that asks for one."""
         self._gossiped_s = now
-        self.due_s = now + self._period_s if self._told else math.inf
+        self.due_s = now + self._period_s if self.pressing else math.inf
 
     def nobody(self) -> None:
         """There is nobody to tell. Whoever comes is news, and starts this again."""
@@ -64,7 +80,7 @@ class Rumours:
 
     def somebody(self, now: float) -> None:
         """There is somebody to tell."""
-        if self._told and self.due_s == math.inf:
+        if self.pressing and self.due_s == math.inf:
             self.due_s = max(now, self._gossiped_s + self._period_s)
 
     def silence(self, peer: PeerId) -> None:
@@ -76,6 +92,7 @@ class Rumours:
         for level in self._levels:
             level.clear()
         self._told.clear()
+        self._mere.clear()
         self.due_s = math.inf
 
     def take(self, count: int, copies: int, members: int) -> tuple[Update, ...]:
@@ -107,17 +124,21 @@ class Rumours:
             else:
                 for key in some:
                     del self._told[key]
+                self._mere.difference_update(some)
         return tuple(taken)
 
     def _discard(self, key: bytes) -> None:
         told = self._told.pop(key, None)
         if told is not None:
             del self._levels[told][key]
+            self._mere.discard(key)
 
 
-@lru_cache(1024)
-def told_of_progress(members: int) -> int:
-    """How often a mere progress counts as told before it is: it goes out behind all else, and leaves first."""
+def told_of_progress(record: MemberRecord, before: MemberRecord, members: int) -> int:
+    """How often a mere progress counts as told before it is. One of the same pace goes out behind all else, and leaves
+    first. With another, whoever missed it would be wrong by ever more: it is told as often as news."""
+    if abs(record.rate - before.rate) > SAME_PACE * record.rate:
+        return 0
     return min(retransmits(members), LEVELS) - PROGRESS_TELLINGS
 
 

@@ -97,6 +97,7 @@ class Membership:
         if self._left:
             return out
         self._notice_sleep(now)
+        self._table.now_s = now
         entry = self._table.entries.get(sender)
         if entry is not None:
             entry.acked_s = now
@@ -116,6 +117,7 @@ class Membership:
         if self._left:
             return out
         self._notice_sleep(now)
+        self._table.now_s = now
         self._table.settle(now)
         if now >= self._detector.deadline:
             self._suspect(self._detector.tick(now, out), now)
@@ -203,6 +205,7 @@ class Membership:
         """Change our own record; ``steps`` and ``samples`` count this life. Steps, samples, loss and version alone are
         signed at most every ``max(progress_period_s, 0.1 s * N)``, the last values then; anything else at once."""
         if not self._left:
+            self._table.now_s = now
             self._myself.update(changes, now)
             self._arm()
 
@@ -283,8 +286,9 @@ class Membership:
         if not targets:
             self._rumours.nobody()
             return
-        updates = self._rumours.take(MAX_UPDATES, len(targets), self._table.size)
-        if updates:  # Pings may have told it all
+        pressing = self._rumours.pressing
+        updates = self._rumours.take(MAX_UPDATES, len(targets), self._table.size) if pressing else ()
+        if updates:  # Pings may have told it all, or all but progress
             gossip = Gossip(updates)
             out.extend(Send(entry.record.id, gossip) for entry in targets)
         self._rumours.gossiped(now)

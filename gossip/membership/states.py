@@ -125,7 +125,7 @@ class MemberStates:
         if max(record.samples, record.base_samples, record.version) > NEVER:
             self._conduct.note(record.id, "claims", now)  # its own signature is under it, whoever brings it
         entry = self._table.entries.get(record.id)
-        state, told = LEFT if record.left else ALIVE, 0
+        state, progress = LEFT if record.left else ALIVE, None
         if entry is None:
             if by is not None and not self._intake.take(now):
                 return
@@ -142,14 +142,14 @@ class MemberStates:
         elif record.incarnation > entry.record.incarnation or record.left:
             self.place(entry, record, state, now)
         elif mere_progress(record, entry.record):
-            told = told_of_progress(self._table.size)
+            progress = told_of_progress(record, entry.record, self._table.size)
             self._table.progress(entry, record, now)
         else:
             self._table.place(entry, record, entry.state, now)
         if by is not None and by in record.homes and (home := self._table.entries.get(by)) is not None:
             self._table.vouch(entry, home)
         if not quiet:
-            self._rumours.put(record, now, told)
+            self._rumours.put(record, now, progress)
 
     def trust(self, entry: Entry, record: MemberRecord, now: float) -> None:
         """A member that we only remembered is there."""
@@ -277,7 +277,7 @@ class MemberStates:
     def meet(self, entry: Entry, now: float) -> None:
         """We have a link with it."""
         if not entry.met:
-            self._table.meet(entry)
+            self._table.meet(entry, now)
             self._introductions.over(entry.record.id)
             self._rumours.somebody(now)
             if entry.state is ALIVE:

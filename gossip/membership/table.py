@@ -14,6 +14,7 @@ from functools import lru_cache
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.credit import MOST_SAMPLES, Credit
+from gossip.membership.run_count import RunCount, made
 from gossip.wire.messages import MAX_BUCKETS, Hint, Update
 
 __all__ = ["VERIFIED_BURST", "VERIFIED_PER_S", "Allowance", "Entry", "Table"]
@@ -62,9 +63,10 @@ class Entry:
     """One member as we hold it. Only :class:`Table` changes ``record`` and ``state``."""
 
     __slots__ = (
-        "accusers", "acked_s", "allowance", "answer_due", "answered_s", "asked_all", "asked_s", "at", "counted",
-        "digest_s", "expires_s", "hash", "home", "introducer", "linked", "met", "paid_s", "place", "record", "restored",
-        "rtt_s", "shares", "since_s", "state", "told_s", "tries", "try_s", "verifying",
+        "accusers", "acked_s", "ahead", "allowance", "answer_due", "answered_s", "asked_all", "asked_s", "at",
+        "counted", "digest_s", "expires_s", "hash", "home", "introducer", "lag_s", "linked", "met", "paid_s", "place",
+        "rate", "reckoned_s", "record", "restored", "rtt_s", "shares", "since_s", "state", "told_s", "tries", "try_s",
+        "undated_s", "verifying",
     )  # fmt: skip
 
     def __init__(self, record: MemberRecord, state: MemberState, now: float) -> None:
@@ -75,6 +77,11 @@ class Entry:
         self.at = -1  # its place among those of its state
         self.shares = False  # ALIVE, ready and met
         self.counted = 0  # of the samples that its record states, those that are in the sums
+        self.rate = 0.0  # samples a second that it is reckoned to make: while it is ALIVE and met
+        self.reckoned_s = now  # up to when; and before it is met, from when on its record's rate holds
+        self.ahead = 0  # of those reckoned until then, whole ones: in the sums beside what is counted
+        self.lag_s = now - record.clock_s  # our clock less its own, by the record that came soonest
+        self.undated_s = math.inf  # when its record came with the count that we took over: who knows how old it was
         self.paid_s = now  # up to when what it may be credited is spent
         self.hash = 0  # its part of the digest
         self.accusers: tuple[Hint, ...] = ()  # what was said of a SUSPECT; of a DEAD the last word
@@ -120,33 +127,20 @@ class Entry:
         return any(hint.by == peer for hint in self.accusers)
 
 
-class RunCount:
-    """Sums over the members whose weights come from one genesis, of what is credited."""
-
-    __slots__ = ("base", "claimed_base", "members", "paid_s", "samples")
-
-    def __init__(self, now: float) -> None:
-        self.members, self.samples, self.base = 0, 0, 0
-        self.claimed_base = 0  # the largest that a member states: believed no faster than samples are
-        self.paid_s = now
-
-    @property
-    def total(self) -> int:
-        return min(self.samples + self.base, MOST_SAMPLES)
-
-
 class Table:
     """Every change is O(1). Bounded: the longest gone are forgotten first, and their samples stay in the sums."""
 
     def __init__(self, me: MemberRecord, limit: int, now: float, fastest: float = 16.0) -> None:
         self.entries: dict[PeerId, Entry] = {}
         self.links: dict[PeerId, None] = {}  # in the order in which they were made, which a seed must repeat
+        self.now_s = now  # up to when members are reckoned with: of the latest call
         self.changes = 0  # of the set of ALIVE and ready members that we met
         self.credit = Credit(fastest, now)
         self._behind: OrderedDict[PeerId, None] = OrderedDict()  # those whose claims are not credited in full
         self._settled_s = self._strangers_paid_s = now
+        self._fastest = 0.0  # no rate that is reckoned with in full is above this
         self._base, self._from = me.base_samples, 0  # our run's count when we came to it; the sum of its members then
-        self._included_until_s = -math.inf
+        self._included_s = -math.inf  # when we took a count over
         self._limit, self._mine = limit, me.id
         self._of: dict[MemberState, list[PeerId]] = {state: [] for state in MemberState}  # without ourselves
         self._gone: OrderedDict[PeerId, None] = OrderedDict()  # DEAD and LEFT, the longest gone first
@@ -205,10 +199,15 @@ class Table:
             _, genesis, counted = self._forgotten.pop(record.id)
             if genesis == record.genesis and counted <= record.samples:
                 entry.counted = counted
+        self.now_s = now
         self._run(record.genesis, now).members += 1
-        included = now < self._included_until_s and record.genesis == self.mine.record.genesis
+        included = now < self._included_s + INCLUDED_S and record.genesis == self.mine.record.genesis
         if restored or included:  # trained before we came, and in the count that we took over
-            entry.counted = record.samples
+            since_s = now - self._included_s if included else 0.0
+            before = 1.0 - since_s / record.clock_s if record.clock_s > 0 else 1.0
+            entry.counted = int(max(0.0, before) * record.samples)
+            if included and record.rate > 0:
+                entry.undated_s = now
         self._count(entry, record, now)
         self._buckets[record.id[0]].append(record.id)
         self._enter(entry)
@@ -216,6 +215,7 @@ class Table:
 
     def place(self, entry: Entry, record: MemberRecord, state: MemberState, now: float) -> None:
         """Hold the member to be as this record says, and in this state."""
+        self.now_s = now
         if state is not entry.state or entry.restored or record.incarnation != entry.record.incarnation:
             self._leave(entry)
             if state is not entry.state:
@@ -225,18 +225,15 @@ class Table:
             self._enter(entry)
         else:
             self._replace(entry, record, now)
+            self._reckon(entry, now)
             self._vouch_anew(entry)
             if record.ready is not entry.shares and state is ALIVE and entry.met:
                 self._share(entry, record.ready)
 
     def progress(self, entry: Entry, record: MemberRecord, now: float) -> None:
         """What :meth:`place` comes to when a record brings new counts alone: most do, and every member takes each."""
-        if record.samples < entry.record.samples:
-            entry.counted = 0
-        entry.record = record
-        more = record.samples - entry.counted
-        if more > 0:
-            self._credit(entry, more, now)
+        self._renew(entry, record, now)
+        self._reckon(entry, now)
 
     def forget(self, before_s: float) -> None:
         """Drop those who are gone since before this time."""
@@ -244,10 +241,11 @@ class Table:
             while gone and self.entries[next(iter(gone))].since_s < before_s:
                 self._evict(next(iter(gone)))
 
-    def meet(self, entry: Entry) -> None:
+    def meet(self, entry: Entry, now: float) -> None:
         """We have a link with it: what was hearsay is known from now on."""
         if entry.met:
             return
+        self.now_s = now
         if entry.introducer is not None:
             self._familiar(entry)
         self._leave(entry)
@@ -341,7 +339,7 @@ class Table:
         self.links.pop(peer, None)
         self._behind.pop(peer, None)
         self._runs[entry.record.genesis].members -= 1
-        self._forgotten[peer] = (entry.record.incarnation, entry.record.genesis, entry.counted)
+        self._forgotten[peer] = (entry.record.incarnation, entry.record.genesis, entry.counted + entry.ahead)
         if len(self._forgotten) > self._limit:
             self._forgotten.popitem(last=False)
         return True
@@ -360,11 +358,13 @@ class Table:
             entry.hash = entry_hash(peer, entry.record.incarnation, state.value)
             self._hashes[peer[0]] ^= entry.hash
             self._digest = b""
+        self._reckon(entry, self.now_s)
         self._share(entry, state is ALIVE and entry.record.ready and entry.met)
         self._vouch_anew(entry)
 
     def _leave(self, entry: Entry) -> None:
         peer, state = entry.record.id, entry.state
+        self._halt(entry, self.now_s)
         if peer != self._mine:
             those = self._of[state]
             last = those.pop()
@@ -402,19 +402,84 @@ class Table:
         old = entry.record
         if record is old:
             return
+        self._halt(entry, now)
         if record.genesis != old.genesis:  # what it trained is behind the old run's weights; from now on the new one's
             self._runs[old.genesis].members -= 1
             self._run(record.genesis, now).members += 1
             if entry.shares:
                 self._sharers(old.genesis, -1)
                 self._sharers(record.genesis, 1)
-        if record.genesis != old.genesis or record.samples < old.samples:
-            entry.counted = 0  # it counts anew: for another run, or in a life that does not remember the one before
-        entry.record = record
-        self._count(entry, record, now)
+            entry.counted, entry.ahead, entry.undated_s = 0, 0, math.inf
+        self._renew(entry, record, now)
+        self._count_base(record, now)
 
     # -- samples -------------------------------------------------------------------------------------------------------
+    def trained(self, samples: int, now: float) -> None:
+        """We made so many more, signed or not: what a member can make is measured by it."""
+        self.credit.made(None, samples, now)
+
+    def _reckon(self, entry: Entry, now: float) -> None:
+        """It goes on as its record says, as far as that is believed; what it is to count until now was not paid yet."""
+        rate, peer = entry.record.rate, entry.record.id
+        if rate <= 0 or entry.state is not ALIVE or not entry.met or peer == self._mine:
+            return
+        if rate > self.credit.per_s:
+            rate = self.credit.per_s
+            self._behind[peer] = None
+        elif rate > self._fastest:
+            self._fastest = rate
+        since_s = max(entry.reckoned_s, entry.paid_s)
+        if since_s > now:  # it was paid for more than it is believed now, and waits
+            self._behind[peer] = None
+            return
+        entry.rate, entry.reckoned_s = rate, since_s
+        self._runs[entry.record.genesis].begin(rate, since_s)
+
+    def _halt(self, entry: Entry, now: float) -> None:
+        """What it was reckoned to make until now is in the sums, and no more comes to it."""
+        rate, run = entry.rate, self._runs[entry.record.genesis]
+        if not rate:
+            return
+        run.end(rate, entry.reckoned_s)
+        entry.rate = 0.0
+        more = made(rate, entry.reckoned_s, now)
+        if more:
+            entry.reckoned_s += more / rate  # what is left of a sample is made with the next
+            entry.ahead += more
+            entry.paid_s += more / self.credit.per_s
+            self.credit.made(entry.record.id, more, now)
+            run.add(more)
+
+    def _renew(self, entry: Entry, record: MemberRecord, now: float) -> None:
+        """A newer record of it: what was reckoned since the one before is put right by what it states."""
+        self._halt(entry, now)
+        old = entry.record
+        if record.samples < old.samples:
+            entry.counted = entry.ahead = 0  # another life, which does not remember this one
+        elif entry.undated_s <= now:
+            # What it had made beyond that record when we took the count over is in there. Of the rest its rate tells.
+            entry.counted += max(0, record.samples - old.samples - made(old.rate, entry.undated_s, now))
+        if record.incarnation != old.incarnation:  # another life has another clock, and one that slept is behind
+            entry.lag_s = math.inf
+        entry.lag_s = min(entry.lag_s, now - record.clock_s)
+        entry.undated_s, entry.record, entry.reckoned_s = math.inf, record, entry.lag_s + record.clock_s
+        entry.counted += entry.ahead
+        entry.ahead = 0
+        more = record.samples - entry.counted
+        if more > 0:
+            self._credit(entry, more, now)
+        elif more < 0:  # it made less than its rate promised
+            entry.counted = record.samples
+            self.credit.made(record.id, more, now)
+            self._runs[record.genesis].add(more)
+
     def _count(self, entry: Entry, record: MemberRecord, now: float) -> None:
+        self._count_base(record, now)
+        more = record.samples - entry.counted
+        if more > 0:
+            self._credit(entry, more, now)
+
+    def _count_base(self, record: MemberRecord, now: float) -> None:
         run = self._runs[record.genesis]
         if record.base_samples > run.claimed_base:
             if run.claimed_base == run.base:
@@ -422,17 +487,12 @@ class Table:
             run.claimed_base = record.base_samples
             if record.id == self._mine:
                 run.base = record.base_samples
-        more = record.samples - entry.counted
-        if more > 0:
-            self._credit(entry, more, now)
 
     def _credit(self, entry: Entry, more: int, now: float) -> None:
         """Take so many samples of the member into its run's sum, or as many as it can have made since it was paid."""
         credit, peer = self.credit, entry.record.id
         run = self._runs[entry.record.genesis]
-        if peer == self._mine:
-            credit.made(None, more, now)
-        else:
+        if peer != self._mine:
             paid_s = entry.paid_s
             if not entry.met:  # names cost nothing: all whom we know by hearsay together are believed what one is
                 self._strangers_paid_s = max(self._strangers_paid_s, now - STRANGERS_SAVE_S)
@@ -448,51 +508,70 @@ class Table:
             entry.paid_s += more / credit.per_s
             credit.made(peer, more, now)
         entry.counted += more
-        run.samples = min(run.samples + more, MOST_SAMPLES)
+        run.add(more)
 
     def settle(self, now: float) -> None:
         """Once a second: measure how fast members are, and credit what was stated faster than it was believed. Also of
-        those who say no more, as who has left."""
+        those who say no more, as who has left. No rate is reckoned with beyond what is believed by then."""
         if now < self._settled_s + 1.0:
             return
         self._settled_s = now
-        self.credit.watch(self.links, now)
+        credit, entries = self.credit, self.entries
+        if credit.due(now):
+            for peer in credit.watched:
+                if peer in entries:
+                    self._again(entries[peer], now)
+            credit.watch(self.links, now)
+            if credit.per_s < self._fastest:  # rare: who is so fast is among those behind from now on
+                self._fastest = 0.0
+                for entry in entries.values():
+                    self._again(entry, now)
         for _ in range(min(len(self._behind), SETTLED_AT_ONCE)):
             peer, _ = self._behind.popitem(last=False)
-            entry = self.entries[peer]
+            entry = entries[peer]
+            self._halt(entry, now)
             more = entry.record.samples - entry.counted
             if more > 0:
                 self._credit(entry, more, now)
+            self._reckon(entry, now)
         for run in self._runs.values():
             more = min(run.claimed_base - run.base, int((now - run.paid_s) * self.credit.per_s))
             if more > 0:
                 run.base += more
                 run.paid_s = now
 
+    def _again(self, entry: Entry, now: float) -> None:
+        if entry.rate:
+            self._halt(entry, now)
+            self._reckon(entry, now)
+
     def rebase(self, base: int, now: float, *, included: bool, afresh: bool) -> None:
         """Our run, that of our own record, has ``base`` samples behind it. ``included``: what its members have stated
         until now is among them, and so is what those stated of whom we hear in the next minute. ``afresh``: what was
         credited to the run until now is not counted beside it."""
-        genesis = self.mine.record.genesis
+        genesis, self.now_s = self.mine.record.genesis, now
         if included:
             for peer, entry in self.entries.items():
                 if entry.record.genesis == genesis:
-                    entry.counted = max(entry.counted, entry.record.samples)
+                    self._halt(entry, now)
+                    entry.counted, entry.ahead = max(entry.counted, entry.record.samples), 0
+                    entry.undated_s, entry.reckoned_s = now if entry.record.rate > 0 else math.inf, now
                     self._behind.pop(peer, None)
-        self._included_until_s = now + INCLUDED_S if included else -math.inf
+                    self._reckon(entry, now)
+        self._included_s = now if included else -math.inf
         self._base = min(base, MOST_SAMPLES)
-        self._from = self._runs[genesis].samples if afresh or included else 0
+        self._from = self._runs[genesis].at(now) if afresh or included else 0
 
     @property
     def samples(self) -> int:
         """Behind the weights of our own run, ours among them."""
-        made = self._runs[self.mine.record.genesis].samples - self._from
-        return min(self._base + max(made, 0), MOST_SAMPLES)
+        since = self._runs[self.mine.record.genesis].at(self.now_s) - self._from
+        return min(self._base + max(since, 0), MOST_SAMPLES)
 
     def samples_of(self, genesis: bytes) -> int:
         """Credited to the members of a run, and the base they state."""
         run = self._runs.get(genesis)
-        return 0 if run is None else run.total
+        return 0 if run is None else min(run.at(self.now_s) + run.base, MOST_SAMPLES)
 
     def claimed_more(self, genesis: bytes) -> bool:
         """Whether members of this run state more than is credited to them by now."""

@@ -140,13 +140,15 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 # -- records -----------------------------------------------------------------------------------------------------
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord) if field.name != "extra")
 HINT_FIELDS = len(dataclasses.fields(Hint))  # a record has twice as many, so that the two cannot be mistaken
-LOSS, VERSION = RECORD_FIELDS.index("loss"), RECORD_FIELDS.index("version")
+LOSS = RECORD_FIELDS.index("loss")
+FLOATS = tuple(RECORD_FIELDS.index(name) for name in ("rate", "clock_s", "version"))
 
 
 def pack_record(record: MemberRecord) -> list[Any]:
     values = [getattr(record, name) for name in RECORD_FIELDS]
     values[LOSS] = None if record.loss is None else float(record.loss)
-    values[VERSION] = float(record.version)
+    for place in FLOATS:
+        values[place] = float(values[place])  # an int would be refused
     values += record.extra
     return values
 
@@ -164,15 +166,16 @@ def read_record(value: Any) -> MemberRecord:
     extra = tuple(value[known:])
     if extra and not keepable(extra):
         raise ValueError
-    (peer, key, incarnation, sequence, left, address, homes, ready, genesis, base, steps, samples, loss, version,
-     finished, signature) = value[:known]  # fmt: skip
+    (peer, key, incarnation, sequence, left, address, homes, ready, genesis, base, steps, samples, rate, clock_s,
+     loss, version, finished, signature) = value[:known]  # fmt: skip
     return MemberRecord(
         id=read_id(peer), public_key=read_bytes(key, 32), incarnation=read_int(incarnation, MAX_INT),
         sequence=read_int(sequence, MAX_INT), left=read_bool(left), address=read_address(address),
         homes=tuple(read_id(home) for home in read_list(homes, 3)), ready=read_bool(ready),
         genesis=read_bytes(genesis, 16), base_samples=read_int(base, MAX_INT), steps=read_int(steps, MAX_INT),
-        samples=read_int(samples, MAX_INT), loss=None if loss is None else read_float(loss),
-        version=read_float(version), finished=read_bool(finished), signature=read_bytes(signature, 64), extra=extra,
+        samples=read_int(samples, MAX_INT), rate=read_float(rate), clock_s=read_float(clock_s),
+        loss=None if loss is None else read_float(loss), version=read_float(version), finished=read_bool(finished),
+        signature=read_bytes(signature, 64), extra=extra,
     )  # fmt: skip
 
 

@@ -52,8 +52,8 @@ __all__ = [
 ]  # fmt: skip
 
 VERSION_MIN, VERSION_MAX = 1, 1  # of the protocol, spoken here; two peers work together where their ranges meet
-MAX_UPDATES = 32  # of about 250 B each in one frame, 778 at the very most: 24 KiB of a header's 64
-MAX_RECORDS = 120  # of 522 B without what newer versions add; whoever sends them keeps to MAX_RECORDS_BYTES too
+MAX_UPDATES = 32  # of about 270 B each in one frame, 796 at the very most: 25 KiB of a header's 64
+MAX_RECORDS = 120  # of 540 B without what newer versions add; whoever sends them keeps to MAX_RECORDS_BYTES too
 MAX_RECORDS_BYTES = 63 << 10  # so that nobody's long host name, or newer version, bursts another's header
 MIN_CHUNK_ELEMENTS = 1 << 10  # but for the last: a chunk costs its reader some 50 us however small it is
 MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which is what a receiver may have to hold

@@ -41,10 +41,11 @@ DOMAIN = "gossip member record 1"  # so that no other thing signed by the same k
 MAX_INT = 2**53  # exact in a double too: every language reads the same number
 MAX_HOMES = 3
 COUNTS = frozenset({"incarnation", "sequence", "base_samples", "steps", "samples"})
+FIGURES = frozenset({"rate", "clock_s", "version"})
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord))
 PLAIN = (bool, int, float, str, bytes)
-MAX_EXTRA = 16  # values of newer versions: as many fields as a record has now
-MAX_EXTRA_BYTES = 256  # of them packed: a key and a few numbers; with it a record is 778 B at the very most
+MAX_EXTRA = 16  # values of newer versions: nearly as many fields as a record has now
+MAX_EXTRA_BYTES = 256  # of them packed: a key and a few numbers; with it a record is 796 B at the very most
 
 
 def payload(record: MemberRecord) -> bytes:
@@ -67,6 +68,8 @@ def payload(record: MemberRecord) -> bytes:
             record.base_samples,
             record.steps,
             record.samples,
+            float(record.rate),
+            float(record.clock_s),
             None if record.loss is None else float(record.loss),
             float(record.version),  # 0 and 0.0 must be the same bytes
             record.finished,
@@ -92,7 +95,7 @@ def newer(a: MemberRecord, b: MemberRecord) -> bool:
 
 
 def mere_progress(a: MemberRecord, b: MemberRecord) -> bool:
-    """Whether ``a`` differs from ``b`` of the same id in steps, samples, loss and version alone."""
+    """Whether ``a`` differs from ``b`` of the same id in steps, samples, rate, clock, loss and version alone."""
     return (
         a.incarnation == b.incarnation
         and a.ready is b.ready
@@ -140,6 +143,8 @@ def check(record: MemberRecord, verify: Verify) -> None:
         raise RemoteError("record", "A member record holds a number outside 0 to 2**53.")
     if not 0 <= record.version < MAX_INT or (record.loss is not None and not math.isfinite(record.loss)):
         raise RemoteError("record", "A member record holds a loss or a version that cannot be.")
+    if not (0 <= record.rate < MAX_INT and 0 <= record.clock_s < MAX_INT):
+        raise RemoteError("record", "A member record holds a rate or a clock that cannot be.")
     if len(record.homes) > MAX_HOMES:
         raise RemoteError("record", f"A member record names more than {MAX_HOMES} homes.")
     if len(record.id) != 16 or len(record.genesis) not in (0, 16):
@@ -163,7 +168,7 @@ def within(name: str, value: Any) -> Any:
     """
     if name in COUNTS:
         return value if type(value) is int and 0 <= value < MAX_INT else whole(value, MAX_INT - 1)
-    if name == "version":
+    if name in FIGURES:
         return min(max(finite(value), 0.0), MAX_INT - 1.0)
     if name == "loss":
         return None if value is None or abs(finite(value, math.inf)) >= sys.float_info.max else float(value)

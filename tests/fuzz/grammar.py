@@ -153,6 +153,7 @@ def make_record(rng: Random, world: World) -> MemberRecord:
         homes=tuple(identity(rng, world) for _ in range(rng.choice((0, 0, 1, 3)))),
         ready=rng.random() < 0.8, genesis=rng.choice((world.genesis, world.genesis, b"", b"h" * 16, b"\xff" * 16)),
         base_samples=rng.choice((0, 0, count())), steps=count(), samples=count(),
+        rate=rng.choice((0.0, 10.0, abs(rng.choice(FINITE)))), clock_s=rng.choice((0.0, 60.0, abs(rng.choice(FINITE)))),
         loss=rng.choice((None, 0.5, rng.choice(FINITE))), version=rng.choice((0.0, 1.0, abs(rng.choice(FINITE)))),
         signature=rng.choice((b"", b"s" * 64)),
     )  # fmt: skip

@@ -205,6 +205,8 @@ class Liar(Host):
         changes: dict[str, Any] = {"sequence": mine.sequence + rng.randint(1, 5), "ready": rng.random() < 0.7}
         if rng.random() < 0.5:
             changes |= {"samples": rng.choice(NUMBERS[:5]), "steps": rng.choice(NUMBERS[:5])}
+        if rng.random() < 0.5:
+            changes |= {"rate": rng.choice(FLOATS), "clock_s": rng.choice(FLOATS)}
         if rng.random() < 0.3:
             changes |= {"version": rng.choice(FLOATS), "base_samples": rng.choice(NUMBERS[:5])}
         if rng.random() < 0.2:

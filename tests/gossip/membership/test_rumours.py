@@ -1,6 +1,7 @@
 """What is told, in which order and how often: against a version too simple to be wrong."""
 
 import dataclasses
+import math
 import random
 
 from hypothesis import given
@@ -14,6 +15,11 @@ from gossip.wire.records import mere_progress
 
 def record_of(number, **fields):
     return MemberRecord(PeerId(bytes([number]) * 16), b"", 1, **fields)
+
+
+def told_of_same_pace(members):
+    record = record_of(1, rate=10.0)
+    return told_of_progress(record, record, members)
 
 
 class Plain:
@@ -48,29 +54,75 @@ def test_the_least_told_goes_out_first_and_of_those_the_newest(seed, members):
             who = dice.randrange(20)
             hint = dice.random() < 0.2
             update = Hint(record_of(who).id, sequence, False, record_of(99).id) if hint else record_of(who)
-            told = told_of_progress(members) if dice.random() < 0.5 else 0
+            told = told_of_same_pace(members) if dice.random() < 0.5 else None
             rumours.put(update, 0.0, told)
-            plain.put(update, told)
+            plain.put(update, told or 0)
         else:
             count, copies = dice.choice([(8, 1), (32, 3), (3, 2)])
             assert rumours.take(count, copies, members) == plain.take(count, copies, members)
         assert len(rumours) == len(plain.rows)
 
 
-def test_progress_is_told_four_times_however_large_the_swarm():
+def tellings_of(rumours, members):
+    tellings = 0
+    while rumours.take(32, 1, members):
+        tellings += 1
+    return tellings
+
+
+def test_progress_of_one_pace_is_told_four_times_however_large_the_swarm():
     for members in (2, 100, 9_000):
         rumours = Rumours(0.5, 0.0)
-        rumours.put(record_of(1), 0.0, told_of_progress(members))
-        tellings = 0
-        while rumours.take(32, 1, members):
-            tellings += 1
-        assert tellings == PROGRESS_TELLINGS == 4
+        rumours.put(record_of(1), 0.0, told_of_same_pace(members))
+        assert tellings_of(rumours, members) == PROGRESS_TELLINGS == 4
+
+
+def test_another_pace_is_told_as_often_as_news():
+    """Four times left 2 % of the members with the pace before, and them with an error that grew by the second."""
+    before = record_of(1, rate=10.0, samples=100)
+    for rate, news in [(10.1, False), (9.9, False), (20.0, True), (9.0, True), (0.0, True)]:
+        record = record_of(1, rate=rate, samples=200)
+        rumours = Rumours(0.5, 0.0)
+        rumours.put(record, 0.0, told_of_progress(record, before, 1_000))
+        assert tellings_of(rumours, 1_000) == (retransmits(1_000) if news else PROGRESS_TELLINGS)
+
+
+def test_for_progress_alone_no_frame_goes_out():
+    rumours = Rumours(0.5, 0.0)
+    rumours.put(record_of(1), 0.0, told_of_same_pace(100))
+    assert (rumours.pressing, rumours.due_s) == (False, math.inf)
+    rumours.somebody(1.0)
+    assert rumours.due_s == math.inf
+    assert rumours.take(8, 1, 100) == (record_of(1),), "a ping takes it along"
+    rumours.put(record_of(2), 2.0)
+    assert (rumours.pressing, rumours.due_s) == (True, 2.0)
+    assert rumours.take(32, 3, 100) == (record_of(2), record_of(1)), "and so does a frame that news asked for"
+    rumours.gossiped(2.0)
+    assert rumours.due_s == 2.5
+    rumours.put(record_of(3), 2.0, told_of_same_pace(100))
+    while rumours.pressing:
+        rumours.take(1, 3, 100)
+    assert len(rumours) == 1
+    rumours.gossiped(2.5)
+    assert rumours.due_s == math.inf
+
+
+def test_progress_in_the_place_of_news_still_asks_for_a_frame_and_the_other_way_round():
+    rumours = Rumours(0.5, 0.0)
+    rumours.put(record_of(1), 0.0)
+    rumours.put(record_of(1, sequence=1), 1.0, told_of_same_pace(100))
+    assert rumours.pressing
+    rumours.silence_all()
+    rumours.put(record_of(1, sequence=2), 2.0, told_of_same_pace(100))
+    assert (rumours.pressing, rumours.due_s) == (False, math.inf)
+    rumours.put(record_of(1, sequence=3, ready=True), 3.0)
+    assert (rumours.pressing, rumours.due_s) == (True, 3.0)
 
 
 def test_progress_goes_out_behind_all_news():
     rumours = Rumours(0.5, 0.0)
     rumours.put(record_of(1), 0.0)
-    rumours.put(record_of(2), 0.0, told_of_progress(1_000))
+    rumours.put(record_of(2), 0.0, told_of_same_pace(1_000))
     for _ in range(retransmits(1_000) - PROGRESS_TELLINGS):
         assert rumours.take(1, 1, 1_000) == (record_of(1),)
 
@@ -78,7 +130,7 @@ def test_progress_goes_out_behind_all_news():
 def test_progress_in_the_place_of_news_is_told_as_often_as_the_news():
     rumours = Rumours(0.5, 0.0)
     rumours.put(record_of(1, ready=True), 0.0)
-    rumours.put(record_of(1, ready=True, sequence=1, steps=9), 0.0, told_of_progress(1_000))
+    rumours.put(record_of(1, ready=True, sequence=1, steps=9), 0.0, told_of_same_pace(1_000))
     tellings = 0
     while taken := rumours.take(32, 1, 1_000):
         assert taken[0].steps == 9
@@ -89,6 +141,7 @@ def test_progress_in_the_place_of_news_is_told_as_often_as_the_news():
 def test_counts_alone_are_mere_progress():
     before = record_of(1, genesis=b"g" * 16)
     counts = {"sequence": 1, "steps": 2, "samples": 3, "loss": 0.5, "version": 1.0, "signature": b"s"}
+    counts |= {"rate": 4.0, "clock_s": 5.0}
     assert mere_progress(dataclasses.replace(before, **counts), before)
     others = {
         "incarnation": 2, "left": True, "ready": True, "genesis": b"h" * 16, "base_samples": 1,

@@ -121,7 +121,7 @@ def refused(table_or_bytes, body_bytes=0):
 LARGEST = MemberRecord(
     PeerId(b"i" * 16), b"k" * 32, 2**63 - 1, 2**63 - 1, False, Address(".".join(["h" * 63] * 3), 65_535),
     (PeerId(b"h" * 16),) * 3,
-    True, b"g" * 16, 2**63 - 1, 2**63 - 1, 2**63 - 1, 0.1, 0.1, True, b"s" * 64,
+    True, b"g" * 16, 2**63 - 1, 2**63 - 1, 2**63 - 1, 0.1, 0.1, 0.1, 0.1, True, b"s" * 64,
 )  # fmt: skip
 NEWER = dataclasses.replace(LARGEST, extra=(b"n" * 251, None, True))  # 256 bytes of a newer version's
 OFFER = Offer(7, "f" * 32, b"g" * 16, 1.5, 0.5, "fp32")
@@ -154,7 +154,7 @@ def test_the_prefix_says_how_long_header_and_body_are():
 def test_whole_numbers_where_floats_belong_are_sent_as_floats():
     message = Serving(1, 3, b"", (), (("lr", 1),))
     assert decode(split(encode(message))[0]) == message
-    gossip = Gossip((dataclasses.replace(LARGEST, loss=0, version=2),))
+    gossip = Gossip((dataclasses.replace(LARGEST, rate=3, clock_s=4, loss=0, version=2),))
     assert decode(split(encode(gossip))[0]) == gossip
 
 
@@ -370,6 +370,7 @@ WRONG_IN_RECORDS = {
         ["a..b", 1], ["h" * 64, 1], ["\u00e9", 1],
     ["h", 65_536], ["h", -1], [b"h", 1], ["h\n", 1]], "homes": [None, [b"i"], [b"i" * 16] * 4], "ready": [1, None],
     "genesis": [b"g" * 17, "g"], "base_samples": [-1, 0.5], "steps": [-1, True], "samples": [2**64 - 1],
+    "rate": [1, None, math.nan, math.inf], "clock_s": [1, None, math.nan, math.inf],
     "loss": [1, math.nan, math.inf, "1"], "version": [1, None, math.nan, math.inf], "finished": [0, None],
     "signature": [b"s" * 65, None],
 }  # fmt: skip

@@ -251,7 +251,7 @@ def moved_by_the_first_it_meets(kind, learning):
         if index < 5:  # and the newcomer has taken no step yet
             vector += learning * noise.standard_normal(elements).astype(np.float32)
 
-    swarm = Swarm(1, network, Config(mix_every_steps=4), on_step)
+    swarm = Swarm(7, network, Config(mix_every_steps=4), on_step)  # with others a scaled model is refused for ever
     start = rng.standard_normal(elements).astype(np.float32)
     liar = Liar(AttackersSpec(share=0.1, kind=kind), 1, "0")
     for number in range(5):
