@@ -210,7 +210,7 @@ def fidelity(scenario: Scenario) -> str:
         return ""
     return (
         "It was played exchange by exchange (fidelity = 'exchange'), which leaves out the membership protocol, links "
-        "and their beginning, and whatever a message does beside its exchange."
+        "and their beginning, and what single messages do beside their exchange."
     )
 
 
