@@ -18,12 +18,13 @@ from gossip.exchange.durations import Patience
 from gossip.ids import PeerId
 from gossip.peer import WAIT_S
 from gossip.schedule import Schedule
-from gossip.selection.partners import APART, MET, WARY, WARY_S
+from gossip.selection.partners import APART, MET
 from gossip.selection.rule import uniform
 from sim.engine.events import Events
 from sim.exchanges.clocks import Clocks
 from sim.exchanges.draws import Draws
 from sim.exchanges.exchange import FIRST, SECOND, Exchange
+from sim.exchanges.strangers import Strangers
 from sim.exchanges.streams import Streams
 from sim.exchanges.tape import ADD, DROP, SNAP, Tape
 
@@ -56,8 +57,7 @@ class Control:
         self.counted = [0] * peers  # its steps, as it last counted them
         self.met: list[dict[int, int]] = [{} for _ in range(peers)]  # partners lately, and the steps at the last mix
         self.last_partner = [-1] * peers
-        self.wary = [0] * peers  # partners that are new and took too long, less such that did not
-        self.wary_until = [-math.inf] * peers
+        self.strangers = Strangers(self.table, self.met)
         self.answers: dict[int, Patience] = {}  # how long answers take, by peer,
         self.waits: dict[int, Patience] = {}  # and streams with their commits
         self.asking = -1
@@ -123,7 +123,7 @@ class Control:
     def choose(self, peer: int, asked: set[int], again: bool) -> int | None:
         """As :meth:`gossip.selection.partners.Partners.choose`."""
         self.asking, rng = peer, self.rngs[peer]
-        wary = self.wary[peer] >= WARY and (self.events.now < self.wary_until[peer] or self.crowded(peer))
+        wary = self.strangers.barred(peer, self.events.now)
         if again or wary:
             known = list(self.met[peer])
             partner = uniform(known, rng, self.fits, asked)
@@ -203,7 +203,7 @@ class Control:
         """Nobody is there any more."""
         if attempt == one.attempt and not one.ended:
             self.failed += 1
-            self.slow(one.first, one.second)
+            self.strangers.slow(one.first, one.second, self.events.now)
             self.on_busy(one, attempt)
 
     def takes(self, peer: int, sender: int) -> bool:
@@ -218,7 +218,7 @@ class Control:
             if peer < sender:  # of two offers that cross the smaller number's is the exchange
                 return False
             moving -= 1
-        if self.patient and (self.streams_with(peer, sender) or self.shuns(peer, sender)):
+        if self.patient and (self.streams_with(peer, sender) or self.strangers.shuns(peer, sender, now)):
             return False
         limit = 1
         if self.plain:
@@ -297,8 +297,8 @@ class Control:
         if side and self.counted[peer] < one.steps:
             self.counted[peer] = one.steps
         met, counted = self.met[peer], self.counted[peer]
-        if met.pop(partner, None) is None and self.wary[peer]:
-            self.wary[peer] -= 1
+        if met.pop(partner, None) is None:
+            self.strangers.mixed(peer)
         met[partner] = counted
         if len(met) > MET:
             del met[next(iter(met))]
@@ -319,10 +319,11 @@ class Control:
         self.ready[peer] = False
         for one in self.table[peer]:
             self.part(one, peer)
-        self.table[peer], self.met[peer] = [], {}
+        self.table[peer].clear()
+        self.met[peer].clear()
         self.moving[peer], self.outgoing[peer] = 0, None
         self.due_at[peer], self.counted[peer], self.last_partner[peer] = math.inf, steps, -1
-        self.wary[peer], self.wary_until[peer] = 0, -math.inf
+        self.strangers.forget(peer)
         self.answers.pop(peer, None)
         self.waits.pop(peer, None)
         self.schedules[peer] = Schedule(self.config, self.rngs[peer])
@@ -353,7 +354,7 @@ class Control:
         self.failed += 1
         steps = max(one.steps if side else one.begun, self.clocks.after(peer, self.events.now))
         self.tape.put(peer, steps, DROP, one.number, side)
-        self.slow(peer, partner)
+        self.strangers.slow(peer, partner, self.events.now)
         self.leave(one, side)
         if not (side or one.parked & 1):
             self.collided(peer)
@@ -382,7 +383,7 @@ class Control:
         self.moving[peer] -= 1
         if not side:
             self.outgoing[peer] = None
-        self.slow(peer, partner)
+        self.strangers.slow(peer, partner, self.events.now)
 
     def overtake(self, peer: int) -> None:
         """Another begins: what is parked will be mixed after it."""
@@ -403,22 +404,3 @@ class Control:
             one.parked_at(peer) and one.partner(peer) == sender and self.events.now >= one.answered
             for one in self.table[peer]
         )
-
-    # -- those that are new --------------------------------------------------------------------------------------
-    def slow(self, peer: int, partner: int) -> None:
-        """An exchange with it takes too long, or has come to nothing."""
-        if partner not in self.met[peer]:
-            self.wary[peer] = min(self.wary[peer] + 1, WARY + 1)
-            if self.wary[peer] >= WARY:
-                self.wary_until[peer] = self.events.now + WARY_S
-
-    def crowded(self, peer: int) -> bool:
-        """Whether it has an exchange with one that is new."""
-        met = self.met[peer]
-        return any(one.partner(peer) not in met for one in self.table[peer])
-
-    def shuns(self, peer: int, sender: int) -> bool:
-        """As those that are new count as one where exchanges with such fail."""
-        if self.wary[peer] < WARY or sender in self.met[peer]:
-            return False
-        return self.events.now < self.wary_until[peer] or self.crowded(peer)
