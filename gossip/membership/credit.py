@@ -37,16 +37,21 @@ class Pace:
         """Close the window if it is over. One in which nothing was made stays open: a step may take longer than it, and
         who evaluates for an hour is no slower afterwards."""
         elapsed_s, more = now - self._since_s, self.made - self._mark
-        if more <= 0 and not self.per_s:
+        if not more and not self.per_s:
             self._since_s = now  # it has not begun
-        elif more > 0 and elapsed_s >= WINDOW_S:
+        elif more and elapsed_s >= WINDOW_S:
             self.per_s = max(more / elapsed_s, self.per_s / 2)
             self._mark, self._since_s = self.made, now
-        elif more > 0 and not self.per_s and elapsed_s >= FIRST_S:
+        elif more and not self.per_s and elapsed_s >= FIRST_S:
             self.per_s = more / elapsed_s  # the window goes on, and will say better
 
+    def reckoned(self, per_s: float, now: float) -> None:
+        """It is taken to go on at this pace, which therefore is its pace."""
+        self.per_s = per_s
+        self._mark, self._since_s = self.made, now
+
     def first(self, more: int, now: float) -> None:
-        """So many samples were made; below 0: fewer than we reckoned."""
+        """So many samples were made."""
         self.made += more
         if not self.per_s:
             self.look(now)
@@ -72,27 +77,25 @@ class Credit:
         if unknown and pace.per_s:
             self._settle()
 
-    @property
-    def watched(self) -> Iterable[PeerId]:
-        """Those whose pace is measured."""
-        return self._paces
-
     def due(self, now: float) -> bool:
-        """Whether it is time to measure anew, with what they made until now."""
+        """Whether it is time to measure anew."""
         return now >= self._looked_s + WINDOW_S
 
-    def watch(self, peers: Iterable[PeerId], now: float) -> None:
-        """Measure anew; ``peers``: those we are linked with, the longest first."""
+    def watch(self, peers: Iterable[tuple[PeerId, float]], now: float) -> None:
+        """Measure anew; ``peers``: those we are linked with, the longest first, and at which rate they are reckoned to
+        make samples, which :meth:`made` is not told of; 0.0: at none."""
         self._looked_s = now
         watched: dict[PeerId, Pace] = {}
-        for peer in peers:
-            watched[peer] = self._paces.get(peer) or Pace(now)
+        for peer, rate in peers:
+            pace = watched[peer] = self._paces.get(peer) or Pace(now)
+            if rate:
+                pace.reckoned(rate, now)
+            else:
+                pace.look(now)
             if len(watched) == PACES:
                 break
         self._paces = watched
         self.mine.look(now)
-        for pace in watched.values():
-            pace.look(now)
         self._settle()
 
     def _settle(self) -> None:

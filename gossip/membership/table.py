@@ -447,7 +447,6 @@ class Table:
             entry.reckoned_s += more / rate  # what is left of a sample is made with the next
             entry.ahead += more
             entry.paid_s += more / self.credit.per_s
-            self.credit.made(entry.record.id, more, now)
             run.add(more)
 
     def _renew(self, entry: Entry, record: MemberRecord, now: float) -> None:
@@ -467,10 +466,9 @@ class Table:
         entry.ahead = 0
         more = record.samples - entry.counted
         if more > 0:
-            self._credit(entry, more, now)
+            self._credit(entry, more, now, put_right=old.rate > 0)
         elif more < 0:  # it made less than its rate promised
             entry.counted = record.samples
-            self.credit.made(record.id, more, now)
             self._runs[record.genesis].add(more)
 
     def _count(self, entry: Entry, record: MemberRecord, now: float) -> None:
@@ -488,8 +486,9 @@ class Table:
             if record.id == self._mine:
                 run.base = record.base_samples
 
-    def _credit(self, entry: Entry, more: int, now: float) -> None:
-        """Take so many samples of the member into its run's sum, or as many as it can have made since it was paid."""
+    def _credit(self, entry: Entry, more: int, now: float, *, put_right: bool = False) -> None:
+        """Take so many samples of the member into its run's sum, or as many as it can have made since it was paid.
+        ``put_right``: they were made over all the time in which it was reckoned with, and say nothing of its pace."""
         credit, peer = self.credit, entry.record.id
         run = self._runs[entry.record.genesis]
         if peer != self._mine:
@@ -506,7 +505,8 @@ class Table:
             if not entry.met:
                 self._strangers_paid_s += more / credit.per_s
             entry.paid_s += more / credit.per_s
-            credit.made(peer, more, now)
+            if not put_right and not entry.record.rate:
+                credit.made(peer, more, now)
         entry.counted += more
         run.add(more)
 
@@ -518,14 +518,13 @@ class Table:
         self._settled_s = now
         credit, entries = self.credit, self.entries
         if credit.due(now):
-            for peer in credit.watched:
-                if peer in entries:
-                    self._again(entries[peer], now)
-            credit.watch(self.links, now)
+            credit.watch(((peer, entries[peer].rate) for peer in self.links), now)
             if credit.per_s < self._fastest:  # rare: who is so fast is among those behind from now on
                 self._fastest = 0.0
                 for entry in entries.values():
-                    self._again(entry, now)
+                    if entry.rate:
+                        self._halt(entry, now)
+                        self._reckon(entry, now)
         for _ in range(min(len(self._behind), SETTLED_AT_ONCE)):
             peer, _ = self._behind.popitem(last=False)
             entry = entries[peer]
@@ -539,11 +538,6 @@ class Table:
             if more > 0:
                 run.base += more
                 run.paid_s = now
-
-    def _again(self, entry: Entry, now: float) -> None:
-        if entry.rate:
-            self._halt(entry, now)
-            self._reckon(entry, now)
 
     def rebase(self, base: int, now: float, *, included: bool, afresh: bool) -> None:
         """Our run, that of our own record, has ``base`` samples behind it. ``included``: what its members have stated

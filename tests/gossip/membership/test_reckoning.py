@@ -200,6 +200,21 @@ def test_a_liar_is_believed_less_as_soon_as_everybody_is_slower():
     assert swarm.me._table.entries[peer_id(1)].rate <= swarm.me._table.credit.per_s
 
 
+def test_what_was_reckoned_too_low_for_an_hour_makes_nobody_faster_than_it_is():
+    """All end at once and say so: what each made more than was reckoned had come in one moment, and in the median."""
+    swarm = Watch(3)
+    swarm.run(10.0)
+    for number in (1, 2, 3):
+        swarm.hear(number, 1_000, 98.0)
+    swarm.run(600.0)
+    per_s = swarm.me._table.credit.per_s
+    for number in (1, 2, 3):
+        swarm.hear(number, 61_000, 0.0)
+    swarm.run(10.0)
+    assert swarm.others == 3 * 61_000
+    assert swarm.me._table.credit.per_s == pytest.approx(per_s, rel=0.1)
+
+
 def test_a_liar_takes_off_no_more_than_was_reckoned_of_itself():
     swarm = Watch(2)
     swarm.run(10.0)
