@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from replay.links import DISTURBED, Links, missing
+from replay.links import DISTURBED, EmulatedLinks, missing
 
 CONDITIONS = ((1, 100, 0.0), (25, 20, 0.0), (25, 100, 0.0), (25, 100, 0.01), (75, 20, 0.005), (50, 100, 0.01))
 SIZES = (100_000, 1_000_000, 10_000_000)
@@ -30,7 +30,7 @@ PORTS = itertools.count(5_000)
 PINGS = 20
 
 
-def round_trips_ms(links: Links) -> list[float]:
+def round_trips_ms(links: EmulatedLinks) -> list[float]:
     with links.inside(0):
         one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with links.inside(1):
@@ -53,7 +53,7 @@ def round_trips_ms(links: Links) -> list[float]:
     return times
 
 
-def stream_s(links: Links, size: int) -> float:
+def stream_s(links: EmulatedLinks, size: int) -> float:
     port = next(PORTS)
     with links.inside(1):
         server = socket.create_server((links.address(1), port))
@@ -78,7 +78,7 @@ def stream_s(links: Links, size: int) -> float:
 def measure(latency_ms: float, mbit_s: float, loss: float, sizes: list[int], repeats: int) -> list[dict[str, Any]]:
     rows = []
     known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
-    with Links(2) as links:
+    with EmulatedLinks(2) as links:
         links.rate(-1, mbit_s, mbit_s)
         links.latency(-1, -1, latency_ms / 1e3)
         links.loss(-1, -1, loss)

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from gossip.errors import LocalError
 
-__all__ = ["MOST_NODES", "Links", "Stats", "missing"]
+__all__ = ["MOST_NODES", "EmulatedLinks", "Stats", "missing"]
 
 SOURCE = Path(__file__).parent / "router.c"
 MOST_NODES = 32  # router.c's
@@ -53,14 +53,14 @@ def missing() -> str:
         if shutil.which(program) is None:
             return f"emulated links need {program}: on Debian, apt-get install {package}."
     try:
-        with Links(1):
+        with EmulatedLinks(1):
             return ""
     except LocalError as error:
         return str(error)
 
 
-class Links:
-    """``with Links(count) as links``: so many namespaces; node k's address is ``links.address(k)``.
+class EmulatedLinks:
+    """``with EmulatedLinks(count) as links``: so many namespaces; node k's address is ``links.address(k)``.
 
     All begin with 1 Gbit/s each way, no latency and no loss. What is changed holds for packets sent from then on. The
     namespaces have no name and live in their processes alone: whatever ends this one, nothing is left of them. Raises

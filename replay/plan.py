@@ -11,7 +11,7 @@ from sim.scenario.scenario import Scenario
 from sim.world.churn import churn_of
 from sim.world.network import NetworkModel, network_of
 
-__all__ = ["Cut", "Life", "Plan"]
+__all__ = ["Life", "Plan", "Separation"]
 
 LONGEST_S = 3_600.0  # real time passes
 MOST_LIVES = 64  # processes, each with torch in its memory
@@ -31,7 +31,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Separation:
     """From one time to another nothing passes between these groups of nodes."""
 
     at_s: float
@@ -52,7 +52,7 @@ class Plan:
     names: tuple[str, ...]
     duration_s: float
     lives: tuple[Life, ...]  # in the order of their beginnings
-    cuts: tuple[Cut, ...]
+    cuts: tuple[Separation, ...]
     every_s: float  # between two looks at all models
 
     @classmethod
@@ -64,7 +64,7 @@ class Plan:
         if len(lives) > MOST_LIVES:
             raise refused("churn", f"starts {len(lives)} processes within {scenario.duration_s:g} s", f"{MOST_LIVES}")
         cuts = tuple(
-            Cut(cut.at_s, min(cut.until_s, scenario.duration_s), groups_of(scenario.peers, cut.groups))
+            Separation(cut.at_s, min(cut.until_s, scenario.duration_s), groups_of(scenario.peers, cut.groups))
             for cut in scenario.network.partitions
             if cut.at_s < scenario.duration_s
         )

@@ -21,7 +21,7 @@ from gossip.errors import LocalError
 from gossip.ids import PeerId
 from node.identity.keys import new_secret
 from replay.forks import forks
-from replay.links import Links
+from replay.links import EmulatedLinks
 from replay.node import Errand, Go, live
 from replay.plan import PORT, Life, Plan
 from replay.seen import Change, Seen
@@ -57,9 +57,9 @@ def play(plan: Plan, say: Callable[[str], None]) -> Seen:
     not. All processes are gone afterwards, whatever happens; ``say`` is told how far it is."""
     with (
         tempfile.TemporaryDirectory(prefix="gossip-replay-") as name,
-        Links(len(plan.names), plan.scenario.seed) as links,
+        EmulatedLinks(len(plan.names), plan.scenario.seed) as links,
     ):
-        run = Run(plan, links, Path(name), say)
+        run = Playing(plan, links, Path(name), say)
         try:
             run.prepare()
             run.go()
@@ -68,8 +68,8 @@ def play(plan: Plan, say: Callable[[str], None]) -> Seen:
             run.end()
 
 
-class Run:
-    def __init__(self, plan: Plan, links: Links, folder: Path, say: Callable[[str], None]) -> None:
+class Playing:
+    def __init__(self, plan: Plan, links: EmulatedLinks, folder: Path, say: Callable[[str], None]) -> None:
         self.plan, self.links, self.folder, self.say = plan, links, folder, say
         self.bodies: list[Body] = []
         self.now_up: dict[int, Body] = {}

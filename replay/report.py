@@ -15,13 +15,13 @@ from gossip.errors import LocalError
 from replay.links import DISTURBED
 from replay.seen import Seen
 
-__all__ = ["Report", "Row", "gap_table"]
+__all__ = ["Measure", "Report", "gap_table"]
 
 LATE_S_MINUTE = 1.0  # of training, above which a run says more of this machine than of the swarm
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Measure:
     """A figure on both sides; nan where there is none."""
 
     name: str
@@ -53,9 +53,9 @@ class Report:
     def counted(self) -> list[dict[str, float]]:
         return [run for run, why in zip(self.runs, self.disturbances, strict=True) if not why]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Measure]:
         predicted, real = medians(self.predictions), medians(self.counted)
-        return [Row(name, value, real.get(name, math.nan)) for name, value in predicted.items()]
+        return [Measure(name, value, real.get(name, math.nan)) for name, value in predicted.items()]
 
     def lines(self) -> list[str]:
         """The table for a terminal."""

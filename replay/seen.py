@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gossip.effects import Effect, MemberChanged, MemberState, Merge, Mix, Release, Rename, Snapshot
 from gossip.ids import PeerId
-from replay.plan import Cut, Plan
+from replay.plan import Plan, Separation
 
 __all__ = ["Change", "Seen", "Watch"]
 
@@ -115,7 +115,7 @@ class Seen:
             found += first.values()
         return found
 
-    def healing(self, cut: Cut) -> float:
+    def healing(self, cut: Separation) -> float:
         """Seconds from a cut's end until nobody held anybody to be suspect or dead any more who was up."""
         held: dict[tuple[int, int], str] = {}
         whole_at = cut.until_s

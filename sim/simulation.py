@@ -107,7 +107,7 @@ class Played:
         return min(by_steps, gossip.mix_every_s or math.inf)
 
 
-class Exchanges(Played):
+class ExchangeSimulation(Played):
     """A scenario whose fidelity is "exchange"."""
 
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
@@ -251,7 +251,7 @@ def play(
     scenario: Scenario, progress: Callable[[Progress], None], device: str, rows: Callable[[dict[str, float]], None]
 ) -> Result:
     start = Spent.now()
-    simulation = (Exchanges if scenario.fidelity == "exchange" else Simulation)(scenario, device)
+    simulation = (ExchangeSimulation if scenario.fidelity == "exchange" else Simulation)(scenario, device)
     setup = Spent.now().since(start)
     level, measures, history = simulation.level, simulation.measures, list[dict[str, float]]()
 

@@ -15,7 +15,7 @@ import pytest
 
 from gossip.errors import LocalError
 from replay import links as emulated
-from replay.links import Links, missing
+from replay.links import EmulatedLinks, missing
 
 PORT = 5001
 WAIT_S = 10.0
@@ -26,7 +26,7 @@ SIZE = 500_000
 def two():
     if why := missing():
         pytest.skip(why)
-    with Links(2) as links:
+    with EmulatedLinks(2) as links:
         yield links
 
 
@@ -102,7 +102,7 @@ def test_the_seed_decides_which_packets_are_lost():
         pytest.skip(why)
     seen = {}
     for run, seed in (("first", 5), ("again", 5), ("other", 6)):
-        with Links(2, seed=seed) as links:
+        with EmulatedLinks(2, seed=seed) as links:
             links.loss(0, 1, 0.2)
             seen[run] = arrived(links)
     assert seen["first"] == seen["again"] != seen["other"]
@@ -147,7 +147,7 @@ def test_congestion_control_is_a_nodes_own(two):
 def test_a_router_that_is_ended_is_one_sentence():
     if why := missing():
         pytest.skip(why)
-    with Links(2) as links:
+    with EmulatedLinks(2) as links:
         links.process.kill()
         links.process.wait()
         with pytest.raises(LocalError, match="was ended"):
@@ -159,8 +159,8 @@ def test_nothing_is_left_of_who_is_killed_with_signal_9():
     if why := missing():
         pytest.skip(why)
     program = (
-        "import sys, time\nfrom replay.links import Links\n"
-        "with Links(2) as links:\n    print(links.process.pid, flush=True)\n    time.sleep(60)\n"
+        "import sys, time\nfrom replay.links import EmulatedLinks\n"
+        "with EmulatedLinks(2) as links:\n    print(links.process.pid, flush=True)\n    time.sleep(60)\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ)
     router = int(owner.stdout.readline())

@@ -12,8 +12,8 @@ import pytest
 
 from gossip import __main__ as command
 from replay import cli
-from replay.links import Links, missing
-from replay.play import Run, looks, read
+from replay.links import EmulatedLinks, missing
+from replay.play import Playing, looks, read
 from sim.learning.learners import Learners
 from tests.replay.test_plan import plan
 
@@ -28,8 +28,8 @@ def possible():
 
 def test_a_node_alone_trains_bit_for_bit_as_the_simulated_peer_does(tmp_path):
     alone = plan(peers=1, duration_s=4, **{"task.model": "linear", "compute.step_s": 0.05})
-    with Links(1) as links:
-        run = Run(alone, links, tmp_path, lambda sentence: None)
+    with EmulatedLinks(1) as links:
+        run = Playing(alone, links, tmp_path, lambda sentence: None)
         try:
             run.prepare()
             run.go()
@@ -48,8 +48,8 @@ def test_a_node_alone_trains_bit_for_bit_as_the_simulated_peer_does(tmp_path):
 def test_over_tls_they_mix_as_well(tmp_path):
     changes = {"task.model": "linear", "network.tls": True, "gossip.mix_every_steps": 4, "compute.step_s": 0.05}
     two = plan(peers=2, duration_s=10, **changes)
-    with Links(2) as links:
-        run = Run(two, links, tmp_path, lambda sentence: None)
+    with EmulatedLinks(2) as links:
+        run = Playing(two, links, tmp_path, lambda sentence: None)
         try:
             run.prepare()
             run.go()
@@ -65,13 +65,13 @@ def test_nodes_have_the_congestion_control_of_the_scenario(tmp_path, congestion)
         pytest.skip(f"this kernel has no {congestion}")
     two = plan(peers=2, duration_s=6, **{"task.model": "linear", "network.congestion": congestion})
     seen = []
-    with Links(2) as links:
+    with EmulatedLinks(2) as links:
 
         def look(_sentence):
             with links.inside(1):
                 seen.append(subprocess.run(["ss", "-tinH"], capture_output=True, text=True, check=True).stdout)
 
-        run = Run(two, links, tmp_path, look)
+        run = Playing(two, links, tmp_path, look)
         try:
             run.prepare()
             run.go()
@@ -86,8 +86,8 @@ def test_who_says_goodbye_has_left_and_who_is_killed_is_dead(tmp_path, ends, sta
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n0,0,\n1,0,6\n")
     two = plan(peers=2, duration_s=20, churn={"trace": str(trace), **ends}, **{"task.model": "linear"})
-    with Links(2) as links:
-        run = Run(two, links, tmp_path, lambda sentence: None)
+    with EmulatedLinks(2) as links:
+        run = Playing(two, links, tmp_path, lambda sentence: None)
         try:
             run.prepare()
             run.go()
@@ -134,7 +134,7 @@ def test_stopped_it_says_what_is_kept_and_leaves_no_process(monkeypatch, capsys,
     def stop(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Run, "go", stop)
+    monkeypatch.setattr(Playing, "go", stop)
     file = tmp_path / "any.toml"
     file.write_text("duration_s = 5\npeers = 2\nmembership = { start = 'seed' }\ntask = { model = 'linear' }\n")
     assert cli.replay([file], seeds=1, quiet=True) == 130
