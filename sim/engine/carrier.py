@@ -17,11 +17,9 @@ from sim.engine.events import Events
 from sim.engine.flows import Flow, Flows
 from sim.engine.host import Host
 from sim.world.network import NetworkModel
-from sim.world.tcp import GOLDEN, MASK, Line
+from sim.world.tcp import Line, line_key
 
 __all__ = ["Carrier"]
-
-ODD = 0xD1B54A32D192ED03  # another multiplier than GOLDEN, so that a line and the one back differ
 
 
 class Carrier:
@@ -70,7 +68,7 @@ class Carrier:
     def fresh(self, host: Host, to: Host) -> Line:
         """That of a connection which begins now; its draws are those of this pair and this time."""
         now, loss = self.events.now, self.network.loss_of(host.index, to.index)
-        return Line((host.key * GOLDEN ^ to.key * ODD) + int(now * 2**30) & MASK, now, loss)
+        return Line(line_key(host.key, to.key, now), now, loss)
 
     def to(self, host: Host, to: Host) -> Line:
         """The line that is there, or one without a connection's beginning."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sim.engine.host import Times
 
-__all__ = ["Clocks", "Constant", "Drawn"]
+__all__ = ["Clocks", "ConstantClocks", "DrawnClocks"]
 
 I64 = NDArray[np.int64]
 AHEAD = 64  # ends of steps drawn at once
@@ -32,7 +32,7 @@ class Clocks(Protocol):
         """The steps of each that are done by then."""
 
 
-class Constant:
+class ConstantClocks:
     """All steps of one peer take the same time."""
 
     def __init__(self, peers: int) -> None:
@@ -63,7 +63,7 @@ class Constant:
         return done
 
 
-class Drawn:
+class DrawnClocks:
     """Every step's time is drawn."""
 
     def __init__(self, peers: int) -> None:

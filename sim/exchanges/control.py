@@ -22,11 +22,11 @@ from gossip.selection.partners import APART, MET
 from gossip.selection.rule import uniform
 from sim.engine.events import Events
 from sim.exchanges.clocks import Clocks
-from sim.exchanges.draws import Draws
-from sim.exchanges.exchange import FIRST, SECOND, Exchange
+from sim.exchanges.meeting import FIRST, SECOND, Meeting
 from sim.exchanges.strangers import Strangers
-from sim.exchanges.streams import Streams
+from sim.exchanges.streams import StreamTimes
 from sim.exchanges.tape import ADD, DROP, SNAP, Tape
+from sim.seeds import Draws
 
 __all__ = ["Control"]
 
@@ -38,7 +38,7 @@ class Control:
     that somebody might wait for it no longer."""
 
     def __init__(
-        self, events: Events, config: Config, clocks: Clocks, streams: Streams, tape: Tape, draws: Sequence[Draws],
+        self, events: Events, config: Config, clocks: Clocks, streams: StreamTimes, tape: Tape, draws: Sequence[Draws],
         patient: bool,
     ) -> None:  # fmt: skip
         self.events, self.config, self.clocks = events, config, clocks
@@ -48,9 +48,9 @@ class Control:
         self.alive: list[int] = []
         self.ready = [False] * peers  # up, with the weights of the run
         self.schedules = [Schedule(config, rng) for rng in self.rngs]
-        self.table: list[list[Exchange]] = [[] for _ in range(peers)]  # its exchanges,
+        self.table: list[list[Meeting]] = [[] for _ in range(peers)]  # its exchanges,
         self.moving = [0] * peers  # how many of them take a slot,
-        self.outgoing: list[Exchange | None] = [None] * peers  # and which of these is its own
+        self.outgoing: list[Meeting | None] = [None] * peers  # and which of these is its own
         self.waiting = [False] * peers  # its mix is due, and waits for the end of one that another asked for
         self.retry_at = [0.0] * peers
         self.due_at = [math.inf] * peers  # the event of its next mix that counts
@@ -113,7 +113,7 @@ class Control:
             self.arm(peer)
             return
         self.overtake(peer)
-        one = Exchange(peer, self.tape.exchange(peer), steps, when, parked)
+        one = Meeting(peer, self.tape.exchange(peer), steps, when, parked)
         self.tape.put(peer, steps, SNAP, one.number, FIRST)
         self.outgoing[peer] = one
         self.table[peer].append(one)
@@ -131,7 +131,7 @@ class Control:
                 return partner
         return uniform(self.alive, rng, self.fits, asked)
 
-    def ask(self, one: Exchange, partner: int) -> None:
+    def ask(self, one: Meeting, partner: int) -> None:
         peer = one.first
         one.asked.add(partner)
         one.attempt += 1
@@ -144,7 +144,7 @@ class Control:
             takes = self.streams.message(peer, partner, one.since)
             self.events.push(one.since + takes, self.on_offer, one, one.attempt)
 
-    def on_busy(self, one: Exchange, attempt: int) -> None:
+    def on_busy(self, one: Meeting, attempt: int) -> None:
         """Another is asked: one that it mixed with lately, and where all were asked nobody for a while."""
         if attempt != one.attempt or one.ended:
             return
@@ -159,7 +159,7 @@ class Control:
             self.collided(peer)
         self.released(peer)
 
-    def give_up(self, one: Exchange) -> None:
+    def give_up(self, one: Meeting) -> None:
         """An offer of its own comes to nothing."""
         one.ended = 3
         self.tape.put(one.first, one.begun, DROP, one.number, FIRST)
@@ -168,7 +168,7 @@ class Control:
     def collided(self, peer: int) -> None:
         self.retry_at[peer] = self.events.now + COLLIDED_S + APART_S * self.draws[peer].random()
 
-    def leave(self, one: Exchange, side: int) -> None:
+    def leave(self, one: Meeting, side: int) -> None:
         """This side has no part in it any more."""
         peer = one.second if side else one.first
         self.table[peer].remove(one)
@@ -179,7 +179,7 @@ class Control:
             self.outgoing[peer] = None
 
     # -- an offer ------------------------------------------------------------------------------------------------
-    def on_offer(self, one: Exchange, attempt: int) -> None:
+    def on_offer(self, one: Meeting, attempt: int) -> None:
         if attempt != one.attempt or one.ended:
             return
         first, second, now = one.first, one.second, self.events.now
@@ -199,7 +199,7 @@ class Control:
             self.wait(one, FIRST, one.since, now + takes, self.answers)
             self.events.push(now + takes, self.on_busy, one, attempt)
 
-    def on_unreached(self, one: Exchange, attempt: int) -> None:
+    def on_unreached(self, one: Meeting, attempt: int) -> None:
         """Nobody is there any more."""
         if attempt == one.attempt and not one.ended:
             self.failed += 1
@@ -238,7 +238,7 @@ class Control:
             self.park(own, FIRST)
         return True
 
-    def accept(self, one: Exchange, steps: int, now: float) -> None:
+    def accept(self, one: Meeting, steps: int, now: float) -> None:
         """Who is asked takes its snapshot at its next boundary; both streams and both commits follow from that."""
         first, second, tape, streams = one.first, one.second, self.tape, self.streams
         self.overtake(second)
@@ -270,11 +270,11 @@ class Control:
             self.events.push(ends[side], self.on_end, one, side, wished)
 
     # -- its end -------------------------------------------------------------------------------------------------
-    def on_both(self, one: Exchange, wished: float) -> None:
+    def on_both(self, one: Meeting, wished: float) -> None:
         self.on_end(one, FIRST, one.wished)
         self.on_end(one, SECOND, wished)
 
-    def on_end(self, one: Exchange, side: int, wished: float) -> None:
+    def on_end(self, one: Meeting, side: int, wished: float) -> None:
         """One side has mixed: what came of it is added at its next boundary."""
         if one.ended >> side & 1:
             return
@@ -328,7 +328,7 @@ class Control:
         self.waits.pop(peer, None)
         self.schedules[peer] = Schedule(self.config, self.rngs[peer])
 
-    def part(self, one: Exchange, peer: int) -> None:
+    def part(self, one: Meeting, peer: int) -> None:
         """It will not mix. The other side does where all of the vector and the COMMIT are on their way to it."""
         now, side, tape = self.events.now, SECOND if peer == one.second else FIRST, self.tape
         if one.answered == math.inf:  # an offer
@@ -346,7 +346,7 @@ class Control:
             one.ended = 3
             self.events.push(now + latency + self.streams.closed_s(self.draws[peer]), self.on_broken, one, other)
 
-    def on_broken(self, one: Exchange, side: int) -> None:
+    def on_broken(self, one: Meeting, side: int) -> None:
         """This side learns that its partner is gone."""
         peer, partner = (one.second, one.first) if side else (one.first, one.second)
         if one not in self.table[peer]:
@@ -361,20 +361,20 @@ class Control:
         self.released(peer)
 
     # -- what takes too long -------------------------------------------------------------------------------------
-    def wait(self, one: Exchange, side: int, since: float, until: float, usual: dict[int, Patience]) -> None:
+    def wait(self, one: Meeting, side: int, since: float, until: float, usual: dict[int, Patience]) -> None:
         """What began then is over then: it is parked, if that is longer than such things take."""
         patience = usual.get(one.second if side else one.first)
         if patience is not None and until - since > patience.seconds:
             when = max(since + patience.seconds, self.events.now)
             self.events.push(when, self.on_impatient, one, side, one.attempt)
 
-    def on_impatient(self, one: Exchange, side: int, attempt: int) -> None:
+    def on_impatient(self, one: Meeting, side: int, attempt: int) -> None:
         peer = one.second if side else one.first
         if attempt == one.attempt and not (one.ended | one.parked) >> side & 1 and one in self.table[peer]:
             self.park(one, side)
             self.released(peer)
 
-    def park(self, one: Exchange, side: int) -> None:
+    def park(self, one: Meeting, side: int) -> None:
         """Others go first from now on, where there is a place for it."""
         peer, partner = (one.second, one.first) if side else (one.first, one.second)
         if sum(each.parked_at(peer) for each in self.table[peer]) >= self.most_parked:
@@ -391,7 +391,7 @@ class Control:
             if one.parked_at(peer):
                 one.late |= 2 if peer == one.second else 1
 
-    def overdue(self, peer: int, own: Exchange) -> bool:
+    def overdue(self, peer: int, own: Meeting) -> bool:
         """Whether its own offer waits for longer than answers take, so that there is room for another's."""
         patience = self.answers.get(peer)
         parked = sum(each.parked_at(peer) for each in self.table[peer])

@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from gossip.exchange.durations import LEAST_S
 from sim.engine.events import Events
 from sim.exchanges.acceptance import Acceptance
-from sim.exchanges.clocks import Constant, Drawn
+from sim.exchanges.clocks import ConstantClocks, DrawnClocks
 from sim.exchanges.control import Control
-from sim.exchanges.draws import Draws
 from sim.exchanges.messages import Sizes
 from sim.exchanges.models import Models
 from sim.exchanges.presence import Presence
-from sim.exchanges.streams import Streams
+from sim.exchanges.streams import StreamTimes
 from sim.exchanges.tape import Tape
 from sim.learning.learners import Learners
 from sim.scenario.scenario import Scenario
+from sim.seeds import Draws
 from sim.world.churn import Uptime
 from sim.world.network import NetworkModel
 from sim.world.step_times import StepTimes
@@ -46,12 +46,12 @@ class ExchangeLevel:
         alike = scenario.compute.per == "peer" or all(
             step_s.kind == "constant" for step_s in (scenario.compute.step_s, *times.own.values())
         )
-        self.clocks = Constant(peers) if alike else Drawn(peers)
+        self.clocks = ConstantClocks(peers) if alike else DrawnClocks(peers)
         for name in names:
             network.add(name)
         self.sizes = Sizes(scenario.config, learners.elements)
-        self.streams = Streams(network, self.sizes.stream, names, seed)
-        draws = [Draws(seed, name) for name in names]
+        self.streams = StreamTimes(network, self.sizes.stream, names, seed)
+        draws = [Draws(seed, name, "exchanges") for name in names]
         slow = scenario.compute.step_s.mean > LEAST_S / 2
         patient = network.longest_s > 0 or network.transport is not None or slow
         self.control = Control(self.events, scenario.config, self.clocks, self.streams, self.tape, draws, patient)

@@ -11,7 +11,7 @@ from gossip.config import Config
 from gossip.state_transfer.comparing import FEWEST
 from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.tape import ADD, DROP, GIVE, SNAP, TAKE, Batch, Tape
-from sim.exchanges.waves import Plan
+from sim.exchanges.waves import Units
 from sim.learning.learners import Learners
 
 __all__ = ["Models"]
@@ -53,14 +53,14 @@ class Models:
     def play(self, done: I64) -> None:
         """What happened up to now, ``done`` being the steps of each row."""
         batch = self.tape.take(done)
-        plan, pairs = Plan(batch), self.pairs_at_once
-        for wave in plan.waves():
-            wholes, singles = wave[wave < plan.wholes], wave[wave >= plan.wholes]
+        units, pairs = Units(batch), self.pairs_at_once
+        for wave in units.waves():
+            wholes, singles = wave[wave < units.wholes], wave[wave >= units.wholes]
             for start in range(0, len(wholes), pairs):
                 some = wholes[start : start + pairs]
-                self.exchange(batch, plan.first[some], plan.last[some])
+                self.exchange(batch, units.first[some], units.last[some])
             if len(singles):
-                self.apart(batch, plan.first[singles])
+                self.apart(batch, units.first[singles])
 
     def settle(self, rows: I64, steps: I64) -> None:
         """These rows have taken so many steps."""

@@ -14,7 +14,7 @@ from gossip.state_transfer.comparing import FEWEST
 from sim.engine.events import Events
 from sim.exchanges.clocks import Clocks
 from sim.exchanges.control import Control
-from sim.exchanges.streams import Streams
+from sim.exchanges.streams import StreamTimes
 from sim.exchanges.tape import DROP, GIVE, MOST_SIDES, TAKE, Tape
 from sim.seeds import derive
 from sim.world.churn import Uptime
@@ -28,7 +28,7 @@ class Presence:
     """``steps`` holds those of each peer that is not ready: its loop takes none."""
 
     def __init__(
-        self, events: Events, config: Config, clocks: Clocks, streams: Streams, tape: Tape, control: Control,
+        self, events: Events, config: Config, clocks: Clocks, streams: StreamTimes, tape: Tape, control: Control,
         names: Sequence[str], seed: int, elements: int,
     ) -> None:  # fmt: skip
         self.events, self.config, self.clocks, self.streams, self.tape = events, config, clocks, streams, tape

@@ -6,19 +6,17 @@ import math
 from collections.abc import Sequence
 
 from sim.engine.links import CLOSED_S
-from sim.exchanges.draws import Draws
-from sim.seeds import derive
+from sim.seeds import Draws, derive
 from sim.world.network import NetworkModel
-from sim.world.tcp import GOLDEN, MASK, Line
+from sim.world.tcp import Line, line_key
 
-__all__ = ["Streams"]
+__all__ = ["StreamTimes"]
 
 TIMED = 65_536  # durations kept; beyond it every second one goes, and from then on half as many are added
 LINES = 16  # for each peer, of those used lately: one that rested for long begins slowly again, as a new one does
-ODD = 0xD1B54A32D192ED03  # another multiplier than GOLDEN, so that a line and the one back differ
 
 
-class Streams:
+class StreamTimes:
     """Vectors of so many bytes, between the peers ``names``. ``moving`` holds how many exchanges each of them has,
     which share its rates."""
 
@@ -43,7 +41,7 @@ class Streams:
         keys, place = self.keys, sender * len(self.keys) + receiver
         line = self.lines.pop(place, None)
         if line is None:
-            key = (keys[sender] * GOLDEN ^ keys[receiver] * ODD) + int(now * 2**30) & MASK
+            key = line_key(keys[sender], keys[receiver], now)
             line = Line(key, now, self.network.loss_of(sender, receiver))
             if len(self.lines) >= LINES * len(keys):
                 del self.lines[next(iter(self.lines))]

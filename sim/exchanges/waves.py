@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from sim.exchanges.tape import ADD, GIVE, SNAP, TAKE, Batch
 
-__all__ = ["Plan"]
+__all__ = ["Units"]
 
 I64 = NDArray[np.int64]
 
 
-class Plan:
+class Units:
     """The units of a batch: most exchanges are one, both snapshots and both additions with nothing between them on
     either row; of the others each entry is a unit of its own, and what is added waits for both snapshots.
 

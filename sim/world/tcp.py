@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sim.scenario.conditions import Congestion
+from sim.seeds import GOLDEN, MASK, mixed
 
-__all__ = ["GOLDEN", "MASK", "Line", "Passage", "Transport", "syn_again_s"]
+__all__ = ["Line", "Passage", "Transport", "line_key", "syn_again_s"]
 
 SEGMENT_BYTES = 1448  # of data in a packet of 1500 bytes, whose IP, TCP and timestamp headers take 52
 PACKET_BYTES = 1500
@@ -39,7 +40,7 @@ PROBE_EVERY_S, PROBE_S = 10.0, 0.2
 CUBIC_BETA, CUBIC_GROWTH = 0.7, 0.53  # RFC 9438: what is left after a loss; segments a round trip, 3 (1 - b) / (1 + b)
 EPOCHS = 64  # from one loss to the next, drawn each by itself; what is left then goes at Mathis' rate
 
-GOLDEN, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+ODD = 0xD1B54A32D192ED03  # another multiplier than GOLDEN, so that a line and the one back differ
 
 
 class Line:
@@ -63,12 +64,9 @@ class Line:
         self.held: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []  # sent into a cut, with when
 
     def draw(self) -> float:
-        """Above 0, below 1: SplitMix64 of a counter (Steele, Lea and Flood, 2014), to be had in any order."""
+        """Above 0, below 1: a hash of a counter, to be had in any order."""
         self.drawn += 1
-        z = (self.key + self.drawn * GOLDEN) & MASK
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-        return (((z ^ (z >> 31)) >> 12) + 0.5) / (1 << 52)
+        return ((mixed((self.key + self.drawn * GOLDEN) & MASK) >> 12) + 0.5) / (1 << 52)
 
 
 class Passage(NamedTuple):
@@ -263,6 +261,11 @@ class Transport:
         probes = math.ceil(-line.until_probe_s / PROBE_EVERY_S)
         line.until_probe_s += probes * PROBE_EVERY_S
         return probes * PROBE_S
+
+
+def line_key(sender: int, receiver: int, now: float) -> int:
+    """Of the line from one to the other that opens now, of keys that are theirs alone."""
+    return (sender * GOLDEN ^ receiver * ODD) + int(now * 2**30) & MASK
 
 
 def syn_again_s(tries: int) -> float:

@@ -1,4 +1,4 @@
-"""The code's structure is what ARCHITECTURE.md says: no circles, no full folders."""
+"""The code's structure is what ARCHITECTURE.md says: no circles, no full folders, no name with two meanings."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ def test_a_circle_would_be_found():
 def test_no_folder_is_full():
     folder, count = figures.fullest()
     assert count <= MOST, f"{folder} has {count} modules"
+
+
+def test_no_class_has_anothers_name():
+    assert figures.double() == []
 
 
 @pytest.mark.parametrize("package", figures.PACKAGES)

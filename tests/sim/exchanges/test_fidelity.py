@@ -10,7 +10,6 @@ import pytest
 
 from gossip.config import Config
 from gossip.errors import ConfigError
-from sim.exchanges.draws import Draws
 from sim.report.describe import in_words
 from sim.scenario.scenario import (
     ChurnSpec,
@@ -26,6 +25,7 @@ from sim.scenario.scenario import (
     Scenario,
     Task,
 )
+from sim.seeds import Draws
 from sim.simulation import Exchanges, simulate
 from sim.world.churn import Uptime
 
@@ -121,7 +121,7 @@ def test_another_peer_changes_nobodys_draws():
 
 
 def test_draws_are_uniform():
-    draws = Draws(3, "7")
+    draws = Draws(3, "7", "exchanges")
     drawn = np.array([draws.random() for _ in range(20_000)])
     assert abs(drawn.mean() - 0.5) < 4 * math.sqrt(1 / 12 / 20_000)
     assert np.abs(np.histogram(drawn, 16, (0, 1))[0] - 1250).max() < 5 * math.sqrt(1250)

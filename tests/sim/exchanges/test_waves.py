@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.exchanges.tape import ADD, SNAP, Tape
-from sim.exchanges.waves import Plan
+from sim.exchanges.waves import Units
 
 ROWS = 6
 
@@ -37,7 +37,7 @@ def tapes(draw):
 def test_a_wave_moves_no_row_twice_and_each_row_keeps_its_order(case, behind):
     tape, steps = case
     batch = tape.take(steps - behind)
-    plan = Plan(batch)
+    plan = Units(batch)
     played: list[int] = []
     for wave in plan.waves():
         rows: list[int] = []
@@ -62,7 +62,7 @@ def test_a_wave_moves_no_row_twice_and_each_row_keeps_its_order(case, behind):
 def test_nothing_is_added_before_both_snapshots(case):
     tape, steps = case
     batch = tape.take(steps)
-    plan = Plan(batch)
+    plan = Units(batch)
     snapped: set[tuple[int, int]] = set()
     for wave in plan.waves():
         added = []

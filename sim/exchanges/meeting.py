@@ -6,12 +6,12 @@ import math
 
 from gossip.exchange.beginning import TRIES
 
-__all__ = ["FIRST", "SECOND", "Exchange"]
+__all__ = ["FIRST", "SECOND", "Meeting"]
 
 FIRST, SECOND = 0, 1  # who asks, and who is asked
 
 
-class Exchange:
+class Meeting:
     """``ended``, ``parked`` and ``late`` have a bit for each side: that it is over for it, that it takes no slot of it,
     and that others were mixed with since its snapshot."""
 
