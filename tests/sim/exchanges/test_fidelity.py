@@ -26,7 +26,7 @@ from sim.scenario.scenario import (
     Task,
 )
 from sim.seeds import Draws
-from sim.simulation import Exchanges, simulate
+from sim.simulation import ExchangeSimulation, simulate
 from sim.world.churn import Uptime
 
 NO_TIME = NetworkSpec(latency=Distribution.constant(0.0), rate_mbit_s=Rate(math.inf, math.inf))
@@ -113,7 +113,7 @@ def test_a_seed_gives_one_digest_however_often_somebody_looks():
 
 
 def test_another_peer_changes_nobodys_draws():
-    few, more = Exchanges(scenario(peers=12)).level, Exchanges(scenario(peers=13)).level
+    few, more = ExchangeSimulation(scenario(peers=12)).level, ExchangeSimulation(scenario(peers=13)).level
     for peer in range(12):
         assert few.control.draws[peer].state == more.control.draws[peer].state
         assert few.clocks.time(peer, 1) == more.clocks.time(peer, 1)
@@ -195,7 +195,9 @@ def test_what_the_filter_cuts_off_is_counted():
 
 def test_nothing_is_kept_of_exchanges_that_are_over():
     """Whoever died in them: snapshots go with their exchange."""
-    run = Exchanges(scenario(churn=ChurnSpec(up=Distribution.exponential(30)), duration_s=20.0, network=INTERNET))
+    run = ExchangeSimulation(
+        scenario(churn=ChurnSpec(up=Distribution.exponential(30)), duration_s=20.0, network=INTERNET)
+    )
     for _ in run.slices():
         pass
     level = run.level
@@ -209,7 +211,7 @@ def test_nothing_is_kept_of_exchanges_that_are_over():
 def test_a_newcomer_begins_among_its_donors():
     """One that comes late holds pieces of others' weights, and nothing of its own."""
     ups = ChurnSpec(up=Distribution.exponential(1e9), down=Distribution.exponential(1.0), start="steady")
-    run = Exchanges(scenario(task=Task(dataset="averaging", elements=700), peers=20, churn=ups, duration_s=4.0,
+    run = ExchangeSimulation(scenario(task=Task(dataset="averaging", elements=700), peers=20, churn=ups, duration_s=4.0,
                              gossip=Config(mix_every_steps=1000)))  # fmt: skip
     level, peer = run.level, 3
     level.presence.go(peer, iter(()))
