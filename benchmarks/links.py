@@ -93,8 +93,7 @@ def measure(latency_ms: float, mbit_s: float, loss: float, sizes: list[int], rep
             for size in sizes:
                 before = links.stats()
                 times = [stream_s(links, size) for _ in range(repeats)]
-                after = links.stats()
-                late = (after.late - before.late) / max(1, after.delivered - before.delivered)
+                late = links.stats().late_since(before)
                 middle = statistics.median(times)
                 rows.append({
                     "latency_ms": latency_ms, "mbit_s": mbit_s, "loss": loss, "congestion": congestion, "bytes": size,

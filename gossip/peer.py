@@ -19,7 +19,7 @@ from gossip.handlers import HANDLERS
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.members import Members
 from gossip.membership.protocol import Membership
-from gossip.schedule import Schedule
+from gossip.schedule import Schedule, collided_s
 from gossip.selection.partners import Partners
 from gossip.selection.registry import selector_of
 from gossip.selection.rule import Selector
@@ -544,7 +544,7 @@ class Peer(Face):
             self.schedule.wait(now, 0.0)
         if exchanges.gave_up:
             exchanges.gave_up = False
-            self.schedule.wait(now, 0.02 + 0.08 * self.rng.random())  # apart, or those who collided collide again
+            self.schedule.wait(now, collided_s(self.rng))
         joining = self.joining
         if joining.phase is not Phase.IDLE and joining.starved and joining.deadline <= now:
             effects += self.joining.more_candidates(self.runs.donors(self.joining.genesis), now)

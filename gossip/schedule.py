@@ -7,11 +7,12 @@ import random
 
 from gossip.config import Config
 
-__all__ = ["Schedule"]
+__all__ = ["Schedule", "collided_s"]
 
 FASTEST, SLOWEST = 0.25, 4.0  # times the interval that is configured
 QUICKER, LAZIER = 0.8, 1.25  # one step of the control: four mixes in a row for a factor of about two and a half
 EARNED = 12  # intervals, of mixes that others asked for, set off against our own: with 3 a tenth too many are mixed
+COLLIDED_S, APART_S = 0.02, 0.08
 INDIFFERENT = 0.1  # around the target nothing is changed, or noise would
 
 
@@ -83,6 +84,11 @@ class Schedule:
             self.pace = max(FASTEST, self.pace * QUICKER)
         elif ratio < 1 - INDIFFERENT:
             self.pace = min(SLOWEST, self.pace * LAZIER)
+
+
+def collided_s(rng: random.Random) -> float:
+    """How long who found everybody busy waits: apart, or those who collided collide again."""
+    return COLLIDED_S + APART_S * rng.random()
 
 
 def next_due(due: float, every: float, jitter: float, now: float) -> float:

@@ -38,9 +38,9 @@ class Stats:
     severed: int
     nodes: list[list[int]]
 
-    @property
-    def late_share(self) -> float:
-        return self.late / max(1, self.delivered)
+    def late_since(self, before: Stats) -> float:
+        """Share of the packets since then."""
+        return (self.late - before.late) / max(1, self.delivered - before.delivered)
 
 
 def missing() -> str:

@@ -59,13 +59,9 @@ def play(plan: Plan, say: Callable[[str], None]) -> Seen:
         tempfile.TemporaryDirectory(prefix="gossip-replay-") as name,
         EmulatedLinks(len(plan.names), plan.scenario.seed) as links,
     ):
-        run = Playing(plan, links, Path(name), say)
-        try:
-            run.prepare()
-            run.go()
-            return run.seen()
-        finally:
-            run.end()
+        playing = Playing(plan, links, Path(name), say)
+        playing.run()
+        return playing.seen()
 
 
 class Playing:
@@ -77,6 +73,14 @@ class Playing:
         self.split: set[tuple[int, int]] = set()
         self.order: list[int] = []  # nodes as they first came
         self.zero = 0.0
+
+    def run(self) -> None:
+        """From the first process to the last: none is left, whatever happens."""
+        try:
+            self.prepare()
+            self.go()
+        finally:
+            self.end()
 
     # -- before ------------------------------------------------------------------------------------------------------
     def prepare(self) -> None:
@@ -222,8 +226,7 @@ class Playing:
         for when, models in sorted(at.items()):
             stacked = np.stack(models)
             seen.rows(when, learners.evaluate(stacked)[1].tolist(), stacked)
-        before, after = self.before, self.after
-        seen.late_packets = (after.late - before.late) / max(1, after.delivered - before.delivered)
+        seen.late_packets = self.after.late_since(self.before)
         return seen
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gossip.effects import Effect, MemberChanged, MemberState, Merge, Mix, Release, Rename, Snapshot
 from gossip.ids import PeerId
 from replay.plan import Plan, Separation
+from sim.report.measures import spread
 
 __all__ = ["Change", "Seen", "Watch"]
 
@@ -140,9 +141,8 @@ class Seen:
     def rows(self, at_s: float, accuracies: Sequence[float], vectors: NDArray[np.float32]) -> None:
         """Note all models (nodes, elements) at one time."""
         if len(vectors):
-            apart = vectors - vectors.mean(0, dtype=np.float64)
             self.accuracy.append((at_s, float(np.mean(accuracies))))
-            self.distance.append((at_s, float(np.sqrt(np.square(apart).sum(1).mean()))))
+            self.distance.append((at_s, spread(vectors, np.arange(len(vectors)))[1]))
 
 
 def median(values: Sequence[float]) -> float:

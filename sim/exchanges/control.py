@@ -17,7 +17,8 @@ from gossip.config import Config
 from gossip.exchange.durations import Patience
 from gossip.ids import PeerId
 from gossip.peer import WAIT_S
-from gossip.schedule import Schedule
+from gossip.recent import Recent
+from gossip.schedule import Schedule, collided_s
 from gossip.selection.partners import APART, MET
 from gossip.selection.rule import uniform
 from sim.engine.events import Events
@@ -29,8 +30,6 @@ from sim.exchanges.tape import ADD, DROP, SNAP, Tape
 from sim.seeds import Draws
 
 __all__ = ["Control"]
-
-COLLIDED_S, APART_S = 0.02, 0.08  # as a peer waits that found everybody busy
 
 
 class Control:
@@ -55,7 +54,7 @@ class Control:
         self.retry_at = [0.0] * peers
         self.due_at = [math.inf] * peers  # the event of its next mix that counts
         self.counted = [0] * peers  # its steps, as it last counted them
-        self.met: list[dict[int, int]] = [{} for _ in range(peers)]  # partners lately, and the steps at the last mix
+        self.met = [Recent[int, int](MET) for _ in range(peers)]  # partners lately, and the steps at the last mix
         self.last_partner = [-1] * peers
         self.strangers = Strangers(self.table, self.met)
         self.answers: dict[int, Patience] = {}  # how long answers take, by peer,
@@ -166,7 +165,7 @@ class Control:
         self.leave(one, FIRST)
 
     def collided(self, peer: int) -> None:
-        self.retry_at[peer] = self.events.now + COLLIDED_S + APART_S * self.draws[peer].random()
+        self.retry_at[peer] = self.events.now + collided_s(self.rngs[peer])
 
     def leave(self, one: Meeting, side: int) -> None:
         """This side has no part in it any more."""
@@ -297,11 +296,9 @@ class Control:
         if side and self.counted[peer] < one.steps:
             self.counted[peer] = one.steps
         met, counted = self.met[peer], self.counted[peer]
-        if met.pop(partner, None) is None:
+        if partner not in met:
             self.strangers.mixed(peer)
         met[partner] = counted
-        if len(met) > MET:
-            del met[next(iter(met))]
         self.last_partner[peer] = partner
         self.schedules[peer].mixed(counted, now, not side)
         self.released(peer)

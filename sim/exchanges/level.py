@@ -92,7 +92,7 @@ class ExchangeLevel:
         done = self.done()
         self.models.play(done)
         rows = np.flatnonzero(self.control.ready)
-        self.models.settle(rows, done[rows] + 1)
+        self.models.train(rows, done[rows] + 1)
 
     # -- questions -----------------------------------------------------------------------------------------------
     @property

@@ -62,12 +62,8 @@ class Models:
             if len(singles):
                 self.apart(batch, units.first[singles])
 
-    def settle(self, rows: I64, steps: I64) -> None:
-        """These rows have taken so many steps."""
-        self.train(rows, steps)
-
     def train(self, rows: I64, steps: I64) -> None:
-        """Up to so many steps in all."""
+        """These rows, up to so many steps in all."""
         counts = steps - self.learners.taken[rows]
         going = counts > 0
         if going.any():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from gossip.recent import Recent
 from gossip.selection.partners import WARY, WARY_S
 from sim.exchanges.meeting import Meeting
 
@@ -14,7 +15,7 @@ class Strangers:
     """As :class:`gossip.selection.partners.Partners` treats them. ``table`` holds each peer's exchanges, ``met`` those
     that each mixed with lately."""
 
-    def __init__(self, table: list[list[Meeting]], met: list[dict[int, int]]) -> None:
+    def __init__(self, table: list[list[Meeting]], met: list[Recent[int, int]]) -> None:
         self.table, self.met = table, met
         self.failures = [0] * len(met)  # with partners that are new, less exchanges with such
         self.until = [-math.inf] * len(met)  # none of those is asked or heard

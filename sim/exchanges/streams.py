@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from gossip.recent import Recent
 from sim.engine.links import CLOSED_S
 from sim.seeds import Draws, derive
 from sim.world.network import NetworkModel
@@ -29,7 +30,7 @@ class StreamTimes:
         )  # and nor does a stream
         self.moving: list[int] = []
         self.keys = [int.from_bytes(derive(seed, name, "lines")[:8], "little") for name in names]
-        self.lines: dict[int, Line] = {}  # by sender and receiver, the one used last at the end
+        self.lines = Recent[int, Line](LINES * len(names))  # by sender and receiver, as they were used last
         self.durations_s: list[float] = []  # of exchanges, from the wish for a snapshot to the mix
         self.every = 1  # how many mixes one of these stands for
         self.sent = 0  # bytes of streams that have begun, as far as they have been counted
@@ -39,12 +40,9 @@ class StreamTimes:
     def line(self, sender: int, receiver: int, now: float) -> Line:
         """From the one to the other, with draws of this pair and this time."""
         keys, place = self.keys, sender * len(self.keys) + receiver
-        line = self.lines.pop(place, None)
+        line = self.lines.get(place)
         if line is None:
-            key = line_key(keys[sender], keys[receiver], now)
-            line = Line(key, now, self.network.loss_of(sender, receiver))
-            if len(self.lines) >= LINES * len(keys):
-                del self.lines[next(iter(self.lines))]
+            line = Line(line_key(keys[sender], keys[receiver], now), now, self.network.loss_of(sender, receiver))
         self.lines[place] = line
         return line
 

@@ -13,7 +13,7 @@ from sim.learning.learners import Learners
 from sim.report.figures import HISTORY, SUMMARY
 from sim.scenario.scenario import Scenario
 
-__all__ = ["End", "Level", "Look", "Measures"]
+__all__ = ["End", "Level", "Look", "Measures", "spread"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]

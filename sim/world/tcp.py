@@ -106,28 +106,20 @@ class Transport:
 
     def late_s(self, line: Line, rtt: float) -> float:
         """How much later a message of one segment arrives, for having been lost: it is never lost for good."""
-        if not line.loss:
-            return 0.0
-        if line.clear < 0:
-            line.clear = self.gap(line)
-        if line.clear:
-            line.clear -= 1
-            return 0.0
-        return self.again_s(line, rtt)
+        return self.again_s(line, rtt) if self.lost(line) else 0.0
 
     def again_s(self, line: Line, rtt: float) -> float:
         """A segment was lost that nothing follows: until one of those sent again arrives."""
         waited_s, timeout_s = 0.0, self.timeout_s(rtt)
+        line.clear = -1
         while True:
             waited_s += timeout_s
             timeout_s = min(2 * timeout_s, LONGEST_TIMEOUT_S)
-            line.clear = self.gap(line)
-            if line.clear:
-                line.clear -= 1
+            if not self.lost(line):
                 return waited_s
 
     def lost(self, line: Line) -> bool:
-        """Whether one packet is, which nobody sends again for us: that of a dial."""
+        """Whether the next packet is."""
         if not line.loss:
             return False
         if line.clear < 0:

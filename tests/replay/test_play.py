@@ -29,13 +29,9 @@ def possible():
 def test_a_node_alone_trains_bit_for_bit_as_the_simulated_peer_does(tmp_path):
     alone = plan(peers=1, duration_s=4, **{"task.model": "linear", "compute.step_s": 0.05})
     with EmulatedLinks(1) as links:
-        run = Playing(alone, links, tmp_path, lambda sentence: None)
-        try:
-            run.prepare()
-            run.go()
-        finally:
-            run.end()
-    (body,) = run.bodies
+        playing = Playing(alone, links, tmp_path, lambda sentence: None)
+        playing.run()
+    (body,) = playing.bodies
     steps = [row["steps"] for row in looks(read(body))]
     learners = Learners(alone.scenario.task, alone.names, alone.scenario.seed)
     vectors = np.fromfile(body.folder / "vectors.f32", np.float32).reshape(-1, learners.elements)
@@ -49,13 +45,9 @@ def test_over_tls_they_mix_as_well(tmp_path):
     changes = {"task.model": "linear", "network.tls": True, "gossip.mix_every_steps": 4, "compute.step_s": 0.05}
     two = plan(peers=2, duration_s=10, **changes)
     with EmulatedLinks(2) as links:
-        run = Playing(two, links, tmp_path, lambda sentence: None)
-        try:
-            run.prepare()
-            run.go()
-        finally:
-            run.end()
-        assert run.seen().mixes
+        playing = Playing(two, links, tmp_path, lambda sentence: None)
+        playing.run()
+        assert playing.seen().mixes
     assert (tmp_path / "swarm.secret").exists()
 
 
@@ -71,12 +63,8 @@ def test_nodes_have_the_congestion_control_of_the_scenario(tmp_path, congestion)
             with links.inside(1):
                 seen.append(subprocess.run(["ss", "-tinH"], capture_output=True, text=True, check=True).stdout)
 
-        run = Playing(two, links, tmp_path, look)
-        try:
-            run.prepare()
-            run.go()
-        finally:
-            run.end()
+        playing = Playing(two, links, tmp_path, look)
+        playing.run()
     words = set(" ".join(seen).split())
     assert words & {"cubic", "bbr"} == {congestion}
 
@@ -87,13 +75,9 @@ def test_who_says_goodbye_has_left_and_who_is_killed_is_dead(tmp_path, ends, sta
     trace.write_text("peer,from_s,until_s\n0,0,\n1,0,6\n")
     two = plan(peers=2, duration_s=20, churn={"trace": str(trace), **ends}, **{"task.model": "linear"})
     with EmulatedLinks(2) as links:
-        run = Playing(two, links, tmp_path, lambda sentence: None)
-        try:
-            run.prepare()
-            run.go()
-        finally:
-            run.end()
-        seen = run.seen()
+        playing = Playing(two, links, tmp_path, lambda sentence: None)
+        playing.run()
+        seen = playing.seen()
     assert [change.state for change in seen.changes if change.observer == 0][-1:] == states
     assert len(seen.deaths()) == (not ends)
 
