@@ -46,7 +46,7 @@ with Node(model, optimizer) as node:
     torch.manual_seed(1000 * args.seed + args.part)
     while len(node.members) < args.parts:  # all begin together, as the single process does
         time.sleep(0.05)
-        node.visit()
+        node._training.visit()
     while node.swarm_samples < args.samples:
         for x, y in batches(node):
             begin = time.perf_counter()

@@ -52,7 +52,7 @@ class Diary:
 
     def watch(self, node: Node) -> None:
         """Hear of every exchange that is finished, and with whom: a node shows counts alone."""
-        partners = node.peer.partners
+        partners = node._training.peer.partners
         succeeded = partners.succeeded
 
         def mixed(partner: bytes) -> None:
@@ -76,14 +76,14 @@ class Diary:
 
     @torch.no_grad()
     def look(self, node: Node, model: nn.Module) -> None:
-        metrics, (images, labels) = node.metrics(), self.test
+        metrics, (images, labels), side = node.metrics(), self.test, node._training
         weights = torch.cat([value.flatten() for value in model.parameters()])
         mixes = [self.mixes.popleft() for _ in range(len(self.mixes))]
         self.row(
             steps=metrics.steps, done=metrics.exchanges_done, failed=metrics.exchanges_failed, mixes=mixes,
-            alive=metrics.members_alive, members=len(node.members), owners=len(node.view.owners),
-            swarm_samples=node.swarm_samples, genesis=node.peer.local.genesis.hex()[:8], ready=node.peer.ready,
-            version=node.peer.local.version, inside=self.inside, gap=self.gap, links=len(node.runtime.links),
+            alive=metrics.members_alive, members=len(node.members), owners=len(side.view.owners),
+            swarm_samples=node.swarm_samples, genesis=side.peer.local.genesis.hex()[:8], ready=side.peer.ready,
+            version=side.peer.local.version, inside=self.inside, gap=self.gap, links=len(side.runtime.links),
             accuracy=float((model(images).argmax(1) == labels).float().mean()), norm=float(weights.norm()),
             along=float(weights.sum() / weights.numel() ** 0.5), **process_figures(),
             **(self.tables(node) if self.census else {}),
@@ -93,15 +93,15 @@ class Diary:
     def tables(self, node: Node) -> dict[str, Any]:
         """Asked in the network thread, which alone may walk what it changes."""
         answer: dict[str, Any] = {}
-        done = threading.Event()
+        side, done = node._training, threading.Event()
 
         def ask() -> None:
-            runtime = node.runtime
+            runtime = side.runtime
             answer["tasks"] = tasks()
-            answer["tables"] = tables({"peer": runtime.peer, "runtime": runtime, "pool": node.pool})
+            answer["tables"] = tables({"peer": runtime.peer, "runtime": runtime, "pool": side.pool})
             done.set()
 
-        node.thread.call(ask)
+        side.thread.call(ask)
         done.wait(5.0)
         return answer
 
@@ -163,12 +163,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         state_dir=arguments.state_dir, config=Config.from_mapping(json.loads(arguments.config)),
     )  # fmt: skip
     entered = time.monotonic()
+    side = node._training
     with node:
         diary.watch(node)
         diary.row(
             event="joined", id=node.id, address=node.address, seconds=time.monotonic() - entered,
-            fingerprint=node.state.layout.fingerprint, genesis=node.peer.local.genesis.hex(),
-            elements=node.state.layout.size,
+            fingerprint=side.state.layout.fingerprint, genesis=side.peer.local.genesis.hex(),
+            elements=side.state.layout.size,
         )  # fmt: skip
         until = time.monotonic() + arguments.seconds
         for inputs, targets in batches(node, images, labels):
@@ -179,12 +180,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             loss.backward()
             optimizer.step()
             diary.step(node, model, loss, len(inputs))
-            if node.steps > arguments.warm_steps:
+            if side.steps > arguments.warm_steps:
                 time.sleep(arguments.step_ms / 1000)
-        node.finish_exchanges(1.0)
+        side.finish_exchanges(1.0)
         diary.look(node, model)
         leaving = time.monotonic()
-    diary.row(event="left", seconds=time.monotonic() - leaving, steps=node.steps)
+    diary.row(event="left", seconds=time.monotonic() - leaving, steps=side.steps)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -27,17 +27,17 @@ def averager(megabytes, seed, secret, seconds, codec):
     """Exchanges as often as it can for so many seconds; prints the seconds of each."""
     import numpy as np
 
-    import node.node
+    import node.training
     from node import Config, Node
 
-    node.node.SETTLED = 0.0  # measure on after the two agree
+    node.training.SETTLED = 0.0  # measure on after the two agree
     vector = np.zeros(int(megabytes * 1e6) // 4, np.float32)
     with Node({"x": vector}, seeds=[seed] if seed else (), secret=secret, config=Config(codec=codec)) as me:
-        took = timed(me.runtime.streams)
+        took = timed(me._training.runtime.streams)
         vector.fill(1.0 if seed else 0.0)  # after joining, which took the first node's weights
         print(me.address, flush=True)
         while not select.select([sys.stdin], [], [], 0.01)[0]:
-            me.visit()
+            me._training.visit()
         sys.stdin.readline()
         begin = time.perf_counter()
         me.settle(seconds)
@@ -122,7 +122,7 @@ def trainer(kind, seconds, with_node, seed):
     with Node(model, optimizer, seeds=[seed] if seed else ()) as me:
         print(me.address, flush=True)
         while not select.select([sys.stdin], [], [], 0.005)[0]:
-            me.visit()
+            me._training.visit()
         sys.stdin.readline()
         rate = train(lambda loss: me.step(loss=loss, samples=64))
         metrics = me.metrics()

@@ -1,19 +1,36 @@
-"""Decisions and arithmetic of decentralised training: no socket, file, clock, thread or global random generator."""
+"""Decentralised training with nobody in charge. ``gossip.Node`` takes part in a swarm beside a training loop,
+``gossip.simulate`` plays one in virtual time.
+
+Beneath these names the package holds decisions and arithmetic alone: no socket, file, clock, thread or global random
+generator.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gossip.config import Config
+    from gossip.errors import GossipError as Error
+    from node import Node, QuasiGlobal
+    from sim import Scenario, simulate
 
-__all__ = ["Config"]
+__all__ = ["Config", "Error", "Node", "QuasiGlobal", "Scenario", "simulate"]
+
+HOMES = {
+    "Config": ("gossip.config", "Config"),
+    "Error": ("gossip.errors", "GossipError"),
+    "Node": ("node", "Node"),
+    "QuasiGlobal": ("node", "QuasiGlobal"),
+    "Scenario": ("sim", "Scenario"),
+    "simulate": ("sim", "simulate"),
+}
 
 
-def __getattr__(name: str) -> object:
-    """``gossip.Config``, imported when it is asked for (PEP 562): ``gossip --help`` needs no numpy."""
-    if name == "Config":
-        from gossip.config import Config
-
-        return Config
-    raise AttributeError(f"module 'gossip' has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    """Imported when it is asked for (PEP 562): ``gossip --help`` needs no numpy, and a node no simulator."""
+    if name not in HOMES:
+        raise AttributeError(f"module 'gossip' has no attribute {name!r}")
+    module, attribute = HOMES[name]
+    return getattr(import_module(module), attribute)

@@ -162,7 +162,7 @@ def train(errand: Errand, go: Go, learners: Learners) -> None:
                 metrics = peer.metrics()
                 diary.vectors.write(vector.tobytes())
                 diary.note(
-                    "look", look_at=look_at, steps=peer.steps, failed=metrics.exchanges_failed,
+                    "look", look_at=look_at, steps=metrics.steps, failed=metrics.exchanges_failed,
                     sent=metrics.bytes_sent, late_s=late_s,
                 )  # fmt: skip
                 look_at += every_s

@@ -32,6 +32,10 @@ class Trainee(threading.Thread):
         self.stopping = False
         self.tasks = queue.SimpleQueue()
 
+    @property
+    def side(self):
+        return self.node._training
+
     def run(self):
         try:
             with Node(self.model, self.optimizer, **self.options) as node:

@@ -194,8 +194,8 @@ def test_another_model_is_refused_with_both_fingerprints_and_the_first_differenc
     with pytest.raises(LocalError) as error:
         other.__enter__()
     text = one_sentence(error)
-    assert first.node.state.layout.fingerprint[:12] in text
-    assert other.state.layout.fingerprint[:12] in text
+    assert first.side.state.layout.fingerprint[:12] in text
+    assert other._training.state.layout.fingerprint[:12] in text
     assert "'weight' has shape (2, 5) here and (2, 4) there" in text
 
     def told():
@@ -352,7 +352,7 @@ def test_a_full_disk_under_the_state_directory_costs_only_the_memory(quick, tmp_
             (disk / "filler").write_bytes(b"x" * 40_000)
             with contextlib.suppress(OSError):
                 (disk / "more").write_bytes(b"x" * 65_536)
-            node.service.remember(node.runtime)
+            node._training.service.remember(node._training.runtime)
             node.step()
         with Node(model(), state_dir=disk, config=quick) as node:
             assert node.id == who
@@ -415,7 +415,7 @@ def test_an_error_in_the_loop_ends_the_node_and_reaches_the_caller(quick):
 
     with pytest.raises(ZeroDivisionError):
         run()
-    assert node.thread.ended.is_set()
+    assert node._training.thread.ended.is_set()
 
 
 # Models and optimizers that are not what they seem -------------------------------------------------------------------
@@ -437,11 +437,11 @@ def test_a_layer_that_is_added_later_is_refused_and_not_left_out_in_silence(quic
     with Node(given, config=quick) as node:
         node.step()
         given.add_module("activation", nn.ReLU())  # nothing of it could be exchanged
-        node.loop.visit(0.0, due=True)
-        node.state.buffer(1)
+        node._training.loop.visit(0.0, due=True)
+        node._training.state.buffer(1)
         given.add_module("head", nn.Linear(4, 2))
         with pytest.raises(LayoutError, match=r"head\.weight.*new Node") as error:
-            node.state.buffer(1)
+            node._training.state.buffer(1)
         one_sentence(error)
 
 
@@ -451,7 +451,7 @@ def test_a_model_inside_ddp_is_the_model_that_it_is(tmp_path, quick):
         given = model()
         wrapped = nn.parallel.DistributedDataParallel(given)
         with Node(wrapped, config=quick) as node:
-            assert node.state.layout.fingerprint == Node(model(), config=quick).state.layout.fingerprint
+            assert node._training.state.layout.fingerprint == Node(model(), config=quick).state.layout.fingerprint
             node.step()
             node.save(tmp_path / "run")
         assert set(checkpoint.load(tmp_path / "run").tensors) == {"weight", "bias"}

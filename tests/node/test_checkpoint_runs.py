@@ -51,11 +51,12 @@ def test_a_checkpoint_with_numbers_that_cannot_be_loads_and_its_node_is_not_refu
     with Node(model, config=quick) as node:
         node.load(tmp_path / "run")
         node.step(samples=4)
-        record = node.peer.membership.me
+        peer = node._training.peer
+        record = peer.membership.me
         check(record, trusting)
         assert record.genesis.hex() == GENESIS
         assert record.base_samples == samples
-        assert min(version, 2**52) <= node.peer.local.version <= version + 1  # a node keeps to half of what others read
+        assert min(version, 2**52) <= peer.local.version <= version + 1  # a node keeps to half of what others read
     assert torch.equal(model.weight, weights["weight"])
 
 
@@ -108,7 +109,7 @@ def test_weights_of_no_run_begin_one_and_what_is_not_loaded_is_said(quick, tmp_p
         assert model.weight.unique().tolist() == [1.0]
         node.save(tmp_path / "ours")
         node.load(tmp_path / "ours.safetensors")
-        node.heard()
+        node._training.heard()
     told = [record.getMessage().split(": ", 1)[1] for record in caplog.records if getattr(record, "kind", "") == "load"]
     assert told == [
         f"{tmp_path / name} is not loaded: the run that this node holds has 4 samples behind it, and stays."

@@ -75,6 +75,6 @@ def test_a_worker_that_outlives_its_killed_parent_keeps_neither_its_port_nor_its
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), 5)
     died = time.monotonic()
-    until(lambda: not len(here.node.runtime.links), 10)
+    until(lambda: not len(here.side.runtime.links), 10)
     assert time.monotonic() - died < 5, "the end of a link comes with the process, and is not waited for"
     assert alive(child)

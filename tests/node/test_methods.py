@@ -55,13 +55,13 @@ class Swarm:
 
             def push(node, vector=vector, noise=noise):
                 vector += noise
-                return node.boundary.mass
+                return node._training.boundary.mass
 
             self.pushed.append((trainee.do(push), noise))
 
     @property
     def masses(self) -> list[float]:
-        return [trainee.node.boundary.mass for trainee in self.trainees]
+        return [trainee.side.boundary.mass for trainee in self.trainees]
 
     @property
     def disagreement(self) -> float:

@@ -24,9 +24,9 @@ from gossip.ids import parse_address
 from node import Metrics, Node, service
 from node.identity.keys import new_secret
 from node.model.snapshot import ModelState
-from node.node import ALONE_S
 from node.observe.members import members_of
 from node.observe.status import query
+from node.training import ALONE_S, TrainingSide
 
 CHILD = """
 import sys, time, torch
@@ -138,8 +138,8 @@ def test_members_are_listed_when_somebody_asks_and_else_never(train, until, monk
     listed = []
     monkeypatch.setattr(service, "members_of", lambda peer: (listed.append(peer.id), members_of(peer))[1])
     node = train(linear()).node
-    looked = node.view
-    until(lambda: node.view is not looked)
+    looked = node._training.view
+    until(lambda: node._training.view is not looked)
     assert not listed
     assert [member.id for member in node.members] == [node.id]
     assert listed
@@ -157,7 +157,7 @@ def test_a_node_alone_copies_its_model_for_no_mix_and_for_newcomers_once_a_secon
 
     monkeypatch.setattr(Boundary, "visit", watched)
     first = train(linear())
-    until(lambda: first.node.peer.lonely)
+    until(lambda: first.side.peer.lonely)
     visits.clear()
     until(lambda: len(visits) > 6)
     assert not any(visits)
@@ -180,7 +180,7 @@ def test_of_a_part_its_elements_alone_are_copied_and_added(train, until, monkeyp
             return method(self, vector, *more)
 
         monkeypatch.setattr(ModelState, name, noted)
-    monkeypatch.setattr(Node, "keeps", lambda self: False)  # a copy for newcomers now and then is whole
+    monkeypatch.setattr(TrainingSide, "keeps", lambda self: False)  # a copy for newcomers now and then is whole
     config = Config(part=part, mix_every_steps=1, progress_period_s=0.1, join_timeout_s=3.0)
     models = [nn.Linear(400, 50), nn.Linear(400, 50)]
     first = train(models[0], config=config)
@@ -315,8 +315,8 @@ def test_a_mapping_of_arrays_is_averaged_in_place(train, until):
 def test_two_nodes_cover_a_dataset_without_overlap(train, until):
     first = train(linear())
     second = train(linear(), seeds=[first.node.address])
-    until(lambda: len(first.node.view.owners) == len(second.node.view.owners) == 2)
-    first.node.passes = second.node.passes = 100  # ahead of the swarm's count, so that both divide one pass
+    until(lambda: len(first.side.view.owners) == len(second.side.view.owners) == 2)
+    first.side.passes = second.side.passes = 100  # ahead of the swarm's count, so that both divide one pass
     parts = [t.do(lambda node: torch.cat(list(node.shard(torch.arange(400), 16))).tolist()) for t in (first, second)]
     assert sorted(parts[0] + parts[1]) == list(range(400))
     assert min(map(len, parts)) > 100
@@ -491,7 +491,7 @@ def test_a_swarm_with_a_secret_mixes_and_answers_only_those_who_hold_it(train, u
     first = train(a, secret=secret)
     second = train(b, secret=secret, seeds=[first.node.address])
     until(mixed(first, second))
-    key = first.node.settings.secret
+    key = first.side.settings.secret
     where = parse_address(first.node.address)
     assert query(where, key)["id"] == first.node.id
     for wrong in (None, os.urandom(32)):

@@ -28,9 +28,9 @@ def test_resuming_with_a_state_directory_counts_nothing_twice(train, until, tmp_
     second = train(linear(2), state_dir=tmp_path / "state")
 
     def resume(node):
-        before = node.samples
+        before = node._training.samples
         meta = node.load(tmp_path / "run")
-        return meta["swarm_samples"], before, node.swarm_samples, node.samples
+        return meta["swarm_samples"], before, node.swarm_samples, node._training.samples
 
     saved, before, counted, now = second.do(resume)
     assert counted == saved + now - before
@@ -63,7 +63,7 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
 
     def resume(number):
         def load(node):
-            before = node.samples
+            before = node._training.samples
             saved.append(node.load(tmp_path / f"run{number}")["swarm_samples"])
             return before
 
@@ -106,11 +106,11 @@ def pull(model, target, rate=0.05):
 
 def introduce(one, other):
     address = parse_address(other.node.address)
-    one.node.thread.call(lambda: one.node.runtime.doors.dial(address, None))
+    one.side.thread.call(lambda: one.side.runtime.doors.dial(address, None))
 
 
 def genesis(trainee):
-    return trainee.node.peer.local.genesis
+    return trainee.side.peer.local.genesis
 
 
 def test_another_runs_weights_that_prove_worse_are_put_back(train, until, tmp_path, quick):
@@ -120,11 +120,11 @@ def test_another_runs_weights_that_prove_worse_are_put_back(train, until, tmp_pa
     until(lambda: trained(larger) > 500)
     optimizer = torch.optim.SGD(good.parameters(), lr=0.1, momentum=0.9)
     ours = train(good, optimizer, work=pull(good, 1.0), state_dir=tmp_path)
-    until(lambda: len(ours.node.peer.judge.before) >= 4 and spread_from(good, 1.0) < 0.1)
+    until(lambda: len(ours.side.peer.judge.before) >= 4 and spread_from(good, 1.0) < 0.1)
     run = genesis(ours)
     larger.do(lambda node: node.step(samples=20 * trained(larger)))
     introduce(ours, larger)
-    until(lambda: ours.node.kept_in is not None and ours.node.peer.joining.refused, seconds=60.0)
+    until(lambda: ours.side.kept_in is not None and ours.side.peer.joining.refused, seconds=60.0)
     until(lambda: spread_from(good, 1.0) < 0.1)
     assert genesis(ours) == run
     kept = checkpoint.load(tmp_path / "before-merge.safetensors")
@@ -137,12 +137,12 @@ def test_another_runs_weights_that_are_no_worse_stay(train, until, quick):
     larger = train(first, work=pull(first, 1.0))
     until(lambda: trained(larger) > 500)
     ours = train(second, work=pull(second, 1.0))
-    until(lambda: len(ours.node.peer.judge.before) >= 4)
+    until(lambda: len(ours.side.peer.judge.before) >= 4)
     larger.do(lambda node: node.step(samples=20 * trained(larger)))
     introduce(ours, larger)
     until(lambda: genesis(ours) == genesis(larger), seconds=60.0)
-    assert ours.node.kept_in is not None
-    assert ours.node.kept_in.exists()
+    assert ours.side.kept_in is not None
+    assert ours.side.kept_in.exists()
 
 
 def test_a_run_is_named_by_its_32_digits(train):
@@ -174,7 +174,7 @@ def test_a_late_comer_has_the_final_weights_before_those_who_finished_are_gone(t
     until(lambda: trained(first) > 100)
     second = Trainee(late, seeds=[first.node.address])
     second.start()
-    until(lambda: first.node.peer.donating.table or second.running.is_set())
+    until(lambda: first.side.peer.donating.table or second.running.is_set())
     first.do(lambda node: node.finish())
     first.stop()
     assert second.running.wait(30)
@@ -199,7 +199,7 @@ def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(train, unti
     models = [linear(1, 20_000) for _ in range(4)]
     donors = [train(models[0], config=config)]
     donors += [train(model, config=config, seeds=[donors[0].node.address]) for model in models[1:]]
-    until(lambda: all(len(one.node.view.owners) == 4 for one in donors))
+    until(lambda: all(len(one.side.view.owners) == 4 for one in donors))
     with torch.no_grad():
         for weights in models[2].parameters():
             weights.fill_(50.0)

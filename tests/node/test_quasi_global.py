@@ -84,7 +84,7 @@ def test_the_optimizer_hears_of_every_mix_when_it_is_in_the_parameters(train, un
     both = (first, second)
     until(lambda: all(len(one.optimizer.jumps) >= 10 for one in both))
     for one in both:
-        heard, done = one.do(lambda node: (list(node.optimizer.jumps), node.metrics().exchanges_done))
+        heard, done = one.do(lambda node: (list(node._training.optimizer.jumps), node.metrics().exchanges_done))
         assert all(jump.norm() > 0 for jump in heard)
         assert len(heard) <= done  # two that land at one boundary are heard of as one
         assert momenta(one.optimizer).norm() > 0
@@ -98,7 +98,7 @@ def test_a_newcomer_among_other_optimizers_begins_without_momentum_where_the_swa
     sgd = torch.optim.SGD(donor_model.parameters(), lr=0.1, momentum=0.9)
     sgd.after_step = None
     donor = train(donor_model, sgd, pulled(donor_model, sgd, 5.0))
-    donor.do(lambda node: node.visit())  # it reports what its optimizer keeps
+    donor.do(lambda node: node._training.visit())  # it reports what its optimizer keeps
     newcomer = watched(train, 5.0, seed=1, optimizer=with_a_past, seeds=[donor.node.address])
     ((weights, momentum),) = newcomer.optimizer.joins
     assert torch.equal(weights, torch.cat([value.flatten() for value in newcomer.at_entry.values()]))
@@ -111,7 +111,7 @@ def test_a_newcomer_takes_over_the_momentum_of_its_donor(train, until):
     second = watched(train, 1.0, seeds=[first.node.address])
     until(lambda: all(len(one.optimizer.jumps) >= 3 for one in (first, second)))
     second.stop()
-    held = first.do(lambda node: (node.visit(), momenta(node.optimizer))[1])  # nobody is left who would move it
+    held = first.do(lambda node: (node._training.visit(), momenta(first.optimizer))[1])  # nobody is left who moves it
     model = linear(2)
     optimizer = Watched(model)
     train(model, optimizer, seeds=[first.node.address])  # without steps
@@ -165,7 +165,7 @@ def test_a_node_that_loads_a_checkpoint_goes_on_with_its_momentum(train, until, 
     first = watched(train, -1.0)
     second = watched(train, 1.0, seeds=[first.node.address])
     until(lambda: len(first.optimizer.jumps) >= 3)
-    held = first.do(lambda node: (node.save(tmp_path / "run"), momenta(node.optimizer))[1])
+    held = first.do(lambda node: (node.save(tmp_path / "run"), momenta(first.optimizer))[1])
     first.stop()
     second.stop()
     model = linear(3)

@@ -1,0 +1,47 @@
+"""The loss that a training loop gives, read without waiting for its device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["LastLoss"]
+
+
+class LastLoss:
+    """Given at every step, read now and then. A loss on CUDA is the one of the last reading whose copy has arrived:
+    asking for this one would wait for the device."""
+
+    def __init__(self) -> None:
+        self.given: Any = None
+        self.lost = False  # the last that was read is no number
+        self._value: float | None = None
+        self._copy: tuple[Tensor, torch.cuda.Event] | None = None
+
+    def give(self, loss: Any) -> None:
+        """A scalar tensor or number; of a tensor the graph behind it is let go."""
+        self.given = loss.detach() if isinstance(loss, Tensor) else loss
+
+    def read(self) -> float | None:
+        """None where none was given, or it is not finite."""
+        loss = self.given
+        if isinstance(loss, Tensor) and loss.is_cuda:
+            return self._read_cuda(loss)
+        return None if loss is None else self._number(float(loss))
+
+    def _number(self, loss: float) -> float | None:
+        self.lost = not math.isfinite(loss)
+        return None if self.lost else loss
+
+    def _read_cuda(self, loss: Tensor) -> float | None:
+        if self._copy is not None and self._copy[1].query():  # type: ignore[no-untyped-call]
+            self._value = self._number(float(self._copy[0]))
+            self._copy = None
+        if self._copy is None:
+            host = torch.empty((), pin_memory=True)
+            host.copy_(loss.reshape(()), non_blocking=True)
+            self._copy = (host, torch.cuda.current_stream(loss.device).record_event())
+        return self._value

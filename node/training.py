@@ -1,0 +1,425 @@
+"""The training thread's side of a node: its loop's boundary, what is reported, joining, settling, ending."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gossip.arithmetic.mixing import OuterStep
+from gossip.averaging.boundary import Boundary, Visit
+from gossip.errors import CheckpointError, LayoutError, LocalError
+from gossip.peer import Peer
+from gossip.wire.records import within
+from node import leaving
+from node.loop import StepLoop
+from node.model import checkpoint
+from node.model.archive import Archive
+from node.model.kept import KeptWeights
+from node.model.loss import LastLoss
+from node.model.pool import VectorPool
+from node.model.quasi_global import QuasiGlobal
+from node.model.snapshot import ModelState
+from node.observe.figures import Reading, Source, reading
+from node.observe.members import Member, SwarmView
+from node.runtime import Runtime
+from node.service import LEAVE_S, REPORT_S, Service
+from node.settings import Settings
+from node.thread import NetworkThread
+
+__all__ = ["TrainingSide"]
+
+FAREWELL_S = 0.5  # for a newcomer to ask for the next piece of a finished run's weights
+CLOSED_PATIENCE = 3.0  # times join_timeout_s, with seeds that accept connections and close them at once
+ALONE_S = 1.0  # how old the newest snapshot of a node alone gets, which newcomers are given while its loop stands
+LAST_S = 10.0  # and in company, where each exchange takes one
+LAST_WORK = 100.0  # times what a copy takes, between two of them
+COPY_RATE = 10e9  # bytes a second that a copy may count as, since a GPU's goes on beside the loop
+OF_OTHERS = "The state of a checkpoint"  # whose weights somebody else has loaded
+SETTLED = 1e-4  # |theirs - ours| / |ours| of an exchange that found nothing left to agree on
+
+
+class TrainingSide:
+    """What :class:`node.node.Node` holds: the model, the boundary, and the thread that runs the network. All of it is
+    the training thread's, but for what is told to that thread by ``thread.call``."""
+
+    def __init__(
+        self, model: nn.Module | Mapping[str, Any], optimizer: torch.optim.Optimizer | None, settings: Settings
+    ) -> None:
+        self.settings, self.config = settings, settings.config
+        self.model, self.optimizer = model, optimizer
+        self.quasi_global = optimizer if isinstance(optimizer, QuasiGlobal) else None
+        self.state = ModelState(model, optimizer)
+        self.pool = VectorPool(self.state)
+        self.wake = threading.Event()  # for a training loop that has nothing else to do (joining, settling)
+        self.boundary = Boundary(
+            self.state, self.pool, KeptWeights(self.state, optimizer, self.keep), self.config.conserves,
+            threading.Lock(), self.wake.set, self.wake.clear,
+        )  # fmt: skip
+        self.archive = Archive(model, optimizer, self.state.layout.fingerprint)
+        self.kept_in: Path | None = None  # where the weights are that this node gave up for another run's
+        self.outer = OuterStep(self.state.layout.parameters, *self.config.outer, self.config.averaged)
+        self.loop = StepLoop(self.config, self.boundary, self, REPORT_S)
+        self.outer_lock = threading.Lock()  # it moves in the network's threads, and is reset in the training thread
+        self.service = Service(
+            settings, self.state, self.boundary, self.pool, self.outer, self.outer_lock, self.wake,
+            self.loop.signals, self.figures,
+        )  # fmt: skip
+        self.thread = NetworkThread()
+        self.steps = self.samples = 0
+        self.loss = LastLoss()
+        self.lost_told = False  # that the loss is no number
+        self.overheads: deque[float] = deque(maxlen=512)
+        self.optimizer_at = -math.inf
+        self.passes = 0  # over the data that are divided among the members
+        self.given: Mapping[str, Any] | None = None  # a state to go on from, once weights are here
+        self.handler: Any = None
+
+    # -- life ----------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Run the network, and join: until this node holds weights to train."""
+        if self.service.runtime is not None:
+            raise LocalError("This Node was used already: make a new one for each run.")
+        if leaving.asked():
+            raise SystemExit(128 + signal.SIGTERM)
+        if not self.outer.plain:
+            self.reset_outer()
+        self.install_handler()
+        try:
+            self.thread.start(self.service.main)
+            self.join()
+            if self.given is not None and not self.boundary.lives:  # or the weights are another run's, or ahead
+                self.go_on(self.given, OF_OTHERS, lambda: None)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Say LEFT and stop, in about a second at most."""
+        if self.service.leaving is not None:
+            self.thread.call(self.service.leaving.set)
+        self.thread.join(2 * LEAVE_S)
+        if self.handler is not None:
+            signal.signal(signal.SIGTERM, self.handler)
+            self.handler = None
+
+    def install_handler(self) -> None:
+        """SIGTERM leaves the with block; a program with a handler of its own keeps it."""
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+
+            def leave(number: int, frame: FrameType | None) -> None:
+                raise SystemExit(128 + number)
+
+            self.handler = signal.signal(signal.SIGTERM, leave)
+
+    def join(self) -> None:
+        """Until this node holds weights to train: taken from the swarm, or its own."""
+        runtime, limit_s, began = self.runtime, self.settings.join_or_fail_s, time.monotonic()
+        runtime.counts = lambda: (self.steps, self.samples)
+        while True:
+            self.wake.wait(0.02)
+            self.thread.check()
+            self.visit()
+            ready, refusal = runtime.peer.ready and not self.boundary.wanted, runtime.doors.refusal
+            waited_s = time.monotonic() - began
+            # A seed that only closes may be too busy, or a forwarder whose node is down: it is tried for a while.
+            patient = waited_s < CLOSED_PATIENCE * self.config.join_timeout_s and not ready
+            final = refusal is not None and not (patient if refusal.code == "closed" else ready)
+            if final and not runtime.doors.dialling and not len(runtime.links):
+                raise LocalError(f"Could not join: {refusal}") from refusal
+            if limit_s is not None and waited_s > limit_s and not ready:
+                raise LocalError(f"Could not join within {limit_s:g} s: {runtime.doors.why_alone()}.")
+            if ready:
+                self.visit()  # and with it a copy for newcomers: until the first step may be long
+                self.heard()  # and with the weights the count of what is behind them
+                return
+
+    # -- what is looked at -----------------------------------------------------------------------------------------
+    @property
+    def runtime(self) -> Runtime:
+        if self.service.runtime is None:
+            raise LocalError("This Node is not running: use it inside its with block.")
+        return self.service.runtime
+
+    @property
+    def peer(self) -> Peer:
+        return self.runtime.peer
+
+    @property
+    def view(self) -> SwarmView:
+        return self.service.view
+
+    @property
+    def swarm_samples(self) -> int:
+        """Samples behind the weights of this node's run."""
+        view = self.view
+        return view.swarm_samples + self.samples - view.own_samples
+
+    def members(self) -> tuple[Member, ...]:
+        """At most a quarter of a second old."""
+        service = self.service
+        if time.monotonic() - service.listed_at > REPORT_S:
+            self.thread.call(service.list_members)
+            self.heard()
+        return service.members
+
+    def source(self) -> Source:
+        runtime = self.runtime
+        return Source(
+            runtime.peer, runtime.links, self.steps, self.samples, self.swarm_samples, runtime.streams.durations,
+            self.overheads,
+        )  # fmt: skip
+
+    def figures(self) -> Reading:
+        return reading(self.source())
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+    def step(self, loss: Any, samples: int) -> None:
+        """The loop has taken a step with so many samples, and stands at its boundary."""
+        start = time.perf_counter()
+        self.steps += 1
+        self.samples += samples
+        if loss is not None:
+            self.loss.give(loss)
+        self.loop.step(self.steps, start + self.service.clock_s)
+        if self.config.max_version_gap is not None:
+            self.hold()
+        self.overheads.append(time.perf_counter() - start)
+
+    def hold(self) -> None:
+        """Stay at this boundary while a mix is under way for longer than ``max_version_gap`` allows, and until what it
+        brought has landed."""
+        self.heard()
+        landing = self.loop.lands
+        while self.loop.waits(landing):
+            landing = True
+            self.wake.wait(0.05)
+            self.visit()
+            self.heard()
+
+    def heard(self) -> None:
+        """Wait until the network thread has done what it was told so far: it is never far behind."""
+        told = threading.Event()
+        if self.thread.call(told.set):
+            told.wait(1.0)
+
+    def visit(self) -> None:
+        """The step boundary: fulfil the network thread's wishes, and report."""
+        self.loop.visit(time.perf_counter() + self.service.clock_s)
+
+    # -- the loop's owner ------------------------------------------------------------------------------------------
+    def mixed(self) -> None:
+        if self.quasi_global is not None:
+            self.quasi_global.mixed()
+
+    def updated(self, visit: Visit) -> None:
+        self.thread.check()
+        self.thread.call(self.runtime.averager.updated, visit)
+
+    def report(self, visit: Visit) -> None:
+        self.thread.check()
+        runtime, now = self.runtime, time.perf_counter()
+        optimizer = None
+        if now - self.optimizer_at > 5.0 or (self.optimizer is not None and not runtime.peer.gives_optimizer):
+            self.optimizer_at = now
+            optimizer = self.optimizer_state()
+        loss = self.loss.read()
+        self.thread.call(runtime.at_boundary, self.steps, self.samples, loss, visit, optimizer)
+        self.watch_soundness(runtime)
+
+    def keeps(self) -> bool:
+        """Whether it is time for a copy of the weights that serves newcomers while this loop stands. Exchanges leave
+        one; for who mixes with nobody it is made now and then, in a hundredth of its time."""
+        peer, now = self.runtime.peer, time.monotonic()
+        if not peer.ready or peer.taking:
+            return False
+        copy_s = max(self.state.copy_s, 4 * self.state.layout.size / COPY_RATE)
+        every_s = max(LAST_WORK * copy_s, ALONE_S if peer.alone else LAST_S)
+        if now - self.pool.last_at < every_s:
+            return False
+        self.pool.last_at = now
+        return True
+
+    def watch_soundness(self, runtime: Runtime) -> None:
+        """Once a report: a loss that is no number is told once, and then the weights are looked at; and those that were
+        spoiled may have been mended by the loop. Weights without a loss are looked at when they are to be sent."""
+        lost, self.lost_told = self.loss.lost and not self.lost_told, self.loss.lost
+        if not runtime.peer.sound:
+            if not self.boundary.wanted and self.state.sound():
+                self.thread.call(lambda: runtime.perform(runtime.peer.mended(runtime.now)))
+        elif self.loss.lost and not self.state.sound():
+            self.thread.call(lambda: runtime.perform(runtime.peer.spoiled(None, runtime.now)))
+        elif lost:
+            sentence = f"The loss is not finite (step {self.steps}); the weights still are, and are mixed."
+            self.thread.call(runtime.on_event, "loss", sentence)
+
+    def optimizer_state(self) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
+        """What newcomers are told of the optimizer; nothing of one that keeps more than is exchanged."""
+        try:
+            return self.state.optimizer_keys, tuple(self.state.optimizer_scalars().items())
+        except LayoutError:
+            return (), ()
+
+    def replaced(self, vector: Any) -> None:
+        if self.quasi_global is not None:
+            self.quasi_global.joined(keep=self.momentum_came(vector))
+        with self.outer_lock:
+            self.outer.reset(vector)
+
+    def keep(self) -> None:
+        """Write down what this node holds before it tries the weights of another run. Raises CheckpointError."""
+        if self.kept_in is None:
+            folder = self.settings.state_dir or Path(tempfile.mkdtemp(prefix="gossip-"))
+            self.kept_in = Path(folder) / "before-merge.safetensors"
+        self.save(self.kept_in)
+        text = f"The weights of this node's run are kept in {self.kept_in}; node.load takes them back."
+        self.thread.call(self.runtime.on_event, "kept", text)
+
+    def momentum_came(self, vector: Any) -> bool:
+        """Whether the vector taken over held the optimizer's state as well, and that was ours to take: then it is here.
+        The donor may train with another optimizer, whose state is as long and stays behind."""
+        if not self.state.layout.size < vector.size == self.state.size(full=True):
+            return False
+        held = self.pool.take(vector.size)
+        self.state.read(held.array, full=True)
+        same = np.array_equal(held.array, vector)
+        self.pool.give(held)
+        return same
+
+    def reset_outer(self) -> None:
+        vector = self.pool.take()
+        self.state.read(vector.array)
+        with self.outer_lock:
+            self.outer.reset(vector.array)
+        self.pool.give(vector)
+
+    # -- ending, and going on elsewhere ----------------------------------------------------------------------------
+    def settle(self, seconds: float) -> float:
+        """Mix without training until the nodes agree, or for ``seconds``; returns the consensus distance."""
+        runtime, peer = self.runtime, self.peer
+        until = time.monotonic() + seconds
+        before = peer.counts.done
+        self.thread.call(lambda: runtime.perform(peer.settle(True, runtime.now)))
+        while time.monotonic() < until:
+            self.wake.wait(0.02)
+            self.visit()
+            if peer.counts.done - before >= 3 and peer.agreement() < SETTLED:
+                break
+        self.thread.call(lambda: runtime.perform(peer.settle(False, runtime.now)))
+        self.finish_exchanges(min(1.0, seconds))
+        if not self.outer.plain:
+            self.reset_outer()
+        return peer.consensus_distance
+
+    def finish_exchanges(self, seconds: float) -> None:
+        """Let those under way land, so that what is evaluated or saved is what the partners have too."""
+        runtime = self.runtime
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.wake.wait(0.005)
+            self.visit()
+            if runtime.peer.idle and not self.boundary.owed and not self.boundary.wanted:
+                return
+
+    def finish(self, seconds: float) -> None:
+        """The run is complete; waits while newcomers fetch its weights, for up to ``seconds``."""
+        runtime, peer = self.runtime, self.peer
+        self.thread.call(lambda: runtime.perform(peer.finish(runtime.now)))
+        self.heard()
+        self.service.state_dir.finish(peer.genesis)
+        now = time.monotonic()
+        until, quiet_at = now + seconds, now + FAREWELL_S
+        while now < until and (now < quiet_at or peer.serving):
+            self.wake.wait(0.02)
+            self.visit()
+            now = time.monotonic()
+            if peer.serving:
+                quiet_at = now + FAREWELL_S
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint says of the run."""
+        peer = self.peer
+        return {
+            "fingerprint": self.state.layout.fingerprint, "genesis": peer.genesis.hex(), "version": peer.version,
+            "steps": self.steps, "samples": self.samples, "swarm_samples": self.swarm_samples, "passes": self.passes,
+            "finished": peer.finished, "node": self.service.identity.id.hex(), "members": len(self.view.owners),
+        }  # fmt: skip
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        self.archive.save(path, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        saved = self.archive.load(path)
+        meta = dict(saved.meta)
+        self.go_on(meta, str(path), lambda: self.archive.put(saved))
+        return meta
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the run of this state, whose weights somebody else has loaded: now, or as soon as it starts."""
+        if not isinstance(state, Mapping):
+            raise CheckpointError(f"A node's state is a mapping, as state_dict() gives, not {type(state).__name__}.")
+        if state.get("fingerprint", self.state.layout.fingerprint) != self.state.layout.fingerprint:
+            raise CheckpointError(f"{OF_OTHERS} belongs to another model than this node's: load it beside its weights.")
+        checkpoint.figures(state, OF_OTHERS)
+        if self.service.runtime is None:
+            self.given = dict(state)
+        else:
+            self.go_on(state, OF_OTHERS, lambda: None)
+
+    def go_on(self, meta: Mapping[str, Any], origin: str, put: Callable[[], None]) -> None:
+        """Continue the run of a checkpoint; ``put`` brings its weights, which are not here yet."""
+        runtime, peer = self.runtime, self.peer
+        run, samples, version = checkpoint.figures(meta, origin)
+        self.passes = max(self.passes, within("steps", meta.get("passes", 0)))
+        genesis = run or peer.genesis
+        # Weights of no run begin one, where nothing is trained yet.
+        ahead = self.swarm_samples >= samples if run is not None else self.swarm_samples > 0
+        if genesis == peer.genesis and ahead:
+            text = (
+                f"{origin} is not loaded: the run that this node holds has {self.swarm_samples:,} samples behind it, "
+                "and stays."
+            )
+            self.thread.call(runtime.on_event, "load", text)
+            return
+        put()
+        self.boundary.mass = 1.0
+        if self.quasi_global is not None:
+            self.quasi_global.joined()
+        if not self.outer.plain:
+            self.reset_outer()
+        resumed = threading.Event()
+
+        def resume() -> None:
+            runtime.averager.forget()
+            peer.counted(self.steps, self.samples)
+            over = meta.get("finished") is True
+            runtime.perform(peer.resume(genesis, samples, version, runtime.now, over))
+            self.service.view = self.view.refreshed(runtime.peer)
+            resumed.set()
+
+        self.thread.call(resume)
+        resumed.wait(5.0)
+        self.thread.check()
+
+    def merge(self, run: str) -> None:
+        """Take the weights of the run of this name."""
+        try:
+            genesis = bytes.fromhex(run)
+        except ValueError:
+            genesis = b""
+        if len(genesis) != 16:
+            raise LocalError(f"{run!r} names no run: give the 32 hexadecimal digits that the notice named.")
+        runtime = self.runtime
+        self.thread.call(lambda: runtime.perform(runtime.peer.merge(genesis, runtime.now)))
