@@ -13,8 +13,9 @@ from gossip.config import Config
 from gossip.effects import Effect, Send
 from gossip.errors import ProtocolError
 from gossip.ids import PeerId
+from gossip.membership.entry import VERIFIED_BURST, Entry
 from gossip.membership.states import TELL_EVERY_S
-from gossip.membership.table import VERIFIED_BURST, Entry, Table
+from gossip.membership.table import Table
 from gossip.wire.messages import MAX_BUCKETS, MAX_RECORDS, MAX_RECORDS_BYTES, Digest, Hint, Records, Update
 from gossip.wire.records import MAX_EXTRA_BYTES
 

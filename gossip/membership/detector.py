@@ -13,7 +13,8 @@ from gossip.config import Config
 from gossip.effects import Effect, MemberState, Send
 from gossip.ids import PeerId
 from gossip.membership.dissemination import Rumours
-from gossip.membership.table import Entry, Table
+from gossip.membership.entry import Entry
+from gossip.membership.table import Table
 from gossip.wire.messages import Ack, Nack, Ping, PingReq, Update
 
 __all__ = ["PIGGYBACK", "Detector", "suspicion_s"]

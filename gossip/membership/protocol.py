@@ -17,13 +17,14 @@ from gossip.effects import Dial, Effect, MemberState, Notice, Send
 from gossip.errors import RemoteError
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.anti_entropy import PushPull
-from gossip.membership.credit import MOST_SAMPLES
 from gossip.membership.detector import PIGGYBACK, Detector
 from gossip.membership.dissemination import Rumours
+from gossip.membership.entry import Entry
+from gossip.membership.samples.credit import MOST_SAMPLES
 from gossip.membership.self_record import Myself, Own
 from gossip.membership.states import TELL_EVERY_S, MemberStates
 from gossip.membership.strangers import Introductions
-from gossip.membership.table import Entry, Table
+from gossip.membership.table import Table
 from gossip.wire.messages import (
     MAX_UPDATES,
     Ack,
@@ -97,7 +98,7 @@ class Membership:
         if self._left:
             return out
         self._notice_sleep(now)
-        self._table.now_s = now
+        self._table.tally.now_s = now
         entry = self._table.entries.get(sender)
         if entry is not None:
             entry.acked_s = now
@@ -117,8 +118,8 @@ class Membership:
         if self._left:
             return out
         self._notice_sleep(now)
-        self._table.now_s = now
-        self._table.settle(now)
+        self._table.tally.now_s = now
+        self._table.tally.settle(now)
         if now >= self._detector.deadline:
             self._suspect(self._detector.tick(now, out), now)
         if now >= self._view.deadline:
@@ -205,7 +206,7 @@ class Membership:
         """Change our own record; ``steps`` and ``samples`` count this life. Steps, samples, loss and version alone are
         signed at most every ``max(progress_period_s, 0.1 s * N)``, the last values then; anything else at once."""
         if not self._left:
-            self._table.now_s = now
+            self._table.tally.now_s = now
             self._myself.update(changes, now)
             self._arm()
 
@@ -432,20 +433,20 @@ class Membership:
         """Samples behind the weights of our run: those when we came to it, and what its members, ourselves among them,
         trained since, the departed included."""
         not_signed = self._myself.samples - self.me.samples
-        return min(self._table.samples + not_signed, MOST_SAMPLES)
+        return min(self._table.tally.samples + not_signed, MOST_SAMPLES)
 
     def samples_of(self, genesis: bytes) -> int:
         """What is credited to the members of one run, and to the base that they state (gossip.credit)."""
-        return self._table.samples_of(genesis)
+        return self._table.tally.samples_of(genesis)
 
     def claimed_more(self, genesis: bytes) -> bool:
         """Whether they state more than is credited by now."""
-        return self._table.claimed_more(genesis)
+        return self._table.tally.claimed_more(genesis)
 
     def rebase(self, base: int, now: float, *, included: bool, afresh: bool) -> None:
         """The run of our own record has ``base`` samples behind it. ``included``: what its members stated so far is
         among them. ``afresh``: what was credited to it so far is not counted beside them."""
-        self._table.rebase(base, now, included=included, afresh=afresh)
+        self._table.tally.rebase(base, now, included=included, afresh=afresh)
 
     def meet(self, records: Iterable[MemberRecord], now: float) -> None:
         """Members that are there from the beginning and know of us too, as those that one launcher started: ALIVE at

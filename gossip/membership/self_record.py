@@ -10,7 +10,7 @@ from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.dissemination import Rumours, told_of_progress
-from gossip.membership.meter import Meter
+from gossip.membership.samples.meter import Meter
 from gossip.membership.table import Table
 from gossip.wire.records import Sign, mere_progress, signed, within
 
@@ -128,7 +128,7 @@ class Myself:
         more = samples - self._life_samples
         if more > 0:
             self._meter.report(samples, now)
-            self._table.trained(more, now)
+            self._table.tally.trained(more, now)
             self._batch = more / max(1, steps - self._life_steps)
         self._life_samples, self._life_steps = samples, steps
         return more > 0

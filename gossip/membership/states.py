@@ -25,8 +25,9 @@ from gossip.ids import MemberRecord, PeerId
 from gossip.membership.accusations import Accusers, accusation, is_signed
 from gossip.membership.detector import Detector, suspicion_s
 from gossip.membership.dissemination import Rumours, told_of_progress
+from gossip.membership.entry import VERIFIED_BURST, VERIFIED_PER_S, Allowance, Entry
 from gossip.membership.strangers import Introductions
-from gossip.membership.table import VERIFIED_BURST, VERIFIED_PER_S, Allowance, Entry, Table
+from gossip.membership.table import Table
 from gossip.wire.messages import Gossip, Hint, Update
 from gossip.wire.records import Sign, Verify, check, claims_more, mere_progress, newer
 

@@ -11,7 +11,8 @@ import random
 
 from gossip.effects import Dial, Effect, MemberState
 from gossip.ids import PeerId
-from gossip.membership.table import Allowance, Entry, Table
+from gossip.membership.entry import Allowance, Entry
+from gossip.membership.table import Table
 
 __all__ = ["Introductions"]
 

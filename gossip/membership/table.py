@@ -1,10 +1,9 @@
-"""Everyone we know of: one entry each, sampled, summed and digested without walking the table."""
+"""Everyone we know of: one entry each, sampled and digested without walking the table."""
 
 from __future__ import annotations
 
 import hashlib
 import heapq
-import math
 import random
 import struct
 from collections import OrderedDict
@@ -13,118 +12,18 @@ from functools import lru_cache
 
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
-from gossip.membership.credit import MOST_SAMPLES, Credit
-from gossip.membership.run_count import RunCount, made
-from gossip.wire.messages import MAX_BUCKETS, Hint, Update
+from gossip.membership.entry import Entry
+from gossip.membership.samples.tally import Tally
+from gossip.wire.messages import MAX_BUCKETS, Update
 
-__all__ = ["VERIFIED_BURST", "VERIFIED_PER_S", "Allowance", "Entry", "Table"]
+__all__ = ["Table"]
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 DIGEST = struct.Struct(f"<{MAX_BUCKETS}Q")
 MAX_HASHES = 1 << 14  # kept, 4 MiB: in a simulation every peer asks for the same ones
 MOST_OF_ONE = 3 / 4  # of the table for what one introducer tells of: all of the largest swarm, and many who left it
 HEARSAY = 4  # members by hearsay count for N up to so many times those we met: names cost nothing
-MAX_FINISHED_RUNS = 64  # runs without members whose sums are kept
-INCLUDED_S = 60.0  # after we took a run's count over: two push-pulls, which bring those whose samples it contains
-STRANGERS_SAVE_S = 10.0  # of what they may be credited together: what was not used in longer is gone
-SETTLED_AT_ONCE = 256  # members whose claims were not credited in full, looked at each second
-VERIFIED_PER_S = 100.0  # of one link, 1.3 % of a core at 131 us each; a swarm tells of 10 a second, and of what changes
-VERIFIED_BURST = 800.0  # half of a swarm of 1,600 that comes back at once
 VOUCHED = 8  # strangers whom one home makes owners of data: a liar counts for nine at most, and no data is without one
-NEVER_S = -math.inf  # one object: negated anew for each entry they were 160 MB among 1,000 simulated peers
-
-
-class Allowance:
-    """A token bucket: ``rate`` a second, ``burst`` at once."""
-
-    __slots__ = ("_at_s", "_burst", "_rate", "_tokens")
-
-    def __init__(self, rate: float, burst: float, now: float) -> None:
-        self._rate, self._burst = rate, burst
-        self._tokens, self._at_s = burst, now
-
-    def take(self, now: float) -> bool:
-        """Whether one more is within the allowance; if so it is spent."""
-        self._tokens = min(self._burst, self._tokens + (now - self._at_s) * self._rate)
-        self._at_s = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-    def widen(self, burst: float) -> None:
-        """As much at once from now on; what is new of it may be spent at once, and only the first time."""
-        if burst > self._burst:
-            self._tokens += burst - self._burst
-            self._burst = burst
-
-
-class Entry:
-    """One member as we hold it. Only :class:`Table` changes ``record`` and ``state``."""
-
-    __slots__ = (
-        "accusers", "acked_s", "ahead", "allowance", "answer_due", "answered_s", "asked_all", "asked_s", "at",
-        "counted", "digest_s", "expires_s", "hash", "home", "introducer", "lag_s", "linked", "met", "paid_s", "place",
-        "rate", "reckoned_s", "record", "restored", "rtt_s", "shares", "since_s", "state", "told_s", "tries", "try_s",
-        "undated_s", "verifying",
-    )  # fmt: skip
-
-    def __init__(self, record: MemberRecord, state: MemberState, now: float) -> None:
-        self.record = record
-        self.state = state
-        self.since_s = now  # when it came into this state
-        self.restored = False  # DEAD only because we remember it from an earlier life: no evidence, and told to nobody
-        self.at = -1  # its place among those of its state
-        self.shares = False  # ALIVE, ready and met
-        self.counted = 0  # of the samples that its record states, those that are in the sums
-        self.rate = 0.0  # samples a second that it is reckoned to make: while it is ALIVE and met
-        self.reckoned_s = now  # up to when; and before it is met, from when on its record's rate holds
-        self.ahead = 0  # of those reckoned until then, whole ones: in the sums beside what is counted
-        self.lag_s = now - record.clock_s  # our clock less its own, by the record that came soonest
-        self.undated_s = math.inf  # when its record came with the count that we took over: who knows how old it was
-        self.paid_s = now  # up to when what it may be credited is spent
-        self.hash = 0  # its part of the digest
-        self.accusers: tuple[Hint, ...] = ()  # what was said of a SUSPECT; of a DEAD the last word
-        self.expires_s = math.inf  # when a SUSPECT is DEAD
-        self.linked = False
-        self.met = False  # we had a finished link with it, in this life of ours
-        self.introducer: PeerId | None = None  # of a stranger: who told us of it
-        self.home: PeerId | None = None  # of a stranger that nobody can dial: who vouches for it
-        self.place = -1  # among the met and ALIVE, or among the strangers of its introducer
-        self.tries = 0  # dials to a stranger that failed
-        self.try_s = NEVER_S  # when it is its turn to be dialled
-        self.acked_s = NEVER_S  # latest proof of life
-        self.rtt_s: float | None = None  # smoothed, from its direct Acks
-        self.told_s = NEVER_S  # when we last told it what is said of it
-        self.answered_s = NEVER_S  # when we last answered what it says of us
-        self.asked_s = NEVER_S  # when we last sent it a Digest
-        self.asked_all = False  # that one was empty
-        self.answer_due = False  # it may still name the buckets that it wants in answer
-        self.digest_s = NEVER_S  # when it last sent us one
-        self.allowance: Allowance | None = None  # for its hints
-        self.verifying: Allowance | None = None  # for records that it tells and whose signatures we must check
-
-    @property
-    def reachable(self) -> bool:
-        """Whether a message can go to it: over a link, or by dialling."""
-        return self.linked or self.record.address is not None
-
-    def expect(self, records: float, now: float) -> Allowance:
-        """It may tell us of so many members at once, and of VERIFIED_PER_S a second in the long run."""
-        if self.verifying is None:
-            self.verifying = Allowance(VERIFIED_PER_S, VERIFIED_BURST, now)
-        self.verifying.widen(records)
-        return self.verifying
-
-    def hint(self) -> Hint:
-        """What is said of a SUSPECT or DEAD member: as it was signed, and of a SUSPECT rather what says no more."""
-        if self.state is SUSPECT:
-            return next((hint for hint in self.accusers if not hint.dead), self.accusers[0])
-        return self.accusers[0]
-
-    def accused_by(self, peer: PeerId) -> bool:
-        """Whether this one is among those who say so."""
-        return any(hint.by == peer for hint in self.accusers)
 
 
 class Table:
@@ -133,14 +32,8 @@ class Table:
     def __init__(self, me: MemberRecord, limit: int, now: float, fastest: float = 16.0) -> None:
         self.entries: dict[PeerId, Entry] = {}
         self.links: dict[PeerId, None] = {}  # in the order in which they were made, which a seed must repeat
-        self.now_s = now  # up to when members are reckoned with: of the latest call
         self.changes = 0  # of the set of ALIVE and ready members that we met
-        self.credit = Credit(fastest, now)
-        self._behind: OrderedDict[PeerId, None] = OrderedDict()  # those whose claims are not credited in full
-        self._settled_s = self._strangers_paid_s = now
-        self._fastest = 0.0  # no rate that is reckoned with in full is above this
-        self._base, self._from = me.base_samples, 0  # our run's count when we came to it; the sum of its members then
-        self._included_s = -math.inf  # when we took a count over
+        self.tally = Tally(self.entries, self.links, me, now, fastest)
         self._limit, self._mine = limit, me.id
         self._of: dict[MemberState, list[PeerId]] = {state: [] for state in MemberState}  # without ourselves
         self._gone: OrderedDict[PeerId, None] = OrderedDict()  # DEAD and LEFT, the longest gone first
@@ -150,8 +43,6 @@ class Table:
         self._introducers: list[PeerId] = []
         self._vouched: dict[PeerId, dict[PeerId, None]] = {}  # by home: strangers that own data by its word
         self._forgotten: OrderedDict[PeerId, tuple[int, bytes, int]] = OrderedDict()  # incarnation, run, counted
-        self._runs: dict[bytes, RunCount] = {}
-        self._max_runs = MAX_FINISHED_RUNS
         self._sharing: set[PeerId] = set()
         self._sharers_of: dict[bytes, int] = {}  # of each run that has any
         self._owners: tuple[int, list[PeerId]] = (-1, [])
@@ -199,23 +90,14 @@ class Table:
             _, genesis, counted = self._forgotten.pop(record.id)
             if genesis == record.genesis and counted <= record.samples:
                 entry.counted = counted
-        self.now_s = now
-        self._run(record.genesis, now).members += 1
-        included = now < self._included_s + INCLUDED_S and record.genesis == self.mine.record.genesis
-        if restored or included:  # trained before we came, and in the count that we took over
-            since_s = now - self._included_s if included else 0.0
-            before = 1.0 - since_s / record.clock_s if record.clock_s > 0 else 1.0
-            entry.counted = int(max(0.0, before) * record.samples)
-            if included and record.rate > 0:
-                entry.undated_s = now
-        self._count(entry, record, now)
+        self.tally.enter(entry, now)
         self._buckets[record.id[0]].append(record.id)
         self._enter(entry)
         return entry
 
     def place(self, entry: Entry, record: MemberRecord, state: MemberState, now: float) -> None:
         """Hold the member to be as this record says, and in this state."""
-        self.now_s = now
+        self.tally.now_s = now
         if state is not entry.state or entry.restored or record.incarnation != entry.record.incarnation:
             self._leave(entry)
             if state is not entry.state:
@@ -225,15 +107,15 @@ class Table:
             self._enter(entry)
         else:
             self._replace(entry, record, now)
-            self._reckon(entry, now)
+            self.tally.reckon(entry, now)
             self._vouch_anew(entry)
             if record.ready is not entry.shares and state is ALIVE and entry.met:
                 self._share(entry, record.ready)
 
     def progress(self, entry: Entry, record: MemberRecord, now: float) -> None:
         """What :meth:`place` comes to when a record brings new counts alone: most do, and every member takes each."""
-        self._renew(entry, record, now)
-        self._reckon(entry, now)
+        self.tally.renew(entry, record, now)
+        self.tally.reckon(entry, now)
 
     def forget(self, before_s: float) -> None:
         """Drop those who are gone since before this time."""
@@ -245,7 +127,7 @@ class Table:
         """We have a link with it: what was hearsay is known from now on."""
         if entry.met:
             return
-        self.now_s = now
+        self.tally.now_s = now
         if entry.introducer is not None:
             self._familiar(entry)
         self._leave(entry)
@@ -337,8 +219,7 @@ class Table:
         del self.entries[peer]
         self._buckets[peer[0]].remove(peer)  # of about N / 256
         self.links.pop(peer, None)
-        self._behind.pop(peer, None)
-        self._runs[entry.record.genesis].members -= 1
+        self.tally.leave(entry)
         self._forgotten[peer] = (entry.record.incarnation, entry.record.genesis, entry.counted + entry.ahead)
         if len(self._forgotten) > self._limit:
             self._forgotten.popitem(last=False)
@@ -358,13 +239,13 @@ class Table:
             entry.hash = entry_hash(peer, entry.record.incarnation, state.value)
             self._hashes[peer[0]] ^= entry.hash
             self._digest = b""
-        self._reckon(entry, self.now_s)
+        self.tally.reckon(entry, self.tally.now_s)
         self._share(entry, state is ALIVE and entry.record.ready and entry.met)
         self._vouch_anew(entry)
 
     def _leave(self, entry: Entry) -> None:
         peer, state = entry.record.id, entry.state
-        self._halt(entry, self.now_s)
+        self.tally.halt(entry, self.tally.now_s)
         if peer != self._mine:
             those = self._of[state]
             last = those.pop()
@@ -402,186 +283,14 @@ class Table:
         old = entry.record
         if record is old:
             return
-        self._halt(entry, now)
-        if record.genesis != old.genesis:  # what it trained is behind the old run's weights; from now on the new one's
-            self._runs[old.genesis].members -= 1
-            self._run(record.genesis, now).members += 1
+        self.tally.halt(entry, now)
+        if record.genesis != old.genesis:
+            self.tally.move(entry, record.genesis, now)
             if entry.shares:
                 self._sharers(old.genesis, -1)
                 self._sharers(record.genesis, 1)
-            entry.counted, entry.ahead, entry.undated_s = 0, 0, math.inf
-        self._renew(entry, record, now)
-        self._count_base(record, now)
-
-    # -- samples -------------------------------------------------------------------------------------------------------
-    def trained(self, samples: int, now: float) -> None:
-        """We made so many more, signed or not: what a member can make is measured by it."""
-        self.credit.made(None, samples, now)
-
-    def _reckon(self, entry: Entry, now: float) -> None:
-        """It goes on as its record says, as far as that is believed; what it is to count until now was not paid yet."""
-        rate, peer = entry.record.rate, entry.record.id
-        if rate <= 0 or entry.state is not ALIVE or not entry.met or peer == self._mine:
-            return
-        if rate > self.credit.per_s:
-            rate = self.credit.per_s
-            self._behind[peer] = None
-        elif rate > self._fastest:
-            self._fastest = rate
-        since_s = max(entry.reckoned_s, entry.paid_s)
-        if since_s > now:  # it was paid for more than it is believed now, and waits
-            self._behind[peer] = None
-            return
-        entry.rate, entry.reckoned_s = rate, since_s
-        self._runs[entry.record.genesis].begin(rate, since_s)
-
-    def _halt(self, entry: Entry, now: float) -> None:
-        """What it was reckoned to make until now is in the sums, and no more comes to it."""
-        rate, run = entry.rate, self._runs[entry.record.genesis]
-        if not rate:
-            return
-        run.end(rate, entry.reckoned_s)
-        entry.rate = 0.0
-        more = made(rate, entry.reckoned_s, now)
-        if more:
-            entry.reckoned_s += more / rate  # what is left of a sample is made with the next
-            entry.ahead += more
-            entry.paid_s += more / self.credit.per_s
-            run.add(more)
-
-    def _renew(self, entry: Entry, record: MemberRecord, now: float) -> None:
-        """A newer record of it: what was reckoned since the one before is put right by what it states."""
-        self._halt(entry, now)
-        old = entry.record
-        if record.samples < old.samples:
-            entry.counted = entry.ahead = 0  # another life, which does not remember this one
-        elif entry.undated_s <= now:
-            # What it had made beyond that record when we took the count over is in there. Of the rest its rate tells.
-            entry.counted += max(0, record.samples - old.samples - made(old.rate, entry.undated_s, now))
-        if record.incarnation != old.incarnation:  # another life has another clock, and one that slept is behind
-            entry.lag_s = math.inf
-        entry.lag_s = min(entry.lag_s, now - record.clock_s)
-        entry.undated_s, entry.record, entry.reckoned_s = math.inf, record, entry.lag_s + record.clock_s
-        entry.counted += entry.ahead
-        entry.ahead = 0
-        more = record.samples - entry.counted
-        if more > 0:
-            self._credit(entry, more, now, put_right=old.rate > 0)
-        elif more < 0:  # it made less than its rate promised
-            entry.counted = record.samples
-            self._runs[record.genesis].add(more)
-
-    def _count(self, entry: Entry, record: MemberRecord, now: float) -> None:
-        self._count_base(record, now)
-        more = record.samples - entry.counted
-        if more > 0:
-            self._credit(entry, more, now)
-
-    def _count_base(self, record: MemberRecord, now: float) -> None:
-        run = self._runs[record.genesis]
-        if record.base_samples > run.claimed_base:
-            if run.claimed_base == run.base:
-                run.paid_s = now  # a first claim counts nothing
-            run.claimed_base = record.base_samples
-            if record.id == self._mine:
-                run.base = record.base_samples
-
-    def _credit(self, entry: Entry, more: int, now: float, *, put_right: bool = False) -> None:
-        """Take so many samples of the member into its run's sum, or as many as it can have made since it was paid.
-        ``put_right``: they were made over all the time in which it was reckoned with, and say nothing of its pace."""
-        credit, peer = self.credit, entry.record.id
-        run = self._runs[entry.record.genesis]
-        if peer != self._mine:
-            paid_s = entry.paid_s
-            if not entry.met:  # names cost nothing: all whom we know by hearsay together are believed what one is
-                self._strangers_paid_s = max(self._strangers_paid_s, now - STRANGERS_SAVE_S)
-                paid_s = max(paid_s, self._strangers_paid_s)
-            can = (now - paid_s) * credit.per_s
-            if can < more:
-                self._behind[peer] = None
-                more = int(can)
-                if more <= 0:
-                    return
-            if not entry.met:
-                self._strangers_paid_s += more / credit.per_s
-            entry.paid_s += more / credit.per_s
-            if not put_right and not entry.record.rate:
-                credit.made(peer, more, now)
-        entry.counted += more
-        run.add(more)
-
-    def settle(self, now: float) -> None:
-        """Once a second: measure how fast members are, and credit what was stated faster than it was believed. Also of
-        those who say no more, as who has left. No rate is reckoned with beyond what is believed by then."""
-        if now < self._settled_s + 1.0:
-            return
-        self._settled_s = now
-        credit, entries = self.credit, self.entries
-        if credit.due(now):
-            credit.watch(((peer, entries[peer].rate) for peer in self.links), now)
-            if credit.per_s < self._fastest:  # rare: who is so fast is among those behind from now on
-                self._fastest = 0.0
-                for entry in entries.values():
-                    if entry.rate:
-                        self._halt(entry, now)
-                        self._reckon(entry, now)
-        for _ in range(min(len(self._behind), SETTLED_AT_ONCE)):
-            peer, _ = self._behind.popitem(last=False)
-            entry = entries[peer]
-            self._halt(entry, now)
-            more = entry.record.samples - entry.counted
-            if more > 0:
-                self._credit(entry, more, now)
-            self._reckon(entry, now)
-        for run in self._runs.values():
-            more = min(run.claimed_base - run.base, int((now - run.paid_s) * self.credit.per_s))
-            if more > 0:
-                run.base += more
-                run.paid_s = now
-
-    def rebase(self, base: int, now: float, *, included: bool, afresh: bool) -> None:
-        """Our run, that of our own record, has ``base`` samples behind it. ``included``: what its members have stated
-        until now is among them, and so is what those stated of whom we hear in the next minute. ``afresh``: what was
-        credited to the run until now is not counted beside it."""
-        genesis, self.now_s = self.mine.record.genesis, now
-        if included:
-            for peer, entry in self.entries.items():
-                if entry.record.genesis == genesis:
-                    self._halt(entry, now)
-                    entry.counted, entry.ahead = max(entry.counted, entry.record.samples), 0
-                    entry.undated_s, entry.reckoned_s = now if entry.record.rate > 0 else math.inf, now
-                    self._behind.pop(peer, None)
-                    self._reckon(entry, now)
-        self._included_s = now if included else -math.inf
-        self._base = min(base, MOST_SAMPLES)
-        self._from = self._runs[genesis].at(now) if afresh or included else 0
-
-    @property
-    def samples(self) -> int:
-        """Behind the weights of our own run, ours among them."""
-        since = self._runs[self.mine.record.genesis].at(self.now_s) - self._from
-        return min(self._base + max(since, 0), MOST_SAMPLES)
-
-    def samples_of(self, genesis: bytes) -> int:
-        """Credited to the members of a run, and the base they state."""
-        run = self._runs.get(genesis)
-        return 0 if run is None else min(run.at(self.now_s) + run.base, MOST_SAMPLES)
-
-    def claimed_more(self, genesis: bytes) -> bool:
-        """Whether members of this run state more than is credited to them by now."""
-        run = self._runs.get(genesis)
-        return run is not None and (
-            run.base < run.claimed_base or any(self.entries[peer].record.genesis == genesis for peer in self._behind)
-        )
-
-    def _run(self, genesis: bytes, now: float) -> RunCount:
-        run = self._runs.get(genesis)
-        if run is None:
-            if len(self._runs) >= self._max_runs:
-                self._runs = {key: run for key, run in self._runs.items() if run.members}
-                self._max_runs = MAX_FINISHED_RUNS + 2 * len(self._runs)  # so that dropping them costs O(1) each
-            run = self._runs[genesis] = RunCount(now)
-        return run
+        self.tally.renew(entry, record, now)
+        self.tally.count_base(record, now)
 
     # -- questions -----------------------------------------------------------------------------------------------------
     def forgot(self, peer: PeerId) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.membership.credit import MOST_SAMPLES
-from gossip.membership.table import INCLUDED_S, STRANGERS_SAVE_S
+from gossip.membership.samples.credit import MOST_SAMPLES
+from gossip.membership.samples.tally import INCLUDED_S, STRANGERS_SAVE_S
 from gossip.wire.messages import Gossip, Records
 from tests.gossip.membership.members import acquainted, member, peer_id, record_of
 from tests.harness.world import World
@@ -158,11 +158,11 @@ def test_a_count_that_is_taken_over_includes_what_members_stated_until_then_and_
 def test_a_pause_of_everybody_slows_nobody_down():
     swarm = Pacing(100.0, 100.0, 1_000.0)
     swarm.train(20.0)
-    allowed = swarm.me._table.credit.per_s
+    allowed = swarm.me._table.tally.credit.per_s
     began = swarm.now
     for second in range(3_600):  # an hour of evaluation
         swarm.me.tick(began + second)
-    assert swarm.me._table.credit.per_s == allowed
+    assert swarm.me._table.tally.credit.per_s == allowed
     swarm.train(20.0)
     assert swarm.me.swarm_samples == swarm.trained
 

@@ -9,7 +9,7 @@ from gossip.config import Config
 from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.errors import RemoteError
 from gossip.membership.detector import suspicion_s
-from gossip.membership.run_count import made
+from gossip.membership.samples.run_count import made
 from gossip.wire.messages import MAX_RECORDS, Digest, Gossip, Hint, Ping, Records
 from tests.gossip.membership.members import MemberWorld, acquainted, meet, member, peer_id, record_of, sent
 from tests.harness.world import address_of
@@ -361,7 +361,7 @@ def reckoned(membership):
     """Samples that nobody stated yet: what members are taken to have made since their last records."""
     table = membership._table
     entries = table.entries.values()
-    return sum(entry.ahead + made(entry.rate, entry.reckoned_s, table.now_s) for entry in entries)
+    return sum(entry.ahead + made(entry.rate, entry.reckoned_s, table.tally.now_s) for entry in entries)
 
 
 @pytest.mark.parametrize("seed", [*range(25), 1026, 1266, 1382])  # the last three found faults

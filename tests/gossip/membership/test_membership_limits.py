@@ -321,7 +321,7 @@ def test_the_table_agrees_with_a_slow_obvious_one():
         else:
             table.place(entry, record, state, float(step))
         table.entries[record.id].accusers = (peer_id(0),)
-        table.settle(step + 1.0)
+        table.tally.settle(step + 1.0)
         before = held.get(record.id, (None, None))[0]
         if before is None or before.genesis != genesis or record.samples < before.samples:
             counted[record.id] = 0  # another run, or a life that does not remember the one before
@@ -329,7 +329,7 @@ def test_the_table_agrees_with_a_slow_obvious_one():
         more = max(0, record.samples - counted[record.id])
         trained[genesis] = trained.get(genesis, 0) + more
         counted[record.id] += more
-        assert {key: table.samples_of(key) for key in trained} == trained
+        assert {key: table.tally.samples_of(key) for key in trained} == trained
     for state in MemberState:
         assert sorted(table._of[state]) == sorted(p for p, (_, s) in held.items() if s is state and p != peer_id(0))
     assert table.owners() == sorted(p for p, (r, s) in held.items() if s is ALIVE and r.ready)

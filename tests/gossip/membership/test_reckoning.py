@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from gossip.config import Config
 from gossip.effects import MemberState, Send
 from gossip.ids import MemberRecord
-from gossip.membership.credit import MOST_SAMPLES
-from gossip.membership.meter import Meter
 from gossip.membership.protocol import Membership
-from gossip.membership.run_count import RunCount, made
+from gossip.membership.samples.credit import MOST_SAMPLES
+from gossip.membership.samples.meter import Meter
+from gossip.membership.samples.run_count import RunCount, made
 from gossip.membership.self_record import OFF_BATCHES, REFRESH_MOST_S
 from gossip.wire.messages import Ack, Gossip, Hint, Ping, Records
 from gossip.wire.records import within
@@ -188,7 +188,7 @@ def test_a_liar_is_believed_less_as_soon_as_everybody_is_slower():
     swarm.hear(2, 1_000, 100.0)
     swarm.run(10.0)
     assert swarm.me._table.entries[peer_id(1)].rate == 1_500.0
-    per_s = swarm.me._table.credit.per_s
+    per_s = swarm.me._table.tally.credit.per_s
     swarm.hear(2, 2_000, 1.0)
     for second in range(60):  # and we make one sample a second ourselves
         swarm.now += 1.0
@@ -196,8 +196,8 @@ def test_a_liar_is_believed_less_as_soon_as_everybody_is_slower():
         swarm.me.tick(swarm.now)
         for peer in swarm.me._table.links:
             swarm.me.acknowledged(peer, swarm.now)
-    assert swarm.me._table.credit.per_s < per_s / 10
-    assert swarm.me._table.entries[peer_id(1)].rate <= swarm.me._table.credit.per_s
+    assert swarm.me._table.tally.credit.per_s < per_s / 10
+    assert swarm.me._table.entries[peer_id(1)].rate <= swarm.me._table.tally.credit.per_s
 
 
 def test_what_was_reckoned_too_low_for_an_hour_makes_nobody_faster_than_it_is():
@@ -207,12 +207,12 @@ def test_what_was_reckoned_too_low_for_an_hour_makes_nobody_faster_than_it_is():
     for number in (1, 2, 3):
         swarm.hear(number, 1_000, 98.0)
     swarm.run(600.0)
-    per_s = swarm.me._table.credit.per_s
+    per_s = swarm.me._table.tally.credit.per_s
     for number in (1, 2, 3):
         swarm.hear(number, 61_000, 0.0)
     swarm.run(10.0)
     assert swarm.others == 3 * 61_000
-    assert swarm.me._table.credit.per_s == pytest.approx(per_s, rel=0.1)
+    assert swarm.me._table.tally.credit.per_s == pytest.approx(per_s, rel=0.1)
 
 
 def test_a_liar_takes_off_no_more_than_was_reckoned_of_itself():

@@ -8,7 +8,7 @@ digit, and no error grows however long a run lasts.
 
 from __future__ import annotations
 
-from gossip.membership.credit import MOST_SAMPLES
+from gossip.membership.samples.credit import MOST_SAMPLES
 
 __all__ = ["RunCount", "made"]
 
