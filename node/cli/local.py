@@ -24,7 +24,7 @@ __all__ = ["Child", "LocalSwarm", "Screen", "ending_on_signals", "free_port", "r
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL; leaving a swarm takes under 2
 POLL_PERIOD_S = 0.1
-LINE_PERIOD_S = 2.0  # where there is no terminal to rewrite
+LINE_PERIOD_S = 10.0  # where there is no terminal to rewrite: 360 lines an hour of each node
 PORT_TRIES = 3  # another program took the free port before our node did: rare once, never thrice
 TAIL_BYTES = 65_536  # of a child's output, enough for its last lines
 OUTPUT_LINES, ERROR_LINES = 3, 20  # shown of each child at the end
@@ -166,7 +166,7 @@ class LocalSwarm:
 
 
 class Screen:
-    """One live line per node on stderr: rewritten on a terminal, printed every 2 s elsewhere."""
+    """One live line per node on stderr: rewritten on a terminal; elsewhere printed every 10 s where it is new."""
 
     def __init__(self, swarm: LocalSwarm) -> None:
         from rich.console import Console
@@ -174,6 +174,7 @@ class Screen:
 
         self._swarm = swarm
         self._shown_s = float("-inf")
+        self._shown: list[str] = []
         self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
 
@@ -195,8 +196,9 @@ class Screen:
         if self._live is not None:
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
         elif now_s - self._shown_s >= LINE_PERIOD_S:
-            self._shown_s = now_s
-            self.say("\n".join(lines))
+            if new := [line for line in lines if line not in self._shown]:
+                self.say("\n".join(new))
+            self._shown_s, self._shown = now_s, lines
 
     def say(self, sentence: str) -> None:
         """A line that stays."""

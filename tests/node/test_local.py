@@ -146,6 +146,24 @@ def alive(pid: int) -> bool:
         return False
 
 
+def test_where_there_is_no_terminal_a_node_is_shown_every_ten_seconds_and_no_more_once_it_stands(monkeypatch, capsys):
+    class Line(str):
+        def line(self):
+            return str(self)
+
+    now_s = 0.0
+    monkeypatch.setattr(local.time, "monotonic", lambda: now_s)
+    swarm = type("Swarm", (), {"children": [Line("node 0  ended with code 0"), Line("")]})()
+    with local.Screen(swarm) as screen:
+        for tenth in range(605):
+            now_s = tenth / 10
+            swarm.children[1] = Line(f"node 1  step {tenth}")
+            screen.show()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines.count("node 0  ended with code 0") == 1
+    assert [line for line in lines if "node 1" in line] == [f"node 1  step {step}" for step in range(0, 605, 100)]
+
+
 def test_a_row_still_being_written_is_left_for_later(tmp_path):
     script = script_of(tmp_path, "")
     with local.LocalSwarm(script, [], folder=tmp_path) as swarm:
