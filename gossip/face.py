@@ -264,6 +264,10 @@ class Face:
         """Who shares the data: alive, ready and of our run, this peer included."""
         return self.membership.owners()
 
+    def sharing(self) -> list[MemberRecord]:
+        """What the others that are alive and hold our run's weights say of themselves; of those that we met."""
+        return self.membership.sharing(self.local.genesis)
+
     def book(self) -> list[MemberRecord]:
         """Members to be dialled after a restart."""
         return self.membership.book()

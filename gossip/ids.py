@@ -73,4 +73,6 @@ class MemberRecord:
     version: float = 0.0  # mixing rounds behind its weights, averaged as the weights are
     finished: bool = False  # its owner says that the run has reached its end: nothing is trained any more
     signature: bytes = b""  # 64 bytes over everything else
-    extra: tuple[Any, ...] = ()  # what a newer version signs behind these: not understood, kept and told on unchanged
+    # Bytes in the first place are figures that its owner tells other owners; what else a newer version signs is not
+    # understood, kept and told on unchanged.
+    extra: tuple[Any, ...] = ()

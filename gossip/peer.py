@@ -203,6 +203,11 @@ class Peer(Face):
         self.told_samples = self.samples
         self.membership.update_me(now, steps=self.steps, samples=self.samples, version=self.local.version)
 
+    def tell_figures(self, packed: bytes, now: float) -> list[Effect]:
+        """What its owner measured, for the owners of others: it goes out behind our record; empty: nothing any more."""
+        self.membership.update_me(now, extra=(packed,) if packed else ())
+        return []
+
     # -- links ---------------------------------------------------------------------------------------------------
     def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
         """A link to ``peer`` finished its Hello; ``record`` is what it signed of itself."""

@@ -19,10 +19,11 @@ from node.data.sharding import Shard, samples_in
 from node.model.quasi_global import QuasiGlobal
 from node.observe.figures import Metrics
 from node.observe.members import Member
+from node.observe.reduced import Reduced
 from node.settings import Settings
 from node.training import TrainingSide
 
-__all__ = ["Member", "Metrics", "Node"]
+__all__ = ["Member", "Metrics", "Node", "Reduced"]
 
 
 class Node:
@@ -149,6 +150,12 @@ class Node:
         members that gave this node its weights said so. A loop that asks ends with its swarm, and a late-comer's does
         not begin: ``while not node.finished and node.swarm_samples < samples``."""
         return self._training.peer.finished
+
+    def reduce(self, figures: Mapping[str, Any] | None = None) -> dict[str, Reduced]:
+        """Tell the swarm figures of this loop's own, as a validation accuracy, and get back every name that anybody
+        told, reduced over the members alive that hold this run's weights. Waits for nobody: of others it is what they
+        told last, by now some seconds old. Raises ConfigError for what is no number, and beyond some eight names."""
+        return self._training.reduce(figures or {})
 
     def metrics(self) -> Metrics:
         """A reading of now."""

@@ -21,6 +21,7 @@ from torch import nn
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary, Visit
 from gossip.errors import CheckpointError, LayoutError, LocalError
+from gossip.ids import MemberRecord
 from gossip.peer import Peer
 from gossip.wire.records import within
 from node import leaving
@@ -34,6 +35,7 @@ from node.model.quasi_global import QuasiGlobal
 from node.model.snapshot import ModelState
 from node.observe.figures import Reading, Source, reading
 from node.observe.members import Member, SwarmView
+from node.observe.reduced import Figures, Reduced, reduce
 from node.runtime import Runtime
 from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
@@ -84,6 +86,7 @@ class TrainingSide:
         self.overheads: deque[float] = deque(maxlen=512)
         self.optimizer_at = -math.inf
         self.passes = 0  # over the data that are divided among the members
+        self.own_figures = Figures()  # that others are told
         self.given: Mapping[str, Any] | None = None  # a state to go on from, once weights are here
         self.handler: Any = None
 
@@ -174,6 +177,22 @@ class TrainingSide:
             self.thread.call(service.list_members)
             self.heard()
         return service.members
+
+    def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
+        """Tell others these, and look at what they have told."""
+        runtime, peer, own = self.runtime, self.peer, self.own_figures
+        packed = own.tell(figures, peer.genesis, self.swarm_samples)
+        records: list[MemberRecord] = []
+
+        def tell() -> None:
+            if figures and peer.genesis == own.run:
+                runtime.perform(peer.tell_figures(packed, runtime.now))
+            records.extend(peer.sharing())
+
+        self.thread.call(tell)
+        self.heard()
+        self.thread.check()
+        return reduce(own.told, records)
 
     def source(self) -> Source:
         runtime = self.runtime

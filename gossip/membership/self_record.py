@@ -16,7 +16,7 @@ from gossip.wire.records import Sign, mere_progress, signed, within
 
 __all__ = ["Myself", "Own"]
 
-PROGRESS = frozenset({"steps", "samples", "loss", "version"})
+PROGRESS = frozenset({"steps", "samples", "loss", "version", "extra"})
 PROGRESS_S_PER_MEMBER = 0.1  # at the least between two: 10 a second in the whole swarm, where all change their pace
 REFRESH_S = 0.02  # times N^2: with nothing but progress 50 / N a second in the whole swarm, which costs each as little
 REFRESH_MOST_S = 1_800.0  # loss, version and steps, which people read, are not older
@@ -40,6 +40,7 @@ class Own(TypedDict, total=False):
     loss: float | None
     version: float
     finished: bool
+    extra: tuple[Any, ...]  # figures for others' owners: no news, and soon signed all the same
 
 
 class Myself:
@@ -79,14 +80,14 @@ class Myself:
 
     def update(self, changes: Own, now: float) -> None:
         """Anything but progress is signed at once. Progress is when what others reckon from our record is 2 % off, at
-        most every ``max(progress_period_s, 0.1 s * N)``, and else every ``0.02 s * N^2``."""
+        most every ``max(progress_period_s, 0.1 s * N)``, as figures are, and else every ``0.02 s * N^2``."""
         fields: dict[str, Any] = {name: within(name, value) for name, value in changes.items()}
         if "steps" in fields:
             fields["steps"] = within("steps", fields["steps"] + self._earlier_steps)
         reported = "samples" in fields and self._report(fields["samples"], changes.get("steps", 0), now)
         if "genesis" in fields and fields["genesis"] != self.record.genesis:
             self._run_began_at = self._life_samples
-            fields["samples"] = 0
+            fields |= {"samples": 0, "extra": ()}  # figures of other weights
         elif "samples" in fields:
             fields["samples"] = within("samples", fields["samples"] - self._run_began_at)
         for name, value in fields.items():
@@ -94,7 +95,7 @@ class Myself:
                 self._pending[name] = value
         if reported:
             self._off = self._is_off(now)
-        due_s = self._progress_s if self._off else self._refresh_s
+        due_s = self._progress_s if self._presses else self._refresh_s
         if self._pending and (now >= due_s or not self._pending.keys() <= PROGRESS):
             self.announce(now)
         else:
@@ -140,6 +141,11 @@ class Myself:
         return abs(reckoned - self.samples) > self._bound
 
     @property
+    def _presses(self) -> bool:
+        """Whether what is pending is more than others reckon by themselves."""
+        return self._off or "extra" in self._pending
+
+    @property
     def _bound(self) -> float:
         return max(OFF * self.samples, OFF_BATCHES * self._batch)
 
@@ -183,7 +189,7 @@ class Myself:
     def _settle(self) -> None:
         record, due_s = self.record, math.inf
         if self._pending:
-            due_s = self._progress_s if self._off else self._refresh_s
+            due_s = self._progress_s if self._presses else self._refresh_s
         if record.rate:  # if nothing more is made, others soon reckon with too much
             off_s = self._began_s + record.clock_s + (self.samples + self._bound - record.samples) / record.rate
             stopped_s = max(self._progress_s, self._meter.paused_s, min(off_s, self._refresh_s))

@@ -95,7 +95,7 @@ def newer(a: MemberRecord, b: MemberRecord) -> bool:
 
 
 def mere_progress(a: MemberRecord, b: MemberRecord) -> bool:
-    """Whether ``a`` differs from ``b`` of the same id in steps, samples, rate, clock, loss and version alone."""
+    """Whether ``a`` differs from ``b`` of the same id in steps, samples, rate, clock, loss, version, figures alone."""
     return (
         a.incarnation == b.incarnation
         and a.ready is b.ready
@@ -105,8 +105,14 @@ def mere_progress(a: MemberRecord, b: MemberRecord) -> bool:
         and a.base_samples == b.base_samples
         and a.left is b.left
         and a.finished is b.finished
-        and a.extra == b.extra
+        and newer_fields(a) == newer_fields(b)
     )
+
+
+def newer_fields(record: MemberRecord) -> tuple[Any, ...]:
+    """What stands behind a record beside its owner's figures, which are bytes in the first place there."""
+    extra = record.extra
+    return extra[1:] if extra and type(extra[0]) is bytes else extra
 
 
 def keepable(values: Sequence[Any]) -> bool:

@@ -1,0 +1,137 @@
+"""Figures over the swarm: what a record has room for, what a liar can do with them, and two nodes that tell theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import msgpack
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossip.errors import ConfigError
+from gossip.ids import MemberRecord, PeerId
+from gossip.wire.records import MAX_EXTRA_BYTES, keepable
+from node import Node
+from node.observe.reduced import Figures, Reduced, reduce, told_in
+from tests.node.conftest import QUICK
+
+RUN, OTHER = b"r" * 16, b"o" * 16
+RECORD = MemberRecord(PeerId(b"i" * 16), b"", 1)
+
+
+def telling(packed: object) -> MemberRecord:
+    return dataclasses.replace(RECORD, extra=(packed,))
+
+
+def said(**figures: float) -> MemberRecord:
+    return telling(Figures().tell(figures, RUN, 100))
+
+
+def test_what_one_tells_others_read():
+    packed = Figures().tell({"accuracy": torch.tensor(0.5), "seen": 360}, RUN, 1_000)
+    assert told_in(telling(packed)) == {"accuracy": (0.5, 1_000), "seen": (360.0, 1_000)}
+
+
+def test_figures_told_at_different_times_stand_side_by_side():
+    own = Figures()
+    own.tell({"accuracy": 0.5}, RUN, 1_000)
+    packed = own.tell({"loss": 2.0}, RUN, 2_000)
+    assert told_in(telling(packed)) == {"accuracy": (0.5, 1_000), "loss": (2.0, 2_000)}
+    assert told_in(telling(own.tell({"accuracy": 0.75}, RUN, 3_000)))["accuracy"] == (0.75, 3_000)
+
+
+def test_another_run_begins_without_figures():
+    own = Figures()
+    own.tell({"accuracy": 0.5}, RUN, 1_000)
+    assert own.tell({}, OTHER, 0) == b""
+    assert own.told == {}
+
+
+def test_what_is_not_finite_is_told_no_more():
+    own = Figures()
+    own.tell({"loss": 1.0, "seen": 1}, RUN, 1_000)
+    assert told_in(telling(own.tell({"loss": math.nan}, RUN, 2_000))) == {"seen": (1.0, 1_000)}
+    assert own.tell({"seen": math.inf}, RUN, 3_000) == b""
+
+
+@pytest.mark.parametrize("figures", [{"a": "much"}, {"a": torch.zeros(2)}, {"a": None}, {1: 1.0}, {"a": 10**400}])
+def test_what_is_no_number_is_refused(figures):
+    with pytest.raises(ConfigError, match=r"give a (float|text)"):
+        Figures().tell(figures, RUN, 0)
+
+
+def test_more_than_a_record_has_room_for_is_refused_and_changes_nothing():
+    own = Figures()
+    before = own.tell({f"validation/{number}": 0.5 for number in range(8)}, RUN, 10**9)
+    with pytest.raises(ConfigError, match=r"validation/9 take 281 bytes, .* has room for 253: tell fewer"):
+        own.tell({"validation/8": 0.5, "validation/9": 0.5}, RUN, 10**9)
+    assert own.tell({}, RUN, 0) == before
+    assert keepable((b"x" * (MAX_EXTRA_BYTES - 3),))
+    assert not keepable((b"x" * (MAX_EXTRA_BYTES - 2),))
+
+
+def test_every_member_weighs_alike_and_the_age_is_the_oldests():
+    own = {"accuracy": (0.5, 900), "mine": (1.0, 900)}
+    found = reduce(own, [said(accuracy=0.75), said(accuracy=1.0, theirs=3.0), RECORD])
+    assert found["accuracy"] == Reduced(0.75, 0.75, 2.25, 0.5, 1.0, 3, 100)
+    assert (found["mine"].members, found["theirs"].sum) == (1, 3.0)
+
+
+def test_a_liar_moves_the_mean_and_hardly_the_median():
+    honest = [said(accuracy=value) for value in (0.90, 0.91, 0.92, 0.93)]
+    for lie in (1e308, -1e308):
+        found = reduce({}, [*honest, said(accuracy=lie), said(accuracy=lie, other=lie)])["accuracy"]
+        assert 0.90 <= found.median <= 0.93
+        assert abs(found.mean) > 1
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        7, "text", None, b"", b"\xc1", b"\x81", msgpack.packb(3), msgpack.packb([1, 2]), msgpack.packb({"a": 1.0}),
+        msgpack.packb({"a": [1.0]}), msgpack.packb({"a": [math.nan, 1]}), msgpack.packb({"a": ["b", 1]}),
+        msgpack.packb({"a": [1.0, 1.5]}), msgpack.packb({b"a": [1.0, 1]}), msgpack.packb({1: [1.0, 1]}),
+        b"\x91" * 253, msgpack.packb({"a": [1.0, True]}), b"\xc7\x03\xff123",
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_whatever_else_stands_there_is_nothing(packed):
+    assert told_in(telling(packed)) == {}
+
+
+@given(st.binary(max_size=MAX_EXTRA_BYTES - 3))
+def test_any_bytes_are_read_without_an_error(packed):
+    found = reduce({"a": (1.0, 1)}, [telling(packed), telling(packed)])
+    assert found["a"].members >= 1
+
+
+def test_two_nodes_reduce_what_both_tell(train, until):
+    a = train(torch.nn.Linear(2, 2))
+    b = train(torch.nn.Linear(2, 2), seeds=[a.node.address])
+    assert b.do(lambda node: node.reduce()) == {}
+    a.do(lambda node: node.reduce({"accuracy": 0.5, "seen": 10}))
+    b.do(lambda node: node.reduce({"accuracy": 1.0}))
+
+    def both(node):
+        found = node.reduce()
+        return "accuracy" in found and found["accuracy"].members == 2 and found
+
+    for one in (a, b):
+        until(lambda one=one: one.do(both))
+        found = one.do(both)
+        assert (found["accuracy"].mean, found["seen"].sum, found["seen"].members) == (0.75, 10.0, 1)
+        assert found["accuracy"].oldest_samples <= one.node.swarm_samples
+
+
+def test_whoever_tells_no_figures_pays_no_byte(train, until):
+    a = train(torch.nn.Linear(2, 2))
+    assert a.do(lambda node: node.reduce()) == {}
+    assert a.side.peer.record.extra == ()
+
+
+def test_a_node_that_does_not_run_says_so():
+    with pytest.raises(Exception, match="not running: use it inside its with block"):
+        Node({"w": torch.zeros(2)}, config=QUICK).reduce({"a": 1.0})
