@@ -153,16 +153,18 @@ class Peer(Face):
         """Become ready with the weights we have. Nothing that anybody trained before is behind them, but for what a
         checkpoint says."""
         self.local.ready = True
-        base = self.membership.me.base_samples
+        base, lost = self.membership.me.base_samples, self.joining.genesis
         self.membership.update_me(now, ready=True)
+        untaken: list[Effect] = []
         if not base:
             self.membership.rebase(0, now, included=False, afresh=True)
             if self.reborn:
                 why += " Its weights are new, and the count of samples begins at 0: load a checkpoint to go on."
-            elif self.joining.genesis:
-                why += " Its weights are its own, with nothing behind them: it did not get those of the run it found."
+            if lost:
+                text = f"This node found run {lost.hex()[:8]} and did not get its weights: "
+                untaken.append(Notice("untaken", text + "those that it trains are its own, with nothing behind them."))
         self.mixed(now)
-        return [Notice("started", why), *self.ending.began(now)]
+        return [Notice("started", why), *untaken, *self.ending.began(now)]
 
     def resume(
         self, genesis: bytes, base_samples: int, version: float, now: float, finished: bool = False

@@ -89,7 +89,23 @@ def test_a_newcomer_whose_donors_leave_begins_a_run_of_its_own_and_says_what_its
     swarm.until(lambda: newcomer.peer.ready, 60.0)
     assert newcomer.genesis != first.genesis
     assert newcomer.peer.membership.swarm_samples <= 1
-    assert "its own, with nothing behind them" in next(text for _, kind, text in newcomer.notices if kind == "started")
+    assert newcomer.kinds[:2] == ["started", "untaken"], "a warning, which one who has set up no logging sees as well"
+    assert "its own, with nothing behind them" in next(text for _, kind, text in newcomer.notices if kind == "untaken")
+    assert "untaken" not in first.kinds
+
+
+def test_a_newcomer_that_must_join_begins_nothing_when_its_donors_leave():
+    swarm = World(3)
+    swarm.network.chunk_s = 2.0
+    first = swarm.start(elements=400_000)
+    swarm.run(30.0)
+    newcomer = swarm.start(0, elements=400_000)
+    newcomer.peer.must_join()
+    swarm.run(3.0)
+    first.crash()
+    swarm.run(200.0)
+    assert not newcomer.peer.ready
+    assert newcomer.kinds == []
 
 
 def test_a_checkpoint_of_a_finished_run_is_finished_and_another_is_not():
