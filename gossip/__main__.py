@@ -82,7 +82,11 @@ def run(
     script: Script,
     args: ScriptArgs = None,
     seed: Annotated[
-        list[str] | None, typer.Option(metavar="HOST:PORT|INVITE", help="A node to join through; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT|INVITE|@FILE",
+            help="A node to join through, a name of several, or a file of such lines; may be repeated.",
+        ),
     ] = None,
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Default 127.0.0.1:0.")] = None,
     advertise: Annotated[
@@ -95,6 +99,13 @@ def run(
     ] = None,
     must_join: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0.001, help="Fail unless the swarm is joined by then.")
+    ] = None,
+    wait_for: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Train only when so many members are here, this one included."),
+    ] = None,
+    wait_s: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.001, help="Wait for them no longer; 60 if not given.")
     ] = None,
     config: ConfigFile = None,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON lines: one a second, one an event.")] = None,
@@ -114,6 +125,8 @@ def run(
         insecure=insecure,
         state_dir=state_dir,
         must_join=must_join,
+        wait_for=wait_for,
+        wait_s=wait_s,
         config=config,
         log=log,
         quiet=quiet,

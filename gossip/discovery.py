@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Mapping
 
 from gossip.config import Config
-from gossip.effects import Dial, Effect, MemberState, Notice, Send, TryDial
+from gossip.effects import Dial, Effect, LookUp, MemberState, Notice, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.members import Members
 from gossip.wire.messages import Gossip, Ping, Reach, Reached
@@ -22,16 +22,24 @@ AGAIN_S, MOST_AGAIN_S = 240.0, 3_600.0  # between a verdict and the next questio
 HOMES = 3
 ANSWERING = 1  # dials since it last opened: one may be on its way
 BUSY_S = 5.0  # between two dials to a seed that opens and lets us in no further
+LOOK_S = 5.0  # between two looks for seeds with nobody there: what was empty a moment ago may have filled
 HOME_PING_S = 20.0  # a third of the idle time, so that a home's link never goes idle
 
 
 class Seeds:
     """Addresses to begin from, dialled until somebody answers, for ever: 1 s, 2 s ... 60 s apart. Once the swarm is
-    found they are tried only while nobody is there; healing dials DEAD members, and seeds are members too."""
+    found they are tried only while nobody is there; healing dials DEAD members, and seeds are members too.
 
-    def __init__(self, seeds: tuple[Address, ...], expected: dict[Address, PeerId], config: Config, now: float) -> None:
-        self.seeds, self.expected, self.config = seeds, expected, config
-        self.deadline = now if seeds else math.inf
+    ``looks``: a driver looks them up, whenever they are tried; what it found last is dialled meanwhile. In company too,
+    at the pace of healing: of two halves of a swarm each may have found only itself.
+    """
+
+    def __init__(
+        self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId], config: Config, now: float,
+        looks: bool = False,
+    ) -> None:  # fmt: skip
+        self.seeds, self.expected, self.config, self.looks = seeds, expected, config, looks
+        self.deadline = now if seeds or looks else math.inf
         self.delay_s = config.seed_backoff_s
         self.unanswered = dict.fromkeys(seeds, ANSWERING + 1)  # dials in a row to which nobody opened
 
@@ -49,23 +57,31 @@ class Seeds:
         self.unanswered[seed] += 1
         return Dial(seed, self.expected.get(seed))
 
+    def renew(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> tuple[Address, ...]:
+        """These are the seeds from now on; returns those that were none before."""
+        new = tuple(seed for seed in seeds if seed not in self.unanswered)
+        self.seeds, self.expected = seeds, expected
+        self.unanswered = {seed: self.unanswered.get(seed, ANSWERING + 1) for seed in seeds}
+        return new
+
     def unlinked(self, now: float) -> None:
         """The last link is gone: ask the seeds soon, and not only when the pace of healing would."""
-        if self.seeds:
+        if self.seeds or self.looks:
             self.deadline = min(self.deadline, now + self.config.seed_backoff_s)
 
     def tick(self, now: float, linked: bool, alive: Container[Address], rng: random.Random) -> list[Effect]:
         """``linked``: somebody is there; ``alive``: where living members listen, who need no dialling."""
         if now < self.deadline:
             return []
+        look: list[Effect] = [LookUp()] if self.looks else []
         if linked:  # a partition may have us on the seeds' other side: try them at the pace of healing
             self.deadline, self.delay_s = now + self.config.heal_period_s, self.config.seed_backoff_s
-            seed = rng.choice(self.seeds)
-            return [] if seed in alive else [self.dial(seed)]
+            seed = rng.choice(self.seeds) if self.seeds else None
+            return look if seed is None or seed in alive else [self.dial(seed), *look]
         self.deadline = now + self.delay_s * (0.75 + 0.5 * rng.random())
-        longest = min(BUSY_S, self.config.seed_backoff_max_s) if self.answering else self.config.seed_backoff_max_s
-        self.delay_s = min(2 * self.delay_s, longest)
-        return [self.dial(seed) for seed in self.seeds]
+        soon = BUSY_S if self.answering else LOOK_S if self.looks else math.inf
+        self.delay_s = min(2 * self.delay_s, soon, self.config.seed_backoff_max_s)
+        return [*(self.dial(seed) for seed in self.seeds), *look]
 
 
 class Listening:

@@ -10,8 +10,8 @@ from gossip.ids import Address, PeerId
 from gossip.wire.messages import Message
 
 __all__ = [
-    "Adopt", "Collect", "Confirm", "Dial", "Effect", "Gather", "MemberChanged", "MemberState", "Merge", "Mix", "Notice",
-    "Recall", "Release", "Rename", "Restore", "Send", "Serve", "Snapshot", "Transfer", "TryDial",
+    "Adopt", "Collect", "Confirm", "Dial", "Effect", "Gather", "LookUp", "MemberChanged", "MemberState", "Merge", "Mix",
+    "Notice", "Recall", "Release", "Rename", "Restore", "Send", "Serve", "Snapshot", "Transfer", "TryDial",
 ]  # fmt: skip
 
 
@@ -40,6 +40,12 @@ class Dial:
 
     address: Address
     expect: PeerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Look up where the seeds are, and report them with ``seeded``. Said while a look is under way, it asks for no
+    second one. Only a peer that was told that its seeds are looked up says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +210,6 @@ class Notice:
 
 
 Effect = (
-    Send | Dial | TryDial | Snapshot | Recall | Transfer | Gather | Mix | Merge | Rename | Release | Serve | Collect
-    | Adopt | Confirm | Restore | MemberChanged | Notice
+    Send | Dial | LookUp | TryDial | Snapshot | Recall | Transfer | Gather | Mix | Merge | Rename | Release | Serve
+    | Collect | Adopt | Confirm | Restore | MemberChanged | Notice
 )  # fmt: skip

@@ -224,6 +224,10 @@ class Face:
         """It begins no run of its own for want of others."""
         self.runs.join_by = float("inf")
 
+    def waits_until(self, when: float) -> None:
+        """Others are to come: it begins no run of its own before, for want of them."""
+        self.runs.join_by = max(self.runs.join_by, when)
+
     # -- others --------------------------------------------------------------------------------------------------
     def member(self, peer: PeerId) -> MemberRecord | None:
         """What another says of itself."""

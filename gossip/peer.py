@@ -44,7 +44,8 @@ class Peer(Face):
     ``elements``: float32 elements of the weights; ``trained_elements``: of one optimizer key. ``sign`` and ``verify``
     are the identity's; ``expected`` holds the ids that seeds from an invite must prove; ``members`` is who knows the
     others, by default the membership protocol; ``selector`` is whom to mix with, by default what ``config`` says, which
-    must not name a file; ``finished`` is a run that this node had finished in an earlier life.
+    must not name a file; ``finished`` is a run that this node had finished in an earlier life. ``looks``: seeds are
+    looked up when LookUp asks for it, and told with :meth:`seeded`; until then there may be none.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Peer(Face):
         members: Members | None = None,
         selector: Selector | None = None,
         finished: bytes = b"",
+        looks: bool = False,
         now: float,
     ) -> None:
         self.id, self.config, self.rng = me.id, config, rng
@@ -87,7 +89,7 @@ class Peer(Face):
         self.mixing = False  # exchanges of a mix are finished, and it may not be over
         self.joining = Joining(self.local, config, self.new_session)
         self.donating = Donating(self.local, config)
-        self.seeds = Seeds(seeds, dict(expected or {}), config, now)
+        self.seeds = Seeds(seeds, dict(expected or {}), config, now, looks)
         self.reach = Reachability()
         self.optimizer_scalars: tuple[tuple[str, float], ...] = ()
         self.steps = self.samples = 0
@@ -103,7 +105,7 @@ class Peer(Face):
         self.left = False
         book = list(book)
         self.membership.restore(book, now)
-        self.hopeful = bool(seeds or book)
+        self.hopeful = bool(seeds or book or looks)
 
     # -- time ----------------------------------------------------------------------------------------------------
     @property
@@ -255,6 +257,15 @@ class Peer(Face):
     def seed_answered(self, seed: Address) -> None:
         """A connection to this seed was opened, whatever comes of it."""
         self.seeds.answered(seed)
+
+    def seeded(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> list[Effect]:
+        """The seeds were looked up: these, and no others. Who is alone dials those that are new."""
+        new = self.seeds.renew(seeds, expected)
+        return [] if self.linked_peers else [self.seeds.dial(seed) for seed in new]
+
+    def seed_is_me(self, seed: Address) -> None:
+        """Who answered at this seed is this peer itself: there is nobody to wait for."""
+        self.seeds.renew(tuple(other for other in self.seeds.seeds if other != seed), self.seeds.expected)
 
     def dial_tried(self, asker: PeerId, ok: bool, now: float) -> list[Effect]:
         return [Send(asker, Reached(ok))]

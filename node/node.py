@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,13 +30,16 @@ class Node:
     """One node of a swarm beside an ordinary training loop; used as ``with Node(model, optimizer, ...) as node``.
 
     ``model``: a torch module, or a mapping of names to tensors or writable arrays. ``optimizer``: with one, mixes take
-    the outer step of :meth:`gossip.config.Config.for_training`. ``seeds``: "host:port" of any nodes, or invites; empty
-    starts a swarm. ``listen``: "host:port", port 0 for a free one, "none" to only dial out.
-    ``advertise``: the address others should dial, when it differs. ``secret``: the file that holds the swarm's secret.
-    ``state_dir``: where the node's key and address book are kept; None: a new identity at every start. What is not
-    given comes from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG.
-    ``join_or_fail_s``: raise LocalError, naming what became of each seed, unless the weights of a swarm are here within
-    so many seconds; without it (and without GOSSIP_MUST_JOIN) a node that reaches nobody starts alone in the end.
+    the outer step of :meth:`gossip.config.Config.for_training`. ``seeds``: "host:port" of any nodes, or invites, or
+    "@path" of a file of such lines, or a function that gives such texts; names with all their addresses, files and
+    functions are asked anew while nobody is there. Empty starts a swarm. ``listen``: "host:port", port 0 for a free
+    one, "none" to only dial out. ``advertise``: the address others should dial, when it differs. ``secret``: the file
+    that holds the swarm's secret. ``state_dir``: where the node's key and address book are kept; None: a new identity
+    at every start. ``join_or_fail_s``: raise LocalError, naming what became of each seed, unless the weights of a swarm
+    are here within so many seconds; without it a node that reaches nobody starts alone in the end. ``wait_for``: return
+    when so many members are here, this one included (1 if not given), or go on after ``wait_s`` seconds (60). What is
+    not given comes from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR,
+    GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR and GOSSIP_WAIT_S.
 
     Raises LocalError and its kinds (ConfigError, IdentityError, LayoutError) with one sentence saying what to do.
     """
@@ -46,18 +49,23 @@ class Node:
         model: nn.Module | Mapping[str, Any],
         optimizer: torch.optim.Optimizer | None = None,
         *,
-        seeds: Iterable[str] = (),
+        seeds: Iterable[str] | Callable[[], Iterable[str]] = (),
         listen: str | None = None,
         advertise: str | None = None,
         secret: str | os.PathLike[str] | None = None,
         state_dir: str | os.PathLike[str] | None = None,
         config: Config | None = None,
         join_or_fail_s: float | None = None,
+        wait_for: int | None = None,
+        wait_s: float | None = None,
     ) -> None:
         self_test()
         model = unwrapped(model)
         check_optimizer(optimizer)
-        settings = Settings.gather(seeds, listen, advertise, secret, state_dir, config, join_or_fail_s=join_or_fail_s)
+        settings = Settings.gather(
+            seeds, listen, advertise, secret, state_dir, config, join_or_fail_s=join_or_fail_s, wait_for=wait_for,
+            wait_s=wait_s,
+        )  # fmt: skip
         if optimizer is not None:
             decided = settings.config.for_training(isinstance(optimizer, QuasiGlobal))
             settings = dataclasses.replace(settings, config=decided)

@@ -18,6 +18,7 @@ from gossip.effects import (
     Dial,
     Effect,
     Gather,
+    LookUp,
     MemberChanged,
     MemberState,
     Merge,
@@ -57,6 +58,7 @@ from node.transport.connector import Doors
 from node.transport.handshake import Greeter
 from node.transport.links import Link, Links, Network
 from node.transport.lobby import neighbourhood
+from node.transport.seeds import SeedLookup
 from node.transport.tls import Contexts
 
 __all__ = ["Runtime"]
@@ -91,9 +93,11 @@ class Runtime:
         outer: OuterStep,
         on_event: Callable[[str, str], None],
         outer_lock: AbstractContextManager[object] | None = None,
+        lookup: SeedLookup | None = None,
     ) -> None:
         self.peer, self.config = peer, config
         self.on_event = on_event
+        self.lookup, self.looking = lookup, False
         self.doors = Doors(
             network,
             greeter,
@@ -108,7 +112,10 @@ class Runtime:
             peer.seed_answered,
             self.member_hosts,
             lambda host: self.note(host, "strangers"),
+            self.met_itself,
         )
+        if lookup is not None:
+            lookup.tell = lambda sentence: self.doors.tell(sentence, "seed")
         self.hosts_seen, self.hosts = -1, frozenset[str]()  # of members, and the turnover at which they were so
         self.links = Links()
         self.faults = self.doors.faults
@@ -167,6 +174,8 @@ class Runtime:
                     streams.collect(effect)
                 case Serve():
                     streams.serve(effect)
+                case LookUp():
+                    self.look()
                 case TryDial(asker, address):
                     self.spawn(self.try_dial, asker, address)
                 case Notice(kind, sentence):
@@ -183,6 +192,28 @@ class Runtime:
     def spawn(self, task: Callable[..., Any], *args: object) -> None:
         if self.nursery is not None and not self.stopping:
             self.nursery.start_soon(task, *args)
+
+    def look(self) -> None:
+        """Have the seeds looked up, unless they are being."""
+        if self.lookup is not None and not self.looking:
+            self.looking = True
+            self.spawn(self.look_up, self.lookup)
+
+    async def look_up(self, lookup: SeedLookup) -> None:
+        try:
+            found = await lookup.look()
+        except Exception as error:
+            self.faults.contain(error, "The search for seeds", "it is repeated")
+            return
+        finally:
+            self.looking = False
+        self.doors.seeded(found)
+        self.perform(self.peer.seeded(found.addresses, found.expected))
+
+    def met_itself(self, seed: Address) -> None:
+        if self.lookup is not None:
+            self.lookup.met_itself(seed)
+        self.peer.seed_is_me(seed)
 
     def dial_failed(self, peer: PeerId | None) -> None:
         if peer is not None:

@@ -31,6 +31,7 @@ from node.observe.members import Member, SwarmView, members_of
 from node.runtime import Runtime
 from node.settings import Settings, advertised
 from node.transport.handshake import Greeter
+from node.transport.seeds import SeedLookup
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import swarm_contexts
 
@@ -95,14 +96,15 @@ class Service:
         try:
             memory = self.state_dir.read()
             self.incarnation = memory.incarnation + 1
-            peer = self.make_peer(advertised(settings, bound), memory, trio.current_time())
+            lookup = SeedLookup(settings.seeds, settings.expected, settings.sources, settings.secret, bound)
+            peer = self.make_peer(advertised(settings, bound), memory, lookup, trio.current_time())
             shown = str(peer.record.address or bound or "no address: it only dials out")
             progress = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
             contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
             runtime = self.runtime = Runtime(
                 peer, settings.config, network, Greeter(settings.config.swarm, self.state.layout), contexts,
                 self.boundary, self.pool, self.outer,
-                lambda kind, sentence: progress.event(time.time(), kind, sentence), self.outer_lock,
+                lambda kind, sentence: progress.event(time.time(), kind, sentence), self.outer_lock, lookup,
             )  # fmt: skip
             runtime.after_perform = self.after_perform
             self.remember(runtime)
@@ -130,7 +132,7 @@ class Service:
             self.list_members()
             progress.close(time.time(), self.figures())
 
-    def make_peer(self, address: Address | None, memory: Memory, now: float) -> Peer:
+    def make_peer(self, address: Address | None, memory: Memory, lookup: SeedLookup, now: float) -> Peer:
         identity, settings = self.identity, self.settings
         record = MemberRecord(
             identity.id, identity.public_key, self.incarnation, address=address, genesis=secrets.token_bytes(16),
@@ -140,9 +142,11 @@ class Service:
         peer = Peer(
             record, sign=identity.sign, verify=verify, config=config, fingerprint=self.state.layout.fingerprint,
             elements=elements, trained_elements=self.state.trained_elements, rng=random.Random(secrets.randbits(64)),
-            seeds=settings.seeds, expected=settings.expected, book=memory.book, finished=self.state_dir.finished(),
-            selector=selector_of(config, elements, graph), now=now,
+            seeds=lookup.fixed, expected=settings.expected, book=memory.book, finished=self.state_dir.finished(),
+            selector=selector_of(config, elements, graph), looks=lookup.needed, now=now,
         )  # fmt: skip
+        if settings.wait_for > 1:
+            peer.waits_until(now + settings.wait_s)
         if settings.join_or_fail_s is not None:
             peer.must_join()  # it does not begin alone meanwhile
         return peer

@@ -8,18 +8,20 @@ import math
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gossip.config import Config
-from gossip.errors import ConfigError
+from gossip.errors import ConfigError, IdentityError
 from gossip.ids import Address, PeerId, parse_address
 from node.identity.keys import is_invite, keep_secret, kept_secret, parse_invite, read_secret
-from node.transport.tcp import is_loopback
+from node.transport.seeds import SeedSource, parse_seed, read_seeds, source_of
+from node.transport.tcp import is_loopback, routed
 
 __all__ = ["Settings", "advertised"]
 
+WAIT_S = 60.0  # for the members to wait for: jobs that are launched together begin within a minute, or do not
 SIOCGIFADDR = 0x8915  # of Linux; elsewhere it fails as on an interface without an address
 
 
@@ -35,11 +37,14 @@ class Settings:
     state_dir: Path | None
     config: Config
     join_or_fail_s: float | None = None  # fail unless the weights of a swarm are here by then
+    sources: tuple[SeedSource, ...] = ()  # asked for seeds while there is nobody
+    wait_for: int = 1  # members, this one included, before training begins
+    wait_s: float = WAIT_S  # and for how long at most
 
     @classmethod
     def gather(
         cls,
-        seeds: Iterable[str] | None,
+        seeds: Iterable[str] | Callable[[], Iterable[str]] | None,
         listen: str | None,
         advertise: str | None,
         secret: str | os.PathLike[str] | None,
@@ -47,26 +52,28 @@ class Settings:
         config: Config | None,
         environment: Mapping[str, str] = os.environ,
         join_or_fail_s: float | None = None,
+        wait_for: int | None = None,
+        wait_s: float | None = None,
     ) -> Settings:
         """Raises ConfigError or IdentityError, one sentence, for what cannot work."""
-        given = [seeds] if isinstance(seeds, str) else list(seeds or ())
+        given: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
         if not given:
             given = [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
         addresses: list[Address] = []
         expected: dict[Address, PeerId] = {}
+        sources: list[SeedSource] = []
         key: bytes | None = None
         for text in given:
-            if is_invite(text):
-                invite = parse_invite(text)
-                key = invite.secret
-                addresses += invite.seeds
-                expected |= dict.fromkeys(invite.seeds, invite.seed_id)
+            source = source_of(text)
+            if source is not None:
+                sources.append(source)
+                key = key or invited(source)
                 continue
-            where, mark, wanted = text.partition("#")
-            address = parse_address(where)
-            addresses.append(address)
-            if mark:
-                expected[address] = peer_id(wanted, text)
+            seed = parse_seed(text)
+            addresses += seed.addresses
+            key = seed.secret or key
+            if seed.expected is not None:
+                expected |= dict.fromkeys(seed.addresses, seed.expected)
         file = secret if secret is not None else environment.get("GOSSIP_SECRET_FILE")
         folder = state_dir if state_dir is not None else environment.get("GOSSIP_STATE_DIR")
         if key is not None and folder:
@@ -89,12 +96,15 @@ class Settings:
         return cls(
             tuple(dict.fromkeys(addresses)), expected, bound, parse_address(shown) if shown else None, key,
             Path(folder) if folder else None, config,
-            seconds(environment.get("GOSSIP_MUST_JOIN", "")) if join_or_fail_s is None else join_or_fail_s,
+            seconds(environment, "GOSSIP_MUST_JOIN") if join_or_fail_s is None else join_or_fail_s,
+            tuple(sources), members(environment.get("GOSSIP_WAIT_FOR", "1") if wait_for is None else wait_for),
+            waited(seconds(environment, "GOSSIP_WAIT_S") if wait_s is None else wait_s),
         )  # fmt: skip
 
 
-def seconds(text: str) -> float | None:
-    """Of GOSSIP_MUST_JOIN; None where nothing is said."""
+def seconds(environment: Mapping[str, str], name: str) -> float | None:
+    """Of a variable; None where nothing is said."""
+    text = environment.get(name, "")
     if not text:
         return None
     try:
@@ -102,18 +112,40 @@ def seconds(text: str) -> float | None:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise ConfigError(f"GOSSIP_MUST_JOIN is {text!r}: give a number of seconds, as 30.")
+        raise ConfigError(f"{name} is {text!r}: give a number of seconds, as 30.")
     return value
 
 
-def peer_id(text: str, seed: str) -> PeerId:
-    try:
-        value = bytes.fromhex(text)
-    except ValueError:
-        value = b""
-    if len(value) != 16:
-        raise ConfigError(f"{seed!r} is not a seed: after # belong the 32 hexadecimal digits of a node's id.")
-    return PeerId(value)
+def members(count: object) -> int:
+    """How many to wait for. Raises ConfigError."""
+    with contextlib.suppress(ValueError):
+        count = int(count or "1") if isinstance(count, str) else count
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(f"wait_for is {count!r}: give how many members to wait for, this one included, as 4.")
+    return count
+
+
+def waited(wait_s: float | None) -> float:
+    """For how long. Raises ConfigError."""
+    if wait_s is None:
+        return WAIT_S
+    if not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
+        raise ConfigError(f"wait_s is {wait_s!r}: give a number of seconds, as 60.")
+    return wait_s
+
+
+def invited(source: SeedSource) -> bytes | None:
+    """The secret of an invite that a file holds from the beginning: later is too late for one, since a node is known
+    by whether it has a secret from its first connection on."""
+    texts: list[str] = []
+    if isinstance(source, Path):
+        with contextlib.suppress(OSError):  # it may come later
+            texts = read_seeds(source)
+    for text in texts:
+        if is_invite(text):
+            with contextlib.suppress(IdentityError):  # told when it is looked up
+                return parse_invite(text).secret
+    return None
 
 
 def advertised(settings: Settings, bound: Address | None) -> Address | None:
@@ -126,16 +158,6 @@ def advertised(settings: Settings, bound: Address | None) -> Address | None:
     host = routed(target, bound.host == "::" and ":" in target.host)
     # Without a default route, as in a closed network. The machine's name would not do: it often means loopback.
     return Address(host or next((own for own in own_addresses() if not is_loopback(own)), "127.0.0.1"), bound.port)
-
-
-def routed(target: Address, v6: bool = False) -> str | None:
-    """Our address on the way to ``target``; None where there is no way."""
-    with socket.socket(socket.AF_INET6 if v6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(tuple(target))  # chooses a route; a datagram socket sends nothing by it
-            return str(probe.getsockname()[0])
-        except OSError:
-            return None
 
 
 def own_addresses() -> Iterator[str]:

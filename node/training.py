@@ -100,11 +100,13 @@ class TrainingSide:
         if not self.outer.plain:
             self.reset_outer()
         self.install_handler()
+        began = time.monotonic()
         try:
             self.thread.start(self.service.main)
             self.join()
             if self.given is not None and not self.boundary.lives:  # or the weights are another run's, or ahead
                 self.go_on(self.given, OF_OTHERS, lambda: None)
+            self.wait_for_others(began)
         except BaseException:
             self.close()
             raise
@@ -148,6 +150,22 @@ class TrainingSide:
                 self.visit()  # and with it a copy for newcomers: until the first step may be long
                 self.heard()  # and with the weights the count of what is behind them
                 return
+
+    def wait_for_others(self, began: float) -> None:
+        """Until as many members are here as were to be waited for, this one included, or for as long as it was to. Only
+        who had a link with us counts: of others anybody may tell. Those who come meanwhile are given weights."""
+        count, wait_s, peer = self.settings.wait_for, self.settings.wait_s, self.peer
+        while peer.counts.alive < count and not peer.finished:
+            if time.monotonic() - began >= wait_s:
+                text = (
+                    f"Waited {wait_s:g} s for {count} members, of whom {peer.counts.alive} are here, this one included:"
+                    " this node goes on with them, and with the others when they come."
+                )
+                self.thread.call(self.runtime.on_event, "waited", text)
+                return
+            self.wake.wait(0.02)
+            self.thread.check()
+            self.visit()
 
     # -- what is looked at -----------------------------------------------------------------------------------------
     @property

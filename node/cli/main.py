@@ -31,13 +31,15 @@ __all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status"]
 class RunSettings:
     """The options of `gossip run`. What is None is left to the environment, and to Node's own defaults."""
 
-    seeds: tuple[str, ...] = ()  # host:port or invites
+    seeds: tuple[str, ...] = ()  # host:port, invites, or @file
     listen: str | None = None
     advertise: str | None = None
     secret_file: Path | None = None
     insecure: bool = False
     state_dir: Path | None = None
     must_join: float | None = None  # seconds
+    wait_for: int | None = None  # members
+    wait_s: float | None = None
     config: Path | None = None
     log: Path | None = None
     quiet: bool = False
@@ -113,6 +115,10 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         changes["GOSSIP_STATE_DIR"] = str(settings.state_dir.resolve())
     if settings.must_join is not None:
         changes["GOSSIP_MUST_JOIN"] = f"{settings.must_join:g}"
+    if settings.wait_for is not None:
+        changes["GOSSIP_WAIT_FOR"] = f"{settings.wait_for}"
+    if settings.wait_s is not None:
+        changes["GOSSIP_WAIT_S"] = f"{settings.wait_s:g}"
     if settings.config is not None:
         changes["GOSSIP_CONFIG"] = str(settings.config.resolve())
     if settings.log is not None:
@@ -126,7 +132,9 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
 
 
 def resolve_seeds(texts: Sequence[str]) -> tuple[list[str], bytes | None]:
-    """Seeds as Node reads them, ``host:port`` or ``host:port#id``, and the secret if any was an invite."""
+    """Seeds as Node reads them, ``host:port``, ``host:port#id`` or ``@file``, and the secret if any was an invite."""
+    from node.transport.seeds import parse_seed, source_of  # here: it brings trio
+
     seeds: list[str] = []
     secrets: set[bytes] = set()
     for text in texts:
@@ -134,11 +142,17 @@ def resolve_seeds(texts: Sequence[str]) -> tuple[list[str], bytes | None]:
             invite = parse_invite(text)
             secrets.add(invite.secret)
             seeds += [f"{address}#{invite.seed_id.hex()}" for address in invite.seeds]
+        elif (file := source_of(text)) is not None:
+            if "," in str(file):
+                raise ConfigError(
+                    f"--seed {text}: the path of a file of seeds can hold no comma; give it another name."
+                )
+            seeds.append(f"@{file}")
         else:
-            address = parse_address(text)
+            (address,) = parse_seed(text).addresses
             if address.port == 0:
                 raise ConfigError(f"--seed {text} cannot be dialled: name the port.")
-            seeds.append(str(address))
+            seeds.append(text.strip())
     if len(secrets) > 1:
         raise ConfigError("These invites belong to different swarms: give those of one swarm.")
     return seeds, next(iter(secrets), None)

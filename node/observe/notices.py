@@ -17,7 +17,7 @@ LEVELS = {
     "loss": logging.WARNING, "mended": logging.WARNING, "merged": logging.WARNING, "put back": logging.WARNING,
     "refused": logging.WARNING, "seed": logging.WARNING, "spoiled": logging.WARNING, "state": logging.WARNING,
     "suspicious": logging.WARNING, "twin": logging.WARNING, "unreachable": logging.WARNING,
-    "untaken": logging.WARNING, "waiting": logging.WARNING,
+    "untaken": logging.WARNING, "waited": logging.WARNING, "waiting": logging.WARNING,
     "finished": logging.INFO, "joined": logging.INFO, "listening": logging.INFO, "member": logging.INFO,
     "merging": logging.INFO, "stalled": logging.INFO, "started": logging.INFO,
 }  # fmt: skip

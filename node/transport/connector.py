@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import trio
@@ -19,6 +19,7 @@ from node.transport.byte_stream import BrokenLinkError, ByteStream
 from node.transport.handshake import Greeter
 from node.transport.links import FrameReader, Link, Network
 from node.transport.lobby import Lobby, neighbourhood
+from node.transport.seeds import Found
 from node.transport.tcp import is_loopback, is_private
 from node.transport.tls import Contexts, TlsStream
 
@@ -31,13 +32,15 @@ TO_SILENT = 8  # of them, to addresses where the last dial was not even refused
 STRANGERS_WAITING = 64  # dials to strangers that wait for one of their two; more fail at once
 SILENT_S = 1.0  # a dial that took longer and failed was not refused
 REMEMBERED = 4_096  # addresses that were silent
+NAMED = 4  # seeds of which the sentence that ends a node says why
 TOLD = 64  # different refusals told to people: strangers fill no log
 
 
 class Doors:
     """``me`` gives our own record, ``run_link`` takes a greeted link to its end, ``dial_failed`` hears of whom we did
     not reach (None: a seed), ``on_event`` tells people. ``familiar``: whether we had a link with a member;
-    ``seed_answered`` hears of seeds that accept a connection, whatever comes of it; ``hosts``: of members we know."""
+    ``seed_answered`` hears of seeds that accept a connection, whatever comes of it, ``met_itself`` of those that are
+    this node; ``hosts``: of members we know."""
 
     def __init__(
         self, network: Network, greeter: Greeter, contexts: Contexts | None, config: Config,
@@ -46,20 +49,24 @@ class Doors:
         familiar: Callable[[PeerId], bool] = lambda peer: True,
         seed_answered: Callable[[Address], None] = lambda address: None,
         hosts: Callable[[], Collection[str]] = lambda: (), turned_out: Callable[[str], None] = lambda host: None,
+        met_itself: Callable[[Address], None] = lambda address: None,
     ) -> None:  # fmt: skip
         self.network, self.greeter, self.contexts, self.config = network, greeter, contexts, config
         self.me, self.run_link, self.dial_failed, self.on_event = me, run_link, dial_failed, on_event
         self.faults = Faults(on_event)
         self.seeds = seeds  # what they say against us is final; a stale address book is not
+        self.names: Mapping[Address, str] = {}  # what people call a seed whose address was looked up
+        self.missing: Mapping[str, str] = {}  # why there are no seeds where some were looked up
         self.dialling: dict[Address, set[PeerId | None]] = {}  # whom we hope to find there
         self.familiar, self.seed_answered, self.hosts = familiar, seed_answered, hosts
+        self.met_itself = met_itself
         self.dial_limit = trio.CapacityLimiter(DIALS)
         self.stranger_limit, self.silent_limit = trio.CapacityLimiter(TO_STRANGERS), trio.CapacityLimiter(TO_SILENT)
         self.strange: set[Address] = set()  # dialled for members of whom we only heard
         self.silent: OrderedDict[Address, None] = OrderedDict()  # where the last dial was not even refused
         self.lobby = Lobby(self.neighbours, lambda stream: getattr(stream, "heard", True), turned_out)
         self.failures: dict[Address, str] = {}  # what became of the last dial to each seed that did not answer
-        self.refusal: RefusedError | None = None  # the first that says more than "closed"
+        self.refusals: dict[Address, RefusedError] = {}  # of seeds
         self.told: set[str] = set()
         self.turned_out = turned_out  # hears where each came from that never said who it is
         self.nursery: trio.Nursery | None = None
@@ -73,6 +80,12 @@ class Doors:
     def spawn(self, task: Callable[..., Any], *args: object) -> None:
         if self.nursery is not None and not self.closed:
             self.nursery.start_soon(task, *args)
+
+    def seeded(self, found: Found) -> None:
+        """The seeds were looked up: what others said or did counts no more."""
+        self.seeds, self.names, self.missing = frozenset(found.addresses), found.names, found.missing
+        self.failures = {address: why for address, why in self.failures.items() if address in self.seeds}
+        self.refusals = {address: error for address, error in self.refusals.items() if address in self.seeds}
 
     def dial(self, address: Address, expect: PeerId | None) -> None:
         """Begin a link to ``address``, where ``expect`` should answer; one dial at a time to one address."""
@@ -158,27 +171,44 @@ class Doors:
         self.missed(hoped - {None, greeted[0].peer})  # nothing may wait between the Hello and who closes the stream
         await self.run_link(*greeted)
 
+    @property
+    def refusal(self) -> RefusedError | None:
+        """What a seed said against us, best one that says more than "closed"."""
+        errors = self.refusals.values()
+        return next((error for error in errors if error.code != "closed"), next(iter(errors), None))
+
+    def called(self, seed: Address) -> str:
+        """What people know a seed by."""
+        return self.names.get(seed) or str(seed)
+
     def note_seed(self, address: Address, greeted: bool, failure: str, refused: RefusedError | None) -> None:
-        """Say once for each seed and cause why there is no link to it."""
+        """Say once for each seed and cause why there is no link to it. Of a name with several addresses one that
+        answers is enough: it may stand for ::1 and 127.0.0.1, or for nodes of which some are not up."""
         if greeted:
             self.failures.pop(address, None)
         elif refused is not None:  # which is told as a refusal
             self.failures[address] = f"refused this node: {refused}"
         else:
             self.failures[address] = failure
-            self.tell(f"Seed {address} {failure}; it is tried again and again.", "seed")
+            name = self.called(address)
+            if all(seed in self.failures for seed in self.seeds if self.called(seed) == name):
+                self.tell(f"Seed {name} {failure}; it is tried again and again.", "seed")
 
     def why_alone(self) -> str:
-        """What became of the last dial to each seed."""
-        if not self.failures:
-            return "nobody there gave its weights"
-        return "; ".join(f"seed {address} {failure}" for address, failure in self.failures.items())
+        """What became of the last dial to each seed, or of the search for them."""
+        causes = {self.called(address): failure for address, failure in self.failures.items()}
+        said = [*(f"seed {name} {failure}" for name, failure in causes.items()), *map(" ".join, self.missing.items())]
+        if len(said) > NAMED:
+            said[NAMED:] = [f"{len(said) - NAMED} more are like these"]
+        return "; ".join(said) or "nobody there gave its weights"
 
     def note_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
+        if error.code == "self" and address in self.seeds:
+            self.met_itself(address)
         if error.code == "self" or (error.code == "closed" and expect is not None):
             return
-        if address in self.seeds and (self.refusal is None or self.refusal.code == "closed"):
-            self.refusal = error
+        if address in self.seeds:
+            self.refusals[address] = error
         self.tell(f"{address}: {error}")
 
     async def accept(self, stream: ByteStream) -> None:

@@ -15,7 +15,7 @@ from gossip.ids import Address
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 from node.transport.forks import keep_from_children
 
-__all__ = ["TcpNetwork", "is_loopback", "is_private"]
+__all__ = ["TcpNetwork", "is_loopback", "is_private", "routed"]
 
 BACKLOG = 128
 NOT_SENT_BYTES = 131_072  # unsent bytes the kernel may queue: a probe waits behind at most this much of a chunk
@@ -36,6 +36,16 @@ def is_private(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_private
     return False
+
+
+def routed(target: Address, v6: bool = False) -> str | None:
+    """Our address on the way to ``target``; None where there is no way."""
+    with socket.socket(socket.AF_INET6 if v6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(tuple(target))  # chooses a route; a datagram socket sends nothing by it
+            return str(probe.getsockname()[0])
+        except OSError:
+            return None
 
 
 class TcpNetwork:

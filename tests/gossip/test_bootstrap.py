@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from gossip.config import Config
-from gossip.discovery import ASKED, HOME_PING_S, PATIENCE_S, Reachability, Seeds, answer_reach
-from gossip.effects import Dial, Send, TryDial
+from gossip.discovery import ASKED, HOME_PING_S, LOOK_S, PATIENCE_S, Reachability, Seeds, answer_reach
+from gossip.effects import Dial, LookUp, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.peer import Peer
 from gossip.selection.rule import uniform
@@ -69,6 +69,88 @@ def test_without_seeds_there_is_nothing_to_do():
     seeds.unlinked(1.0)
     assert seeds.deadline == float("inf")
     assert seeds.tick(1e9, False, (), random.Random(1)) == []
+
+
+# -- seeds that are looked up -----------------------------------------------------------------------------------------
+def test_seeds_that_are_looked_up_are_asked_for_whenever_they_are_tried_alone_and_in_company():
+    seeds, rng = Seeds((), {}, CONFIG, 5.0, looks=True), random.Random(1)
+    assert seeds.deadline == 5.0
+    pauses = []
+    for _ in range(12):
+        now = seeds.deadline
+        assert seeds.tick(now, False, (), rng) == [LookUp()]
+        pauses.append(seeds.deadline - now)
+    assert pauses[0] <= 1.25 * CONFIG.seed_backoff_s
+    assert 0.75 * LOOK_S <= pauses[-1] <= max(pauses) <= 1.25 * LOOK_S, "it may fill at any moment"
+    assert seeds.tick(seeds.deadline, True, (), rng) == [LookUp()], "each of two halves may know only itself"
+    assert seeds.deadline - now >= CONFIG.heal_period_s
+    seeds.unlinked(1_000.0)
+    assert seeds.deadline <= 1_000.0 + CONFIG.seed_backoff_s
+
+
+def test_what_was_found_is_dialled_while_it_is_looked_up_anew_and_what_is_gone_no_more():
+    seeds, rng = Seeds((HERE,), {}, CONFIG, 0.0, looks=True), random.Random(1)
+    assert seeds.tick(0.0, False, (), rng) == [Dial(HERE), LookUp()]
+    seeds.answered(HERE)
+    assert seeds.renew((HERE, THERE), {THERE: B}) == (THERE,)
+    assert seeds.answering, "what is known of a seed that stays is kept"
+    assert seeds.tick(seeds.deadline, False, (), rng) == [Dial(HERE), Dial(THERE, B), LookUp()]
+    assert seeds.renew((THERE,), {}) == ()
+    assert not seeds.answering, "one that is no seed any more holds nobody up"
+    assert seeds.tick(seeds.deadline, False, (), rng) == [Dial(THERE), LookUp()]
+    assert seeds.renew((), {}) == ()
+    assert seeds.tick(seeds.deadline, True, (), rng) == [LookUp()]
+
+
+def seedless(**options) -> Peer:
+    me = dataclasses.replace(ME, genesis=b"g" * 16)
+    return Peer(
+        me, sign=unsigned, verify=trusting, config=CONFIG, fingerprint="f", elements=1000, rng=random.Random(1),
+        now=0.0, **options,
+    )  # fmt: skip
+
+
+def test_who_has_found_no_seed_yet_begins_no_run_until_the_time_to_join_is_up():
+    peer = seedless(looks=True)
+    assert peer.start(0.0) == [LookUp()]
+    while not peer.ready:
+        now = peer.deadline
+        peer.tick(now)
+    assert CONFIG.join_timeout_s <= now <= CONFIG.join_timeout_s + 1.1
+    assert LookUp() in peer.tick(peer.seeds.deadline), "and goes on looking"
+
+
+def test_who_waits_for_others_begins_no_run_for_want_of_them_before():
+    peer = seedless(looks=True)
+    peer.waits_until(55.0)
+    peer.start(0.0)
+    while not peer.ready:
+        now = peer.deadline
+        peer.tick(now)
+    assert 55.0 <= now <= 56.1
+
+
+def test_new_seeds_are_dialled_at_once_by_who_is_alone_and_left_to_healing_by_who_is_not():
+    peer = seedless(looks=True)
+    peer.start(0.0)
+    assert peer.seeded((HERE, THERE), {HERE: A}) == [Dial(HERE, A), Dial(THERE)]
+    assert peer.seeded((HERE, THERE), {HERE: A}) == [], "they are under way"
+    peer.linked(A, dataclasses.replace(ME, id=A, address=HERE), 1.0)
+    assert peer.seeded((HERE, Address("10.0.0.3", 3)), {}) == []
+    assert peer.seed_addresses == (HERE, Address("10.0.0.3", 3))
+
+
+def test_a_seed_that_is_this_node_itself_is_nobody_to_wait_for():
+    peer = seedless(seeds=(THERE,))
+    effects, now = peer.start(0.0), 0.0
+    while not peer.ready and now < 400.0:
+        for effect in effects:
+            if isinstance(effect, Dial):  # it opens, and greets as ourselves
+                peer.seed_answered(effect.address)
+                peer.seed_is_me(effect.address)
+        now = max(now + 1e-3, peer.deadline)
+        effects = peer.tick(now)
+    assert now == pytest.approx(CONFIG.join_timeout_s, abs=1.1)
 
 
 # -- being dialled ---------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ class Trainee(threading.Thread):
         super().__init__(daemon=True)
         self.model, self.optimizer, self.work = model, optimizer, work
         self.options = {"config": QUICK} | options
-        self.node = None
+        self.made = self.node = None  # from the beginning, and once it is entered
         self.at_entry = {}
         self.error = None
         self.left_in_s = None
@@ -34,11 +34,12 @@ class Trainee(threading.Thread):
 
     @property
     def side(self):
-        return self.node._training
+        return self.made._training
 
     def run(self):
         try:
-            with Node(self.model, self.optimizer, **self.options) as node:
+            self.made = Node(self.model, self.optimizer, **self.options)
+            with self.made as node:
                 self.node = node
                 if isinstance(self.model, nn.Module):
                     self.at_entry = {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -105,8 +106,28 @@ def train():
         return trainee
 
     yield start
+    end(started)
+
+
+@pytest.fixture
+def launch():
+    """``launch(model, **node_options)`` starts a Trainee whose network runs, and waits for nothing more."""
+    started = []
+
+    def start(*args, **options):
+        trainee = Trainee(*args, **options)
+        started.append(trainee)
+        trainee.start()
+        until(lambda: trainee.error or (trainee.made is not None and trainee.side.service.runtime is not None))
+        return trainee
+
+    yield start
+    end(started)
+
+
+def end(trainees):
     errors = []
-    for trainee in started:
+    for trainee in trainees:
         trainee.stop()
         errors.append(trainee.error)
     assert not any(errors), errors

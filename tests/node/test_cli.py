@@ -67,6 +67,13 @@ def test_a_time_to_join_reaches_the_node(tmp_path):
             gather({"GOSSIP_MUST_JOIN": text})
 
 
+def test_how_many_to_wait_for_reaches_the_node():
+    changes = cli.environment_of(cli.RunSettings(wait_for=4, wait_s=2.5), {})
+    assert (changes["GOSSIP_WAIT_FOR"], changes["GOSSIP_WAIT_S"]) == ("4", "2.5")
+    with pytest.raises(ConfigError, match="wait_for"):
+        cli.environment_of(cli.RunSettings(), {"GOSSIP_WAIT_FOR": "all"})
+
+
 def test_help_imports_nothing_heavy():
     probe = (
         "import sys\nfrom gossip.__main__ import main\nsys.argv[1:] = ['--help']\ntry:\n    main()\nfinally:\n"
@@ -176,6 +183,15 @@ def test_settings_become_the_variables_that_node_reads(tmp_path):
 
 def test_what_is_not_given_is_left_to_the_environment():
     assert cli.environment_of(cli.RunSettings(), {"GOSSIP_SEEDS": "a:1"}) == {"GOSSIP_PROGRESS": "line"}
+
+
+def test_a_file_of_seeds_is_passed_on_as_one_and_from_where_the_command_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one = f"h:1#{SEED_ID.hex()}"
+    assert cli.environment_of(cli.RunSettings(seeds=("@seeds", one)), {})["GOSSIP_SEEDS"] == f"@{tmp_path}/seeds,{one}"
+    for text, words in (("@a,b", "comma"), ("@", "names no file"), ("h:0", "name the port"), ("h:1#ab", "32 hexa")):
+        with pytest.raises(ConfigError, match=words):
+            cli.environment_of(cli.RunSettings(seeds=(text,)), {})
 
 
 @pytest.mark.parametrize("with_state_dir", [False, True])

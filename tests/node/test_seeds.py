@@ -1,0 +1,342 @@
+"""Seeds that are looked up: names with all their addresses, files that fill, functions of the program."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+from torch import nn
+
+from gossip.errors import ConfigError, LocalError
+from gossip.ids import Address, PeerId, parse_address
+from node import Node
+from node.identity.keys import InviteToken, new_secret, parse_secret
+from node.settings import Settings
+from node.transport import seeds as module
+from node.transport.seeds import MOST_FOUND, MOST_TEXTS, SeedLookup
+from tests.node.conftest import QUICK
+
+HERE, SOMEBODY = Address("127.0.0.1", 7700), PeerId(b"s" * 16)
+PATIENT = replace(QUICK, join_timeout_s=25.0)
+
+
+def lookup(*texts, secret=None, bound=HERE, told=None):
+    """As a node makes it of what it is given."""
+    given = Settings.gather(texts, None, None, None, None, None, {})
+    tell = (lambda sentence: None) if told is None else told.append
+    return SeedLookup(given.seeds, given.expected, given.sources, secret or given.secret, bound, tell)
+
+
+def found(made, times=1):
+    for _ in range(times):
+        last = trio.run(made.look)
+    return last
+
+
+@pytest.fixture
+def resolver(monkeypatch):
+    """What names stand for, in place of the system's resolver."""
+    names = {}
+
+    def stand_in(host, port):
+        if host not in names:
+            raise socket.gaierror("no such name")
+        return list(names[host])
+
+    monkeypatch.setattr(module, "numbers_of", stand_in)
+    return names
+
+
+# -- a look ------------------------------------------------------------------------------------------------------------
+def test_every_address_of_a_name_is_a_seed_without_our_own(resolver):
+    resolver["swarm"] = ["127.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::4"]
+    made = lookup("swarm:7700", "10.0.0.9:1")
+    assert made.needed
+    assert made.fixed == (Address("10.0.0.9", 1),)
+    got = found(made)
+    others = {Address("10.0.0.2", 7700), Address("10.0.0.3", 7700), Address("fd00::4", 7700)}
+    assert set(got.addresses) == others | {Address("10.0.0.9", 1)}
+    assert got.names == dict.fromkeys([HERE, *others], "swarm:7700"), "people see the name that they gave"
+    assert not lookup("10.0.0.9:1", "[::1]:7").needed
+
+
+def test_who_listens_everywhere_knows_its_own_addresses_by_its_port(resolver):
+    made = lookup("swarm:7700", bound=Address("0.0.0.0", 7700))
+    resolver["swarm"] = ["127.0.0.1", "127.0.0.7", "192.0.2.1"]
+    assert found(made).addresses == (Address("192.0.2.1", 7700),)
+    other_port = lookup("swarm:7700", bound=Address("0.0.0.0", 7701))
+    assert len(found(other_port).addresses) == 3, "two nodes of one machine"
+
+
+def test_an_address_at_which_this_node_met_itself_is_left_out_from_then_on(resolver):
+    resolver["swarm"] = ["10.0.0.1", "10.0.0.2"]
+    made = lookup("swarm:7700")
+    made.met_itself(Address("10.0.0.1", 7700))
+    assert found(made).addresses == (Address("10.0.0.2", 7700),)
+
+
+def test_a_name_that_stands_for_nothing_stays_and_one_that_did_stands_for_what_it_did(resolver):
+    made = lookup("swarm:7700")
+    assert found(made).addresses == (Address("swarm", 7700),), "dialling it says why"
+    resolver["swarm"] = ["10.0.0.2"]
+    assert found(made).addresses == (Address("10.0.0.2", 7700),)
+    del resolver["swarm"]
+    assert found(made).addresses == (Address("10.0.0.2", 7700),)
+
+
+def test_the_ids_of_seeds_and_invites_hold_for_what_they_stand_for(resolver, tmp_path):
+    resolver["swarm"] = ["10.0.0.2", "10.0.0.3"]
+    secret = parse_secret(new_secret())
+    invite = InviteToken(secret, (Address("10.0.0.4", 1),), SOMEBODY).text
+    (tmp_path / "seeds").write_text(f"# nodes\n\n  {invite}\n10.0.0.5:1#{'ab' * 16}\n10.0.0.6:1")
+    got = found(lookup(f"swarm:7700#{'cd' * 16}", f"@{tmp_path}/seeds"))
+    whose = {address: got.expected.get(address, b"").hex() for address in got.addresses}
+    assert whose == {
+        Address("10.0.0.2", 7700): "cd" * 16, Address("10.0.0.3", 7700): "cd" * 16,
+        Address("10.0.0.4", 1): SOMEBODY.hex(), Address("10.0.0.5", 1): "ab" * 16, Address("10.0.0.6", 1): "",
+    }  # fmt: skip
+
+
+def test_a_look_brings_so_many_addresses_and_others_the_next_time(resolver, tmp_path):
+    resolver["swarm"] = [f"10.0.{i // 250}.{i % 250 + 1}" for i in range(2_000)]
+    made = lookup("swarm:7700", "10.9.9.9:9")
+    first, second = found(made), found(made)
+    assert len(first.addresses) == len(second.addresses) == MOST_FOUND + 1
+    assert set(first.addresses) != set(second.addresses)
+    assert Address("10.9.9.9", 9) in set(first.addresses) & set(second.addresses), "what was named is always there"
+    (tmp_path / "seeds").write_text("".join(f"10.1.{i // 250}.{i % 250}:7700\n" for i in range(50_000)))
+    made = lookup(f"@{tmp_path}/seeds", endless)
+    assert len(found(made).addresses) == MOST_FOUND
+    assert max(map(len, made.texts.values())) == MOST_TEXTS
+
+
+def endless():
+    while True:
+        yield "10.0.0.1:7"
+
+
+def test_a_file_may_come_later_and_be_empty_at_first_and_what_it_named_outlives_it(tmp_path):
+    file, told = tmp_path / "seeds", []
+    made = lookup(f"@{file}", told=told)
+    label = f"@{file}"
+    assert found(made, 3).missing == {label: "cannot be read (no such file or directory)"}
+    assert told == [f"{label} cannot be read (no such file or directory); it is asked for seeds again and again."]
+    file.write_text("")
+    assert found(made).missing == {label: "names no node yet"}
+    file.write_text("127.0.0.1:7700\n")
+    assert found(made).missing == {"127.0.0.1:7700": "is this node itself"}
+    file.write_text("10.0.0.2:7700\n127.0.0.1:7700\n")
+    assert found(made).addresses == (Address("10.0.0.2", 7700),)
+    file.unlink()
+    assert found(made).addresses == (Address("10.0.0.2", 7700),)
+    assert len(told) == 2, "gone again is told again"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (lambda: 1 / 0, "raised ZeroDivisionError (division by zero)"),
+        (lambda: None, "returned NoneType, and not a list of texts"),
+        (lambda: [7], "named int as a seed, and not a text"),
+        (lambda: (_ for _ in [[]]), "named list as a seed, and not a text"),
+        (lambda: sys.exit(5), "raised SystemExit (5)"),
+    ],
+)
+def test_a_function_that_fails_is_told_once_and_asked_again(source, why):
+    answers, told = [], []
+    made = lookup(lambda: answers or source(), told=told)
+    assert found(made, 3).missing == {"seeds()": why}
+    assert told == [f"seeds() {why}; it is asked for seeds again and again."]
+    answers.append("10.0.0.2:7700")
+    assert found(made).addresses == (Address("10.0.0.2", 7700),)
+
+
+def test_a_function_may_name_files_no_more_than_a_file_may_and_one_text_is_a_list(tmp_path):
+    told = []
+    got = found(lookup(lambda: "10.0.0.2:7", told=told))
+    assert got.addresses == (Address("10.0.0.2", 7),)
+    assert found(lookup(lambda: ["@elsewhere", "junk" * 1_000, "10.0.0.3:7"], told=told), 3).addresses == (
+        Address("10.0.0.3", 7),
+    )
+    assert len(told) == 1
+    assert "seeds() names something that is no seed, and is left out: '@elsewhere' is not an address" in told[0]
+
+
+def test_an_invite_of_another_swarm_is_left_out_and_not_repeated(tmp_path):
+    secret, told = parse_secret(new_secret()), []
+    invite = InviteToken(secret, (Address("10.0.0.4", 1),), SOMEBODY).text
+    made = lookup(lambda: [invite], told=told)
+    assert found(made, 2).addresses == ()
+    assert len(told) == 1
+    assert "another secret" in told[0]
+    assert invite not in told[0]
+    assert found(lookup(lambda: [invite], secret=secret)).addresses == (Address("10.0.0.4", 1),)
+
+
+def test_what_hangs_keeps_one_thread_and_nobody_from_being_found(monkeypatch, resolver):
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    let_go, running = threading.Event(), []
+
+    def hangs():
+        running.append(1)
+        let_go.wait(30)
+        return ["10.0.0.9:9"]
+
+    resolver["swarm"] = ["10.0.0.2"]
+    made, told = lookup(hangs, "swarm:7700"), []
+    made.tell = told.append
+
+    async def looks():
+        for _ in range(4):
+            got = await made.look()
+            assert got.addresses == (Address("10.0.0.2", 7700),)
+            assert got.missing == {"seeds()": "did not answer within 0 s"}
+
+    try:
+        trio.run(looks)
+        assert len(running) == len(told) == 1
+    finally:
+        let_go.set()
+
+
+@pytest.mark.parametrize("text", ["@", "@ ", "@a\0b", 7, None])
+def test_what_is_no_seed_is_refused_before_anything_starts(text):
+    with pytest.raises(ConfigError, match=r"file of seeds|give texts"):
+        lookup(text)
+
+
+def test_a_file_that_holds_an_invite_brings_the_secret_with_which_a_node_begins(tmp_path):
+    secret = parse_secret(new_secret())
+    file = tmp_path / "seeds"
+    file.write_text("10.0.0.5:1\n" + InviteToken(secret, (Address("10.0.0.4", 1),), SOMEBODY).text)
+    given = Settings.gather(None, "0.0.0.0:0", None, None, None, None, {"GOSSIP_SEEDS": f"a:1,@{file}"})
+    assert given.secret == secret
+    assert given.sources == (file,)
+    assert given.seeds == (Address("a", 1),)
+
+
+def test_the_path_of_a_file_is_where_it_was_when_the_node_was_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = Settings.gather(["@seeds"], None, None, None, None, None, {})
+    monkeypatch.chdir("/")
+    assert given.sources == (tmp_path / "seeds",)
+
+
+# -- nodes -------------------------------------------------------------------------------------------------------------
+def model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(4, 2)
+
+
+def free_port(host="127.0.0.1"):
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def company(*trainees, count=None):
+    """Whether they have all begun, and each sees all of them."""
+    count = count or len(trainees)
+    return lambda: all(t.node is not None and t.node.metrics().members_alive == count for t in trainees)
+
+
+def begun(caplog):
+    return [record.getMessage() for record in caplog.records if record.kind == "started"]
+
+
+def test_nodes_whose_name_lists_their_own_address_first_find_each_other(resolver, launch, until, caplog):
+    caplog.set_level(logging.INFO, "gossip")
+    port = free_port()
+    resolver["swarm"] = [f"127.0.0.{n}" for n in (2, 3, 4)]
+    nodes = [launch(model(n), seeds=[f"swarm:{port}"], listen=f"127.0.0.{n}:{port}", config=PATIENT) for n in (2, 3, 4)]
+    until(company(*nodes))
+    until(lambda: len({node.side.peer.genesis for node in nodes}) == 1)
+    assert not [said for said in begun(caplog) if "starts alone" in said]
+
+
+def test_nodes_with_one_empty_file_wait_until_it_fills_and_are_one_swarm(launch, until, caplog, tmp_path):
+    caplog.set_level(logging.INFO, "gossip")
+    file = tmp_path / "seeds"
+    file.touch()
+    where = [f"127.0.0.{n}:{free_port()}" for n in (2, 3)]
+    nodes = [launch(model(), seeds=[f"@{file}"], listen=each, config=PATIENT) for each in where]
+    time.sleep(0.5)
+    assert not any(node.running.is_set() for node in nodes)
+    file.write_text("\n".join(where))
+    until(company(*nodes))
+    assert len(begun(caplog)) == 1, "the run of both, which neither began alone"
+
+
+def test_a_node_that_has_begun_alone_finds_who_comes_to_its_file_later(train, until, tmp_path):
+    file = tmp_path / "seeds"
+    early = train(model(), seeds=[f"@{file}"], config=replace(QUICK, join_timeout_s=0.2))
+    late = train(model(1), config=QUICK)
+    file.write_text(late.node.address)
+    until(company(early, late))
+    until(lambda: early.side.peer.genesis == late.side.peer.genesis)
+
+
+def test_a_name_is_resolved_anew_when_the_last_member_is_gone(resolver, train, until):
+    port = free_port()
+    first = train(model(), listen=f"127.0.0.2:{port}")
+    resolver["swarm"] = ["127.0.0.2"]
+    stays = train(model(1), seeds=[f"swarm:{port}"])
+    until(company(first, stays))
+    third = train(model(2), listen=f"127.0.0.3:{port}")
+    resolver["swarm"] = ["127.0.0.3"]
+    first.stop()
+    until(company(stays, third))
+
+
+def test_a_node_joins_whatever_its_other_seeds_do(train, until):
+    let_go = threading.Event()
+    first = train(model())
+    try:
+        late = train(model(1), seeds=[lambda: [str(let_go.wait(60))], first.node.address], config=PATIENT)
+        until(company(first, late))
+        answer = iter([["junk"], [first.node.address]])
+        last = train(model(2), seeds=lambda: next(answer), config=PATIENT)
+        until(company(first, late, last))
+    finally:
+        let_go.set()
+
+
+def test_a_node_whose_only_seed_is_itself_begins_in_the_end(train):
+    port = free_port()
+    alone = train(
+        model(), listen=f"127.0.0.1:{port}", advertise=f"127.0.0.9:{port}", seeds=[f"127.0.0.1:{port}"],
+        config=replace(QUICK, join_timeout_s=0.5),
+    )  # fmt: skip
+    assert alone.node.metrics().members_alive == 1
+
+
+def test_a_node_that_must_join_says_what_its_sources_lack(tmp_path):
+    file = Path(tmp_path / "seeds")
+    node = Node(model(), seeds=[f"@{file}", lambda: []], config=QUICK, join_or_fail_s=0.5)
+    with pytest.raises(LocalError) as error:
+        node.start()
+    assert str(error.value) == (
+        f"Could not join within 0.5 s: @{file} cannot be read (no such file or directory); seeds() names no node yet."
+    )
+
+
+def test_of_a_name_with_several_addresses_one_that_answers_is_enough(resolver, train, until, caplog):
+    first = train(model())
+    port = parse_address(first.node.address).port
+    resolver["swarm"] = ["127.0.0.9", "127.0.0.1"]
+    late = train(model(1), seeds=[f"swarm:{port}"])
+    until(company(first, late))
+    assert not [record for record in caplog.records if record.kind == "seed"]
+    resolver["nobody"] = ["127.0.0.8", "127.0.0.9"]
+    train(model(2), seeds=[f"nobody:{port}"], config=replace(QUICK, join_timeout_s=0.5))
+    said = [record.getMessage() for record in caplog.records if record.kind == "seed"]
+    assert len(said) == 1
+    assert f"Seed nobody:{port} refused the connection: no node listens there; it is tried again and again." in said[0]

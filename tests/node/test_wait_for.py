@@ -1,0 +1,136 @@
+"""Jobs that are launched together do not start together: a node waits for others, serves them, and goes on in time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from gossip.errors import ConfigError
+from gossip.ids import Address, MemberRecord
+from gossip.wire.messages import Gossip
+from gossip.wire.records import signed
+from node import Node
+from node.identity.keys import Identity
+from node.settings import Settings
+from tests.node.conftest import QUICK
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(4, 2)
+
+
+def waited(caplog):
+    return [record.getMessage() for record in caplog.records if record.kind == "waited"]
+
+
+def test_who_waits_gives_newcomers_its_weights_and_trains_when_they_are_here(launch, until, caplog, tmp_path):
+    file = tmp_path / "seeds"
+    first = launch(model(), wait_for=3, wait_s=60.0)
+    file.write_text(first.made.address)
+    second = launch(model(1), seeds=[f"@{file}"])
+    assert second.running.wait(30)  # it has the weights of one who takes no step yet
+    assert not first.running.is_set()
+    assert all(torch.equal(value, first.model.state_dict()[name]) for name, value in second.at_entry.items())
+    third = launch(model(2), seeds=[f"@{file}"])
+    until(lambda: all(one.running.is_set() for one in (first, second, third)))
+    assert waited(caplog) == []
+
+
+def test_who_waited_long_enough_goes_on_and_says_how_many_came(launch, until, caplog):
+    began = time.monotonic()
+    first = launch(model(), wait_for=2, wait_s=0.6)
+    assert first.running.wait(30)
+    assert time.monotonic() - began >= 0.6
+    until(lambda: waited(caplog))
+    assert len(waited(caplog)) == 1
+    assert "Waited 0.6 s for 2 members, of whom 1 are here, this one included" in waited(caplog)[0]
+
+
+def test_who_waits_for_others_begins_no_run_of_its_own_meanwhile(launch, until, caplog, tmp_path):
+    caplog.set_level(logging.INFO, "gossip")
+    file = tmp_path / "seeds"
+    config = replace(QUICK, join_timeout_s=0.1)
+    nodes = [launch(model(n), seeds=[f"@{file}"], wait_for=2, wait_s=60.0, config=config) for n in range(2)]
+    time.sleep(0.5)
+    assert not any(node.side.peer.ready for node in nodes), "they would be two runs that meet"
+    file.write_text("\n".join(node.made.address for node in nodes))
+    until(lambda: all(node.running.is_set() for node in nodes))
+    assert len([record for record in caplog.records if record.kind == "started"]) == 1
+
+
+def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
+    liar = train(model())
+    first = launch(model(1), seeds=[liar.node.address], wait_for=3, wait_s=600.0)
+    side = first.side
+    until(lambda: side.peer.counts.alive == 2)
+    genesis, sender = liar.side.peer.genesis, liar.side.peer.id
+    made_up = []
+    for port in range(1, 9):
+        someone = Identity.load(None)
+        record = MemberRecord(
+            someone.id, someone.public_key, 1, address=Address("127.0.0.1", port), genesis=genesis, ready=True
+        )  # fmt: skip
+        made_up.append(signed(record, someone.sign))
+    runtime = side.runtime
+    side.thread.call(lambda: runtime.perform(runtime.peer.receive(sender, Gossip(tuple(made_up)), runtime.now)))
+    until(lambda: len(side.peer.members()) == 9)
+    assert side.peer.counts.alive == 2
+    assert not first.running.is_set()
+    launch(model(2), seeds=[liar.node.address])
+    assert first.running.wait(30)
+    assert side.peer.counts.alive == 3
+
+
+def test_a_late_comer_to_a_run_that_is_finished_waits_for_nobody(train, launch):
+    first = train(model())
+    first.do(lambda node: node.finish(0.1))
+    late = launch(model(1), seeds=[first.node.address], wait_for=9, wait_s=600.0)
+    assert late.running.wait(30)
+    assert late.node.finished
+
+
+def test_a_state_that_others_keep_is_gone_on_with_before_anybody_is_waited_for(train, monkeypatch):
+    first = train(model())
+    first.do(lambda node: node.step(samples=1_000))
+    state = first.do(lambda node: node.state_dict())
+    node, seen = Node(model(), config=QUICK, wait_for=2), []
+    node.load_state_dict(state)
+    side = node._training
+    monkeypatch.setattr(side, "wait_for_others", lambda began: seen.append(side.peer.genesis.hex()))
+    with node:
+        assert seen == [state["genesis"]], "those who come meanwhile take the weights of that run"
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+def gathered(environment, **given):
+    return Settings.gather((), None, None, None, None, None, environment, **given)
+
+
+def test_arguments_win_over_the_environment_and_one_waits_for_nobody():
+    assert (gathered({}).wait_for, gathered({}).wait_s) == (1, 60.0)
+    named = {"GOSSIP_WAIT_FOR": "4", "GOSSIP_WAIT_S": "2.5"}
+    assert (gathered(named).wait_for, gathered(named).wait_s) == (4, 2.5)
+    assert gathered(named, wait_for=1, wait_s=0.0).wait_for == 1
+    assert gathered(named, wait_for=1, wait_s=0.0).wait_s == 0.0
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5, "many"])
+def test_a_count_that_is_none_is_refused(count):
+    with pytest.raises(ConfigError, match=r"wait_for is .*: give how many members"):
+        Node(model(), wait_for=count)
+    with pytest.raises(ConfigError, match="wait_for"):
+        gathered({"GOSSIP_WAIT_FOR": str(count)})
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), "soon"])
+def test_a_time_that_is_none_is_refused(seconds):
+    with pytest.raises(ConfigError, match=r"wait_s is .*: give a number of seconds"):
+        Node(model(), wait_s=seconds)
+    with pytest.raises(ConfigError, match="GOSSIP_WAIT_S"):
+        gathered({"GOSSIP_WAIT_S": str(seconds)})
