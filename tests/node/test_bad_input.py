@@ -451,7 +451,10 @@ def test_a_model_inside_ddp_is_the_model_that_it_is(tmp_path, quick):
         given = model()
         wrapped = nn.parallel.DistributedDataParallel(given)
         with Node(wrapped, config=quick) as node:
-            assert node._training.state.layout.fingerprint == Node(model(), config=quick).state.layout.fingerprint
+            assert (
+                node._training.state.layout.fingerprint
+                == Node(model(), config=quick)._training.state.layout.fingerprint
+            )
             node.step()
             node.save(tmp_path / "run")
         assert set(checkpoint.load(tmp_path / "run").tensors) == {"weight", "bias"}

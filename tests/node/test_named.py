@@ -23,8 +23,9 @@ from node.transport.tcp import TcpNetwork
 
 async def speak(node, identity, words):
     """Greet as a member, say these bytes, and read until the link ends or a second is over."""
-    layout = node.state.layout
-    record = signed(MemberRecord(identity.id, identity.public_key, 1, genesis=node.peer.local.genesis), identity.sign)
+    side = node._training
+    layout = side.state.layout
+    record = signed(MemberRecord(identity.id, identity.public_key, 1, genesis=side.peer.local.genesis), identity.sign)
     stream = await TcpNetwork(None).connect(parse_address(node.address))
     try:
         reader = FrameReader(stream)
