@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ from gossip.errors import LayoutError
 
 __all__ = ["LiveTensors", "plain_name"]
 
+SHARDED = (
+    "is sharded over several processes (FSDP): a Node takes models that are whole in each process, as "
+    "DistributedDataParallel has them (group=)."
+)
 Owner = Mapping[str, Any]  # the dictionary that holds a tensor: a module's parameters or buffers, or the user's mapping
 
 
@@ -45,6 +50,8 @@ class LiveTensors:
         places: set[object] = set()
         for name, owner, key, kind in self._walk(model):
             tensor: Tensor = self._shared[name] if name in self._shared else owner[key]
+            if _is_sharded(tensor):
+                raise LayoutError(f"Tensor {name!r} {SHARDED}")
             if is_lazy(tensor):
                 raise LayoutError(f"Tensor {name!r} has no shape yet: run one batch through the model first.")
             if not tensor.is_floating_point() and not tensor.is_complex():
@@ -106,6 +113,9 @@ class LiveTensors:
     def _walk(self, model: nn.Module | Mapping[str, Any]) -> Iterator[tuple[str, Owner, str, Kind]]:
         """Every tensor with its name, the dictionary that holds it, and its key there."""
         if isinstance(model, nn.Module):
+            for path, module in model.named_modules():
+                if _is_sharded(module):
+                    raise LayoutError(f"Module {path or type(model).__name__!r} {SHARDED}")
             self._modules = tuple(
                 (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
             )
@@ -138,9 +148,27 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+def _is_sharded(thing: object) -> bool:
+    """A DTensor, or a module of FSDP's first form. Looked for without importing what only those have who shard."""
+    for module, kind in (
+        ("torch.distributed.tensor", "DTensor"),
+        ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+    ):
+        loaded = getattr(sys.modules.get(module), kind, None)
+        if loaded is not None and isinstance(thing, loaded):
+            return True
+    return False
+
+
 def _share(name: str, value: Any) -> Tensor:
     """A tensor over the memory of a numpy array, or of another framework's array."""
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
+    home = type(value).__module__.partition(".")[0]
+    if home in ("jax", "jaxlib"):  # which lends its memory out as if it could be written
+        raise LayoutError(
+            f"Array {name!r} is one of JAX, which cannot be written to: give Node a node.adapters.jax.Pytree of the "
+            "parameters."
+        )
+    if _is_read_only(value):
         raise LayoutError(f"Array {name!r} is read-only, so averages cannot be written to it: pass a writable copy.")
     try:
         if isinstance(value, np.ndarray):
@@ -150,3 +178,14 @@ def _share(name: str, value: Any) -> Tensor:
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise LayoutError(f"Array {name!r} cannot be shared with torch ({error}): pass a plain float array.") from error
     raise LayoutError(f"{name!r} is {type(value).__name__}: the mapping holds tensors, numpy arrays or DLPack arrays.")
+
+
+def _is_read_only(value: Any) -> bool:
+    """As far as it is said: DLPack does since its version 1, and torch does not ask."""
+    if isinstance(value, np.ndarray):
+        return not value.flags.writeable
+    try:
+        says = "dltensor_versioned" in repr(value.__dlpack__(max_version=(1, 0)))
+        return says and not np.from_dlpack(value).flags.writeable
+    except (AttributeError, TypeError, ValueError, BufferError, RuntimeError):  # an older one, or not on the host
+        return False

@@ -230,6 +230,60 @@ def read_only():
     return array
 
 
+class Older(Foreign):
+    """Of before DLPack could say what may be written."""
+
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__()
+
+
+def test_an_array_that_cannot_say_what_may_be_written_is_taken_at_its_word():
+    array = np.ones(3, np.float32)
+    ModelState({"w": Older(array)}).add(np.ones(3, np.float32))
+    assert array.tolist() == [2, 2, 2]
+
+
+ImmutableArray = type("ArrayImpl", (Foreign,), {"__module__": "jaxlib._jax"})  # it lends its memory out as writable
+
+
+def test_arrays_of_jax_are_refused_before_anything_is_written_to_them():
+    array = np.ones(3, np.float32)
+    with pytest.raises(LayoutError, match=r"'w' is one of JAX, .* node\.adapters\.jax\.Pytree"):
+        ModelState({"w": ImmutableArray(array)})
+    assert array.tolist() == [1, 1, 1]
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_model_that_is_sharded_over_processes_is_refused_at_once():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1,))
+    model = nn.Linear(4, 3)
+    model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0)]))
+    assert isinstance(model.weight, DTensor)
+    for given in (model, {"w": model.weight}):
+        with pytest.raises(LayoutError, match=r"w.* is sharded over several processes .*\(group=\)"):
+            ModelState(given)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_module_of_the_first_fsdp_is_refused_as_well():
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    cpu, alone = torch.device("cpu"), ShardingStrategy.NO_SHARD  # torch's own choice for one process
+    model = FullyShardedDataParallel(nn.Linear(4, 3), device_id=cpu, sharding_strategy=alone, use_orig_params=True)
+    with pytest.raises(LayoutError, match="'FullyShardedDataParallel' is sharded over several"):
+        ModelState(model)
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
@@ -237,6 +291,7 @@ def read_only():
         ({"n": torch.arange(3)}, "nothing to average"),
         (nn.ReLU(), "nothing to average"),
         ({"w": read_only()}, "read-only"),
+        ({"w": Foreign(read_only())}, "read-only"),
         ({"w": np.ones(3, np.longdouble)}, "cannot be shared"),
         ({"w": [1.0, 2.0]}, "'w' is list"),
         ({"w": torch.ones(2, dtype=torch.complex64)}, "complex64"),
