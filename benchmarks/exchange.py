@@ -32,7 +32,9 @@ def averager(megabytes, seed, secret, seconds, codec):
 
     node.training.SETTLED = 0.0  # measure on after the two agree
     vector = np.zeros(int(megabytes * 1e6) // 4, np.float32)
-    with Node({"x": vector}, seeds=[seed] if seed else (), secret=secret, config=Config(codec=codec)) as me:
+    with Node(
+        {"x": vector}, seeds=[seed] if seed else (), secret=secret, config=Config(codec=codec, outer_momentum=0.0)
+    ) as me:
         took = timed(me._training.runtime.streams)
         vector.fill(1.0 if seed else 0.0)  # after joining, which took the first node's weights
         print(me.address, flush=True)

@@ -34,7 +34,7 @@ def small(count: bool, seconds: float) -> dict[str, float]:
         if event == "call":
             calls["network"] += 1
 
-    config = Config(mix_every_steps=1, filter="none")
+    config = Config(mix_every_steps=1, filter="none", outer_momentum=0.0)
     nodes: list[Node] = []
     if count:
         threading.setprofile(profiled)  # of the network's threads, which are started next

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import ConfigError
 from node.data.sharding import Shard, samples_in
-from node.model.quasi_global import QuasiGlobal
+from node.model.optimizers import Optimizers
+from node.model.state import State
 from node.observe.figures import Metrics
 from node.observe.members import Member
 from node.observe.reduced import Reduced
@@ -29,25 +30,26 @@ __all__ = ["Member", "Metrics", "Node", "Reduced"]
 class Node:
     """One node of a swarm beside an ordinary training loop; used as ``with Node(model, optimizer, ...) as node``.
 
-    ``model``: a torch module, or a mapping of names to tensors or writable arrays. ``optimizer``: with one, mixes take
-    the outer step of :meth:`gossip.config.Config.for_training`. ``seeds``: "host:port" of any nodes, or invites, or
-    "@path" of a file of such lines, or a function that gives such texts; names with all their addresses, files and
-    functions are asked anew while nobody is there. Empty starts a swarm. ``listen``: "host:port", port 0 for a free
-    one, "none" to only dial out. ``advertise``: the address others should dial, when it differs. ``secret``: the file
-    that holds the swarm's secret. ``state_dir``: where the node's key and address book are kept; None: a new identity
-    at every start. ``join_or_fail_s``: raise LocalError, naming what became of each seed, unless the weights of a swarm
-    are here within so many seconds; without it a node that reaches nobody starts alone in the end. ``wait_for``: return
-    when so many members are here, this one included (1 if not given), or go on after ``wait_s`` seconds (60). What is
-    not given comes from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR,
-    GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR and GOSSIP_WAIT_S.
+    ``model``: a torch module, a mapping of names to tensors or writable arrays, or an object that brings its own
+    :class:`~node.model.state.State`. ``optimizer``: one or a list, whose state newcomers take over. ``seeds``:
+    "host:port" of any nodes, or invites, or "@path" of a file of such lines, or a function that gives such texts;
+    names with all their addresses, files and functions are asked anew while nobody is there. Empty starts a swarm.
+    ``listen``: "host:port", port 0 for a free one, "none" to only dial out. ``advertise``: the address others
+    should dial, when it differs. ``secret``: the file that holds the swarm's secret. ``state_dir``: where the
+    node's key and address book are kept; None: a new identity at every start. ``join_or_fail_s``: raise LocalError,
+    naming what became of each seed, unless the weights of a swarm are here within so many seconds; without it a
+    node that reaches nobody starts alone in the end. ``wait_for``: return when so many members are here, this one
+    included (1 if not given), or go on after ``wait_s`` seconds (60). What is not given comes from GOSSIP_SEEDS,
+    GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN,
+    GOSSIP_WAIT_FOR and GOSSIP_WAIT_S.
 
     Raises LocalError and its kinds (ConfigError, IdentityError, LayoutError) with one sentence saying what to do.
     """
 
     def __init__(
         self,
-        model: nn.Module | Mapping[str, Any],
-        optimizer: torch.optim.Optimizer | None = None,
+        model: nn.Module | Mapping[str, Any] | State,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
         *,
         seeds: Iterable[str] | Callable[[], Iterable[str]] = (),
         listen: str | None = None,
@@ -60,16 +62,15 @@ class Node:
         wait_s: float | None = None,
     ) -> None:
         self_test()
-        model = unwrapped(model)
-        check_optimizer(optimizer)
+        optimizers = Optimizers(optimizer)
+        if isinstance(model, State) and optimizers.all:
+            raise ConfigError(f"A {type(model).__name__} brings its own state: leave optimizer out.")
         settings = Settings.gather(
             seeds, listen, advertise, secret, state_dir, config, join_or_fail_s=join_or_fail_s, wait_for=wait_for,
             wait_s=wait_s,
         )  # fmt: skip
-        if optimizer is not None:
-            decided = settings.config.for_training(isinstance(optimizer, QuasiGlobal))
-            settings = dataclasses.replace(settings, config=decided)
-        self._training = TrainingSide(model, optimizer, settings)
+        decided = settings.config.for_training(bool(optimizers.quasi_global))
+        self._training = TrainingSide(unwrapped(model), optimizers, dataclasses.replace(settings, config=decided))
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> Self:
@@ -198,19 +199,7 @@ class Node:
         self._training.load_state_dict(state)
 
 
-def unwrapped(model: nn.Module | Mapping[str, Any]) -> nn.Module | Mapping[str, Any]:
+def unwrapped(model: nn.Module | Mapping[str, Any] | State) -> nn.Module | Mapping[str, Any] | State:
     """The module inside DistributedDataParallel, whose tensors are the same under their own names: with "module."
     before each it would be another model to nodes that run without it."""
     return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-def check_optimizer(optimizer: object) -> None:
-    """Raise :class:`~gossip.errors.ConfigError` for what is no single optimizer."""
-    if isinstance(optimizer, list | tuple | dict):
-        raise ConfigError(
-            "Node takes one optimizer: give the one whose state newcomers should take over, and step the others "
-            "yourself; the weights of all of them are exchanged."
-        )
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        kind = type(optimizer).__name__
-        raise ConfigError(f"optimizer is a {kind}: give a torch.optim.Optimizer, or leave it out.")

@@ -24,7 +24,7 @@ from node.identity.keys import Identity, verify
 from node.identity.statedir import Memory, StateDir
 from node.loop import Signals
 from node.model.pool import VectorPool
-from node.model.snapshot import ModelState
+from node.model.state import State
 from node.observe.console import Console
 from node.observe.figures import Reading
 from node.observe.members import Member, SwarmView, members_of
@@ -51,7 +51,7 @@ class Service:
     """
 
     def __init__(
-        self, settings: Settings, state: ModelState, boundary: Boundary, pool: VectorPool, outer: OuterStep,
+        self, settings: Settings, state: State, boundary: Boundary, pool: VectorPool, outer: OuterStep,
         outer_lock: threading.Lock, wake: threading.Event, signals: Signals, figures: Callable[[], Reading],
     ) -> None:  # fmt: skip
         self.settings, self.state, self.boundary, self.pool, self.outer = settings, state, boundary, pool, outer

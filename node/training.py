@@ -14,8 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from gossip.arithmetic.mixing import OuterStep
@@ -30,9 +28,10 @@ from node.model import checkpoint
 from node.model.archive import Archive
 from node.model.kept import KeptWeights
 from node.model.loss import LastLoss
+from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
-from node.model.quasi_global import QuasiGlobal
 from node.model.snapshot import ModelState
+from node.model.state import State
 from node.observe.figures import Reading, Source, reading
 from node.observe.members import Member, SwarmView
 from node.observe.reduced import Figures, Reduced, reduce
@@ -58,19 +57,18 @@ class TrainingSide:
     the training thread's, but for what is told to that thread by ``thread.call``."""
 
     def __init__(
-        self, model: nn.Module | Mapping[str, Any], optimizer: torch.optim.Optimizer | None, settings: Settings
+        self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, settings: Settings
     ) -> None:
         self.settings, self.config = settings, settings.config
-        self.model, self.optimizer = model, optimizer
-        self.quasi_global = optimizer if isinstance(optimizer, QuasiGlobal) else None
-        self.state = ModelState(model, optimizer)
+        self.optimizers = optimizers
+        self.state = model if isinstance(model, State) else ModelState(model, optimizers)
         self.pool = VectorPool(self.state)
         self.wake = threading.Event()  # for a training loop that has nothing else to do (joining, settling)
         self.boundary = Boundary(
-            self.state, self.pool, KeptWeights(self.state, optimizer, self.keep), self.config.conserves,
+            self.state, self.pool, KeptWeights(self.state, optimizers, self.keep), self.config.conserves,
             threading.Lock(), self.wake.set, self.wake.clear,
         )  # fmt: skip
-        self.archive = Archive(model, optimizer, self.state.layout.fingerprint)
+        self.archive = Archive(self.state, optimizers)
         self.kept_in: Path | None = None  # where the weights are that this node gave up for another run's
         self.outer = OuterStep(self.state.layout.parameters, *self.config.outer, self.config.averaged)
         self.loop = StepLoop(self.config, self.boundary, self, REPORT_S)
@@ -258,8 +256,7 @@ class TrainingSide:
 
     # -- the loop's owner ------------------------------------------------------------------------------------------
     def mixed(self) -> None:
-        if self.quasi_global is not None:
-            self.quasi_global.mixed()
+        self.optimizers.mixed()
 
     def updated(self, visit: Visit) -> None:
         self.thread.check()
@@ -269,7 +266,7 @@ class TrainingSide:
         self.thread.check()
         runtime, now = self.runtime, time.perf_counter()
         optimizer = None
-        if now - self.optimizer_at > 5.0 or (self.optimizer is not None and not runtime.peer.gives_optimizer):
+        if now - self.optimizer_at > 5.0 or (self.optimizers.all and not runtime.peer.gives_optimizer):
             self.optimizer_at = now
             optimizer = self.optimizer_state()
         loss = self.loss.read()
@@ -310,8 +307,8 @@ class TrainingSide:
             return (), ()
 
     def replaced(self, vector: Any) -> None:
-        if self.quasi_global is not None:
-            self.quasi_global.joined(keep=self.momentum_came(vector))
+        if self.optimizers.quasi_global:  # the donor may train with another, whose state is as long and stays behind
+            self.optimizers.joined(keep=self.state.holds(vector))
         with self.outer_lock:
             self.outer.reset(vector)
 
@@ -323,17 +320,6 @@ class TrainingSide:
         self.save(self.kept_in)
         text = f"The weights of this node's run are kept in {self.kept_in}; node.load takes them back."
         self.thread.call(self.runtime.on_event, "kept", text)
-
-    def momentum_came(self, vector: Any) -> bool:
-        """Whether the vector taken over held the optimizer's state as well, and that was ours to take: then it is here.
-        The donor may train with another optimizer, whose state is as long and stays behind."""
-        if not self.state.layout.size < vector.size == self.state.size(full=True):
-            return False
-        held = self.pool.take(vector.size)
-        self.state.read(held.array, full=True)
-        same = np.array_equal(held.array, vector)
-        self.pool.give(held)
-        return same
 
     def reset_outer(self) -> None:
         vector = self.pool.take()
@@ -400,7 +386,7 @@ class TrainingSide:
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         saved = self.archive.load(path)
         meta = dict(saved.meta)
-        self.go_on(meta, str(path), lambda: self.archive.put(saved))
+        self.go_on(meta, str(path), lambda: self.archive.put(saved, path))
         return meta
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -432,8 +418,6 @@ class TrainingSide:
             return
         put()
         self.boundary.mass = 1.0
-        if self.quasi_global is not None:
-            self.quasi_global.joined()
         if not self.outer.plain:
             self.reset_outer()
         resumed = threading.Event()

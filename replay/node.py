@@ -14,7 +14,7 @@ import socket
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -138,9 +138,10 @@ def train(errand: Errand, go: Go, learners: Learners) -> None:
     durations = StepTimes(scenario.compute, scenario.seed, scenario.fleet).durations(plan.names[row])
     rows, counts = np.array([row]), np.array([1])
     began = time.monotonic()
+    alpha, beta = scenario.config.outer  # said, or a Node would take the outer step for vectors that nobody trains
     peer = Node(
-        {"model": vector}, config=scenario.config, seeds=go.seeds, listen=errand.listen, secret=errand.secret,
-        state_dir=errand.state,
+        {"model": vector}, config=replace(scenario.config, outer_momentum=alpha, outer_rate=beta), seeds=go.seeds,
+        listen=errand.listen, secret=errand.secret, state_dir=errand.state,
     )  # fmt: skip
     ends = go.zero + plan.duration_s
     every_s = max(plan.every_s, plan.duration_s * vector.nbytes * len(plan.names) / MOST_BYTES)

@@ -54,9 +54,9 @@ class Config(Derived):
         check_together(self)
 
     def for_training(self, quasi_global: bool) -> Config:
-        """What is left open, decided for a loop with an optimizer: NoLoCo's outer step where a node mixes its whole
-        vector with one other; not beside ``quasi_global`` momentum, as a second momentum over the mixes takes from the
-        first. Drivers do not ask for arrays that nobody trains, whose mean is wanted."""
+        """What is left open, decided for a loop that trains: NoLoCo's outer step where a node mixes its whole vector
+        with one other; not beside ``quasi_global`` momentum, as a second momentum over the mixes takes from the first.
+        A Node always asks, whatever optimizes; a simulator does not for vectors that nobody trains."""
         given = self.outer_momentum is not None or self.outer_rate is not None
         if given or quasi_global or not self.paired or self.partners != 1 or self.part != "all":
             return self

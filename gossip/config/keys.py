@@ -83,12 +83,12 @@ class Keys:
         None, "alpha of the outer step, m <- alpha m + beta (mean - phi)",
         "0 with `outer_rate = 1` saves two vectors of memory; more for fewer mixes", unit="factor", least=0, most=1,
         below=True, least_is="plain means",
-        left_out="0.5 beside an optimizer where whole vectors of pairs are mixed, else 0",
+        left_out="0.5 where whole vectors of pairs are mixed, without quasi-global momentum, else 0",
     )
     outer_rate: float | None = key(
         None, "beta of the outer step, phi <- phi + m; for pairs below 2 (1 - alpha^2)",
         "with `outer_momentum`: nodes stay closest at half of what is stable", unit="factor", positive=True,
-        left_out="0.7 beside an optimizer where whole vectors of pairs are mixed, else 1",
+        left_out="0.7 where whole vectors of pairs are mixed, without quasi-global momentum, else 1",
     )
     staleness_exponent: float = key(
         0.0, "a of a pair's weight, 1/2 (1 + gap)^-a with the gap in whole mixing rounds",

@@ -1,4 +1,4 @@
-"""A node's model and optimizer in checkpoints: written whole, checked, and put back."""
+"""A node's model and optimizers in checkpoints: written whole, checked, and put back."""
 
 from __future__ import annotations
 
@@ -6,53 +6,42 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from gossip.errors import CheckpointError
 from node.model import checkpoint
 from node.model.checkpoint import Checkpoint
-from node.model.tensors import plain_name
+from node.model.optimizers import Optimizers
+from node.model.state import State
 
 __all__ = ["Archive"]
 
 
 class Archive:
-    """``fingerprint``: of the model's layout."""
+    """Of a model's ``state``, and of the ``optimizers`` that train it."""
 
-    def __init__(
-        self, model: nn.Module | Mapping[str, Any], optimizer: torch.optim.Optimizer | None, fingerprint: str
-    ) -> None:
-        self.model, self.optimizer, self.fingerprint = model, optimizer, fingerprint
+    def __init__(self, state: State, optimizers: Optimizers) -> None:
+        self.state, self.optimizers = state, optimizers
 
     def save(self, path: str | os.PathLike[str], figures: Mapping[str, Any]) -> None:
-        """Write model, optimizer and these figures. Raises CheckpointError."""
-        tensors = self.model.state_dict() if isinstance(self.model, nn.Module) else dict(self.model)
-        tensors = {plain_name(name): torch.as_tensor(value) for name, value in tensors.items()}
-        meta = {"format": 1, "fingerprint": self.fingerprint, **figures}
-        checkpoint.save(path, tensors, self.optimizer.state_dict() if self.optimizer is not None else None, meta)
+        """Write model, optimizers and these figures. Raises CheckpointError."""
+        meta = {"format": 1, "fingerprint": self.state.layout.fingerprint, **figures}
+        checkpoint.save(path, self.state.tensors(), self.optimizers.state_dict(), meta)
 
     def load(self, path: str | os.PathLike[str]) -> Checkpoint:
         """What a file holds. Raises CheckpointError, also for one that names another model."""
-        saved = checkpoint.load(path)
-        if saved.meta.get("fingerprint", self.fingerprint) != self.fingerprint:
+        saved, ours = checkpoint.load(path), self.state.layout.fingerprint
+        if saved.meta.get("fingerprint", ours) != ours:
             raise CheckpointError(
                 f"{path} holds another model than this node's: load it into the model it was saved from."
             )
         return saved
 
-    @torch.no_grad()
-    def put(self, saved: Checkpoint) -> None:
-        """Overwrite the live model with it, and the optimizer's state where the file has some."""
-        self._put_tensors(saved.tensors)
-        if self.optimizer is not None and saved.optimizer_state is not None:
-            self.optimizer.load_state_dict(saved.optimizer_state)
-
-    def _put_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        if isinstance(self.model, nn.Module):
-            named = {plain_name(name): name for name in self.model.state_dict()}  # compiled or not: the same model
-            self.model.load_state_dict({named.get(plain_name(name), name): value for name, value in tensors.items()})
-            return
-        for name, value in self.model.items():
-            target = value if isinstance(value, Tensor) else torch.as_tensor(value)
-            target.copy_(tensors[name])
+    def put(self, saved: Checkpoint, path: str | os.PathLike[str]) -> None:
+        """Overwrite the live model with it, and the optimizers' state where the file has some. Raises CheckpointError
+        before anything changes."""
+        try:
+            states = self.optimizers.states(saved.optimizer_state)
+            self.state.load(saved.tensors)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} is not loaded: {error}") from error
+        self.optimizers.joined()
+        self.optimizers.load(states)  # after it: a momentum that the file has belongs to these weights

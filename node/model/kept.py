@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import difference
 from gossip.errors import CheckpointError
-from node.model.snapshot import ModelState
+from node.model.optimizers import Optimizers
+from node.model.state import State
 
 __all__ = ["KeptWeights"]
 
@@ -21,15 +21,15 @@ Floats = NDArray[np.float32]
 
 
 class KeptWeights:
-    """``save`` writes the live model and optimizer to disk; what it cannot write is not given up. Used by the training
+    """``save`` writes the live model and optimizers to disk; what it cannot write is not given up. Used by the training
     thread alone."""
 
     def __init__(
-        self, state: ModelState, optimizer: torch.optim.Optimizer | None = None, save: Callable[[], None] = lambda: None
+        self, state: State, optimizers: Optimizers | None = None, save: Callable[[], None] = lambda: None
     ) -> None:
-        self.state, self.live, self.save = state, optimizer, save
+        self.state, self.live, self.save = state, optimizers or Optimizers(), save
         self.weights: Floats | None = None
-        self.optimizer: dict[str, Any] | None = None
+        self.optimizers: list[dict[str, Any]] = []
         self.why_not = ""  # the last could not be kept
 
     def keep(self) -> bool:
@@ -41,7 +41,7 @@ class KeptWeights:
             return False
         self.weights = np.empty(self.state.layout.size, np.float32)
         self.state.read(self.weights)
-        self.optimizer = None if self.live is None else copy.deepcopy(self.live.state_dict())
+        self.optimizers = copy.deepcopy(self.live.states(self.live.state_dict()))
         return True
 
     def distance(self, theirs: Floats) -> tuple[float, float]:
@@ -52,14 +52,13 @@ class KeptWeights:
         return apart, float(np.dot(self.weights, self.weights))
 
     def put_back(self) -> Floats:
-        """Overwrite the live weights and the optimizer's state; returns the weights."""
+        """Overwrite the live weights and the optimizers' state; returns the weights."""
         weights, self.weights = self.weights, None
         assert weights is not None
         self.state.write(weights)
-        if self.optimizer is not None and self.live is not None:
-            self.live.load_state_dict(self.optimizer)
-        self.optimizer = None
+        self.live.load(self.optimizers)
+        self.optimizers = []
         return weights
 
     def forget(self) -> None:
-        self.weights = self.optimizer = None
+        self.weights, self.optimizers = None, []

@@ -30,7 +30,10 @@ class LastLoss:
         loss = self.given
         if isinstance(loss, Tensor) and loss.is_cuda:
             return self._read_cuda(loss)
-        return None if loss is None else self._number(float(loss))
+        if not getattr(loss, "is_ready", lambda: True)():  # of JAX: the one of the last reading, as on CUDA
+            return self._value
+        self._value = None if loss is None else self._number(float(loss))
+        return self._value
 
     def _number(self, loss: float) -> float | None:
         self.lost = not math.isfinite(loss)

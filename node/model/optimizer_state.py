@@ -1,4 +1,4 @@
-"""What an optimizer keeps for each parameter that it trains: read, written, and created where there is none yet."""
+"""What optimizers keep for each parameter that they train: read, written, and created where there is none yet."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gossip.errors import LayoutError
+from node.model.optimizers import Optimizers
 from node.model.tensors import LiveTensors
 
 __all__ = ["MAX_OPTIMIZER_KEYS", "OptimizerState"]
@@ -21,33 +22,39 @@ MAX_OPTIMIZER_KEYS = 4
 
 
 class OptimizerState:
-    """Of the optimizer of a model's ``tensors``; without an optimizer there is none. A trained parameter requires a
-    gradient and is held by the optimizer. Raises :class:`LayoutError` for an optimizer of another model."""
+    """Of the ``optimizers`` of a model's ``tensors``; without any there is none. A trained parameter requires a
+    gradient and is held by an optimizer: of several that hold it the first counts. Raises :class:`LayoutError` for an
+    optimizer of another model."""
 
-    def __init__(self, tensors: LiveTensors, optimizer: torch.optim.Optimizer | None) -> None:
-        self._tensors, self._optimizer = tensors, optimizer
-        if optimizer is not None and not self.held():
-            raise LayoutError(
-                "The optimizer holds none of this model's tensors: build it from the parameters of the model given."
-            )
+    def __init__(self, tensors: LiveTensors, optimizers: Optimizers) -> None:
+        self._tensors, self._optimizers = tensors, optimizers.all
+        ours = {id(tensor) for tensor in tensors.current()}
+        for one in self._optimizers:
+            if not any(id(parameter) in ours for group in one.param_groups for parameter in group["params"]):
+                which = (
+                    "The optimizer" if len(self._optimizers) == 1 else f"One of the optimizers ({type(one).__name__})"
+                )
+                raise LayoutError(
+                    f"{which} holds none of this model's tensors: build it from the parameters of the model given."
+                )
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of what it keeps for EVERY trained parameter in its shape, sorted."""
-        if self._optimizer is None:
-            return ()
+        """Names of what is kept for EVERY trained parameter in its shape, sorted; none where it is not the same for all
+        of them: a part of what an optimizer keeps is of no use to another."""
         keys: set[str] | None = None
+        owners = self.owners()
         for parameter in self.trained():
-            state = self._optimizer.state.get(parameter, {})
+            state = owners[id(parameter)].state.get(parameter, {})
             # "step" is a scalar by meaning: for a model of scalars alone its shape would not tell.
             mine = {k for k, v in state.items() if k != "step" and _is_state_of(v, parameter)}
-            keys = mine if keys is None else keys & mine
-            if not keys:
+            if not mine or mine != (keys or mine):
                 return ()
+            keys = mine
         found = tuple(sorted(keys or ()))
         if len(found) > MAX_OPTIMIZER_KEYS:
             raise LayoutError(
-                f"The optimizer keeps {len(found)} tensors for each parameter and at most {MAX_OPTIMIZER_KEYS} are "
+                f"An optimizer keeps {len(found)} tensors for each parameter and at most {MAX_OPTIMIZER_KEYS} are "
                 "given to newcomers: they begin with the weights alone."
             )
         return found
@@ -58,26 +65,35 @@ class OptimizerState:
         if not keys:
             return {}
         scalars: dict[str, float] = {}
-        for parameter in self.trained():
-            for key, value in self.of(parameter).items():
+        for state in self.each():
+            for key, value in state.items():
                 if key not in keys and _is_scalar(value):
                     scalars[key] = max(float(value), scalars.get(key, -math.inf))
         return scalars
 
-    def held(self) -> list[Tensor]:
-        """The layout's tensors that the optimizer holds, in the layout's order."""
-        if self._optimizer is None:
-            return []
-        held = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
-        return [tensor for tensor in self._tensors.current() if id(tensor) in held]
+    def owners(self) -> dict[int, torch.optim.Optimizer]:
+        """Of each tensor that is held the optimizer, by the tensor's id: looked up anew, since groups may be added."""
+        return {id(parameter): one for one, group in reversed(self.groups()) for parameter in group["params"]}
+
+    def groups(self) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
+        return [(one, group) for one in self._optimizers for group in one.param_groups]
 
     def trained(self) -> list[Tensor]:
-        return [tensor for tensor in self.held() if tensor.requires_grad]
+        """In the layout's order."""
+        if not self._optimizers:
+            return []
+        owners = self.owners()
+        return [tensor for tensor in self._tensors.current() if id(tensor) in owners and tensor.requires_grad]
+
+    def each(self) -> list[dict[str, Any]]:
+        """What is kept for each trained parameter, created where there is nothing yet."""
+        owners = self.owners()
+        return [owners[id(parameter)].state[parameter] for parameter in self.trained()]
 
     def tensors(self, keys: Sequence[str]) -> list[Tensor]:
         """The state for each key of all trained parameters, in the order in which a vector holds it."""
-        trained = self.trained() if keys else []
-        return [self.of(parameter)[key] for key in keys for parameter in trained]
+        states = self.each() if keys else []
+        return [state[key] for key in keys for state in states]
 
     def examples(self, keys: Sequence[str], numbers: Mapping[str, float]) -> dict[int, dict[str, Any]]:
         """What the optimizer keeps, by the id of each trained parameter; raises unless these names are exactly that.
@@ -93,17 +109,18 @@ class OptimizerState:
             raise LayoutError("A scalar of optimizer state is negative or not finite.")
         if not (keys or numbers):
             return {}
-        if self._optimizer is None:
+        if not self._optimizers:
             raise LayoutError("There is no optimizer to write state into: give Node the optimizer, or weights alone.")
-        name = type(self._optimizer).__name__
+        owners = self.owners()
         trained = {id(parameter) for parameter in self.trained()}
         kept: dict[int, dict[str, Any]] = {}
-        for group in self._optimizer.param_groups:
-            members = trained & {id(parameter) for parameter in group["params"]}
+        for one, group in self.groups():
+            members = {id(p) for p in group["params"] if id(p) in trained and owners[id(p)] is one}
             if not members:
                 continue
+            name = type(one).__name__
             try:
-                parameter, state = _tried(self._optimizer, group)
+                parameter, state = _tried(one, group)
             except Exception as error:  # a user's own optimizer may raise anything
                 raise LayoutError(f"What {name} keeps cannot be told ({error}): take the weights alone.") from error
             tensors = {key for key, value in state.items() if key != "step" and _is_state_of(value, parameter)}
@@ -118,10 +135,10 @@ class OptimizerState:
 
     def create(self, keys: Sequence[str], examples: Mapping[int, Mapping[str, Any]]) -> list[Tensor]:
         """As :meth:`tensors`, with those that there were none of yet."""
-        trained, made = self.trained() if keys else [], list[Tensor]()
+        trained, states = (self.trained(), self.each()) if keys else ([], [])
+        made = list[Tensor]()
         for key in keys:
-            for parameter in trained:
-                state = self.of(parameter)
+            for parameter, state in zip(trained, states, strict=True):
                 if not _is_state_of(state.get(key), parameter):
                     state[key] = torch.zeros_like(parameter, dtype=examples[id(parameter)][key].dtype)
                 made.append(state[key])
@@ -129,10 +146,10 @@ class OptimizerState:
 
     def set_scalars(self, numbers: Mapping[str, float], examples: Mapping[int, Mapping[str, Any]]) -> None:
         """Of every trained parameter."""
-        trained = self.trained() if numbers else []
+        trained, states = (self.trained(), self.each()) if numbers else ([], [])
         for key, number in numbers.items():
-            for parameter in trained:
-                state, example = self.of(parameter), examples[id(parameter)][key]
+            for parameter, state in zip(trained, states, strict=True):
+                example = examples[id(parameter)][key]
                 if isinstance(state.get(key), Tensor):
                     state[key].fill_(number)
                 elif isinstance(example, Tensor):  # on the host, but beside the parameter when fused or captured
@@ -143,16 +160,10 @@ class OptimizerState:
 
     def forget_spoiled(self) -> None:
         """Of each parameter all of it or nothing: an optimizer makes what it lacks altogether."""
-        for parameter in self.trained():
-            state = self.of(parameter)
+        for state in self.each():
             kept = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
             if not all(bool(torch.isfinite(value).all()) for value in kept):
                 state.clear()
-
-    def of(self, parameter: Tensor) -> dict[str, Any]:
-        assert self._optimizer is not None
-        state: dict[str, Any] = self._optimizer.state[parameter]  # a defaultdict: created where there is none yet
-        return state
 
 
 def _tried(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:

@@ -7,7 +7,7 @@ import threading
 import time
 
 from gossip.averaging.vectors import Floats, Lease, Vector
-from node.model.snapshot import ModelState
+from node.model.state import State
 
 __all__ = ["VectorPool"]
 
@@ -18,7 +18,7 @@ class VectorPool:
 
     KEPT = 8  # 2 x (1 outgoing + 2 incoming) and a joiner's donation or two
 
-    def __init__(self, state: ModelState) -> None:
+    def __init__(self, state: State) -> None:
         self.state = state
         self.lock = threading.Lock()
         self.free: dict[int, list[Floats]] = {}  # by size, those given back last at the end

@@ -19,18 +19,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 
-from gossip.errors import LayoutError
+from gossip.errors import CheckpointError, LayoutError
 from node.model.optimizer_state import OptimizerState
-from node.model.tensors import LiveTensors
+from node.model.optimizers import Optimizers
+from node.model.state import Floats, Positions, State
+from node.model.tensors import LiveTensors, plain_name
 
 __all__ = ["Copies", "ModelState"]
-
-Floats = NDArray[np.float32]
-Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +47,34 @@ class Copies:
             event.synchronize()
 
 
-class ModelState:
-    """A model's floating-point tensors, and its optimizer's, as flat float32 vectors.
+class ModelState(State):
+    """A model's floating-point tensors, and its optimizers', as flat float32 vectors.
 
     ``model`` is a module: its parameters (tied ones once, frozen ones too), then its persistent floating-point buffers.
     Or it is a mapping of names to tensors, writable numpy arrays, or anything with ``__dlpack__`` that may be written:
     all of them are parameters, shared and never copied. Integer and boolean tensors are left alone in both.
 
-    The vector of the weights is the layout's. A full one continues with the optimizer's state: for each of
+    The vector of the weights is the layout's. A full one continues with the optimizers' state: for each of
     :attr:`optimizer_keys`, the tensors of all trained parameters in the layout's order. A trained parameter requires a
-    gradient and is held by the optimizer.
+    gradient and is held by an optimizer.
 
     Raises :class:`LayoutError`: here for what cannot be exchanged, and at any later call when a tensor was replaced by
     another object, or changed its shape or dtype, since. ``load_state_dict()`` and ``to(device)`` are no such change.
     """
 
-    def __init__(self, model: nn.Module | Mapping[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
-        self._tensors = LiveTensors(model)
-        self._state = OptimizerState(self._tensors, optimizer)
+    def __init__(self, model: nn.Module | Mapping[str, Any], optimizers: object = None) -> None:
+        self._model, self._tensors = model, LiveTensors(model)
+        given = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
+        self._state = OptimizerState(self._tensors, given)
         self._side: dict[torch.device, torch.cuda.Stream] = {}
         self.layout = self._tensors.layout
-        self.copy_s = 0.0  # what the last copy of all took of the training loop
 
     @property
     def optimizer_keys(self) -> tuple[str, ...]:
-        """Names of the float state that the optimizer keeps for EVERY trained parameter in its shape, sorted.
+        """Names of the float state that is kept for EVERY trained parameter in its shape, sorted.
 
-        Empty before the first optimizer step, for an optimizer without state, and without an optimizer.
+        Empty before the first optimizer step, for an optimizer without state, without an optimizer, and where several
+        do not keep the same.
         """
         return self._state.keys
 
@@ -99,12 +98,6 @@ class ModelState:
     def forget_spoiled(self) -> None:
         """Drop what the optimizer keeps that is not finite: with it the next step would spoil sound weights again."""
         self._state.forget_spoiled()
-
-    def size(self, full: bool = False) -> int:
-        """Elements of the vector, now: a full one grows when the optimizer first keeps state."""
-        if not full:
-            return self.layout.size
-        return self.layout.size + len(self.optimizer_keys) * self.trained_elements
 
     def buffer(self, elements: int) -> Floats:
         """A host vector to read into and add from: page-locked where the model is on CUDA, so that copies overlap."""
@@ -228,6 +221,41 @@ class ModelState:
                 return
         self.write(vector[: self.layout.size])
         self.forget_spoiled()
+
+    def holds(self, vector: Floats) -> bool:
+        """Whether ``vector`` was a full one, and is what is here now."""
+        if not self.layout.size < vector.size == self.size(full=True):
+            return False
+        here = np.empty_like(vector)
+        self.read(here, full=True)
+        return np.array_equal(here, vector)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A module's ``state_dict()``, with integers and all; of a mapping everything."""
+        named = (
+            self._model.state_dict() if isinstance(self._model, nn.Module) else {**self._model, **self._tensors.shared}
+        )
+        return {plain_name(name): torch.as_tensor(value) for name, value in named.items()}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """The reverse; raises :class:`CheckpointError` before anything changes."""
+        tensors = {plain_name(name): value for name, value in tensors.items()}  # compiled or not: the same model
+        held, module = self.tensors(), isinstance(self._model, nn.Module)
+        unknown = [f"{name!r} is in the file and not here" for name in tensors if module and name not in held]
+        lacking = [f"{name!r} is here and not in the file" for name in held if name not in tensors]
+        other = [
+            f"{name!r} has shape {tuple(held[name].shape)} here and {tuple(given.shape)} in the file"
+            for name, given in tensors.items() if name in held and given.shape != held[name].shape
+        ]  # fmt: skip
+        for difference in (*lacking, *unknown, *other):
+            raise CheckpointError(f"it holds another model than this node's (tensor {difference}).")
+        if isinstance(self._model, nn.Module):
+            named = {plain_name(name): name for name in self._model.state_dict()}
+            self._model.load_state_dict({named[name]: value for name, value in tensors.items()})
+            return
+        for name, target in held.items():
+            target.copy_(tensors[name])
 
     def _runs(self, vector: Floats, full: bool = False) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
         """Consecutive tensors on one device, with their piece of the host vector: one run, but for a split model."""

@@ -44,12 +44,12 @@ class LiveTensors:
     def __init__(self, model: nn.Module | Mapping[str, Any]) -> None:
         self._modules: tuple[tuple[nn.Module, str, nn.Module], ...] = ()  # (parent, name, child)
         self._counts: tuple[tuple[nn.Module, int, int], ...] = ()  # of each module its parameters and children
-        self._shared: dict[str, Tensor] = {}  # tensors over memory that is not torch's, by name
+        self.shared: dict[str, Tensor] = {}  # tensors over memory that is not torch's, by name
         segments: list[Segment] = []
         slots: list[Slot] = []
         places: set[object] = set()
         for name, owner, key, kind in self._walk(model):
-            tensor: Tensor = self._shared[name] if name in self._shared else owner[key]
+            tensor: Tensor = self.shared[name] if name in self.shared else owner[key]
             if _is_sharded(tensor):
                 raise LayoutError(f"Tensor {name!r} {SHARDED}")
             if is_lazy(tensor):
@@ -90,7 +90,7 @@ class LiveTensors:
                     f"Tensor {slot.name!r} was replaced while the node was running: write into it in place, or make a "
                     "new Node."
                 )
-            tensor: Tensor = self._shared.get(slot.name, found)
+            tensor: Tensor = self.shared.get(slot.name, found)
             if tensor.shape != slot.shape or tensor.dtype != slot.dtype:
                 raise LayoutError(
                     f"Tensor {slot.name!r} was {slot.dtype} {tuple(slot.shape)} and is now {tensor.dtype} "
@@ -135,11 +135,12 @@ class LiveTensors:
                 if isinstance(value, np.ndarray) and value.dtype.kind in "iub":
                     continue
                 if not isinstance(value, Tensor):
-                    self._shared[name] = _share(name, value)
+                    self.shared[name] = _share(name, value)
                 yield name, model, name, "parameter"
         else:
             raise LayoutError(
-                f"A model is a torch module or a mapping of names to tensors, not {type(model).__name__}."
+                f"A model is a torch module, a mapping of names to tensors, or a node.model.state.State, not "
+                f"{type(model).__name__}."
             )
 
 
@@ -162,6 +163,11 @@ def _is_sharded(thing: object) -> bool:
 
 def _share(name: str, value: Any) -> Tensor:
     """A tensor over the memory of a numpy array, or of another framework's array."""
+    if isinstance(value, Mapping):
+        raise LayoutError(
+            f"{name!r} is a mapping itself: give Node one of names to arrays, and a tree of JAX arrays as a "
+            "node.adapters.jax.Pytree."
+        )
     home = type(value).__module__.partition(".")[0]
     if home in ("jax", "jaxlib"):  # which lends its memory out as if it could be written
         raise LayoutError(

@@ -52,7 +52,7 @@ class Streams:
         self.queued = 0
         if self.averager.movement is not None:  # from the weights as they are now, before the first step
             start = pool.take()
-            boundary.model.begin_read(start.array)
+            pool.state.read(start.array)
             self.averager.begin(start.array)
             pool.give(start)
 

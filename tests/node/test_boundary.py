@@ -22,7 +22,7 @@ from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
 
-PLAIN = Config(mix_every_steps=1, filter="none", progress_period_s=0.1)
+PLAIN = Config(mix_every_steps=1, filter="none", progress_period_s=0.1, outer_momentum=0.0)
 
 
 def boundary(values=0.0, size=300):

@@ -78,7 +78,7 @@ def test_a_fault_of_our_own_outside_of_links_is_not_hidden(train, until):
         def tick(now):
             raise ZeroDivisionError
 
-        node.peer.tick = tick
+        node._training.peer.tick = tick
 
     trainee.do(break_down)
     until(lambda: trainee.error is not None)

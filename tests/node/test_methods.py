@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
+from gossip.config.config import as_published
 from gossip.config.methods import METHODS
 
 ELEMENTS = 600  # three blocks of a codec, the last one short
@@ -33,8 +34,8 @@ WITH: dict[str, dict[str, object]] = {
 
 def configured(name: str) -> Config:
     if name in WITH:
-        return Config(**({"mix_every_steps": 2, "filter": "none"} | WITH[name] | QUICK))
-    changes = {"filter": "none"} | METHODS[name].changes
+        return Config(**({"mix_every_steps": 2, "filter": "none", "outer_momentum": 0.0} | WITH[name] | QUICK))
+    changes = as_published(name)
     if 1 < changes["mix_every_steps"] < 1000:
         changes["mix_every_steps"] = min(changes["mix_every_steps"], RARELY)
     return Config(**(changes | QUICK))

@@ -299,10 +299,11 @@ def test_outer_momentum_credits_progress_at_its_rate_and_brings_nodes_together(t
     assert float(a.weight.detach().mean()) == pytest.approx(base + 1.4, abs=0.02)
 
 
-def test_a_mapping_of_arrays_is_averaged_in_place(train, until):
+def test_a_mapping_of_arrays_is_averaged_in_place(quick, train, until):
     a, b = {"x": np.zeros(5, np.float32)}, {"x": np.zeros(5, np.float32)}
-    first = train(a)
-    second = train(b, seeds=[first.node.address])
+    plain = replace(quick, outer_momentum=0.0)
+    first = train(a, config=plain)
+    second = train(b, config=plain, seeds=[first.node.address])
     first.do(lambda node: a["x"].fill(4.0))
     until(mixed(first, second))
     until(lambda: np.allclose(b["x"], 2.0))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import nn
 
+from gossip.config import Config
 from node import Node
 from node.model import checkpoint
 from node.model.quasi_global import QuasiGlobal
@@ -84,7 +83,7 @@ def test_the_optimizer_hears_of_every_mix_when_it_is_in_the_parameters(train, un
     both = (first, second)
     until(lambda: all(len(one.optimizer.jumps) >= 10 for one in both))
     for one in both:
-        heard, done = one.do(lambda node: (list(node._training.optimizer.jumps), node.metrics().exchanges_done))
+        heard, done = one.do(lambda node: (list(node._training.optimizers.all[0].jumps), node.metrics().exchanges_done))
         assert all(jump.norm() > 0 for jump in heard)
         assert len(heard) <= done  # two that land at one boundary are heard of as one
         assert momenta(one.optimizer).norm() > 0
@@ -187,12 +186,14 @@ def test_a_checkpoint_of_weights_alone_leaves_no_momentum_of_other_weights(train
     assert momenta(optimizer).norm() == 0
 
 
-def test_only_an_optimizer_that_has_no_momentum_over_mixes_is_given_one(quick):
-    model = linear()
+def test_mixes_take_the_outer_step_whatever_optimizes_unless_it_has_a_momentum_over_them():
+    model, left_open = linear(), Config()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert quick.plain
-    step = Node(model, sgd, config=quick).outer
-    assert (step.alpha, step.beta) == (0.5, 0.7)
-    assert Node(model, QuasiGlobal(model.parameters(), lr=0.1), config=quick).outer.plain
-    assert Node(model, config=quick).outer.plain, "nobody is known to train it"
-    assert Node(model, sgd, config=replace(quick, outer_momentum=0.0)).outer.plain
+    quasi_global = QuasiGlobal(model.parameters(), lr=0.1)
+
+    def outer(optimizer, config=left_open):
+        step = Node(model, optimizer, config=config)._training.outer
+        return step.alpha, step.beta
+
+    assert outer(sgd) == outer(None) == outer([]) == outer((sgd,)) == outer([sgd, sgd]) == (0.5, 0.7)
+    assert outer(quasi_global) == outer([sgd, quasi_global]) == outer(None, Config(outer_momentum=0.0)) == (0.0, 1.0)

@@ -294,6 +294,7 @@ def test_a_module_of_the_first_fsdp_is_refused_as_well():
         ({"w": Foreign(read_only())}, "read-only"),
         ({"w": np.ones(3, np.longdouble)}, "cannot be shared"),
         ({"w": [1.0, 2.0]}, "'w' is list"),
+        ({"w": {"kernel": np.ones(3)}}, "'w' is a mapping itself"),
         ({"w": torch.ones(2, dtype=torch.complex64)}, "complex64"),
         ({"w": torch.ones(2, device="meta")}, "has no memory"),
         ({1: torch.ones(2)}, "must be text"),

@@ -13,7 +13,7 @@ def mlp():
 
 def vector_of(state, full=False):
     out = np.full(state.size(full), np.nan, np.float32)
-    state.read(out, full)
+    state.begin_read(out, full)
     return out
 
 

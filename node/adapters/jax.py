@@ -1,0 +1,129 @@
+"""JAX: a tree of arrays that a Node averages, whatever optimizes it and however steps are compiled."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gossip.arithmetic.layout import Layout, Segment
+from gossip.errors import LayoutError
+from node.model.state import Floats, State
+
+__all__ = ["Pytree"]
+
+
+class Pytree(State):
+    """Holds a tree of JAX arrays; of floating point those are averaged, and the rest is left alone.
+
+    ``tree = Pytree(params)``, ``with Node(tree, ...) as node``; in the loop, after each step::
+
+        tree.value = params
+        node.step(loss)
+        params = tree.value
+
+    Arrays are never written to: what a Node changes is another tree, so read :attr:`value` again after whatever may
+    change it (entering the block, ``step``, ``settle``, ``load``). A step may be given the buffers of ``params`` to use
+    again (``donate_argnums``): what is sent is a copy, made in the order of the device's work. The optimizer's state is
+    nobody's but the loop's: a newcomer's begins afresh.
+
+    Raises :class:`~gossip.errors.LayoutError` for a tree that cannot be averaged, and at ``step`` for one that is
+    another than it was.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        """The tree as it is now."""
+        paths, self._tree = jax.tree_util.tree_flatten_with_path(value)
+        kept = [(at, path, leaf) for at, (path, leaf) in enumerate(paths) if _is_averaged(leaf)]
+        self._at = [at for at, _, _ in kept]
+        self._kinds = [(leaf.shape, leaf.dtype) for _, _, leaf in kept]
+        names = [jax.tree_util.keystr(path, simple=True, separator=".") or "value" for _, path, _ in kept]
+        self.layout = Layout(
+            Segment(name, tuple(leaf.shape), leaf.dtype.name, "parameter")
+            for name, (_, _, leaf) in zip(names, kept, strict=True)
+        )
+        # One call of the device each: compiled at the first use, as a training step is.
+        self._flat, self._shifted, self._placed = jax.jit(_flat), jax.jit(self._shift), jax.jit(self._cut)
+
+    def begin_read(self, out: Floats, full: bool = False) -> Arriving:
+        """What the device has to do for it follows the steps that were taken, and the loop waits for none of them."""
+        assert not full, "the optimizer's state is the loop's"
+        began = time.perf_counter()
+        flat = self._flat(self._floats())
+        flat.copy_to_host_async()
+        self.copy_s = time.perf_counter() - began
+        return Arriving(flat, out)
+
+    def read(self, out: Floats) -> None:
+        np.copyto(out, np.asarray(self._flat(self._floats())))
+
+    def add(self, shift: Floats) -> None:
+        self._put(self._shifted(self._floats(), shift.copy()))  # JAX may read a host array after the call, in place
+
+    def write(self, vector: Floats) -> None:
+        self._put(self._placed(vector.copy()))
+
+    def _floats(self) -> list[Any]:
+        """The leaves that are averaged, each still what the layout says."""
+        leaves, tree = jax.tree_util.tree_flatten(self.value)
+        if tree != self._tree:
+            raise LayoutError("The tree has other branches than it had: make a new Node after changing a model.")
+        floats = [leaves[at] for at in self._at]
+        for leaf, (shape, dtype), segment in zip(floats, self._kinds, self.layout.segments, strict=True):
+            if getattr(leaf, "shape", None) != shape or leaf.dtype != dtype:
+                raise LayoutError(
+                    f"Array {segment.name!r} was {dtype} {shape} and is now another: make a new Node after changing a "
+                    "model."
+                )
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                raise LayoutError(
+                    f"Array {segment.name!r} was given away to a step (donate_argnums): put what the step returned "
+                    "into tree.value before node.step()."
+                )
+        return floats
+
+    def _put(self, floats: list[Any]) -> None:
+        leaves, tree = jax.tree_util.tree_flatten(self.value)
+        for at, leaf in zip(self._at, floats, strict=True):
+            leaves[at] = leaf
+        self.value = jax.tree_util.tree_unflatten(tree, leaves)
+
+    def _cut(self, vector: Any) -> list[Any]:
+        return [
+            vector[start:stop].reshape(shape).astype(dtype)
+            for (shape, dtype), (_, start, stop) in zip(self._kinds, self._places(), strict=True)
+        ]
+
+    def _shift(self, floats: list[Any], shift: Any) -> list[Any]:
+        """Added in float32 at least, and rounded once."""
+        wide = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in floats]
+        return [
+            (leaf + shift[start:stop].reshape(leaf.shape)).astype(dtype)
+            for leaf, (_, dtype), (_, start, stop) in zip(wide, self._kinds, self._places(), strict=True)
+        ]
+
+
+class Arriving:
+    """A vector that the device makes, on its way to ``out``."""
+
+    def __init__(self, flat: Any, out: Floats) -> None:
+        self._flat, self._out = flat, out
+
+    def done(self) -> bool:
+        if self._flat is not None and self._flat.is_ready():
+            np.copyto(self._out, np.asarray(self._flat))
+            self._flat = None
+        return self._flat is None
+
+
+def _is_averaged(leaf: Any) -> bool:
+    """Complex ones and those of 8 bits are refused by the layout; numbers of Python are no weights."""
+    return hasattr(leaf, "dtype") and hasattr(leaf, "shape") and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
+
+
+def _flat(floats: list[Any]) -> Any:
+    return jnp.concatenate([leaf.astype(jnp.float32).reshape(-1) for leaf in floats])

@@ -1,0 +1,149 @@
+"""Several optimizers, none, and those that frameworks wrap: what a newcomer takes over, what a checkpoint keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossip.errors import CheckpointError, ConfigError, LayoutError
+from node.model.optimizers import Optimizers
+from node.model.quasi_global import QuasiGlobal
+from node.model.snapshot import ModelState
+from tests.node.vectors import mlp, vector_of
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As accelerate's: the state is that of the optimizer within."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)
+
+
+class Imitation:
+    """As Lightning's: it takes the class of what is within, and none of its attributes."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self.__class__ = type("Imitated", (self.__class__, type(optimizer)), {})
+
+    def __getattr__(self, name):
+        return getattr(self._optimizer, name)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """An optimizer of its own around another: it has state that the other has not."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        super().__init__(optimizer.param_groups, {})
+
+
+def halves(model, first=torch.optim.Adam, second=torch.optim.Adam):
+    """An optimizer for each of two layers."""
+    return [first(model[0].parameters(), lr=0.01), second(model[2].parameters(), lr=0.02)]
+
+
+def train(model, optimizers, seed, steps=3):
+    random = torch.Generator().manual_seed(seed)
+    losses = []
+    for _ in range(steps):
+        x, y = torch.randn(16, 8, generator=random), torch.randint(0, 3, (16,), generator=random)
+        loss = nn.functional.cross_entropy(model(x), y)
+        for one in optimizers:
+            one.zero_grad()
+        loss.backward()
+        for one in optimizers:
+            one.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_newcomer_takes_over_the_state_of_several_optimizers_and_goes_on_exactly_as_the_original():
+    torch.manual_seed(0)
+    model = mlp()
+    optimizers = halves(model)
+    train(model, optimizers, seed=1)
+    state = ModelState(model, optimizers)
+    assert state.optimizer_keys == ("exp_avg", "exp_avg_sq")
+    assert state.trained_elements == state.layout.size
+    joiner = mlp()
+    fresh = halves(joiner)
+    ModelState(joiner, tuple(fresh)).write(vector_of(state, full=True), state.optimizer_keys, state.optimizer_scalars())
+    assert train(joiner, fresh, seed=2) == train(model, optimizers, seed=2)
+
+
+def test_optimizers_that_do_not_keep_the_same_give_newcomers_the_weights_alone():
+    model = mlp()
+    optimizers = halves(model, second=torch.optim.RMSprop)
+    train(model, optimizers, seed=1)
+    state = ModelState(model, optimizers)
+    assert state.optimizer_keys == ()
+    assert state.size(full=True) == state.layout.size
+    before = dict(optimizers[0].state[model[0].weight])
+    given = np.ones(2 * state.layout.size, np.float32)
+    state.adopt(given, ("exp_avg",), {"step": 1.0})  # of a donor that trains with one that keeps a part of it
+    assert np.all(vector_of(state) == 1)
+    assert optimizers[0].state[model[0].weight] == before
+
+
+def test_of_a_parameter_that_two_optimizers_hold_the_first_keeps_the_state():
+    model = mlp()
+    optimizers = [torch.optim.Adam(model.parameters()), torch.optim.Adam(model[2].parameters())]
+    train(model, optimizers, seed=1)
+    state = ModelState(model, optimizers)
+    full = vector_of(state, full=True)
+    state.adopt(np.full_like(full, 0.5), state.optimizer_keys, state.optimizer_scalars())
+    assert torch.all(optimizers[0].state[model[2].weight]["exp_avg"] == 0.5)
+    assert not torch.any(optimizers[1].state[model[2].weight]["exp_avg"] == 0.5)
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, Imitation, lambda inner: Imitation(Wrapper(inner))])
+def test_what_frameworks_wrap_is_the_optimizer_within(wrap):
+    model = mlp()
+    inner = QuasiGlobal(model.parameters(), lr=0.1)
+    optimizers = Optimizers([wrap(inner)])
+    assert optimizers.all == optimizers.quasi_global == (inner,)
+    assert Optimizers([inner, wrap(inner)]).all == (inner,)
+
+
+def test_an_optimizer_around_another_is_not_looked_through():
+    outer = Lookahead(torch.optim.SGD(mlp().parameters(), lr=0.1))
+    assert Optimizers(outer).all == (outer,)
+
+
+@pytest.mark.parametrize("given", ["sgd", {"a": 1}, [None], [[torch.optim.SGD(mlp().parameters())]]])
+def test_what_is_no_optimizer_is_refused(given):
+    with pytest.raises(ConfigError, match=r"give a torch.optim.Optimizer, a list of them, or leave it out"):
+        Optimizers(given)
+
+
+def test_one_of_several_that_is_of_another_model_is_refused():
+    model = mlp()
+    with pytest.raises(LayoutError, match=r"One of the optimizers \(Adam\) holds none of this model's tensors"):
+        ModelState(model, [torch.optim.SGD(model.parameters()), torch.optim.Adam(mlp().parameters())])
+
+
+def test_a_checkpoint_of_several_optimizers_goes_to_as_many():
+    model = mlp()
+    optimizers = Optimizers(halves(model))
+    train(model, optimizers.all, seed=1)
+    saved = optimizers.state_dict()
+    again = Optimizers(halves(model))
+    again.load(again.states(saved))
+    for one, its in zip(again.all, optimizers.all, strict=True):
+        for parameter, kept in its.state.items():
+            assert torch.equal(one.state[parameter]["exp_avg"], kept["exp_avg"])
+    with pytest.raises(CheckpointError, match=r"the state of 2 optimizers and the node has 1: give Node the same"):
+        Optimizers(torch.optim.Adam(model.parameters())).states(saved)
+    assert Optimizers().states(saved) == again.states(None) == []
+
+
+def test_a_checkpoint_of_one_optimizer_is_its_own_state_dict():
+    optimizer = torch.optim.Adam(mlp().parameters())
+    assert Optimizers(optimizer).state_dict() == Optimizers([optimizer]).state_dict() == optimizer.state_dict()
+    assert Optimizers().state_dict() is None

@@ -1,0 +1,120 @@
+"""A model that brings its own state: what is asked of it, and what comes of the least that it may be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gossip.arithmetic.layout import Layout, Segment
+from gossip.errors import CheckpointError, ConfigError
+from node import Node
+from node.model.snapshot import ModelState
+from node.model.state import State
+from tests.node.vectors import vector_of
+
+
+class Plain(State):
+    """The least: two arrays, in whatever form a framework may keep them."""
+
+    def __init__(self, w, h):
+        self.w, self.h = np.asarray(w, np.float32), np.asarray(h, np.float16)
+        self.layout = Layout(
+            [Segment("w", self.w.shape, "float32", "parameter"), Segment("h", self.h.shape, "float16", "parameter")]
+        )
+
+    def read(self, out):
+        out[: self.w.size], out[self.w.size :] = self.w.reshape(-1), self.h.reshape(-1)
+
+    def add(self, shift):
+        self.w = self.w + shift[: self.w.size].reshape(self.w.shape)
+        self.h = (self.h + shift[self.w.size :].reshape(self.h.shape)).astype(np.float16)
+
+    def write(self, vector):
+        self.w, self.h = np.zeros_like(self.w), np.zeros_like(self.h)
+        self.add(vector)
+
+
+def drawn(seed):
+    random = np.random.default_rng(seed)
+    return random.standard_normal((3, 5)), random.standard_normal(7)
+
+
+def both():
+    """The least, and a mapping of the same arrays."""
+    w, h = drawn(0)
+    return Plain(w, h), ModelState(
+        {"w": torch.tensor(w, dtype=torch.float32), "h": torch.tensor(h, dtype=torch.float16)}
+    )
+
+
+def test_a_state_of_four_parts_does_what_that_of_torch_tensors_does():
+    least, torchs = both()
+    assert least.layout == torchs.layout
+    assert least.size(full=True) == 22
+    shift = np.random.default_rng(1).standard_normal(22).astype(np.float32)
+    at = np.array([0, 3, 14, 15, 21])
+    for state in (least, torchs):
+        state.add(shift)
+        state.add_at(shift[:5].copy(), at)
+        state.merge(np.full(22, 0.25, np.float32), 0.5)
+    np.testing.assert_array_equal(vector_of(least), vector_of(torchs))
+    some, its = np.empty(5, np.float32), np.empty(5, np.float32)
+    assert least.begin_read_at(some, at) is None
+    torchs.begin_read_at(its, at)
+    np.testing.assert_array_equal(some, its)
+    assert least.sound()
+    least.h = np.full_like(least.h, np.inf)
+    assert not least.sound()
+
+
+def test_its_checkpoint_is_the_arrays_by_name_and_goes_back_whole_or_not_at_all():
+    least, torchs = both()
+    saved = least.tensors()
+    assert {name: (value.dtype, value.shape) for name, value in saved.items()} == {
+        name: (value.dtype, value.shape) for name, value in torchs.tensors().items()
+    }
+    other = Plain(*drawn(1))
+    before = vector_of(other)
+    for wrong in ({"w": saved["w"]}, {**saved, "h": torch.zeros(8)}):
+        with pytest.raises(CheckpointError, match="another model than this node's \\(tensor 'h' is "):
+            other.load(wrong)
+        np.testing.assert_array_equal(vector_of(other), before)
+    other.load(saved)
+    np.testing.assert_array_equal(vector_of(other), vector_of(least))
+
+
+def test_an_optimizer_beside_a_state_that_is_brought_is_refused(quick):
+    with pytest.raises(ConfigError, match="A Plain brings its own state: leave optimizer out"):
+        Node(Plain(*drawn(0)), torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))]), config=quick)
+
+
+def test_nodes_of_such_a_model_mix_and_a_newcomer_takes_its_weights(train, until, tmp_path):
+    donor = Plain(*drawn(0))
+    first = train(donor)
+    torchs = both()[1]
+    newcomer = Plain(*drawn(1))
+    began = vector_of(newcomer)
+    second = train(newcomer, seeds=[first.node.address])
+    until(lambda: second.node.metrics().exchanges_done >= 3)
+    second.stop()
+    apart = np.abs(vector_of(newcomer) - vector_of(torchs))
+    assert np.abs(began - vector_of(torchs)).max() > 1
+    assert apart.max() < 1e-2, "nobody trained: what the newcomer holds is what it was given"
+    first.do(lambda node: node.save(tmp_path / "run"))
+    first.stop()
+    again = Plain(*drawn(2))
+    alone = train(again)
+    alone.do(lambda node: node.load(tmp_path / "run"))
+    np.testing.assert_array_equal(vector_of(again), vector_of(donor))
+
+
+def test_such_a_node_mixes_with_one_of_torch_tensors(train, until):
+    w, h = drawn(0)
+    arrays = {"w": torch.tensor(w, dtype=torch.float32), "h": torch.tensor(h, dtype=torch.float16)}
+    first = train(arrays)
+    newcomer = Plain(*drawn(1))
+    second = train(newcomer, seeds=[first.node.address])
+    until(lambda: second.node.metrics().exchanges_done >= 1)
+    second.stop()
+    np.testing.assert_allclose(newcomer.w, w, atol=1e-2)
