@@ -243,13 +243,11 @@ class Judge:
         """Whether the two were linked for so long, both awake."""
         world = self.world
         other, since = world.by_id[member], world.now - seconds
-        if world.network.spike_until > since:
-            return False  # what was said then may be on its way still
         if other.gone or other.stopped or other.awake_at > since or host.awake_at > since:
             return False
         asking, answering = host.links.get(member, [])[-1:], other.links.get(host.id, [])[-1:]
         return bool(asking and answering) and all(  # each speaks on its newest link, where it may wait behind a spike
-            link.other(host) is other and not link.broken and link.born < since and max(link.last) < world.now + 0.2
+            link.other(host) is other and not link.broken and max(link.born, link.jammed_until) < since
             for link in (*asking, *answering)
         )
 

@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Link", "Network"]
 
+JAM_S = 0.5  # half of what a doubt waits between two questions
+
 
 class Link(harness.Link):
     """Of a broken one, so many messages arrive still."""
 
-    __slots__ = ("arrived", "born", "late", "limit", "said")
+    __slots__ = ("arrived", "born", "jammed_until", "late", "limit", "said")
 
     def __init__(self, dialler: Host, other: Host, now: float) -> None:
         super().__init__(dialler, other, now)
         self.born = now
+        self.jammed_until = now  # what was said before that took over ``JAM_S``, or waited behind what did
         self.said = [0, 0]  # messages sent from this place
         self.arrived = [0, 0]  # of these, taken off the wire
         self.limit = [0, 0]  # of a broken one: how many arrive still,
@@ -79,6 +82,9 @@ class Network(harness.Network):
     def send(self, link: Link, host: Host, message: Any) -> None:
         link.said[link.place(host)] += 1
         super().send(link, host, message)
+        arrives_s = link.last[link.place(host)]
+        if arrives_s > self.world.now + JAM_S:
+            link.jammed_until = max(link.jammed_until, arrives_s)
         chance = None if link.broken else self.breaks.get(type(message).__name__)
         if chance is not None and self.world.rng.random() < chance:
             self.cut_link(link)
