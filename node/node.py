@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import ConfigError
+from node.data.sampler import ShareBatchSampler, ShareSampler
 from node.data.sharding import Shard, samples_in
 from node.model.optimizers import Optimizers
 from node.model.state import State
@@ -112,6 +113,19 @@ class Node:
         )  # fmt: skip
         training.passes += epochs
         return iter(shard)
+
+    def sampler(
+        self,
+        dataset_or_length: Any,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> ShareSampler | ShareBatchSampler:
+        """The same share as indices for a ``torch.utils.data.DataLoader`` of your own, with its workers, collating and
+        pinning: with ``batch_size`` one to give as ``batch_sampler``, else as ``sampler``. Each ``iter`` is one pass;
+        its ``state_dict`` is part of the node's. Raises DataError or ConfigError."""
+        return self._training.samplers.make(dataset_or_length, batch_size, shuffle, drop_last, seed)
 
     def settle(self, seconds: float = 5.0) -> float:
         """Mix without training until the nodes agree, or for ``seconds``; returns the consensus distance (nan when

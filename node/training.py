@@ -23,6 +23,7 @@ from gossip.ids import MemberRecord
 from gossip.peer import Peer
 from gossip.wire.records import within
 from node import leaving
+from node.data.sampler import Samplers, Sharers
 from node.loop import StepLoop
 from node.model import checkpoint
 from node.model.archive import Archive
@@ -85,6 +86,10 @@ class TrainingSide:
         self.optimizer_at = -math.inf
         self.passes = 0  # over the data that are divided among the members
         self.own_figures = Figures()  # that others are told
+        self.samplers = Samplers(Sharers(
+            lambda: self.service.identity.id, lambda: self.view.owners, lambda: self.view.changes,
+            lambda: self.swarm_samples, lambda: self.samples,
+        ))  # fmt: skip
         self.given: Mapping[str, Any] | None = None  # a state to go on from, once weights are here
         self.handler: Any = None
 
@@ -377,7 +382,8 @@ class TrainingSide:
         return {
             "fingerprint": self.state.layout.fingerprint, "genesis": peer.genesis.hex(), "version": peer.version,
             "steps": self.steps, "samples": self.samples, "swarm_samples": self.swarm_samples, "passes": self.passes,
-            "finished": peer.finished, "node": self.service.identity.id.hex(), "members": len(self.view.owners),
+            "samplers": self.samplers.state(), "finished": peer.finished, "node": self.service.identity.id.hex(),
+            "members": len(self.view.owners),
         }  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -386,6 +392,7 @@ class TrainingSide:
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         saved = self.archive.load(path)
         meta = dict(saved.meta)
+        self.samplers.load(meta.get("samplers"))
         self.go_on(meta, str(path), lambda: self.archive.put(saved, path))
         return meta
 
@@ -396,6 +403,7 @@ class TrainingSide:
         if state.get("fingerprint", self.state.layout.fingerprint) != self.state.layout.fingerprint:
             raise CheckpointError(f"{OF_OTHERS} belongs to another model than this node's: load it beside its weights.")
         checkpoint.figures(state, OF_OTHERS)
+        self.samplers.load(state.get("samplers"))
         if self.service.runtime is None:
             self.given = dict(state)
         else:

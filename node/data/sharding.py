@@ -1,14 +1,9 @@
-"""Which part of a dataset is this node's: decided by hashing over the members alive, with nobody's permission.
-
-Rendezvous (highest random weight) hashing, Thaler and Ravishankar 1998: every member has a pseudo-random weight for
-every bucket and the highest owns it. When a member goes, only its buckets move; when one comes, it takes only its own.
-"""
+"""This node's share of a dataset, in batches."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +12,9 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
+from node.data.division import I64, Pass
 
-__all__ = ["MAX_BUCKETS", "Shard", "owned", "samples_in"]
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-
-MAX_BUCKETS: Final = 65_536
-"""Up to here every sample is a bucket of its own. Beyond, more buckets would only cost: among 1,000 members a share is
-65 buckets +- 12 %, which is less than the spread of their speeds."""
-
-_BLOCK: Final = 1 << 20  # indices hashed at once: 8 MiB a temporary, whatever the dataset's length
+__all__ = ["Shard", "length_of_items", "samples_in"]
 
 
 class Shard:
@@ -82,79 +69,15 @@ class Shard:
         for _ in range(self._epochs):
             number = self._pass
             self._pass += 1  # before the first batch: a loop left by `break` goes on with other data
-            yield from self._one_pass(number)
-
-    def _one_pass(self, number: int) -> Iterator[Any]:
-        given = np.zeros(self._length, dtype=np.bool_)  # (samples,)
-        pending: I64 = np.empty(0, dtype=np.int64)  # (owned and not yet given,), in the order of giving
-        seen: int | None = None
-        while True:
-            # The counter is read before the members: a change between the two is then seen at the next batch.
-            now = self._epoch_of_members()
-            if now != seen:
-                seen = now
-                share = _share(self._length, self._me, self._members(), number)
-                pending = share[~given[share]]
-                if self._shuffle:
-                    pending = pending[np.argsort(self._keys(pending, number), kind="stable")]
-            if not len(pending):
-                return
-            batch, pending = pending[: self._batch_size], pending[self._batch_size :]
-            given[batch] = True
-            yield self._fetch(batch)
-
-    def _keys(self, indices: I64, number: int) -> U64:
-        """A sorting key for every index. A hash instead of a permutation: the order of what stays is the same after
-        members change, and the memory is that of the share, not of the dataset."""
-        salt = _hash64(b"order 0 %d " % number + self._me)
-        return _mix(_mix(indices.astype(np.uint64)) ^ salt)
+            seed = 0 if self._shuffle else None
+            one = Pass(self._length, number, seed, self._me, self._members, self._epoch_of_members)
+            while len(batch := one.take(self._batch_size)):
+                yield self._fetch(batch)
 
 
 def samples_in(dataset: Any) -> int:
     """How many samples a dataset holds, at least one; raises as :class:`Shard` does."""
     return _open(dataset)[0]
-
-
-def owned(buckets: int, me: PeerId, members: Sequence[PeerId], salt: bytes) -> npt.NDArray[np.bool_]:
-    """Which of the buckets ``me`` owns: those where nobody weighs more, or as much with a smaller id.
-
-    Rivals come in blocks, and only the buckets still held go on to the next: after k rivals 1 / (k + 1) of them are
-    left, so blocks grow as what is held shrinks, and a round costs at most ``buckets`` hashes. 65,536 buckets among
-    10,000 members take about a million hashes instead of 655 million, which a training loop would feel.
-
-    Returns (buckets,) bool.
-    """
-    rivals = sorted(set(members) - {me})
-    theirs = np.array([_hash64(salt + rival) for rival in rivals], dtype=np.uint64)  # (rivals,)
-    lower = np.array([rival < me for rival in rivals], dtype=np.bool_)  # (rivals,), who wins a tie
-    hashes = _bucket_hashes(buckets, salt)  # (held,)
-    held = np.arange(buckets)  # (held,)
-    start = 0
-    while start < len(rivals) and len(held):
-        stop = start + max(1, buckets // len(held))
-        mine = _mix(hashes ^ _hash64(salt + me))[:, None]  # (held, 1)
-        weight = _mix(hashes[:, None] ^ theirs[None, start:stop])  # (held, block), at most `buckets` elements
-        keep = ~((weight > mine) | ((weight == mine) & lower[start:stop])).any(axis=1)
-        held, hashes = held[keep], hashes[keep]
-        start = stop
-    result = np.zeros(buckets, dtype=np.bool_)
-    result[held] = True
-    return result
-
-
-def _share(length: int, me: PeerId, members: Sequence[PeerId], number: int) -> I64:
-    """The indices that ``me`` owns in pass ``number``, ascending."""
-    salt = b"share %d %d " % (length, number)
-    mine = owned(min(length, MAX_BUCKETS), me, members, salt)
-    if length <= MAX_BUCKETS:
-        return np.flatnonzero(mine)
-    parts = []
-    for start in range(0, length, _BLOCK):
-        indices = np.arange(start, min(start + _BLOCK, length), dtype=np.uint64)
-        # The top 16 bits of a hash, not index // size: neighbours are often alike (sorted by label, one speaker).
-        bucket = (_mix(indices) >> np.uint64(48)).astype(np.int64)
-        parts.append(start + np.flatnonzero(mine[bucket]))
-    return np.concatenate(parts)
 
 
 def _open(dataset: Any) -> tuple[int, Callable[[I64], Any]]:
@@ -191,7 +114,8 @@ def _column(values: torch.Tensor | npt.NDArray[Any]) -> Callable[[I64], torch.Te
     return lambda indices: torch.from_numpy(values[indices])
 
 
-def _open_items(dataset: Any) -> tuple[int, Callable[[I64], Any]]:
+def length_of_items(dataset: Any) -> int:
+    """How many items ``len`` says, at least one. Raises :class:`DataError` where they cannot be told by an index."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise DataError(f"{kind} is an IterableDataset, which has no parts to divide; use your own loader.")
@@ -203,6 +127,11 @@ def _open_items(dataset: Any) -> tuple[int, Callable[[I64], Any]]:
         raise DataError(f"{kind} does not know its length, so it cannot be divided; give it a __len__.") from error
     if not length:
         raise DataError("The dataset is empty; give at least one sample.")
+    return length
+
+
+def _open_items(dataset: Any) -> tuple[int, Callable[[I64], Any]]:
+    length = length_of_items(dataset)
     many = getattr(dataset, "__getitems__", None)  # a whole batch at once: what torch's own fetcher asks for first
 
     def fetch(indices: I64) -> Any:
@@ -210,19 +139,3 @@ def _open_items(dataset: Any) -> tuple[int, Callable[[I64], Any]]:
         return default_collate(many(wanted) if many else [dataset[index] for index in wanted])
 
     return length, fetch
-
-
-def _bucket_hashes(buckets: int, salt: bytes) -> U64:
-    return _mix(np.arange(buckets, dtype=np.uint64) + _hash64(b"bucket " + salt))
-
-
-def _hash64(data: bytes) -> np.uint64:
-    return np.uint64(int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little"))
-
-
-def _mix(x: U64) -> U64:
-    """splitmix64's step (Steele, Lea and Flood 2014), element by element; sums and products wrap, as they must."""
-    z = x + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))

@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
-from node.data.sharding import MAX_BUCKETS, Shard, owned
+from node.data.division import MAX_BUCKETS, owned
+from node.data.sharding import Shard
 from tests.theory.rendezvous import owners
 
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gossip.ids import PeerId
-from node.data.sharding import _bucket_hashes, _hash64, _mix
+from node.data.division import _bucket_hashes, _hash64, _mix
 
 
 def owners(buckets: int, members: Sequence[PeerId], salt: bytes) -> npt.NDArray[np.int64]:
