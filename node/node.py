@@ -19,8 +19,8 @@ from node.data.sampler import ShareBatchSampler, ShareSampler
 from node.data.sharding import Shard, samples_in
 from node.model.optimizers import Optimizers
 from node.model.state import State
-from node.observe.figures import Metrics
 from node.observe.members import Member
+from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
 from node.settings import Settings
 from node.training import TrainingSide
@@ -127,8 +127,8 @@ class Node:
         its ``state_dict`` is part of the node's. Raises DataError or ConfigError."""
         return self._training.samplers.make(dataset_or_length, batch_size, shuffle, drop_last, seed)
 
-    def settle(self, seconds: float = 5.0) -> float:
-        """Mix without training until the nodes agree, or for ``seconds``; returns the consensus distance (nan when
+    def settle(self, seconds: float = 5.0) -> float | None:
+        """Mix without training until the nodes agree, or for ``seconds``; returns the consensus distance (None when
         there was nobody). Call it before evaluating or saving, on every node about the same time."""
         return self._training.settle(seconds)
 
@@ -181,7 +181,7 @@ class Node:
         return self._training.reduce(figures or {})
 
     def metrics(self) -> Metrics:
-        """A reading of now."""
+        """A reading of now: figures by name, as a mapping and as attributes; None for what is not known yet."""
         return Metrics.of(self._training.source())
 
     # -- checkpoints ---------------------------------------------------------------------------------------------

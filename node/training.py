@@ -33,7 +33,7 @@ from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.model.state import State
-from node.observe.figures import Reading, Source, reading
+from node.observe.figures import Reading, Source, known, reading
 from node.observe.members import Member, SwarmView
 from node.observe.reduced import Figures, Reduced, reduce
 from node.runtime import Runtime
@@ -334,7 +334,7 @@ class TrainingSide:
         self.pool.give(vector)
 
     # -- ending, and going on elsewhere ----------------------------------------------------------------------------
-    def settle(self, seconds: float) -> float:
+    def settle(self, seconds: float) -> float | None:
         """Mix without training until the nodes agree, or for ``seconds``; returns the consensus distance."""
         runtime, peer = self.runtime, self.peer
         until = time.monotonic() + seconds
@@ -349,7 +349,8 @@ class TrainingSide:
         self.finish_exchanges(min(1.0, seconds))
         if not self.outer.plain:
             self.reset_outer()
-        return peer.consensus_distance
+        distance: float | None = known(peer.consensus_distance)
+        return distance
 
     def finish_exchanges(self, seconds: float) -> None:
         """Let those under way land, so that what is evaluated or saved is what the partners have too."""

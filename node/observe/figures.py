@@ -12,15 +12,15 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # a command that shows rows of a log starts without them
     from gossip.peer import Peer
     from node.transport.links import Links
 
 __all__ = [
-    "FIGURES", "HEADINGS", "RATES", "STATUS", "Figure", "Metrics", "Reading", "Source", "columns_of", "line_of",
-    "page", "reading", "status_values", "table_of",
+    "FIGURES", "HEADINGS", "MEASURED", "RATES", "STATUS", "Figure", "Reading", "Source", "columns_of", "known",
+    "line_of", "page", "reading", "status_values", "table_of",
 ]  # fmt: skip
 
 Reading = dict[str, Any]
@@ -36,7 +36,7 @@ date.
 ## Of a node
 
 `log`: the `progress` rows of `--log` once a second and the `final` one; `line`: the live line, alone or beside another
-figure; `table`: the closing one; `status`: `gossip status`. What is not known yet is null, and in `node.metrics()` nan.
+figure; `table`: the closing one; `status`: `gossip status`. What is not known yet is null, in `node.metrics()` None.
 
 | figure | meaning | unit | where |
 |---|---|---|---|
@@ -93,9 +93,9 @@ class Figure:
     heading: str = ""  # of a table of its own in `gossip status`: not one value, but rows of who, why and how often
 
 
-def median(values: Iterable[float]) -> float:
+def median(values: Iterable[float]) -> float | None:
     found = list(values)
-    return statistics.median(found) if found else math.nan
+    return statistics.median(found) if found else None
 
 
 def refused(at: Source) -> tuple[tuple[str, str, int], ...]:
@@ -182,30 +182,10 @@ FIGURES = (
         lambda at: tuple(islice(at.peer.misconduct(), SHOWN)), logged=False, status=True, heading="misbehaves",
     ),
 )  # fmt: skip
+MEASURED = tuple(figure for figure in FIGURES if figure.of is not None and not figure.heading)
 RATES = tuple(figure for figure in FIGURES if figure.rate_of)
 STATUS = tuple(figure for figure in FIGURES if figure.status)
 HEADINGS = {figure.name: figure.heading for figure in FIGURES if figure.heading}
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """One reading of now: figures of these names. Seconds are medians over recent events; nan before the first."""
-
-    steps: int
-    samples: int
-    exchanges_done: int
-    exchanges_failed: int
-    bytes_sent: int
-    bytes_received: int
-    exchange_seconds: float
-    step_overhead_seconds: float
-    members_alive: int
-    consensus_distance: float
-
-    @classmethod
-    def of(cls, at: Source) -> Self:
-        rows = [(figure.name, figure.of) for figure in FIGURES if figure.name in cls.__slots__]
-        return cls(**{name: of(at) for name, of in rows if of is not None})
 
 
 def known(value: Any) -> Any:
@@ -250,7 +230,7 @@ def page() -> str:
     for figure in FIGURES:
         where = {
             "log": figure.logged, "line": bool(figure.line), "table": figure.table, "status": figure.status,
-            "`node.metrics()`": figure.name in Metrics.__slots__,
+            "`node.metrics()`": figure in MEASURED,
         }  # fmt: skip
         cells = (f"`{figure.name}`", figure.meaning, figure.unit, ", ".join(name for name in where if where[name]))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

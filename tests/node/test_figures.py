@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import copy
+import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+
+import pytest
 
 from node import Metrics
 from node.observe.figures import FIGURES, Source, page, reading, status_values
@@ -44,8 +48,26 @@ def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
     assert status_values(source()) == (7, 28, 30, None, 1, 0, 0, 1234, 56, None, True, False, (), 3, ())
 
 
-def test_metrics_are_figures_of_the_same_names_and_nan_before_there_are_any():
+def test_metrics_are_a_mapping_of_every_figure_that_is_one_value_and_none_before_there_is_any():
     metrics = Metrics.of(source())
-    assert (metrics.steps, metrics.samples, metrics.bytes_sent, metrics.members_alive) == (7, 28, 1234, 1)
-    assert math.isnan(metrics.exchange_seconds)
-    assert math.isnan(metrics.step_overhead_seconds)
+    assert dict(metrics) == {
+        "steps": 7, "samples": 28, "swarm_samples": 30, "loss": None, "members_alive": 1, "exchanges_done": 0,
+        "exchanges_failed": 0, "exchange_seconds": None, "step_overhead_seconds": None, "bytes_sent": 1234,
+        "bytes_received": 56, "consensus_distance": None, "partner": None, "ready": True, "alone": False,
+        "messages_ignored": 3,
+    }  # fmt: skip
+    assert all(getattr(metrics, name) == value for name, value in metrics.items())
+    assert set(metrics) <= set(dir(metrics))
+    assert not {*dir(Mapping)} & {*metrics}, "no figure hides what a mapping can do"
+
+
+def test_a_reading_does_not_change_and_can_be_copied_and_sent():
+    metrics = Metrics.of(source())
+    with pytest.raises(AttributeError, match="does not change"):
+        metrics.steps = 8
+    with pytest.raises(TypeError):
+        metrics["steps"] = 8
+    with pytest.raises(AttributeError, match="no figure 'step': steps, samples"):
+        metrics.step  # noqa: B018
+    assert metrics == copy.deepcopy(metrics) == pickle.loads(pickle.dumps(metrics)) == dict(metrics)
+    assert repr(metrics).startswith("Metrics(steps=7, samples=28, ")

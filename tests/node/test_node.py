@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import parse_address
-from node import Metrics, Node, service
+from node import Node, service
 from node.identity.keys import new_secret
 from node.model.snapshot import ModelState
 from node.observe.members import members_of
@@ -451,10 +450,6 @@ def test_metrics_hold_what_they_promise(train, until):
     second = train(linear(), seeds=[first.node.address])
     until(mixed(first, second, times=10))
     metrics = first.node.metrics()
-    assert [field.name for field in fields(Metrics)] == [
-        "steps", "samples", "exchanges_done", "exchanges_failed", "bytes_sent", "bytes_received", "exchange_seconds",
-        "step_overhead_seconds", "members_alive", "consensus_distance",
-    ]  # fmt: skip
     assert metrics.samples == 4 * metrics.steps
     assert metrics.bytes_sent > 40 * metrics.exchanges_done  # ten parameters of 4 bytes in each
     assert metrics.bytes_received > 40 * metrics.exchanges_done
@@ -467,12 +462,12 @@ def test_metrics_hold_what_they_promise(train, until):
     assert {m.address for m in second.node.members} == {first.node.address, second.node.address}
 
 
-def test_the_readings_of_a_node_before_anything_happened_are_not_numbers(quick):
+def test_what_a_node_does_not_know_before_anything_happened_is_none(quick):
     with Node(linear(), config=quick) as node:
         metrics = node.metrics()
-        assert math.isnan(metrics.exchange_seconds)
-        assert math.isnan(metrics.consensus_distance)
-        assert math.isnan(node.settle(0.05))
+        assert metrics.exchange_seconds is None
+        assert metrics.consensus_distance is None
+        assert node.settle(0.05) is None
 
 
 def test_status_answers_an_observer_who_joins_nothing(train, until):

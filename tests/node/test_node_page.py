@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from node import Member, Metrics, Node
+from node import Member, Node
+from node.observe.figures import MEASURED
 
 PAGE = (Path(__file__).parents[2] / "docs" / "node.md").read_text(encoding="utf-8")
 FIGURES = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
@@ -65,4 +66,4 @@ def test_every_figure_of_a_member_is_named(field):
 
 def test_every_figure_of_a_reading_is_on_the_page_of_figures():
     named = {row.split("`")[1] for row in FIGURES.splitlines() if row.endswith("`node.metrics()` |")}
-    assert named == {field.name for field in dataclasses.fields(Metrics)}
+    assert named == {figure.name for figure in MEASURED}
