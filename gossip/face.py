@@ -297,6 +297,11 @@ class Face:
         return self.exchanges.failures
 
     @property
+    def failed_by(self) -> Mapping[str, int]:
+        """The same by the reason."""
+        return self.exchanges.failed_by
+
+    @property
     def last_partner(self) -> PeerId | None:
         return self.exchanges.last_partner
 

@@ -19,6 +19,7 @@ from node.data.sampler import ShareBatchSampler, ShareSampler
 from node.data.sharding import Shard, samples_in
 from node.model.optimizers import Optimizers
 from node.model.state import State
+from node.observe.events import NodeEvent
 from node.observe.members import Member
 from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
@@ -183,6 +184,17 @@ class Node:
     def metrics(self) -> Metrics:
         """A reading of now: figures by name, as a mapping and as attributes; None for what is not known yet."""
         return Metrics.of(self._training.source())
+
+    def on(self, kind: str, callback: Callable[[Any], object]) -> Callable[[], None]:
+        """Call ``callback(event)`` with every event of this kind, of those below it ("exchange"), or of all ("*"):
+        frozen dataclasses of :mod:`node.observe.events`. It runs in a thread of its own, beside loop and network; what
+        it raises is logged, and what happens faster than it returns is dropped and counted. Returns what takes it
+        back. May be called at any time. Raises ConfigError for a kind that there is not."""
+        return self._training.service.listeners.on(kind, callback)
+
+    def history(self) -> tuple[NodeEvent, ...]:
+        """The last 1,024 events, newest last."""
+        return self._training.service.listeners.history()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -51,7 +52,9 @@ from gossip.wire.messages import (
 )
 from node.faults import leaves
 from node.model.pool import VectorPool
+from node.observe.events import ExchangeEvent, MemberEvent, NodeEvent, StalledEvent
 from node.observe.status import status_page
+from node.transfers.accounts import Account
 from node.transfers.streams import Streams
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.connector import Doors
@@ -67,10 +70,6 @@ STANDS_S = 5.0  # without a step boundary before it is said: longer than most st
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
 MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
 STATUS_MESSAGES = 20  # for how many a page of the status counts: it is up to 64 KiB to write, a millisecond or so
-SAID = {
-    MemberState.ALIVE: "is alive", MemberState.SUSPECT: "does not answer", MemberState.DEAD: "is dead",
-    MemberState.LEFT: "has left",
-}  # fmt: skip
 
 
 class FloodError(ProtocolError):
@@ -94,9 +93,11 @@ class Runtime:
         on_event: Callable[[str, str], None],
         outer_lock: AbstractContextManager[object] | None = None,
         lookup: SeedLookup | None = None,
+        announce: Callable[[NodeEvent], None] = lambda event: None,
     ) -> None:
+        """``on_event`` hears what there is but a sentence of, ``announce`` events that say more."""
         self.peer, self.config = peer, config
-        self.on_event = on_event
+        self.on_event, self.announce = on_event, announce
         self.lookup, self.looking = lookup, False
         self.doors = Doors(
             network,
@@ -123,6 +124,9 @@ class Runtime:
             peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults, outer_lock
         )  # fmt: skip
         self.averager, self.sessions = self.streams.averager, self.streams.sessions
+        self.streams.on_begun, self.streams.on_over = self.exchange_begun, self.exchange_over
+        self.offered: dict[int, tuple[PeerId, float]] = {}  # to whom, and when: until it is answered or given up
+        self.failures: dict[str, int] = {}  # by the reason, those of exchanges that were told
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.rearm = trio.Event()
         self.armed = -math.inf  # when keep_time wakes by itself
@@ -166,8 +170,12 @@ class Runtime:
                     streams.merge(effect)
                 case Rename():
                     streams.rename(effect)
+                    self.offer_over(effect.session)
                 case Release(session):
+                    begun, link = session in streams.accounts, self.sessions.links.get(session)
                     streams.release(session)
+                    if not begun:
+                        self.offer_over(session, link)
                 case Dial(address, expect):
                     self.doors.dial(address, expect)
                 case Collect():
@@ -180,14 +188,52 @@ class Runtime:
                     self.spawn(self.try_dial, asker, address)
                 case Notice(kind, sentence):
                     self.on_event(kind, sentence)
-                case MemberChanged(peer, _, after):
-                    self.on_event("member", f"Member {short(peer)} {SAID[after]}.")
+                case MemberChanged(peer, before, after):
+                    self.member_changed(peer, before, after)
                 case _:
                     averager.perform(effect)
         if self.peer.deadline < self.armed:  # to wake the timer for every message would cost as much as the message
             self.rearm.set()
         averager.expect(self.peer.next_part)
         self.after_perform()
+
+    # -- for people ----------------------------------------------------------------------------------------------
+    def member_changed(self, peer: PeerId, before: MemberState | None, after: MemberState) -> None:
+        was = None if before is None else before.value
+        self.announce(MemberEvent("member", time.time(), peer.hex(), was, after.value))
+
+    def exchange_begun(self, account: Account) -> None:
+        self.offered.pop(account.session, None)
+        if self.config.grouped:  # whoever did not answer an invitation was counted before it began
+            self.offer_over(account.session)
+        partners = tuple([partner.hex() for partner in account.partners])
+        self.announce(ExchangeEvent("exchange.begun", time.time(), account.session, partners, account.codec))
+
+    def exchange_over(self, account: Account) -> None:
+        """Its streams have ended. Where nothing is counted as a failure its weights were replaced meanwhile."""
+        kind, reason = "exchange.done", ""
+        if not account.done:
+            kind, reason = "exchange.failed", self.reason() or "replaced"
+        self.announce(ExchangeEvent(
+            kind, time.time(), account.session, tuple([partner.hex() for partner in account.partners]), account.codec,
+            account.seconds, account.bytes_sent, account.bytes_received, account.distance, reason,
+        ))  # fmt: skip
+
+    def offer_over(self, session: int, link: Link | None = None) -> None:
+        """An offer, made or taken, is over, or another is asked: what was declined is no failure, and is not told."""
+        to, at = self.offered.pop(session, (None if link is None else link.peer, self.now))
+        partners = () if to is None else (to.hex(),)
+        while (reason := self.reason()) is not None:
+            event = ExchangeEvent("exchange.failed", time.time(), session, partners, "", self.now - at, reason=reason)
+            self.announce(event)
+
+    def reason(self) -> str | None:
+        """What the peer has counted one more failure by since we last looked: the reason is its own."""
+        for reason, count in self.peer.failed_by.items():
+            if count > self.failures.get(reason, 0):
+                self.failures[reason] = self.failures.get(reason, 0) + 1
+                return reason
+        return None
 
     def spawn(self, task: Callable[..., Any], *args: object) -> None:
         if self.nursery is not None and not self.stopping:
@@ -239,6 +285,8 @@ class Runtime:
         link = self.sessions.links.get(session) if session is not None else None
         if link is None or link.peer != to or isinstance(message, Offer | Fetch | Outcome | Settled):
             link = self.links.newest(to)
+            if isinstance(message, Offer):
+                self.offered[message.session] = to, self.now
         if link is not None:
             if isinstance(message, Offer):  # a Fetch that is more than a question was bound by its Collect
                 self.sessions.links[message.session] = link
@@ -436,12 +484,12 @@ class Runtime:
             self.watch_donors(now)
             for session in self.sessions.stalled(now, self.config.stall_s):
                 self.on_event(
-                    "stalled", f"A transfer with {short(session.partner)} stopped moving; its link is closed."
+                    "transfer", f"A transfer with {short(session.partner)} stopped moving; its link is closed."
                 )
                 self.note(session.partner, "wasted")
                 session.link.close_now()
             for link in self.streams.gathers.stalled(now, self.config.stall_s):
-                self.on_event("stalled", f"A group's stream from {short(link.peer)} stopped; its link is closed.")
+                self.on_event("transfer", f"A group's stream from {short(link.peer)} stopped; its link is closed.")
                 link.close_now()
             busy = {*self.sessions.links.values(), *self.streams.gathers.links_used()}
             for link in self.links.all():
@@ -454,13 +502,14 @@ class Runtime:
         stood_s = now - self.peer.boundary_at
         if stood_s < STANDS_S:
             if self.stood_s:
-                self.on_event("boundary", f"The training loop is at a step boundary again, after {self.stood_s:.0f} s.")
+                text = f"The training loop is at a step boundary again, after {self.stood_s:.0f} s."
+                self.announce(StalledEvent("moving", time.time(), text, self.stood_s))
                 self.patience_s, self.stood_s = max(self.patience_s, 2 * self.stood_s), 0.0
         elif self.peer.ready and self.counts is not None:
             if not self.stood_s and stood_s >= self.patience_s:
                 text = f"The training loop has reached no step boundary for {stood_s:.0f} s"
                 text += " (an evaluation, a loader that gives nothing?): until it does, nobody can mix with this node."
-                self.on_event("boundary", text)
+                self.announce(StalledEvent("stalled", time.time(), text, stood_s))
                 self.stood_s = stood_s
             elif self.stood_s:
                 self.stood_s = stood_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
 import random
@@ -25,9 +26,13 @@ from node.identity.statedir import Memory, StateDir
 from node.loop import Signals
 from node.model.pool import VectorPool
 from node.model.state import State
+from node.observe import notices
 from node.observe.console import Console
+from node.observe.events import ExchangeEvent, NodeEvent, NoticeEvent, RunEvent
 from node.observe.figures import Reading
+from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView, members_of
+from node.observe.notices import LOGGER
 from node.runtime import Runtime
 from node.settings import Settings, advertised
 from node.transport.handshake import Greeter
@@ -40,6 +45,7 @@ __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 REPORT_S = 0.25  # between two looks: what members and figures are at most too old
 REMEMBER_S = 30.0  # how often the address book is written
 ENDING_LOOKS = 4  # looks, a second: between two walks of the members for whether the run is over
+OF_RUNS = frozenset({"started", "joined", "merged", "put back", "finished"})  # notices about the run that is held
 LEAVE_S = 1.0  # for LEFT to be sent
 HANDOVER_S = 3.0  # for a node that just ended in this state directory to let go of it
 
@@ -64,6 +70,9 @@ class Service:
         self.members: tuple[Member, ...] = ()  # as last asked for
         self.listed_at = -math.inf  # on the clock of time.monotonic
         self.genesis = b""  # of the run that the view counts for
+        self.listeners = Listeners()
+        self.progress: Console | None = None
+        self.debugging = LOGGER.isEnabledFor(logging.DEBUG)  # whether logging wants to hear of exchanges, as last asked
         self.leaving: trio.Event | None = None
         self.clock_s = 0.0  # what the network's clock is ahead of time.perf_counter
 
@@ -101,15 +110,16 @@ class Service:
             shown = str(peer.record.address or bound or "no address: it only dials out")
             progress = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
             contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
+            self.progress = progress
             runtime = self.runtime = Runtime(
                 peer, settings.config, network, Greeter(settings.config.swarm, self.state.layout), contexts,
-                self.boundary, self.pool, self.outer,
-                lambda kind, sentence: progress.event(time.time(), kind, sentence), self.outer_lock, lookup,
+                self.boundary, self.pool, self.outer, self.notice, self.outer_lock, lookup, self.announce,
             )  # fmt: skip
             runtime.after_perform = self.after_perform
+            self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {shown}."))
             self.remember(runtime)
             if self.state_dir.damaged:
-                progress.event(time.time(), "state", self.state_dir.damaged)
+                self.notice("state", self.state_dir.damaged)
             await self.serve(runtime, progress, started)
         finally:
             network.close()
@@ -161,6 +171,24 @@ class Service:
                 self.genesis = peer.genesis
                 self.view = self.view.refreshed(self.runtime.peer)
 
+    # -- for people ----------------------------------------------------------------------------------------------
+    def notice(self, kind: str, sentence: str) -> None:
+        """Something worth a sentence."""
+        now_s, peer = time.time(), None if self.runtime is None else self.runtime.peer
+        if kind in OF_RUNS and peer is not None:
+            self.announce(RunEvent(kind, now_s, sentence, peer.genesis.hex()))
+        else:
+            self.announce(NoticeEvent(kind, now_s, sentence))
+
+    def announce(self, event: NodeEvent) -> None:
+        """Tell whoever listens, and people; of exchanges only those who debug."""
+        self.listeners.post(event)
+        if not isinstance(event, ExchangeEvent):
+            if self.progress is not None:
+                self.progress.event(event.at_s, event.kind, str(event))
+        elif self.debugging:
+            notices.log(self.identity.id.hex(), event.kind, str(event), False)
+
     def list_members(self) -> None:
         """For the training thread, which asks for them and waits."""
         if self.runtime is not None:
@@ -172,6 +200,7 @@ class Service:
                 runtime.perform(runtime.peer.look_at_the_end(runtime.now))
             self.view = self.view.refreshed(runtime.peer)
             progress.tick(time.time(), self.figures)
+            self.debugging = LOGGER.isEnabledFor(logging.DEBUG)
             await trio.sleep(REPORT_S)
 
     async def keep_memory(self, runtime: Runtime) -> None:
@@ -185,4 +214,4 @@ class Service:
         peer = runtime.peer
         said = self.state_dir.write(self.incarnation, peer.own_samples, peer.book())
         if said:
-            runtime.on_event("state", said)
+            self.notice("state", said)

@@ -119,6 +119,7 @@ class TrainingSide:
         if self.service.leaving is not None:
             self.thread.call(self.service.leaving.set)
         self.thread.join(2 * LEAVE_S)
+        self.service.listeners.close(LEAVE_S)
         if self.handler is not None:
             signal.signal(signal.SIGTERM, self.handler)
             self.handler = None
@@ -219,7 +220,7 @@ class TrainingSide:
         runtime = self.runtime
         return Source(
             runtime.peer, runtime.links, self.steps, self.samples, self.swarm_samples, runtime.streams.durations,
-            self.overheads,
+            self.overheads, self.service.listeners.dropped,
         )  # fmt: skip
 
     def figures(self) -> Reading:
@@ -365,6 +366,8 @@ class TrainingSide:
     def finish(self, seconds: float) -> None:
         """The run is complete; waits while newcomers fetch its weights, for up to ``seconds``."""
         runtime, peer = self.runtime, self.peer
+        if not peer.finished:
+            self.thread.call(runtime.on_event, "finished", "This run is finished: this node's program said so.")
         self.thread.call(lambda: runtime.perform(peer.finish(runtime.now)))
         self.heard()
         self.service.state_dir.finish(peer.genesis)

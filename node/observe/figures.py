@@ -55,6 +55,7 @@ class Source:
     swarm_samples: int
     exchange_s: Iterable[float] = ()  # late ones
     overhead_s: Iterable[float] = ()
+    events_dropped: int = 0
 
 
 def count(value: int | None) -> str:
@@ -176,6 +177,10 @@ FIGURES = (
     Figure(
         "messages_ignored", "messages of kinds that this version does not know", "messages",
         lambda at: at.links.ignored, logged=False, status=True,
+    ),
+    Figure(
+        "events_dropped", "of `node.on`, for which its callbacks were too slow", "events", lambda at: at.events_dropped,
+        logged=False,
     ),
     Figure(
         "suspicious", "members that misbehave: who, how, how often", "",

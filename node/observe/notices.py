@@ -9,17 +9,19 @@ __all__ = ["LEVELS", "LOGGER", "log"]
 
 LOGGER = logging.getLogger("gossip")
 
-# What somebody should look at, at WARNING; the course of things at INFO. What takes a warning back has its level, too:
+# What somebody should look at, at WARNING; the course of things at INFO; exchanges, of which there may be a hundred a
+# second, at DEBUG, and nowhere else. What takes a warning back has its level, too:
 # who sees warnings alone would believe that it still holds.
 LEVELS = {
-    "alone": logging.WARNING, "together": logging.WARNING, "boundary": logging.WARNING, "divided": logging.WARNING,
-    "fault": logging.WARNING, "kept": logging.WARNING, "load": logging.WARNING, "log": logging.WARNING,
-    "loss": logging.WARNING, "mended": logging.WARNING, "merged": logging.WARNING, "put back": logging.WARNING,
-    "refused": logging.WARNING, "seed": logging.WARNING, "spoiled": logging.WARNING, "state": logging.WARNING,
-    "suspicious": logging.WARNING, "twin": logging.WARNING, "unreachable": logging.WARNING,
+    "alone": logging.WARNING, "together": logging.WARNING, "stalled": logging.WARNING, "moving": logging.WARNING,
+    "divided": logging.WARNING, "fault": logging.WARNING, "kept": logging.WARNING, "load": logging.WARNING,
+    "log": logging.WARNING, "loss": logging.WARNING, "mended": logging.WARNING, "merged": logging.WARNING,
+    "put back": logging.WARNING, "refused": logging.WARNING, "seed": logging.WARNING, "spoiled": logging.WARNING,
+    "state": logging.WARNING, "suspicious": logging.WARNING, "twin": logging.WARNING, "unreachable": logging.WARNING,
     "untaken": logging.WARNING, "waited": logging.WARNING, "waiting": logging.WARNING,
     "finished": logging.INFO, "joined": logging.INFO, "listening": logging.INFO, "member": logging.INFO,
-    "merging": logging.INFO, "stalled": logging.INFO, "started": logging.INFO,
+    "merging": logging.INFO, "started": logging.INFO, "transfer": logging.INFO,
+    "exchange.begun": logging.DEBUG, "exchange.done": logging.DEBUG, "exchange.failed": logging.DEBUG,
 }  # fmt: skip
 
 

@@ -32,11 +32,17 @@ class Parts:
     def __init__(self, lease: Lease) -> None:
         self.senders: list[Sender] = []
         self.lease = lease  # of the snapshot
+        self.sent = 0  # elements, of those that are done
 
     def next_frame(self) -> tuple[bytes, memoryview] | None:
         while self.senders and self.senders[0].done:
-            del self.senders[0]
+            self.sent += self.senders.pop(0).position
         return self.senders[0].next_frame() if self.senders else None
+
+    @property
+    def moved(self) -> int:
+        """Elements on their way."""
+        return self.sent + sum(sender.position for sender in self.senders)
 
     def let_go(self) -> None:
         self.lease.end()
@@ -240,6 +246,21 @@ class GroupTransfers:
             self.averager.gathered(one.group)
 
     # -- ends ----------------------------------------------------------------------------------------------------
+    def moved(self, session: int) -> tuple[int, int]:
+        """Elements sent of this group's slices and means, and received."""
+        one = self.table.get(session)
+        if one is None:
+            return 0, 0
+        group, received = one.group, 0
+        own = group.slices[group.place]
+        for place, where in enumerate(group.slices):
+            if place != group.place:
+                for slice_, waiting in ((own, group.missing), (where, group.awaited)):
+                    receiver = waiting.get(place)
+                    whole = slice_.stop - slice_.start if place not in waiting else 0
+                    received += whole if receiver is None else receiver.position
+        return sum(parts.moved for _, parts in one.out.values()), received
+
     def release(self, session: int) -> None:
         self.early.pop(session, None)
         one = self.table.pop(session, None)

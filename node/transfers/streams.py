@@ -16,10 +16,12 @@ from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, Piec
 from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import Collect, Effect, Gather, Merge, Mix, Rename, Serve, Snapshot, Transfer
+from gossip.ids import PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import Chunk
 from node.faults import Faults
 from node.model.pool import VectorPool
+from node.transfers.accounts import Account
 from node.transfers.gathers import GroupTransfers
 from node.transfers.sessions import StreamSession, StreamSessions
 from node.transport.links import Link, Links
@@ -46,6 +48,9 @@ class Streams:
         self.gathers = GroupTransfers(peer, config, self.averager, pool, links, self.sessions)
         self.durations: tuple[float, ...] = ()  # of the last exchanges; replaced, since the other thread reads it
         self.began: dict[int, float] = {}  # when a session wanted its snapshot
+        self.accounts: dict[int, Account] = {}  # exchanges whose streams have begun
+        self.on_begun: Callable[[Account], None] = lambda account: None
+        self.on_over: Callable[[Account], None] = lambda account: None
         # As long as it may get: no snapshot is taken while an update is owed, so that it holds one for each session
         # that had one before, whose number Peer bounds.
         self.jobs_in, self.jobs_out = trio.open_memory_channel[Job](math.inf)
@@ -125,6 +130,7 @@ class Streams:
     def transfer(self, effect: Transfer) -> None:
         """Send ours, receive theirs, or both: all of the vector, or those elements of it that the part has."""
         number, link = effect.session, self.sessions.links.get(effect.session)
+        self.begin(number, (effect.partner,), effect.codec)
         pair = "broken" if link is None else self.averager.transfer(effect)
         if link is None or isinstance(pair, str):
             self.fail(number, str(pair))
@@ -136,11 +142,19 @@ class Streams:
         self.sessions.add(session)
 
     def gather(self, effect: Gather) -> None:
+        if effect.session not in self.accounts:
+            others = (*effect.members[: effect.place], *effect.members[effect.place + 1 :])
+            self.begin(effect.session, others, effect.codec)
         group = self.averager.gather(effect)
         if isinstance(group, str):
             self.fail(effect.session, group)
         else:
             self.gathers.gather(group)
+
+    def begin(self, session: int, partners: tuple[PeerId, ...], codec: str) -> None:
+        """All sides agreed."""
+        account = self.accounts[session] = Account(session, partners, codec, self.peer.exchange(session))
+        self.on_begun(account)
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
         """The buffer for a chunk's body; None for a session that is over."""
@@ -190,10 +204,33 @@ class Streams:
             self.began[effect.to] = began
 
     def release(self, session: int) -> None:
+        account = self.accounts.pop(session, None)
+        if account is not None:
+            self.measure(account)
         self.gathers.release(session)
         self.sessions.release(session)  # before its vectors go back, but for the lease of who sends one
         self.averager.release(session)
         self.began.pop(session, None)
+        if account is not None:
+            self.on_over(account)
+
+    def measure(self, account: Account) -> None:
+        """What an exchange came to, while its streams are still there."""
+        number, now = account.session, self.now
+        account.seconds = now - self.began.get(number, now)
+        stream, pair = self.sessions.table.get(number), self.averager.pairs.get(number)
+        if stream is not None and stream.sender is not None and stream.sender.position:
+            account.bytes_sent = stream.sender.codec.encoded_bytes(stream.sender.position)
+        if stream is not None and stream.receiver is not None and stream.receiver.position:
+            account.bytes_received = stream.receiver.codec.encoded_bytes(stream.receiver.position)
+        if pair is not None and pair.whole:
+            account.apart_sq = pair.difference_sq * self.peer.elements / pair.elements
+        group = None if pair is not None else self.averager.groups.get(number)
+        if group is not None:
+            sent, received = self.gathers.moved(number)
+            account.bytes_sent = group.codec.encoded_bytes(sent) if sent else 0
+            account.bytes_received = group.codec.encoded_bytes(received) if received else 0
+            account.apart_sq = group.outcome()[0] if group.told else None
 
     # -- joining -------------------------------------------------------------------------------------------------
     def collect(self, effect: Collect) -> None:

@@ -8,7 +8,7 @@ acceptor's machine, one back, and one for the acceptor to hear of it.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 
 import numpy as np
@@ -25,6 +25,7 @@ from node.loop import StepLoop
 from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
+from node.observe.events import ExchangeEvent, NodeEvent
 from node.runtime import Runtime
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 from node.transport.handshake import Greeter
@@ -192,8 +193,9 @@ class Trainer:
         self.outer.reset(vector)
         self.runtime = Runtime(
             peer, config, Port(world, index, address), Greeter(config.swarm, state.layout), None, self.boundary, pool,
-            self.outer, lambda kind, sentence: None,
+            self.outer, lambda kind, sentence: None, announce=self.announce,
         )  # fmt: skip
+        self.told: Counter[str] = Counter()  # exchanges done, and failed by the reason, as events told
         self.runtime.after_perform = self.after_perform
         self.runtime.counts = lambda: (self.steps, self.steps)
         self.scope = trio.CancelScope()
@@ -225,7 +227,18 @@ class Trainer:
         under_way |= peer.joining.comparisons.keys()
         assert sessions.links.keys() | sessions.table.keys() <= under_way
         assert self.runtime.streams.began.keys() <= under_way
+        assert self.runtime.streams.accounts.keys() | self.runtime.offered.keys() <= under_way
         assert averager.snapshots.keys() | averager.pairs.keys() | averager.groups.keys() <= under_way
+
+        counted = Counter(peer.exchanges.failed_by, done=peer.exchanges.done)
+        told = Counter(self.told)
+        told["replaced"] = counted["replaced"]  # which is not always counted
+        assert told <= counted
+        assert peer.exchanges.table or told == counted
+
+    def announce(self, event: NodeEvent) -> None:
+        if isinstance(event, ExchangeEvent) and event.kind != "exchange.begun":
+            self.told[event.reason or "done"] += 1
 
     async def train(self, when: float) -> None:
         while True:

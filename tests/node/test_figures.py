@@ -54,7 +54,7 @@ def test_metrics_are_a_mapping_of_every_figure_that_is_one_value_and_none_before
         "steps": 7, "samples": 28, "swarm_samples": 30, "loss": None, "members_alive": 1, "exchanges_done": 0,
         "exchanges_failed": 0, "exchange_seconds": None, "step_overhead_seconds": None, "bytes_sent": 1234,
         "bytes_received": 56, "consensus_distance": None, "partner": None, "ready": True, "alone": False,
-        "messages_ignored": 3,
+        "messages_ignored": 3, "events_dropped": 0,
     }  # fmt: skip
     assert all(getattr(metrics, name) == value for name, value in metrics.items())
     assert set(metrics) <= set(dir(metrics))

@@ -43,19 +43,25 @@ def test_a_loop_that_stands_is_named_once_and_holds_up_nobody_else(train, quick,
             hang.wait(60)
 
     second = train(linear(1), None, work, seeds=[first.node.address], config=quick)
+    heard = []
+    second.node.on("stalled", heard.append), second.node.on("moving", heard.append)
     monkeypatch.delenv("GOSSIP_LOG")
     third = train(linear(2), seeds=[first.node.address], config=quick)
     until(lambda: second.node.metrics().exchanges_done >= 2, 20)
     hang.clear()
     assert hangs.wait(10)
-    until(lambda: said(log, "boundary"), 20)
+    until(lambda: said(log, "stalled") and heard, 20)
+    assert [event.kind for event in heard] == ["stalled"], "told while the loop stands"
+    assert heard[0].seconds >= 5.0
     done = third.node.metrics().exchanges_done
     until(lambda: third.node.metrics().exchanges_done >= done + 5, 20)
-    assert len(said(log, "boundary")) == 1
-    assert "no step boundary" in said(log, "boundary")[0]
+    assert said(log, "stalled") == [str(heard[0])]
+    assert "no step boundary" in str(heard[0])
     hang.set()
-    until(lambda: len(said(log, "boundary")) == 2, 10)
-    assert "again" in said(log, "boundary")[1]
+    until(lambda: said(log, "moving") and len(heard) == 2, 10)
+    assert said(log, "moving") == [str(heard[1])]
+    assert "again" in str(heard[1])
+    assert heard[1].seconds >= heard[0].seconds
     done = second.node.metrics().exchanges_done
     until(lambda: second.node.metrics().exchanges_done >= done + 2, 20)
 
