@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import ConfigError
+from node import running
 from node.data.sampler import ShareBatchSampler, ShareSampler
 from node.data.sharding import Shard, samples_in
 from node.model.optimizers import Optimizers
@@ -73,6 +74,7 @@ class Node:
         )  # fmt: skip
         decided = settings.config.for_training(bool(optimizers.quasi_global))
         self._training = TrainingSide(unwrapped(model), optimizers, dataclasses.replace(settings, config=decided))
+        running.closes_with(self, self._training)
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> Self:

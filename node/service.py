@@ -22,7 +22,7 @@ from gossip.peer import Peer
 from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
 from node.identity.keys import Identity, verify
-from node.identity.statedir import Memory, StateDir
+from node.identity.statedir import OF_THIS_PROCESS, Memory, StateDir
 from node.loop import Signals
 from node.model.pool import VectorPool
 from node.model.state import State
@@ -43,7 +43,7 @@ from node.transport.tls import swarm_contexts
 __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 
 REPORT_S = 0.25  # between two looks: what members and figures are at most too old
-REMEMBER_S = 30.0  # how often the address book is written
+REMEMBER_S = 30.0  # how often the address book is written, and whenever twice as many are known as it holds
 ENDING_LOOKS = 4  # looks, a second: between two walks of the members for whether the run is over
 OF_RUNS = frozenset({"started", "joined", "merged", "put back", "finished"})  # notices about the run that is held
 LEAVE_S = 1.0  # for LEFT to be sent
@@ -93,6 +93,11 @@ class Service:
                 await trio.sleep(0.1)
             self.identity = Identity.load(self.settings.state_dir)  # of two that made one at once the other's stayed
             return
+        if self.state_dir.holder == OF_THIS_PROCESS:
+            raise IdentityError(
+                f"The state directory {self.settings.state_dir} is in use by {OF_THIS_PROCESS}: close() that one, or "
+                "give this one a directory of its own."
+            )
         raise IdentityError(
             f"The state directory {self.settings.state_dir} is in use by {self.state_dir.holder}: it holds the "
             "identity of one node, so give each node a directory of its own."
@@ -204,11 +209,14 @@ class Service:
             await trio.sleep(REPORT_S)
 
     async def keep_memory(self, runtime: Runtime) -> None:
-        pause_s = 1.0  # soon at first: a node killed in its first seconds finds its swarm again too
+        """Soon where much is new: a node that is killed seconds after its first partner came finds it again too."""
+        written_s, written = runtime.now, runtime.peer.counts.alive
         while True:
-            await trio.sleep(pause_s)
-            self.remember(runtime)
-            pause_s = min(2 * pause_s, REMEMBER_S)
+            await trio.sleep(1.0)
+            known = runtime.peer.counts.alive
+            if known >= 2 * written or runtime.now - written_s >= REMEMBER_S:
+                self.remember(runtime)
+                written_s, written = runtime.now, known
 
     def remember(self, runtime: Runtime) -> None:
         peer = runtime.peer

@@ -65,7 +65,7 @@ class NetworkThread:
             ) from self.failure
 
     def join(self, timeout_s: float) -> None:
-        if self.thread is not None:
+        if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(timeout_s)
 
 

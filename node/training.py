@@ -22,7 +22,7 @@ from gossip.errors import CheckpointError, LayoutError, LocalError
 from gossip.ids import MemberRecord
 from gossip.peer import Peer
 from gossip.wire.records import within
-from node import leaving
+from node import leaving, running
 from node.data.sampler import Samplers, Sharers
 from node.loop import StepLoop
 from node.model import checkpoint
@@ -49,6 +49,7 @@ ALONE_S = 1.0  # how old the newest snapshot of a node alone gets, which newcome
 LAST_S = 10.0  # and in company, where each exchange takes one
 LAST_WORK = 100.0  # times what a copy takes, between two of them
 COPY_RATE = 10e9  # bytes a second that a copy may count as, since a GPU's goes on beside the loop
+REPLACED = "Another Node over this model was still running in this process, and is closed now."
 OF_OTHERS = "The state of a checkpoint"  # whose weights somebody else has loaded
 SETTLED = 1e-4  # |theirs - ours| / |ours| of an exchange that found nothing left to agree on
 
@@ -61,7 +62,7 @@ class TrainingSide:
         self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, settings: Settings
     ) -> None:
         self.settings, self.config = settings, settings.config
-        self.optimizers = optimizers
+        self.model, self.optimizers = model, optimizers
         self.state = model if isinstance(model, State) else ModelState(model, optimizers)
         self.pool = VectorPool(self.state)
         self.wake = threading.Event()  # for a training loop that has nothing else to do (joining, settling)
@@ -100,12 +101,15 @@ class TrainingSide:
             raise LocalError("This Node was used already: make a new one for each run.")
         if leaving.asked():
             raise SystemExit(128 + signal.SIGTERM)
+        before = running.enter(self)
         if not self.outer.plain:
             self.reset_outer()
         self.install_handler()
         began = time.monotonic()
         try:
             self.thread.start(self.service.main)
+            if before:
+                self.thread.call(self.runtime.on_event, "replaced", REPLACED)
             self.join()
             if self.given is not None and not self.boundary.lives:  # or the weights are another run's, or ahead
                 self.go_on(self.given, OF_OTHERS, lambda: None)
@@ -120,7 +124,9 @@ class TrainingSide:
             self.thread.call(self.service.leaving.set)
         self.thread.join(2 * LEAVE_S)
         self.service.listeners.close(LEAVE_S)
-        if self.handler is not None:
+        running.leave(self)
+        self.loop.reported_at = -math.inf  # a step after this is told so at once
+        if self.handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self.handler)
             self.handler = None
 
@@ -265,18 +271,22 @@ class TrainingSide:
         self.optimizers.mixed()
 
     def updated(self, visit: Visit) -> None:
+        self.tell(self.runtime.averager.updated, visit)
+
+    def tell(self, function: Callable[..., Any], *args: Any) -> None:
+        """Have the network thread do this; raises where that is over, since going on alone would be silently wrong."""
         self.thread.check()
-        self.thread.call(self.runtime.averager.updated, visit)
+        if not self.thread.call(function, *args):
+            raise LocalError("This Node is closed, and what is trained reaches nobody: make a new one to go on.")
 
     def report(self, visit: Visit) -> None:
-        self.thread.check()
         runtime, now = self.runtime, time.perf_counter()
         optimizer = None
         if now - self.optimizer_at > 5.0 or (self.optimizers.all and not runtime.peer.gives_optimizer):
             self.optimizer_at = now
             optimizer = self.optimizer_state()
         loss = self.loss.read()
-        self.thread.call(runtime.at_boundary, self.steps, self.samples, loss, visit, optimizer)
+        self.tell(runtime.at_boundary, self.steps, self.samples, loss, visit, optimizer)
         self.watch_soundness(runtime)
 
     def keeps(self) -> bool:

@@ -19,13 +19,14 @@ from gossip.ids import MemberRecord
 from gossip.wire.frames import pack_record, read_record
 from gossip.wire.records import MAX_INT
 
-__all__ = ["Memory", "StateDir"]
+__all__ = ["OF_THIS_PROCESS", "Memory", "StateDir"]
 
 VERSION = 1  # of the address book; a newer one is another format, and not one with more values behind these
 MAX_BOOK_BYTES = 8 << 20  # ten times BOOK_RECORDS of the largest
 BOOK_RECORDS = 1_024  # what membership gives; enough to find any swarm again
 MAX_EXTRA = 64  # values of newer versions
 CHECKSUM_BYTES = 8
+OF_THIS_PROCESS = "another node of this process"
 HELD: set[Path] = set()  # by nodes of this process, between which the lock does not tell
 
 
@@ -62,7 +63,7 @@ class StateDir:
             return True
         place = self.path.resolve()
         if place in HELD:
-            self.holder = "another node of this process"
+            self.holder = OF_THIS_PROCESS
             return False
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,0 +1,126 @@
+"""Nodes in the cells of a notebook: closed, made anew over the same model, and forgotten; and what they remember."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from torch import nn
+
+import node.service
+from gossip.errors import IdentityError, LocalError
+from node import Node, running
+from node.identity.statedir import StateDir
+from tests.node.conftest import QUICK
+
+
+@pytest.mark.parametrize("call", ["step", "settle", "finish"])
+def test_a_closed_node_says_that_it_trains_with_nobody(call):
+    one = Node(nn.Linear(2, 2), config=QUICK).start()
+    one.step()
+    one.close()
+    with pytest.raises(LocalError, match="This Node is closed, and what is trained reaches nobody: make a new one"):
+        getattr(one, call)()
+
+
+def test_of_two_nodes_over_one_model_the_second_goes_on(train, until):
+    partner, model = train(nn.Linear(2, 2)), nn.Linear(2, 2)
+    first = Node(model, config=QUICK, seeds=[partner.node.address]).start()
+    second = Node(model, config=QUICK, seeds=[partner.node.address]).start()
+    try:
+        with pytest.raises(LocalError, match="closed"):
+            first.step()
+        second.step()
+        until(lambda: {one.id: one.state for one in partner.node.members}[first.id] == "left")
+    finally:
+        second.close()
+    assert running._running == [partner.side]
+
+
+def test_nodes_over_other_models_stay(train):
+    a, b = train(nn.Linear(2, 2)), train(nn.Linear(2, 2))
+    a.do(lambda node: node.step())
+    b.do(lambda node: node.step())
+
+
+def test_whoever_holds_the_same_model_is_named(caplog):
+    model = nn.Linear(2, 2)
+    with Node(model, config=QUICK), Node(model, config=QUICK):
+        pass
+    said = "Another Node over this model was still running in this process, and is closed now."
+    assert sum(record.message.endswith(said) for record in caplog.records) == 1
+
+
+def test_a_node_that_its_program_lets_go_of_leaves(train, until):
+    partner = train(nn.Linear(2, 2))
+    forgotten = Node(nn.Linear(2, 2), config=QUICK, seeds=[partner.node.address]).start()
+    name = forgotten.id
+    del forgotten
+    gc.collect()
+    until(lambda: {one.id: one.state for one in partner.node.members}[name] == "left")
+    assert running._running == [partner.side]
+
+
+def test_a_child_that_lets_go_of_a_node_closes_nothing():
+    one = Node(nn.Linear(2, 2), config=QUICK).start()
+    child = os.fork()
+    if not child:
+        running._close(one._training, os.getppid())
+        os._exit(0 if running._running else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    one.step()
+    one.close()
+
+
+def test_a_node_may_be_closed_from_another_thread(until):
+    one = Node(nn.Linear(2, 2), config=QUICK).start()
+    failed = []
+    threading.excepthook, before = failed.append, threading.excepthook
+    try:
+        closing = threading.Thread(target=one.close)
+        closing.start()
+        closing.join(10)
+    finally:
+        threading.excepthook = before
+        one.close()
+    assert not failed
+
+
+def test_a_state_directory_of_this_process_is_freed_by_closing(tmp_path, monkeypatch):
+    monkeypatch.setattr(node.service, "HANDOVER_S", 0.2)
+    with (
+        Node(nn.Linear(2, 2), config=QUICK, state_dir=tmp_path),
+        pytest.raises(IdentityError, match=r"another node of this process: close\(\) that one, or give this one"),
+    ):
+        Node(nn.Linear(2, 2), config=QUICK, state_dir=tmp_path).start()
+
+
+def test_a_partner_that_came_late_is_remembered_at_once(train, until, tmp_path):
+    ours = train(nn.Linear(2, 2), state_dir=tmp_path)
+    service = ours.side.service
+    writes = []
+    remember = service.remember
+    service.remember = lambda runtime: (writes.append(runtime.peer.counts.alive), remember(runtime))
+    time.sleep(1.2)  # it looks once a second
+    assert writes == []
+    theirs = train(nn.Linear(2, 2), seeds=[ours.node.address])
+    until(lambda: [record.id.hex() for record in StateDir(tmp_path).read().book] == [theirs.node.id])
+    assert writes == [2]
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_without_closing_says_so(train, until):
+    partner = train(nn.Linear(2, 2))
+    script = "import sys; from torch import nn; from node import Node\n"
+    script += "node = Node(nn.Linear(2, 2), seeds=[sys.argv[1]]).start(); print(node.id); raise ValueError"
+    done = subprocess.run(
+        [sys.executable, "-c", script, partner.node.address], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "ValueError" in done.stderr
+    until(lambda: {one.id: one.state for one in partner.node.members}[done.stdout.strip()] == "left", 1.0)
