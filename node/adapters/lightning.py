@@ -1,0 +1,96 @@
+"""A node beside Lightning's Trainer, as a callback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.data import extract_batch_size
+
+from gossip.errors import ConfigError
+from node.adapters.adapter import Adapter, ScaleWatch
+
+__all__ = ["LightningGossip"]
+
+
+class LightningGossip(Adapter, Callback):  # type: ignore[misc]
+    """``Trainer(callbacks=[LightningGossip(samples=100_000, seeds=[...])])``: automatic and manual optimization, with
+    one optimizer or several.
+
+    A batch after which ``trainer.global_step`` has moved is a step of the node; the batches since the last one are its
+    samples. ``batch_size``: of one batch, where it cannot be told from the batch's tensors. The data are divided by
+    ``DataLoader(dataset, sampler=gossip.sampler(dataset))``. Checkpoints of Lightning hold the run, and ``fit(...,
+    ckpt_path=...)`` goes on with it. The node leaves when ``fit`` ends, however it ends. :class:`Adapter` has the
+    other arguments.
+    """
+
+    def __init__(
+        self, *, samples: int | None = None, settle_s: float = 5.0, batch_size: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(samples=samples, settle_s=settle_s, **options)
+        self.batch_size = batch_size
+        self.trainer: Any = None
+        self.steps = 0  # of the trainer's optimizers, all of them, that the node knows of
+        self.seen = 0  # samples since then
+        self.scale = ScaleWatch(None)
+
+    # -- begin and end -----------------------------------------------------------------------------------------------
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if trainer.world_size > 1:
+            raise ConfigError(
+                f"This Trainer has {trainer.world_size} processes, and each would be a node of its own: give it one "
+                "device, and start a Trainer for each."
+            )
+        self.trainer = trainer
+
+    def ready(self) -> None:
+        if not self.running:
+            optimizers = self.trainer.optimizers
+            self.begin(self.trainer.lightning_module, optimizers[0] if len(optimizers) == 1 else optimizers)
+            self.steps, self.seen = self.trainer.global_step, 0
+            self.scale = ScaleWatch(getattr(self.trainer.precision_plugin, "scaler", None))
+            self.trainer.should_stop = self.over or self.trainer.should_stop
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.ready()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.settle()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.close()
+
+    # -- between -----------------------------------------------------------------------------------------------------
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.seen += extract_batch_size(batch) if self.batch_size is None else self.batch_size
+        if trainer.global_step == self.steps:
+            return  # gradients are being accumulated
+        self.steps = trainer.global_step
+        samples, self.seen = self.seen, 0
+        if self.scale.left_out():
+            return
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if loss is not None and pl_module.automatic_optimization:
+            loss = loss * trainer.accumulate_grad_batches  # Lightning divided it
+        if self.step(loss, samples):
+            trainer.should_stop = True
+        if self.steps % trainer.log_every_n_steps == 0:
+            for logger in trainer.loggers:
+                logger.log_metrics(self.figures(), step=trainer.global_step)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.settle()  # nothing before training begins, when Lightning tries whether validation works
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        return {"node": self.kept()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.saved = state_dict["node"]

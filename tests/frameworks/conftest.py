@@ -1,0 +1,33 @@
+"""Examples and callbacks of frameworks, which `make test-frameworks` installs."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from tests.frameworks.plays import Play
+from tests.node.conftest import _until, train  # noqa: F401, fixtures
+
+
+@pytest.fixture
+def play():
+    """``play(script, folder, *args, seed=..., environment=...)`` starts an example; all of them end with the test."""
+    started = []
+
+    def start(*args, **options):
+        started.append(Play(*args, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch):
+    torch.set_num_threads(1)
+    for name in list(os.environ):
+        if name.startswith("GOSSIP_"):
+            monkeypatch.delenv(name)

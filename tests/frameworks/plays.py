@@ -1,0 +1,63 @@
+"""An example as a user runs it: a process of its own, watched through its log, killed where a test says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
+PATIENCE_S = 300.0  # for anything: a framework is imported in seconds, or in a minute on a machine that is busy
+
+
+class Play:
+    """``gossip run EXAMPLE --folder FOLDER`` in ``folder``; ``kill`` is SIGKILL."""
+
+    def __init__(self, script, folder, *args, seed=None, environment=None):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.number = folder, len(list(folder.glob("*.jsonl")))
+        self.log = folder / f"{self.number}.jsonl"
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
+        options = ["--quiet", "--threads", "1", "--log", str(self.log), *(["--seed", seed] if seed else [])]
+        self.out, self.err = (folder / f"{self.number}.{kind}" for kind in ("out", "err"))
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *("-m", "gossip", "run", *options, str(EXAMPLES / script), "--folder", str(folder)),
+                    *args,
+                ],
+                env={**inherited, **(environment or {}), "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            )  # fmt: skip
+
+    def rows(self, event):
+        text = self.log.read_text() if self.log.exists() else ""
+        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return [row for row in rows if row["event"] == event]
+
+    def until(self, what):
+        """Wait until it holds, and return it; the assertion says how this process ended instead."""
+        end = time.monotonic() + PATIENCE_S
+        while not (found := what()):
+            assert self.process.poll() is None, self.err.read_text()[-3000:]
+            assert time.monotonic() < end, f"waited {PATIENCE_S:g} s in vain: {self.err.read_text()[-3000:]}"
+            time.sleep(0.05)
+        return found
+
+    @property
+    def address(self):
+        return self.until(lambda: self.rows("listening"))[0]["address"]
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(30)
+
+    def result(self):
+        """What it printed when it ended well."""
+        code = self.process.wait(PATIENCE_S)
+        assert code == 0, self.err.read_text()[-3000:]
+        return json.loads(self.out.read_text().splitlines()[-1])

@@ -1,0 +1,167 @@
+"""The callback for Keras, with the backend that KERAS_BACKEND names: what counts, how it ends, whose weights move."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from gossip.config import Config
+from gossip.errors import LayoutError, LocalError
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+keras = pytest.importorskip("keras", reason="make test-frameworks")
+from node.adapters.keras import KerasGossip, KerasWeights  # noqa: E402
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("default")]
+QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
+DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
+
+
+def classifier(**options):
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, **options)
+    return model
+
+
+def gossip(model, **options):
+    return KerasGossip(model, **{"batch_size": 8, "config": QUICK, "settle_s": 0.5} | options)
+
+
+def loader(callback=None):
+    return DataLoader(DATA, 8, sampler=callback and callback.sampler(DATA), drop_last=True)
+
+
+def whole(model):
+    weights = KerasWeights(model)
+    out = np.empty(weights.layout.size, np.float32)
+    weights.read(out)
+    return out
+
+
+class Hook(keras.callbacks.Callback):
+    def __init__(self, hook):
+        super().__init__()
+        self.hook = hook
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.hook(batch)
+
+
+def counts(callback):
+    figures = callback.node.metrics()
+    return figures.steps, figures.samples
+
+
+@pytest.mark.parametrize(("together", "steps"), [(1, 8), (4, 2)] if keras.backend.backend() == "jax" else [(1, 8)])
+def test_a_batch_is_a_step_and_several_taken_at_once_keep_their_samples(together, steps):
+    model = classifier(steps_per_execution=together)
+    with gossip(model) as callback:
+        model.fit(loader(callback), callbacks=[callback], verbose=0)
+    assert counts(callback) == (steps, 64)
+
+
+def test_weights_come_and_go_whole():
+    model, other = classifier(), classifier()
+    assert KerasWeights(model).layout.fingerprint == KerasWeights(other).layout.fingerprint
+    weights, vector = KerasWeights(model), whole(other)
+    weights.write(vector)
+    assert np.array_equal(whole(model), vector)
+    weights.add(np.full_like(vector, 0.5))
+    assert np.allclose(whole(model), vector + 0.5)
+    for mine, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
+        assert np.allclose(mine, theirs + 0.5)
+
+
+def test_statistics_are_no_parameters_to_the_outer_step():
+    layout = KerasWeights(classifier()).layout
+    assert [segment.name.partition(".")[2] for segment in layout.segments if segment.kind == "buffer"] == [
+        "moving_mean", "moving_variance",
+    ]  # fmt: skip
+
+
+def test_what_others_sent_is_trained_on_while_fit_runs():
+    """On jax the weights are outside the model then."""
+    model, seen = classifier(), []
+    model.optimizer.learning_rate = 0.0
+    weights = KerasWeights(model)
+    before = whole(model)[: weights.layout.parameters]
+
+    def shift(batch):
+        if batch == 3:
+            weights.add(np.ones(weights.layout.size, np.float32))
+        seen.append(whole(model)[: weights.layout.parameters] - before)
+
+    model.fit(loader(), callbacks=[Hook(shift)], verbose=0)
+    assert [round(float(one.mean()), 3) for one in seen] == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert np.allclose(whole(model)[: weights.layout.parameters], before + 1)
+
+
+def test_a_training_that_raises_takes_its_node_away(train, until):
+    def fail(batch):
+        if batch == 3:
+            assert [member.state for member in other.node.members[1:]] == ["alive"]
+            raise ZeroDivisionError
+
+    model = classifier()
+
+    other = train(KerasWeights(classifier()))
+
+    with pytest.raises(ZeroDivisionError), gossip(model, seeds=[other.node.address]) as callback:
+        model.fit(loader(), callbacks=[callback, Hook(fail)], verbose=0)
+    until(lambda: [member.state for member in other.node.members[1:]] == ["left"])
+    assert counts(callback) == (4, 32)
+
+
+def test_two_nodes_agree_before_they_evaluate(train):
+    theirs = classifier()
+    other = train(KerasWeights(theirs))
+    model = classifier()
+    with gossip(model, seeds=[other.node.address], settle_s=20.0) as callback:
+        assert np.allclose(whole(model), whole(theirs)), "it took the swarm's weights"
+        model.fit(loader(callback), validation_data=DATA.tensors, callbacks=[callback], epochs=2, verbose=0)
+        assert callback.node.metrics().exchanges_done >= 3
+
+
+def test_the_run_ends_with_the_swarms_samples_and_a_late_comer_trains_nothing(tmp_path):
+    model = classifier()
+    with gossip(model, samples=100, state_dir=tmp_path) as callback:
+        model.fit(loader(callback), epochs=50, callbacks=[callback], verbose=0)
+    assert counts(callback) == (13, 104)
+    model = classifier()
+    before = whole(model)
+    with gossip(model, samples=100, state_dir=tmp_path) as callback:
+        model.fit(loader(callback), epochs=50, callbacks=[callback], verbose=0)
+    assert counts(callback) == (0, 0)
+    assert np.array_equal(whole(model), before)
+    model.fit(loader(), epochs=1, verbose=0)  # and fit is as it was
+    assert not np.array_equal(whole(model), before)
+
+
+def test_a_checkpoint_of_the_node_holds_run_and_weights(tmp_path):
+    model = classifier()
+    with gossip(model) as callback:
+        model.fit(loader(callback), callbacks=[callback], verbose=0)
+        callback.node.save(tmp_path / "run")
+    again = classifier()
+    with gossip(again) as callback:
+        callback.node.load(tmp_path / "run")
+        assert np.array_equal(whole(again), whole(model))
+        again.fit(loader(callback), callbacks=[callback], verbose=0)
+    assert callback.node.swarm_samples == 128
+
+
+def test_what_cannot_work_is_told_at_once():
+    with pytest.raises(LayoutError, match="no weights yet"):
+        gossip(keras.Sequential([keras.layers.Dense(3)]))
+    with pytest.raises(TypeError, match="seed"):
+        gossip(classifier(), seed=["127.0.0.1:1"])
+    model = classifier()
+    with pytest.raises(LocalError, match="inside the block"):
+        model.fit(loader(), callbacks=[gossip(model)], verbose=0)

@@ -1,0 +1,224 @@
+"""The callback for transformers' Trainer: what counts as a step, when it acts, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from gossip.config import Config
+from gossip.errors import ConfigError, LocalError
+
+transformers = pytest.importorskip("transformers", reason="make test-frameworks")
+from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+
+from node.adapters.transformers import TransformersGossip  # noqa: E402
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("default")]
+QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
+
+
+class Points(Dataset):
+    """64 points of three classes; which were asked for."""
+
+    def __init__(self):
+        self.x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+        self.used = []
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        self.used.append(index)
+        return {"x": self.x[index], "labels": torch.tensor(index % 3)}
+
+
+class Classifier(nn.Module):
+    def __init__(self, hook=lambda: None, factor=1):
+        super().__init__()
+        self.layer, self.hook, self.factor = nn.Linear(4, 3), hook, factor
+
+    def forward(self, x, labels):
+        self.hook()
+        logits = self.layer(x)
+        return {"loss": self.factor * F.cross_entropy(logits, labels), "logits": logits}
+
+
+class Recorder(TrainerCallback):
+    """As those of report_to."""
+
+    def __init__(self):
+        self.logs = {}
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.logs |= logs
+
+
+def trainer(folder, model=None, callbacks=(), **options):
+    quiet = {
+        "per_device_train_batch_size": 8, "num_train_epochs": 1, "use_cpu": True, "report_to": "none",
+        "disable_tqdm": True, "log_level": "error", "save_strategy": "no", "dataloader_pin_memory": False,
+        "logging_steps": 2,
+    }  # fmt: skip
+    points = Points()
+    return Trainer(
+        model or Classifier(), TrainingArguments(str(folder), **quiet | options),
+        train_dataset=points, eval_dataset=points, callbacks=list(callbacks),
+    )  # fmt: skip
+
+
+def gossip(training, **options):
+    return TransformersGossip(training, **{"config": QUICK, "settle_s": 0.5} | options)
+
+
+def counts(callback):
+    figures = callback.node.metrics()
+    return figures.steps, figures.samples
+
+
+def test_a_step_of_the_optimizer_is_a_step_however_many_batches_it_takes(tmp_path):
+    training = trainer(tmp_path, gradient_accumulation_steps=2)
+    with gossip(training) as callback:
+        training.train()
+    assert counts(callback) == (4, 64)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])  # which leaves steps out by itself
+def test_a_step_that_half_precision_left_out_is_none(optim, tmp_path):
+    training = trainer(tmp_path, Classifier(factor=8), num_train_epochs=4, optim=optim)
+    scaler = training.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    with gossip(training) as callback:
+        training.train()
+    left_out = 127 - round(math.log2(scaler.get_scale()))
+    assert 0 < left_out < 32
+    assert counts(callback)[0] == 32 - left_out
+
+
+def test_every_logger_gets_the_nodes_figures(tmp_path):
+    recorder = Recorder()
+    training = trainer(tmp_path)
+    training.callback_handler.callbacks.insert(1, recorder)  # where those of report_to stand, before a user's own
+    with gossip(training):
+        training.train()
+    assert recorder.logs["gossip/samples"] == 64
+    assert "gossip/steps" in recorder.logs
+
+
+def test_a_training_that_raises_takes_its_node_away(tmp_path, train, until):
+    calls = []
+
+    def fail():
+        calls.append(1)
+        if len(calls) == 4:
+            assert [member.state for member in other.node.members[1:]] == ["alive"]
+            raise ZeroDivisionError
+
+    model = Classifier()
+    other = train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    training = trainer(tmp_path, Classifier(fail))
+    with pytest.raises(ZeroDivisionError), gossip(training, seeds=[other.node.address]) as callback:
+        training.train()
+    until(lambda: [member.state for member in other.node.members[1:]] == ["left"])
+    assert counts(callback)[0] == 3
+
+
+def test_the_run_ends_with_the_swarms_samples_evaluated_and_saved(tmp_path):
+    recorder = Recorder()
+    training = trainer(
+        tmp_path, callbacks=[recorder], max_steps=1000, eval_strategy="steps", eval_steps=500, save_strategy="steps"
+    )
+    with gossip(training, samples=100) as callback:
+        training.train()
+        assert counts(callback) == (13, 104)
+    assert training.state.global_step == 13
+    assert "eval_loss" in recorder.logs
+    assert (tmp_path / "checkpoint-13" / "trainer_state.json").exists()
+
+
+def test_a_late_comer_trains_nothing(tmp_path):
+    for expected in ((13, 104), (0, 0)):
+        training = trainer(tmp_path, max_steps=1000)
+        before = training.model.layer.weight.clone()
+        with gossip(training, samples=100, state_dir=tmp_path / "state") as callback:
+            training.train()
+        assert counts(callback) == expected
+    assert torch.equal(training.model.layer.weight, before)
+    assert training.train_dataset.used == []
+
+
+def test_an_epoch_is_as_long_as_without_a_swarm(tmp_path):
+    training = trainer(tmp_path, num_train_epochs=2)
+    with gossip(training):
+        training.train()
+    assert sorted(training.train_dataset.used) == sorted(list(range(64)) * 2), "alone a node has all of the data"
+    assert training.state.global_step == 16
+
+
+def test_a_checkpoint_holds_the_run(tmp_path):
+    training = trainer(tmp_path, save_strategy="steps", save_steps=8)
+    with gossip(training):
+        training.train()
+    said = json.loads((tmp_path / "checkpoint-8" / "trainer_state.json").read_text())
+    assert said["stateful_callbacks"]["TransformersGossip"]["attributes"]["saved"]["swarm_samples"] == 64
+    again = trainer(tmp_path, num_train_epochs=2, save_strategy="steps", save_steps=8)
+    with gossip(again) as callback:
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert counts(callback) == (8, 64)
+    assert callback.node.swarm_samples == 128
+
+
+def test_a_checkpoint_of_a_training_without_a_node_can_be_gone_on_with(tmp_path):
+    trainer(tmp_path, save_strategy="steps", save_steps=8).train()
+    again = trainer(tmp_path, num_train_epochs=2, save_strategy="steps", save_steps=8)
+    with gossip(again) as callback:
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert callback.node.swarm_samples == 64
+
+
+def test_nodes_agree_before_they_evaluate_and_save(tmp_path, train):
+    model = Classifier()
+    other = train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    training = trainer(tmp_path, eval_strategy="steps", eval_steps=4, save_strategy="steps", save_steps=6)
+    settled = []
+    with gossip(training, seeds=[other.node.address], settle_s=20.0) as callback:
+        inner = callback.settle
+
+        def settle():
+            before = callback.node.metrics().exchanges_done
+            inner()
+            settled.append(training.state.global_step)
+            assert callback.node.metrics().exchanges_done >= before + 3
+
+        callback.settle = settle
+        training.train()
+    assert settled == [4, 6, 8, 8]  # the last: training has ended
+
+
+def test_a_trainer_is_as_it_was_after_the_block(tmp_path):
+    training = trainer(tmp_path)
+    before = list(training.callback_handler.callbacks)
+    with gossip(training):
+        pass
+    assert training.callback_handler.callbacks == before
+    training.train()
+    assert training.state.global_step == 8
+
+
+def test_training_outside_the_block_is_refused(tmp_path):
+    training = trainer(tmp_path)
+    gossip(training)
+    with pytest.raises(LocalError, match="inside the block"):
+        training.train()
+
+
+def test_what_cannot_work_is_told_at_once(tmp_path):
+    training = trainer(tmp_path, restore_callback_states_from_checkpoint=True)
+    with pytest.raises(ConfigError, match="restore_callback_states_from_checkpoint"):
+        gossip(training)
+    with pytest.raises(TypeError, match="seed"):
+        gossip(trainer(tmp_path), seed=["127.0.0.1:1"])
