@@ -162,7 +162,8 @@ class Runtime:
                     streams.snapshot(effect)
                 case Transfer():
                     streams.transfer(effect)
-                case Gather():
+                case Gather(session):
+                    self.offer_over(session)  # whoever did not answer the invitation was counted before it began
                     streams.gather(effect)
                 case Mix():
                     streams.mix(effect)
@@ -204,10 +205,7 @@ class Runtime:
 
     def exchange_begun(self, account: Account) -> None:
         self.offered.pop(account.session, None)
-        if self.config.grouped:  # whoever did not answer an invitation was counted before it began
-            self.offer_over(account.session)
-        partners = tuple([partner.hex() for partner in account.partners])
-        self.announce(ExchangeEvent("exchange.begun", time.time(), account.session, partners, account.codec))
+        self.announce(ExchangeEvent("exchange.begun", time.time(), account.session, account.partners, account.codec))
 
     def exchange_over(self, account: Account) -> None:
         """Its streams have ended. Where nothing is counted as a failure its weights were replaced meanwhile."""
@@ -215,8 +213,8 @@ class Runtime:
         if not account.done:
             kind, reason = "exchange.failed", self.reason() or "replaced"
         self.announce(ExchangeEvent(
-            kind, time.time(), account.session, tuple([partner.hex() for partner in account.partners]), account.codec,
-            account.seconds, account.bytes_sent, account.bytes_received, account.distance, reason,
+            kind, time.time(), account.session, account.partners, account.codec, account.seconds, account.bytes_sent,
+            account.bytes_received, account.distance, reason,
         ))  # fmt: skip
 
     def offer_over(self, session: int, link: Link | None = None) -> None:

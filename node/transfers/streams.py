@@ -16,6 +16,7 @@ from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, Piec
 from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import Collect, Effect, Gather, Merge, Mix, Rename, Serve, Snapshot, Transfer
+from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import Chunk
@@ -153,7 +154,8 @@ class Streams:
 
     def begin(self, session: int, partners: tuple[PeerId, ...], codec: str) -> None:
         """All sides agreed."""
-        account = self.accounts[session] = Account(session, partners, codec, self.peer.exchange(session))
+        others = tuple(map(bytes.hex, partners))
+        account = self.accounts[session] = Account(session, others, codec, self.peer.exchange(session))
         self.on_begun(account)
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
@@ -192,9 +194,12 @@ class Streams:
             self.time(effect.session)
 
     def time(self, session: int) -> None:
-        began = self.began.get(session)
+        began, account = self.began.get(session), self.accounts.get(session)
         if began is not None:
-            self.durations = (*self.durations, self.now - began)[-TIMED:]
+            took_s = self.now - began
+            self.durations = (*self.durations, took_s)[-TIMED:]
+            if account is not None:
+                account.seconds = took_s
 
     def rename(self, effect: Rename) -> None:
         self.sessions.rename(effect.session)
@@ -215,22 +220,26 @@ class Streams:
             self.on_over(account)
 
     def measure(self, account: Account) -> None:
-        """What an exchange came to, while its streams are still there."""
-        number, now = account.session, self.now
-        account.seconds = now - self.began.get(number, now)
+        """What an exchange came to, while its streams are still there. Calls are counted here, of every exchange."""
+        number, apart_sq = account.session, math.nan
+        account.done = account.exchange is not None and account.exchange.state is State.DONE
+        if not account.seconds and number in self.began:
+            account.seconds = self.now - self.began[number]
         stream, pair = self.sessions.table.get(number), self.averager.pairs.get(number)
         if stream is not None and stream.sender is not None and stream.sender.position:
             account.bytes_sent = stream.sender.codec.encoded_bytes(stream.sender.position)
         if stream is not None and stream.receiver is not None and stream.receiver.position:
             account.bytes_received = stream.receiver.codec.encoded_bytes(stream.receiver.position)
         if pair is not None and pair.whole:
-            account.apart_sq = pair.difference_sq * self.peer.elements / pair.elements
+            whole = 1.0 if pair.positions is None else self.peer.elements / pair.elements
+            apart_sq = pair.difference_sq * whole
         group = None if pair is not None else self.averager.groups.get(number)
         if group is not None:
             sent, received = self.gathers.moved(number)
             account.bytes_sent = group.codec.encoded_bytes(sent) if sent else 0
             account.bytes_received = group.codec.encoded_bytes(received) if received else 0
-            account.apart_sq = group.outcome()[0] if group.told else None
+            apart_sq = group.outcome()[0] if group.told else math.nan
+        account.distance = math.sqrt(apart_sq) if math.isfinite(apart_sq) else None
 
     # -- joining -------------------------------------------------------------------------------------------------
     def collect(self, effect: Collect) -> None:
