@@ -56,8 +56,21 @@ class LiveTensors:
                 raise LayoutError(f"Tensor {name!r} has no shape yet: run one batch through the model first.")
             if not tensor.is_floating_point() and not tensor.is_complex():
                 continue
-            if tensor.layout != torch.strided or tensor.is_meta:
-                raise LayoutError(f"Tensor {name!r} is sparse or has no memory: only dense tensors can be averaged.")
+            if tensor.layout != torch.strided:
+                raise LayoutError(
+                    f"Tensor {name!r} is sparse, and only dense ones can be averaged: keep it as to_dense()."
+                )
+            if tensor.is_meta:
+                raise LayoutError(
+                    f"Tensor {name!r} has no memory, being on the device meta: give the model some, and values, as "
+                    "to_empty(device=...) and its initialisation do."
+                )
+            if tensor.is_complex():
+                kind_of = str(tensor.dtype).removeprefix("torch.")
+                raise LayoutError(
+                    f"Tensor {name!r} is {kind_of}, and only real numbers are averaged: "
+                    "keep it as torch.view_as_real gives it, and make it complex where it is used."
+                )
             # One tensor under two names (tied weights in a state_dict) is added to once, as in a module.
             place = (tensor.data_ptr(), tensor.shape, tensor.stride())
             if not isinstance(model, nn.Module) and tensor.numel() and place in places:
