@@ -72,7 +72,8 @@ class Pass:
         self.rivals: tuple[PeerId, ...] | None = None
         self.pending: I64 = np.empty(0, dtype=np.int64)  # (owned and not given before that change,), in order of giving
         self.position = 0  # how many of these are given
-        for part in before:
+        self.before = list(before)
+        for part in self.before:
             self.given[part.given] = True
 
     def take(self, count: int, whole: bool = False) -> I64:
@@ -88,7 +89,7 @@ class Pass:
     def over(self) -> bool:
         """Whether nothing is left, as the members are now."""
         self.look()
-        return self.position == len(self.pending)
+        return self.exhausted
 
     def look(self) -> None:
         """Divide anew where members came or went."""
@@ -115,10 +116,20 @@ class Pass:
         assert self.rivals is not None
         return Part(self.me, self.rivals, self.seed, self.pending[:count].copy())
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether all was given that there was to give when something was last taken."""
+        return self.position == len(self.pending)
+
+    @property
+    def total(self) -> int:
+        """How many were given in this life."""
+        return sum(len(part.given) for part in self.parts) + self.position
+
     def given_parts(self, count: int) -> list[Part]:
-        """The first ``count`` of all that was given in this life, in parts: the rest are not trained on yet."""
+        """What was given in all lives, in parts; of this one the first ``count``: the rest are not trained on yet."""
         parts = [*self.parts, self.part(self.position)] if self.position else self.parts
-        found = []
+        found = list(self.before)
         for part in parts:
             if count > 0:
                 found.append(Part(part.me, part.rivals, part.seed, part.given[:count]))

@@ -44,9 +44,8 @@ class ShareSampler(Sampler[int]):
         self.length, self.sharers = length, sharers
         self.seed = seed if shuffle else None
         self.next_number = 0  # of the pass to come
-        self.current: Pass | None = None  # the last that began
-        self.before: list[Part] = []  # what an earlier life was given of that one, or where none has begun of the next
-        self.own_samples = 0  # of the loop when the current pass began
+        self.before: list[Part] = []  # what an earlier life was given of that one, where none has begun in this life
+        self.begun: list[tuple[Pass, int]] = []  # the last two, and the loop's own samples before the first of each
         self.size = (-1, -1, 0)  # of which pass, at which change of members, how many
 
     def __iter__(self) -> Iterator[int]:
@@ -63,20 +62,23 @@ class ShareSampler(Sampler[int]):
 
     @property
     def number(self) -> int:
-        """Of the pass under way, or where none has begun of the next."""
-        return self.next_number if self.current is None else self.current.number
+        """Of the last pass that began, or where none has of the next."""
+        return self.begun[-1][0].number if self.begun else self.next_number
 
     def begin(self) -> Pass:
         """The next pass; or the rest of one that an earlier life had begun, where the swarm is not ahead of it."""
         sharers = self.sharers
         number = max(self.next_number, sharers.swarm_samples() // self.length)
-        before = self.before if self.current is None and number == self.next_number else []
+        before = self.before if number == self.next_number else []
         one = Pass(self.length, number, self.seed, sharers.me(), sharers.members, sharers.changes, before)
         if before and one.over:
-            number, before = number + 1, []
-            one = Pass(self.length, number, self.seed, sharers.me(), sharers.members, sharers.changes)
-        self.next_number, self.before, self.current = number + 1, before, one
-        self.own_samples = sharers.own_samples()
+            one = Pass(self.length, number + 1, self.seed, sharers.me(), sharers.members, sharers.changes)
+        trained = sharers.own_samples()
+        if self.begun and self.begun[-1][0].exhausted:  # a loader ahead of its loop has the rest, if it is no other's
+            last, since = self.begun[-1]
+            trained = max(trained, since + last.total)
+        self.next_number, self.before = one.number + 1, []
+        self.begun = [*self.begun[-1:], (one, trained)]
         return one
 
     def set_epoch(self, epoch: int) -> None:
@@ -85,10 +87,12 @@ class ShareSampler(Sampler[int]):
     def state_dict(self) -> dict[str, Any]:
         """The pass, and what of it this loop has trained on, as it told the node: what a loader's workers have fetched
         ahead is given again. Numbers and texts alone, at most some 5 KB."""
-        parts = list(self.before)
-        if self.current is not None:
-            parts += self.current.given_parts(self.sharers.own_samples() - self.own_samples)
-        kept, ids = [], 0
+        trained, number, parts = self.sharers.own_samples(), self.next_number, self.before
+        for one, since in self.begun:
+            if trained >= since or one is self.begun[0][0]:  # else the loop has not come to this pass
+                number, parts = one.number, one.given_parts(trained - since)
+        kept: list[dict[str, Any]] = []
+        ids = 0
         for part in sorted(parts, key=lambda part: len(part.given), reverse=True):
             if ids + len(part.rivals) < MAX_IDS and len(part.given):
                 ids += 1 + len(part.rivals)
@@ -96,14 +100,14 @@ class ShareSampler(Sampler[int]):
                     "node": part.me.hex(), "beside": [rival.hex() for rival in part.rivals], "seed": part.seed,
                     "last": int(part.given[-1]),
                 })  # fmt: skip
-        return {"samples": self.length, "pass": self.number, "given": kept}
+        return {"samples": self.length, "pass": number, "given": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next ``iter`` goes on with that pass, unless the swarm is ahead of it by then. What was given in it is
         left out, under whatever identity, and among whatever members; where a state could not name them all, some of
         it comes again. Raises DataError for what is no such state, and for that of another length."""
         number, parts = parsed(state, self.length)
-        self.next_number, self.before, self.current = number, parts, None
+        self.next_number, self.before, self.begun = number, parts, []
 
 
 class ShareBatchSampler(BatchSampler):

@@ -172,13 +172,54 @@ def test_what_workers_fetched_ahead_and_nobody_trained_on_is_given_again():
         taken += next(loader)[0].tolist()
         swarm.trained = len(taken)
     state = kept(sampler)
-    given = sampler.sampler.current.position
+    given = sampler.sampler.begun[-1][0].total
     assert given > len(taken) == 24
     again = Swarm(*IDS[:3]).sampler(300, 8)
     again.load_state_dict(state)
     rest = flat(again)
     assert sorted([*taken, *rest]) == sorted(swarm.sampler(300))
     del loader
+
+
+@given(st.integers(20, 100), st.integers(1, 20), st.integers(0, 250), st.integers(0, 20))
+def test_a_loader_that_is_ahead_of_its_loop_by_the_end_of_a_pass_loses_nothing_of_either(length, size, pulled, behind):
+    """Pass follows pass in one stream; the loop is behind by up to so many samples, no more than a pass."""
+    swarm = Swarm(IDS[0])
+    sampler, seen = swarm.sampler(length, size), []
+    while len(seen) < pulled:
+        for batch in sampler:
+            seen += batch
+            swarm.trained = max(0, len(seen) - behind)
+            if len(seen) >= pulled:
+                break
+    state = kept(sampler)
+    trained, passes = swarm.trained, swarm.trained // length
+    again = Swarm(IDS[0]).sampler(length, size)
+    again.load_state_dict(state)
+    rest = flat(again)
+    if state["pass"] == again.sampler.number:
+        done = seen[passes * length : trained]
+        assert sorted([*done, *rest]) == list(range(length))
+    else:
+        assert trained == (state["pass"] + 1) * length, "all of the pass was trained on"
+        assert sorted(rest) == list(range(length))
+
+
+@pytest.mark.parametrize("ends", ["in the middle", "with its last batch"])
+def test_a_pass_that_a_loop_leaves_is_not_waited_for(ends):
+    swarm = Swarm(IDS[0])
+    sampler = swarm.sampler(100, 10)
+    for batches in ([3] if ends == "in the middle" else [10]) * 2:
+        for number, batch in enumerate(sampler):
+            swarm.trained += len(batch)
+            if number + 1 == batches:
+                break
+    for _, batch in zip(range(2), sampler, strict=False):
+        swarm.trained += len(batch)
+    again = Swarm(IDS[0]).sampler(100, 10)
+    again.load_state_dict(kept(sampler))
+    assert len(flat(again)) == 80
+    assert again.sampler.number == 2
 
 
 @settings(max_examples=150)
