@@ -10,8 +10,9 @@ from gossip.ids import Address, PeerId
 from gossip.wire.messages import Message
 
 __all__ = [
-    "Adopt", "Collect", "Confirm", "Dial", "Effect", "Gather", "LookUp", "MemberChanged", "MemberState", "Merge", "Mix",
-    "Notice", "Recall", "Release", "Rename", "Restore", "Send", "Serve", "Snapshot", "Transfer", "TryDial",
+    "Adopt", "Collect", "Confirm", "CopyFrozen", "Dial", "Effect", "Gather", "LookUp", "MemberChanged", "MemberState",
+    "Merge", "Mix", "Notice", "Recall", "Release", "Rename", "Restore", "Send", "Serve", "Snapshot", "Transfer",
+    "TryDial",
 ]  # fmt: skip
 
 
@@ -78,6 +79,16 @@ class Recall:
     boundary is taken, as Snapshot says."""
 
     session: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFrozen:
+    """A newcomer waits for elements [start, stop) of the weights, of which nobody changes any: copy them for this
+    session beside the training loop, at its boundary or not, and report with ``recalled``."""
+
+    session: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +221,6 @@ class Notice:
 
 
 Effect = (
-    Send | Dial | LookUp | TryDial | Snapshot | Recall | Transfer | Gather | Mix | Merge | Rename | Release | Serve
-    | Collect | Adopt | Confirm | Restore | MemberChanged | Notice
+    Send | Dial | LookUp | TryDial | Snapshot | Recall | CopyFrozen | Transfer | Gather | Mix | Merge | Rename | Release
+    | Serve | Collect | Adopt | Confirm | Restore | MemberChanged | Notice
 )  # fmt: skip

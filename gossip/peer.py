@@ -41,11 +41,12 @@ MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
 class Peer(Face):
     """One member of a swarm, without I/O: every method takes ``now`` (seconds, monotonic) and returns effects in order.
 
-    ``elements``: float32 elements of the weights; ``trained_elements``: of one optimizer key. ``sign`` and ``verify``
-    are the identity's; ``expected`` holds the ids that seeds from an invite must prove; ``members`` is who knows the
-    others, by default the membership protocol; ``selector`` is whom to mix with, by default what ``config`` says, which
-    must not name a file; ``finished`` is a run that this node had finished in an earlier life. ``looks``: seeds are
-    looked up when LookUp asks for it, and told with :meth:`seeded`; until then there may be none.
+    ``elements``: float32 elements of the weights that exchanges carry; ``frozen_elements``: of those that only a
+    newcomer gets; ``trained_elements``: of one optimizer key. ``sign`` and ``verify`` are the identity's; ``expected``
+    holds the ids that seeds from an invite must prove; ``members`` is who knows the others, by default the membership
+    protocol; ``selector`` is whom to mix with, by default what ``config`` says, which must not name a file;
+    ``finished`` is a run that this node had finished in an earlier life. ``looks``: seeds are looked up when LookUp
+    asks for it, and told with :meth:`seeded`; until then there may be none.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Peer(Face):
         fingerprint: str,
         elements: int,
         trained_elements: int = 0,
+        frozen_elements: int = 0,
         rng: random.Random,
         seeds: tuple[Address, ...] = (),
         expected: Mapping[Address, PeerId] | None = None,
@@ -69,7 +71,9 @@ class Peer(Face):
         now: float,
     ) -> None:
         self.id, self.config, self.rng = me.id, config, rng
-        self.local = Local(fingerprint, elements, trained_elements, genesis=me.genesis, boundary_at=now)
+        self.local = Local(
+            fingerprint, elements, trained_elements, frozen_elements, genesis=me.genesis, boundary_at=now
+        )  # fmt: skip
         self.conduct = Conduct()
         if members is None:
             members = Membership(

@@ -42,9 +42,10 @@ class Node:
     node's key and address book are kept; None: a new identity at every start. ``join_or_fail_s``: raise LocalError,
     naming what became of each seed, unless the weights of a swarm are here within so many seconds; without it a
     node that reaches nobody starts alone in the end. ``wait_for``: return when so many members are here, this one
-    included (1 if not given), or go on after ``wait_s`` seconds (60). What is not given comes from GOSSIP_SEEDS,
-    GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN,
-    GOSSIP_WAIT_FOR and GOSSIP_WAIT_S.
+    included (1 if not given), or go on after ``wait_s`` seconds (60). ``frozen``: exchange parameters that require
+    no gradient as well, of a module where others do. What is not given comes from GOSSIP_SEEDS, GOSSIP_LISTEN,
+    GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR and
+    GOSSIP_WAIT_S.
 
     Raises LocalError and its kinds (ConfigError, IdentityError, LayoutError) with one sentence saying what to do.
     """
@@ -63,6 +64,7 @@ class Node:
         join_or_fail_s: float | None = None,
         wait_for: int | None = None,
         wait_s: float | None = None,
+        frozen: bool = False,
     ) -> None:
         self_test()
         optimizers = Optimizers(optimizer)
@@ -73,7 +75,9 @@ class Node:
             wait_s=wait_s,
         )  # fmt: skip
         decided = settings.config.for_training(bool(optimizers.quasi_global))
-        self._training = TrainingSide(unwrapped(model), optimizers, dataclasses.replace(settings, config=decided))
+        self._training = TrainingSide(
+            unwrapped(model), optimizers, dataclasses.replace(settings, config=decided), frozen
+        )  # fmt: skip
         running.closes_with(self, self._training)
 
     # -- life ----------------------------------------------------------------------------------------------------

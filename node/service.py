@@ -152,13 +152,14 @@ class Service:
         record = MemberRecord(
             identity.id, identity.public_key, self.incarnation, address=address, genesis=secrets.token_bytes(16),
         )  # fmt: skip
-        config, elements = settings.config, self.state.layout.size
+        config, layout = settings.config, self.state.layout
         graph = Graph.from_file(config.graph) if config.graph else None
         peer = Peer(
-            record, sign=identity.sign, verify=verify, config=config, fingerprint=self.state.layout.fingerprint,
-            elements=elements, trained_elements=self.state.trained_elements, rng=random.Random(secrets.randbits(64)),
+            record, sign=identity.sign, verify=verify, config=config, fingerprint=layout.fingerprint,
+            elements=layout.exchanged, frozen_elements=layout.size - layout.exchanged,
+            trained_elements=self.state.trained_elements, rng=random.Random(secrets.randbits(64)),
             seeds=lookup.fixed, expected=settings.expected, book=memory.book, finished=self.state_dir.finished(),
-            selector=selector_of(config, elements, graph), looks=lookup.needed, now=now,
+            selector=selector_of(config, layout.exchanged, graph), looks=lookup.needed, now=now,
         )  # fmt: skip
         if settings.wait_for > 1:
             peer.waits_until(now + settings.wait_s)

@@ -59,11 +59,13 @@ class TrainingSide:
     the training thread's, but for what is told to that thread by ``thread.call``."""
 
     def __init__(
-        self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, settings: Settings
-    ) -> None:
+        self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, settings: Settings,
+        frozen: bool = False,
+    ) -> None:  # fmt: skip
         self.settings, self.config = settings, settings.config
         self.model, self.optimizers = model, optimizers
-        self.state = model if isinstance(model, State) else ModelState(model, optimizers)
+        self.state = model if isinstance(model, State) else ModelState(model, optimizers, frozen)
+        self.state.check()
         self.pool = VectorPool(self.state)
         self.wake = threading.Event()  # for a training loop that has nothing else to do (joining, settling)
         self.boundary = Boundary(
@@ -295,7 +297,7 @@ class TrainingSide:
         peer, now = self.runtime.peer, time.monotonic()
         if not peer.ready or peer.taking:
             return False
-        copy_s = max(self.state.copy_s, 4 * self.state.layout.size / COPY_RATE)
+        copy_s = max(self.state.copy_s, 4 * self.state.layout.exchanged / COPY_RATE)
         every_s = max(LAST_WORK * copy_s, ALONE_S if peer.alone else LAST_S)
         if now - self.pool.last_at < every_s:
             return False
@@ -394,7 +396,7 @@ class TrainingSide:
         """What a checkpoint says of the run."""
         peer = self.peer
         return {
-            "fingerprint": self.state.layout.fingerprint, "genesis": peer.genesis.hex(), "version": peer.version,
+            "fingerprint": self.state.layout.contents, "genesis": peer.genesis.hex(), "version": peer.version,
             "steps": self.steps, "samples": self.samples, "swarm_samples": self.swarm_samples, "passes": self.passes,
             "samplers": self.samplers.state(), "finished": peer.finished, "node": self.service.identity.id.hex(),
             "members": len(self.view.owners),
@@ -414,7 +416,7 @@ class TrainingSide:
         """Go on with the run of this state, whose weights somebody else has loaded: now, or as soon as it starts."""
         if not isinstance(state, Mapping):
             raise CheckpointError(f"A node's state is a mapping, as state_dict() gives, not {type(state).__name__}.")
-        if state.get("fingerprint", self.state.layout.fingerprint) != self.state.layout.fingerprint:
+        if state.get("fingerprint", self.state.layout.contents) != self.state.layout.contents:
             raise CheckpointError(f"{OF_OTHERS} belongs to another model than this node's: load it beside its weights.")
         checkpoint.figures(state, OF_OTHERS)
         self.samplers.load(state.get("samplers"))

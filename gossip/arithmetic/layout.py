@@ -7,14 +7,16 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import dataclass, replace
+from typing import Final, Literal, cast
 
 from gossip.errors import LayoutError, ProtocolError
 
 __all__ = ["Layout", "LayoutSummary", "Segment"]
 
-Kind = Literal["parameter", "buffer"]
+Kind = Literal["parameter", "buffer", "frozen"]
+SENT: Final[dict[Kind, bool | int]] = {"parameter": False, "buffer": True, "frozen": 2}
+"""How a kind travels; they lie in the vector in this order."""
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 """What can be averaged: float8 has no arithmetic, complex has no place in a float32 vector, integers have no mean."""
@@ -57,21 +59,24 @@ class Layout:
 
     Parameters come first, in the model's order, and buffers (BatchNorm's running statistics) behind them: the outer
     momentum step applies to the prefix ``[:layout.parameters]`` alone, because momentum could push a running variance
-    below zero; what lies behind it is averaged plainly. Integer and boolean tensors have no mean and no place here.
+    below zero; what lies behind it is averaged plainly. Last are frozen ones, which nobody changes: newcomers get them,
+    and exchanges carry the prefix ``[:layout.exchanged]``. Integer and boolean tensors have no mean and no place here.
 
     Raises :class:`LayoutError` for an empty model, a name that comes twice, and a dtype that cannot be averaged.
     """
 
-    __slots__ = ("fingerprint", "parameters", "segments", "size")
+    __slots__ = ("contents", "exchanged", "fingerprint", "parameters", "segments", "size")
 
     segments: tuple[Segment, ...]
     size: int  # elements of the whole vector
+    exchanged: int  # elements of the prefix that exchanges carry: all but the frozen ones
     parameters: int  # elements of the prefix that parameters fill
     fingerprint: str  # 32 hexadecimal digits: equal exactly when names, order, shapes, dtypes and kinds are
+    contents: str  # the same as if nothing were frozen: of a checkpoint, which fits whatever is trained next
 
     def __init__(self, segments: Iterable[Segment]) -> None:
         given = tuple(segments)
-        ordered = [s for s in given if s.kind == "parameter"] + [s for s in given if s.kind == "buffer"]
+        ordered = [segment for kind in SENT for segment in given if segment.kind == kind]
         names: set[str] = set()
         for segment in ordered:
             if segment.dtype not in FLOATS:
@@ -83,14 +88,16 @@ class Layout:
                 raise LayoutError(f"Two tensors are named {_shown(segment.name)}: give each a name of its own.")
             names.add(segment.name)
         size = sum(segment.size for segment in ordered)
-        if size == 0:
+        self.exchanged = sum(segment.size for segment in ordered if segment.kind != "frozen")
+        if self.exchanged == 0:
             raise LayoutError("The model has no floating-point tensor, so there is nothing to average: add parameters.")
         self.segments = tuple(ordered)
         self.size = size
         self.parameters = sum(segment.size for segment in ordered if segment.kind == "parameter")
-        # JSON is canonical here: it quotes every name, so that no choice of names makes two layouts read alike.
-        text = json.dumps([[s.name, s.shape, s.dtype, s.kind] for s in ordered], separators=(",", ":"))
-        self.fingerprint = hashlib.sha256(b"gossip layout 1\n" + text.encode()).hexdigest()[:32]
+        self.fingerprint = self.contents = fingerprint_of(ordered)
+        if self.exchanged < size:
+            thawed = [replace(segment, kind="parameter") for segment in given if segment.kind != "buffer"]
+            self.contents = fingerprint_of([*thawed, *(segment for segment in given if segment.kind == "buffer")])
 
     def __eq__(self, other: object) -> bool:
         return self.segments == other.segments if isinstance(other, Layout) else NotImplemented
@@ -102,7 +109,7 @@ class Layout:
         return f"Layout({len(self.segments)} tensors, {self.size} elements, {self.fingerprint})"
 
     def summary(self) -> tuple[object, ...]:
-        """The wire form, ``(fingerprint, size, count, ((name, shape, dtype, is_buffer), ...))``, within 48 KiB of
+        """The wire form, ``(fingerprint, size, count, ((name, shape, dtype, kind), ...))``, within 48 KiB of
         msgpack and 4096 tensors: a model that has more sends only its first ones, with the count of all."""
         sent: list[tuple[object, ...]] = []
         room = MAX_SUMMARY_BYTES - 64  # the fingerprint and the two counts
@@ -111,7 +118,7 @@ class Layout:
             unsendable = len(segment.name) > MAX_NAME_CHARACTERS or len(segment.shape) > MAX_DIMENSIONS
             if room < 0 or unsendable or len(sent) == MAX_SUMMARY_SEGMENTS:
                 break
-            sent.append((segment.name, segment.shape, segment.dtype, segment.kind == "buffer"))
+            sent.append((segment.name, segment.shape, segment.dtype, SENT[segment.kind]))
         return (self.fingerprint, self.size, len(self.segments), tuple(sent))
 
     @staticmethod
@@ -123,13 +130,14 @@ class Layout:
         parsed: list[Segment] = []
         room = MAX_SUMMARY_BYTES
         for entry in _items(entries, 0, MAX_SUMMARY_SEGMENTS):
-            name, shape, dtype, is_buffer = _items(entry, 4, 4)
+            name, shape, dtype, sent = _items(entry, 4, 4)
             if not isinstance(name, str) or len(name) > MAX_NAME_CHARACTERS:
                 raise ProtocolError("A tensor's name is not text, or too long.")
-            if not isinstance(dtype, str) or dtype not in FLOATS or not isinstance(is_buffer, bool):
+            kind = next((kind for kind, value in SENT.items() if type(sent) is type(value) and sent == value), None)
+            if not isinstance(dtype, str) or dtype not in FLOATS or kind is None:
                 raise ProtocolError("A tensor's dtype or kind is not one that a layout holds.")
             extents = tuple(_count(extent) for extent in _items(shape, 0, MAX_DIMENSIONS))
-            segment = Segment(name, extents, dtype, "buffer" if is_buffer else "parameter")
+            segment = Segment(name, extents, dtype, kind)
             room -= _packed_bytes(segment)
             if room < 0:
                 raise ProtocolError("A layout's summary is over its limit of 48 KiB.")
@@ -146,6 +154,15 @@ class Layout:
         if self.fingerprint == other.fingerprint:
             return ""
         there = other.segments
+        kinds = {segment.name: segment.kind for segment in there}
+        for ours in self.segments:  # this first: it changes where everything lies
+            kind = kinds.get(ours.name, ours.kind)
+            if kind != ours.kind and "frozen" in (kind, ours.kind):
+                here, elsewhere = ("frozen" if one == "frozen" else "trained" for one in (ours.kind, kind))
+                return (
+                    f"Tensor {_shown(ours.name)} is {here} here and {elsewhere} there: freeze the same ones on every "
+                    "node before its Node is made, or give every Node frozen=True."
+                )
         cut = isinstance(other, LayoutSummary) and len(there) < other.count
         our_names = {segment.name for segment in self.segments}
         their_names = {segment.name for segment in there}
@@ -172,6 +189,12 @@ class Layout:
             f"The first {len(there)} tensors are the same and a later one differs "
             f"({len(self.segments)} tensors of {self.size} elements here, {count} of {other.size} there)."
         )
+
+
+def fingerprint_of(ordered: Iterable[Segment]) -> str:
+    """JSON is canonical here: it quotes every name, so that no choice of names makes two layouts read alike."""
+    text = json.dumps([[s.name, s.shape, s.dtype, s.kind] for s in ordered], separators=(",", ":"))
+    return hashlib.sha256(b"gossip layout 1\n" + text.encode()).hexdigest()[:32]
 
 
 def _shown(name: str) -> str:

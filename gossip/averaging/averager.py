@@ -20,7 +20,7 @@ from gossip.arithmetic.movement import Movement
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Boundary, Visit
-from gossip.averaging.jobs import Averaging, Job, Mixing, TakingOver
+from gossip.averaging.jobs import Averaging, Copying, Job, Mixing, TakingOver
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.vectors import Cut, Floats, Vector, Vectors
 from gossip.codecs import Spread, get_codec, needs_spread
@@ -29,6 +29,7 @@ from gossip.effects import (
     Adopt,
     Collect,
     Confirm,
+    CopyFrozen,
     Effect,
     Gather,
     Merge,
@@ -198,6 +199,17 @@ class Averager:
             report = self.peer.recalled if finite(vector.array) else self.peer.spoiled
             self.driver.perform(report(session, self.driver.now))
 
+    def copy_frozen(self, effect: CopyFrozen) -> None:
+        """For a newcomer, who is not kept waiting for a boundary by what does not change there."""
+        self.driver.compute(Copying(self, effect))
+
+    def copied_frozen(self, session: int, vector: Vector) -> None:
+        if self.peer.concerns(session) and session not in self.snapshots:
+            self.snapshots[session] = vector
+            self.driver.soon(self.recalled, session)
+        else:
+            self.vectors.give(vector)
+
     def rename(self, effect: Rename) -> None:
         """Another partner is asked with the same snapshot."""
         snapshot = self.snapshots.pop(effect.session, None)
@@ -317,7 +329,7 @@ class Averager:
     def serve(self, effect: Serve) -> Vector | None:
         """The snapshot that a newcomer gets a piece of."""
         snapshot = self.snapshots.get(effect.session)
-        return snapshot if snapshot is not None and effect.stop <= snapshot.array.size else None
+        return snapshot if snapshot is not None and snapshot.holds(effect.start, effect.stop) else None
 
     def adopt(self, effect: Adopt) -> None:
         assert self.joining is not None, "nothing was collected"
@@ -401,7 +413,7 @@ class Averager:
 
 
 PERFORM: dict[type, Callable[[Averager, Any], None]] = {
-    Snapshot: Averager.snapshot, Recall: Averager.recall, Adopt: Averager.adopt, Confirm: Averager.confirm,
-    Restore: Averager.restore,
+    Snapshot: Averager.snapshot, Recall: Averager.recall, CopyFrozen: Averager.copy_frozen, Adopt: Averager.adopt,
+    Confirm: Averager.confirm, Restore: Averager.restore,
 }  # fmt: skip
 """What :meth:`Averager.perform` performs; other effects need a driver, which calls the averager for its part."""

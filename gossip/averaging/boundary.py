@@ -31,16 +31,20 @@ class Pending(Protocol):
 
 class Model(Protocol):
     """The live weights, and the optimizer's state behind them: changed by the training loop alone. None for a copy
-    that is done when the call returns."""
+    that is done when the call returns. Exchanges carry all weights but those that nobody changes, which lie behind
+    them."""
 
     def size(self, full: bool = False) -> int:
-        """Elements of the weights, or with the optimizer's state."""
+        """Elements of the weights that exchanges carry, or of all with the optimizer's state."""
 
     def begin_read(self, out: Floats, full: bool = False) -> Pending | None:
         """``out[:] = weights``, or with the optimizer's state."""
 
     def begin_read_at(self, out: Floats, positions: Positions) -> Pending | None:
         """``out[:] = weights[positions]``."""
+
+    def read_frozen(self, out: Floats, start: int) -> None:
+        """``out[:]`` = the weights from ``start`` on, of which nobody changes any: in any thread."""
 
     def add(self, values: Floats) -> Pending | None:
         """``weights += values``."""

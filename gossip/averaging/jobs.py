@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Update
 from gossip.averaging.vectors import Positions, Vector
+from gossip.effects import CopyFrozen
 
 if TYPE_CHECKING:
     from gossip.averaging.averager import Averager
 
-__all__ = ["Averaging", "Job", "Mixing", "TakingOver"]
+__all__ = ["Averaging", "Copying", "Job", "Mixing", "TakingOver"]
 
 
 class Job(Protocol):
@@ -95,6 +96,28 @@ class TakingOver:
 
     def fail(self) -> None:
         """Nothing can."""
+
+
+class Copying:
+    """What nobody changes of the weights, for a newcomer: beside the training loop, which changes nothing of it."""
+
+    __slots__ = ("averager", "effect", "elements", "vector")
+
+    def __init__(self, averager: Averager, effect: CopyFrozen) -> None:
+        self.averager, self.effect, self.elements = averager, effect, effect.stop - effect.start
+        self.vector: Vector | None = None
+
+    def run(self) -> None:
+        vector = self.vector = self.averager.vectors.take(self.elements)
+        vector.start = self.effect.start
+        self.averager.boundary.model.read_frozen(vector.array, vector.start)
+
+    def land(self) -> None:
+        assert self.vector is not None
+        self.averager.copied_frozen(self.effect.session, self.vector)
+
+    def fail(self) -> None:
+        self.averager.failed(self.effect.session, "fault")
 
 
 class Averaging:

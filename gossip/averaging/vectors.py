@@ -31,11 +31,20 @@ class Vector:
     array: Floats  # with a cut: its elements, and behind them the sampled ones
     users: int = 1
     cut: Cut | None = None
+    start: int = 0  # where in the weights it begins, where it holds some that nobody changes
 
     @property
     def elements(self) -> int:
         """Without the sampled ones."""
         return self.array.size if self.cut is None else self.cut.positions.size
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether it has elements [start, stop) of the weights, and of the optimizer's state behind them."""
+        return self.start <= start and stop <= self.start + self.array.size
+
+    def piece(self, start: int, stop: int) -> Floats:
+        """These elements."""
+        return self.array[start - self.start : stop - self.start]
 
 
 class Vectors(Protocol):

@@ -141,8 +141,9 @@ class Local:
     """What the exchanges need to know of their own node at the moment; owned and updated by Peer."""
 
     fingerprint: str
-    elements: int  # of the weights
+    elements: int  # of the weights that exchanges carry
     trained_elements: int  # of one optimizer key
+    frozen_elements: int = 0  # of the weights that nobody changes, which a newcomer gets behind the others
     genesis: bytes = b""
     version: float = 0.0
     ready: bool = False
@@ -152,6 +153,11 @@ class Local:
     boundary_at: float = 0.0  # when the training loop was last seen at a step boundary
     steps: int = 0  # of the training loop
     finished: bool = False  # the run has reached its end
+
+    @property
+    def weights(self) -> int:
+        """Elements of all weights."""
+        return self.elements + self.frozen_elements
 
 
 def kind_of(config: Config) -> type[Session]:

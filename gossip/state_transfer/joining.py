@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import pairwise
 
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, Effect, Recall, Release, Send, Serve, Snapshot
+from gossip.effects import Adopt, Collect, CopyFrozen, Effect, Recall, Release, Send, Serve, Snapshot
 from gossip.exchange.session import MAX_VERSION, Local
 from gossip.filters.rule import FEW
 from gossip.ids import PeerId
@@ -85,7 +86,7 @@ class Joining:
 
     @property
     def size(self) -> int:
-        return self.local.elements + len(self.keys) * self.local.trained_elements
+        return self.local.weights + len(self.keys) * self.local.trained_elements
 
     def begin(self, genesis: bytes, candidates: list[PeerId], now: float) -> list[Effect]:
         """Ask up to ``config.donors`` members what they have; candidates: ready members of that genesis, shuffled."""
@@ -126,7 +127,7 @@ class Joining:
         piece = self.pieces.get(session)
         if piece is None or piece.donor != sender:
             return []
-        if piece.stop > self.local.elements:
+        if piece.stop > self.local.weights:
             self.standing = code == STANDS  # and not where one who is merely busy could give it later
         return self.give_back(session, now, False)
 
@@ -142,19 +143,24 @@ class Joining:
         self.phase, self.deadline = Phase.COLLECTING, float("inf")
         unasked = [peer for peer in self.candidates if peer not in self.answers]  # and not those who disagreed
         self.candidates = donors + unasked
-        # Of each donor as much, be the model smaller than a chunk: what one alone gave nobody could compare.
-        share, step = max(-(-self.size // len(donors)), FEW), self.config.chunk_elements
-        share = share if share < step else -(-share // step) * step
-        parts = ((0, self.local.elements), (self.local.elements, self.size))  # whose loop stands can give the first
-        self.missing = [(at, min(at + share, stop)) for start, stop in parts for at in range(start, stop, share)]
+        ends = (0, self.local.elements, self.local.weights, self.size)  # whose loop stands can give the first part
+        self.missing = [piece for part in pairwise(ends) for piece in self.cut(*part, len(donors))]
         return self.assign(now)
+
+    def cut(self, start: int, stop: int, donors: int) -> list[tuple[int, int]]:
+        """Of each donor as much, be the model smaller than a chunk: what one alone gave nobody could compare. Where
+        there is what nobody changes, of that and of the rest."""
+        elements = stop - start if self.local.frozen_elements else self.size
+        share, step = max(-(-elements // donors), FEW), self.config.chunk_elements
+        share = share if share < step else -(-share // step) * step
+        return [(at, min(at + share, stop)) for at in range(start, stop, share)]
 
     def assign(self, now: float) -> list[Effect]:
         """Give missing ranges to donors that send us nothing at the moment."""
         effects: list[Effect] = []
         sending = {piece.donor for piece in self.pieces.values()}
         free = [peer for peer in self.candidates if peer not in sending]
-        if self.keys:
+        if self.size > self.local.elements:
             self.missing.sort(reverse=True)  # the weights first, which whoever stands can give
         while self.missing and free and len(self.pieces) < self.config.donors:
             (start, stop), donor, session = self.missing.pop(), free.pop(0), self.new_session()
@@ -173,7 +179,7 @@ class Joining:
             return []
         piece.start = position
         self.starving_since = float("inf")  # and not before: one that agrees and gives nothing feeds nobody
-        if piece.stop > self.local.elements:
+        if piece.stop > self.local.weights:
             self.standing = False
         if position < piece.stop:
             return []
@@ -197,8 +203,13 @@ class Joining:
         return [Adopt(keys, scalars, trial=self.local.ready)]
 
     def compare(self, now: float) -> list[Effect]:
-        """Ask of each donor a chunk that the one before it gave: which, nobody can know who gave it."""
-        first = {donor: (start, stop) for start, stop, donor in reversed(self.given) if start < stop}
+        """Ask of each donor a chunk that the one before it gave: which, nobody can know who gave it. Of what is frozen,
+        which is the same on all to the last bit, as of the rest."""
+        return [*self.compare_in(False, now), *self.compare_in(True, now)]
+
+    def compare_in(self, frozen: bool, now: float) -> list[Effect]:
+        given = [one for one in reversed(self.given) if (one[0] in self.frozen) == frozen]
+        first = {donor: (start, stop) for start, stop, donor in given if start < stop}
         donors = [donor for donor in first if donor in self.candidates]
         if len(donors) < FEWEST:
             return []
@@ -230,7 +241,8 @@ class Joining:
             effects.append(Send(comparison.other, Abort(session, "moved")))
         if self.comparisons:
             return effects
-        odd = odd_ones(self.compared_all)
+        still = [one for one in self.compared_all if one.start in self.frozen]
+        odd = odd_ones(still) | odd_ones([one for one in self.compared_all if one not in still])
         self.missing = [(start, stop) for start, stop, donor in self.given if donor in odd and start < stop]
         self.given = [one for one in self.given if one[2] not in odd]
         self.candidates = [peer for peer in self.candidates if peer not in odd]
@@ -238,9 +250,14 @@ class Joining:
         return effects + (self.assign(now) if self.missing else self.whole(now))
 
     @property
+    def frozen(self) -> range:
+        """Where the joining vector holds what nobody changes."""
+        return range(self.local.elements, self.local.weights)
+
+    @property
     def spread_sq(self) -> float:
         """As :func:`gossip.state_transfer.comparing.spread_sq` of the donors' weights."""
-        return spread_sq(self.compared_all, self.local.elements)
+        return spread_sq([one for one in self.compared_all if one.start not in self.frozen], self.local.elements)
 
     def give_back(self, session: int, now: float, tell: bool = True) -> list[Effect]:
         """This piece's donor failed; what has not arrived goes to another. ``tell``: it may still be sending."""
@@ -270,10 +287,10 @@ class Joining:
     def more_candidates(self, candidates: list[PeerId], now: float) -> list[Effect]:
         """Go on with these; give up when there was nobody for ``join_timeout_s``: that run may have died out. Where all
         weights are here and those who have the optimizer's state take no step, go without: it begins afresh."""
-        alone = all(start >= self.local.elements for start, _ in self.missing)
+        alone = all(start >= self.local.weights for start, _ in self.missing)
         if alone and self.standing:
             self.stateless, self.missing = True, []
-            self.given = [one for one in self.given if one[0] < self.local.elements]
+            self.given = [one for one in self.given if one[0] < self.local.weights]
             return self.whole(now)
         if now - self.starving_since >= self.config.join_timeout_s:
             self.leave_alone(self.genesis, now + LEFT_ALONE_S)
@@ -348,7 +365,7 @@ class Donating:
             keys, finished = local.optimizer_keys, local.finished
             answer = Serving(fetch.session, local.version, local.genesis, keys, scalars, swarm_samples, finished)
             return [Send(sender, answer)]
-        size = local.elements + len(fetch.optimizer_keys) * local.trained_elements
+        size = local.weights + len(fetch.optimizer_keys) * local.trained_elements
         if not 0 <= fetch.start < fetch.stop <= size or fetch.optimizer_keys not in ((), local.optimizer_keys):
             return [Send(sender, Refuse(fetch.session, "range"))]
         asleep = now - local.boundary_at > self.config.boundary_patience_s
@@ -356,6 +373,9 @@ class Donating:
             return [Send(sender, Busy(fetch.session))]
         seconds = allowed_s(self.config, fetch.stop - fetch.start)
         self.table[fetch.session] = (sender, fetch, now + seconds)
+        if local.elements <= fetch.start and fetch.stop <= local.weights:
+            self.awaited[fetch.session] = math.inf  # it is the same at any time
+            return [CopyFrozen(fetch.session, fetch.start, fetch.stop)]
         if fetch.stop > local.elements:
             self.awaited[fetch.session] = now + self.config.reply_timeout_s / 2  # and the newcomer hears of it in time
             return [Snapshot(fetch.session, True)]

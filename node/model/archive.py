@@ -23,12 +23,12 @@ class Archive:
 
     def save(self, path: str | os.PathLike[str], figures: Mapping[str, Any]) -> None:
         """Write model, optimizers and these figures. Raises CheckpointError."""
-        meta = {"format": 1, "fingerprint": self.state.layout.fingerprint, **figures}
+        meta = {"format": 1, "fingerprint": self.state.layout.contents, **figures}
         checkpoint.save(path, self.state.tensors(), self.optimizers.state_dict(), meta)
 
     def load(self, path: str | os.PathLike[str]) -> Checkpoint:
         """What a file holds. Raises CheckpointError, also for one that names another model."""
-        saved, ours = checkpoint.load(path), self.state.layout.fingerprint
+        saved, ours = checkpoint.load(path), self.state.layout.contents
         if saved.meta.get("fingerprint", ours) != ours:
             raise CheckpointError(
                 f"{path} holds another model than this node's: load it into the model it was saved from."

@@ -45,11 +45,11 @@ class KeptWeights:
         return True
 
     def distance(self, theirs: Floats) -> tuple[float, float]:
-        """``|theirs - kept|^2`` and ``|kept|^2``, over the weights."""
+        """``|theirs - kept|^2`` and ``|kept|^2``, over the weights that exchanges carry."""
         assert self.weights is not None
-        out = np.empty_like(self.weights)
-        apart = difference(theirs[: self.weights.size], self.weights, out)
-        return apart, float(np.dot(self.weights, self.weights))
+        ours = self.weights[: self.state.layout.exchanged]
+        apart = difference(theirs[: ours.size], ours, np.empty_like(ours))
+        return apart, float(np.dot(ours, ours))
 
     def put_back(self) -> Floats:
         """Overwrite the live weights and the optimizers' state; returns the weights."""

@@ -29,8 +29,8 @@ class VectorPool:
         self.last_at = -math.inf  # time.monotonic() when one was last taken or asked for
 
     def take(self, elements: int | None = None) -> Vector:
-        """A vector of so many elements, by default of the weights."""
-        size = self.state.layout.size if elements is None else elements
+        """A vector of so many elements, by default of the weights that exchanges carry."""
+        size = self.state.layout.exchanged if elements is None else elements
         with self.lock:
             kept, last = self.free.get(size), None if self.last is None else self.last.array
             array = None

@@ -50,11 +50,13 @@ class Copies:
 class ModelState(State):
     """A model's floating-point tensors, and its optimizers', as flat float32 vectors.
 
-    ``model`` is a module: its parameters (tied ones once, frozen ones too), then its persistent floating-point buffers.
+    ``model`` is a module: its parameters (tied ones once), then its persistent floating-point buffers, then parameters
+    that are frozen where others are trained, which exchanges leave out (``frozen``: they are parameters as all others).
     Or it is a mapping of names to tensors, writable numpy arrays, or anything with ``__dlpack__`` that may be written:
     all of them are parameters, shared and never copied. Integer and boolean tensors are left alone in both.
 
-    The vector of the weights is the layout's. A full one continues with the optimizers' state: for each of
+    The vector of the weights is the layout's, without what is frozen. A full one has that too, and then the optimizers'
+    state: for each of
     :attr:`optimizer_keys`, the tensors of all trained parameters in the layout's order. A trained parameter requires a
     gradient and is held by an optimizer.
 
@@ -62,12 +64,15 @@ class ModelState(State):
     another object, or changed its shape or dtype, since. ``load_state_dict()`` and ``to(device)`` are no such change.
     """
 
-    def __init__(self, model: nn.Module | Mapping[str, Any], optimizers: object = None) -> None:
-        self._model, self._tensors = model, LiveTensors(model)
+    def __init__(
+        self, model: nn.Module | Mapping[str, Any], optimizers: object = None, frozen: bool = False
+    ) -> None:  # fmt: skip
+        self._model, self._tensors = model, LiveTensors(model, frozen)
         given = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         self._state = OptimizerState(self._tensors, given)
         self._side: dict[torch.device, torch.cuda.Stream] = {}
         self.layout = self._tensors.layout
+        self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # tensors
 
     @property
     def optimizer_keys(self) -> tuple[str, ...]:
@@ -146,6 +151,17 @@ class ModelState(State):
             flat.record_stream(side)
             events.append(side.record_event())
         return Copies(tuple(events))
+
+    @torch.no_grad()
+    def read_frozen(self, out: Floats, start: int) -> None:
+        """The weights from ``start`` on; in any thread, where nobody changes them."""
+        host, stop, begins = torch.from_numpy(out), start + out.size, 0
+        for tensor in self._tensors.current():
+            ends = begins + tensor.numel()
+            low, high = max(begins, start), min(ends, stop)
+            if low < high:
+                host[low - start : high - start].copy_(tensor.reshape(-1)[low - begins : high - begins])
+            begins = ends
 
     @torch.no_grad()
     def add_at(self, shift: Floats, positions: Positions) -> Copies:
@@ -258,10 +274,13 @@ class ModelState(State):
             target.copy_(tensors[name])
 
     def _runs(self, vector: Floats, full: bool = False) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
-        """Consecutive tensors on one device, with their piece of the host vector: one run, but for a split model."""
+        """Consecutive tensors on one device, with their piece of the host vector: one run, but for a split model. Not
+        full, it is of all weights, or of those that are exchanged, by its length."""
         tensors = self._tensors.current()
         if full:
             tensors += self._state.tensors(self.optimizer_keys)
+        elif vector.size != self.layout.size:
+            tensors = tensors[: self._exchanged]
         host = _host(vector, sum(tensor.numel() for tensor in tensors))
         start = 0
         for device, run in groupby(tensors, key=lambda tensor: tensor.device):

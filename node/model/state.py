@@ -13,7 +13,7 @@ from torch import Tensor
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.arithmetic.mixing import finite
 from gossip.averaging.boundary import Pending
-from gossip.errors import CheckpointError
+from gossip.errors import CheckpointError, LayoutError
 
 __all__ = ["State"]
 
@@ -26,7 +26,9 @@ class VectorState(ABC):
     :meth:`add` and :meth:`write`. The rest has a default, there to be replaced by what is faster or knows more.
 
     **Vectors** are flat float32 arrays of ``layout.size`` elements: every tensor of the layout's ``segments``, in their
-    order, each flattened with its last axis fastest.
+    order, each flattened with its last axis fastest. Where some segments are ``"frozen"``, which exchanges leave out,
+    they come last; vectors to read and to add are then of ``layout.exchanged`` elements too, and :meth:`read_frozen` is
+    to be given.
 
     **Threads.** All is called by the thread that trains, inside ``node.step()`` and the other calls that belong to it,
     so that nothing needs a lock; but for :meth:`buffer`, and a :class:`~gossip.averaging.boundary.Pending`'s ``done``,
@@ -42,7 +44,7 @@ class VectorState(ABC):
 
     @abstractmethod
     def read(self, out: Floats) -> None:
-        """``out[:] = weights``, as they are now: it is there when this returns."""
+        """``out[:] = weights[:out.size]``, as they are now: it is there when this returns."""
 
     @abstractmethod
     def add(self, shift: Floats) -> Pending | None:
@@ -63,24 +65,37 @@ class VectorState(ABC):
 
     def begin_read_at(self, out: Floats, positions: Positions) -> Pending | None:
         """``out[:] = weights[positions]``, as :meth:`begin_read`; the positions are ascending."""
-        out[:] = self._whole()[positions]
+        out[:] = self._read(self.layout.exchanged)[positions]
         return None
+
+    def read_frozen(self, out: Floats, start: int) -> None:
+        """``out[:]`` = the elements from ``start`` on of what the layout calls ``"frozen"``, which follows all that
+        exchanges carry and never changes: in any thread."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise LayoutError where it cannot do what its layout asks for."""
+        if self.layout.exchanged < self.layout.size and type(self).read_frozen is VectorState.read_frozen:
+            raise LayoutError(
+                f"The layout of {type(self).__name__} has frozen tensors and it has no read_frozen: define it, or name "
+                "them buffers, which are exchanged."
+            )
 
     def add_at(self, shift: Floats, positions: Positions) -> Pending | None:
         """``weights[positions] += shift``, as :meth:`add`."""
-        whole = np.zeros(self.layout.size, np.float32)
-        whole[positions] = shift
-        return self.add(whole)
+        spread = np.zeros(self.layout.exchanged, np.float32)
+        spread[positions] = shift
+        return self.add(spread)
 
     def merge(self, vector: Floats, ratio: float) -> Pending | None:
         """``weights += ratio (vector - weights)``, as :meth:`add`; ``vector`` may be overwritten."""
-        vector -= self._whole()
+        vector -= self._read(vector.size)
         vector *= np.float32(ratio)
         return self.add(vector)
 
     def sound(self) -> bool:
         """Whether every weight is finite."""
-        return finite(self._whole())
+        return finite(self._read(self.layout.size))
 
     def buffer(self, elements: int) -> Floats:
         """A vector to read into and add from: page-locked, say, where copies go to a device."""
@@ -102,8 +117,10 @@ class VectorState(ABC):
         return {}
 
     def size(self, full: bool = False) -> int:
-        """Elements of the weights, or with the optimizer's state."""
-        return self.layout.size + (len(self.optimizer_keys) * self.trained_elements if full else 0)
+        """Elements of the weights that exchanges carry, or of all weights and the optimizer's state."""
+        if not full:
+            return self.layout.exchanged
+        return self.layout.size + len(self.optimizer_keys) * self.trained_elements
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
         """As :meth:`write`, of the first ``layout.size`` elements, and of the optimizer's state where it is one that
@@ -117,7 +134,7 @@ class VectorState(ABC):
     # -- checkpoints -------------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds, by name."""
-        whole = torch.from_numpy(self._whole())
+        whole = torch.from_numpy(self._read(self.layout.size))
         return {
             segment.name: whole[start:stop].reshape(segment.shape).to(getattr(torch, segment.dtype))
             for segment, start, stop in self._places()
@@ -143,8 +160,8 @@ class VectorState(ABC):
             yield segment, start, start + segment.size
             start += segment.size
 
-    def _whole(self) -> Floats:
-        out = np.empty(self.layout.size, np.float32)
+    def _read(self, elements: int) -> Floats:
+        out = np.empty(elements, np.float32)
         self.read(out)
         return out
 

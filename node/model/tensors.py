@@ -35,13 +35,17 @@ class Slot:
     source: object  # the object that must still be there; None for a buffer, which may be replaced
     shape: torch.Size
     dtype: torch.dtype
+    frozen: bool
 
 
 class LiveTensors:
     """Of a module its parameters and persistent buffers, of a mapping all that it names; only those of floating point.
+    Of a module that trains some parameters and not others these are frozen, unless with ``frozen`` all are exchanged.
     :class:`node.model.snapshot.ModelState` says more. Raises :class:`LayoutError` for what cannot be exchanged."""
 
-    def __init__(self, model: nn.Module | Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module | Mapping[str, Any], frozen: bool = False) -> None:
+        trains = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
+        self._freezes = trains and not frozen
         self._modules: tuple[tuple[nn.Module, str, nn.Module], ...] = ()  # (parent, name, child)
         self._counts: tuple[tuple[nn.Module, int, int], ...] = ()  # of each module its parameters and children
         self.shared: dict[str, Tensor] = {}  # tensors over memory that is not torch's, by name
@@ -77,9 +81,8 @@ class LiveTensors:
                 continue
             places.add(place)
             segments.append(Segment(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind))
-            slots.append(
-                Slot(name, owner, key, owner[key] if kind == "parameter" else None, tensor.shape, tensor.dtype)
-            )
+            source = None if kind == "buffer" else owner[key]
+            slots.append(Slot(name, owner, key, source, tensor.shape, tensor.dtype, kind == "frozen"))
         self.layout = Layout(segments)
         by_name = {slot.name: slot for slot in slots}
         self._slots = tuple(by_name[segment.name] for segment in self.layout.segments)
@@ -109,6 +112,11 @@ class LiveTensors:
                     f"Tensor {slot.name!r} was {slot.dtype} {tuple(slot.shape)} and is now {tensor.dtype} "
                     f"{tuple(tensor.shape)}: make a new Node after changing a model."
                 )
+            if slot.frozen and tensor.requires_grad:
+                raise LayoutError(
+                    f"Parameter {slot.name!r} was frozen when the Node was made and is trained now, and would never be "
+                    "exchanged: make a new Node, or give this one frozen=True from the beginning."
+                )
             tensors.append(tensor)
         return tensors
 
@@ -134,9 +142,11 @@ class LiveTensors:
             )
             self._counts = tuple((m, len(m._parameters), len(m._modules)) for m in model.modules())
             saved = model.state_dict(keep_vars=True).keys()  # tells persistent buffers from others
-            for name, _ in model.named_parameters():
+            for name, parameter in model.named_parameters():
                 path, _, key = name.rpartition(".")
-                yield plain_name(name), model.get_submodule(path)._parameters, key, "parameter"
+                frozen = self._freezes and not parameter.requires_grad
+                kind: Kind = "frozen" if frozen else "parameter"
+                yield plain_name(name), model.get_submodule(path)._parameters, key, kind
             for name, _ in model.named_buffers():
                 path, _, key = name.rpartition(".")
                 if name in saved:

@@ -257,7 +257,7 @@ class Streams:
         if snapshot is None or link is None:
             self.fail(effect.session, "broken")
             return
-        piece = snapshot.array[effect.start : effect.stop]
+        piece = snapshot.piece(effect.start, effect.stop)
         lease = self.pool.lease(snapshot)
         sender = Sender(effect.session, piece, get_codec("fp32"), self.config.chunk_elements, lease=lease)
         self.sessions.add(StreamSession(effect.session, effect.partner, link, sender=sender))

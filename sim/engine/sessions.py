@@ -210,7 +210,7 @@ class Sessions:
         if snapshot is None or not self.links.linked(host, effect.partner):
             host.averager.fail(effect.session, "broken")
             return
-        piece = snapshot.array[effect.start : effect.stop]
+        piece = snapshot.piece(effect.start, effect.stop)
         to, size_bytes = self.links.by_id[effect.partner], self.raw.encoded_bytes(piece.size)
         self.stream(host, to, effect.session, piece, size_bytes, False, self.on_piece)
 

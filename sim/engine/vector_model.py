@@ -29,6 +29,9 @@ class VectorModel:
     def begin_read_at(self, out: Floats, positions: Positions) -> None:
         out[:] = self.vector[positions]
 
+    def read_frozen(self, out: Floats, start: int) -> None:
+        out[:] = self.vector[start : start + out.size]
+
     def add(self, values: Floats) -> None:
         self.vector += values
 

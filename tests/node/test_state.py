@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from gossip.arithmetic.layout import Layout, Segment
-from gossip.errors import CheckpointError, ConfigError
+from gossip.errors import CheckpointError, ConfigError, LayoutError
 from node import Node
 from node.model.snapshot import ModelState
 from node.model.state import State
@@ -87,6 +89,44 @@ def test_its_checkpoint_is_the_arrays_by_name_and_goes_back_whole_or_not_at_all(
 def test_an_optimizer_beside_a_state_that_is_brought_is_refused(quick):
     with pytest.raises(ConfigError, match="A Plain brings its own state: leave optimizer out"):
         Node(Plain(*drawn(0)), torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))]), config=quick)
+
+
+class Based(Plain):
+    """Of which one array is frozen."""
+
+    def __init__(self, w, h):
+        super().__init__(w, h)
+        self.layout = Layout([*self.layout.segments[:1], replace(self.layout.segments[1], kind="frozen")])
+
+    def read(self, out):
+        whole = np.empty(self.layout.size, np.float32)
+        super().read(whole)
+        out[:] = whole[: out.size]
+
+    def add(self, shift):
+        self.w = self.w + shift[: self.w.size].reshape(self.w.shape)
+
+    def write(self, vector):
+        self.w, self.h = np.zeros_like(self.w), np.zeros_like(self.h)
+        super().add(vector)
+
+
+class Thawing(Based):
+    def read_frozen(self, out, start):
+        out[:] = self.h.reshape(-1)[start - self.w.size :][: out.size]
+
+
+def test_a_state_may_freeze_some_of_its_tensors_where_it_can_give_them_to_newcomers(train, quick):
+    with pytest.raises(LayoutError, match="The layout of Based has frozen tensors and it has no read_frozen"):
+        Node(Based(*drawn(0)), config=quick)
+    state = Thawing(*drawn(0))
+    assert (state.size(), state.layout.size) == (15, 22)
+    state.add_at(np.ones(1, np.float32), np.array([14]))
+    state.merge(np.zeros(15, np.float32), 0.5)
+    donor, newcomer = Thawing(*drawn(0)), Thawing(*drawn(1))
+    first = train(donor)
+    train(newcomer, seeds=[first.node.address])
+    np.testing.assert_array_equal(newcomer.h, donor.h)
 
 
 def test_nodes_of_such_a_model_mix_and_a_newcomer_takes_its_weights(train, until, tmp_path):

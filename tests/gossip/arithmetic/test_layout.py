@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -11,17 +13,18 @@ from gossip.errors import LayoutError, ProtocolError
 WEIGHT = Segment("net.0.weight", (4, 3), "float32", "parameter")
 BIAS = Segment("net.0.bias", (4,), "float32", "parameter")
 MEAN = Segment("net.1.running_mean", (4,), "float32", "buffer")
+BASE = Segment("base.weight", (5, 2), "bfloat16", "frozen")
 
 segments = st.builds(
     Segment,
     st.text(max_size=40),
     st.lists(st.integers(0, 70_000), max_size=2).map(tuple),
     st.sampled_from(["float16", "bfloat16", "float32", "float64"]),
-    st.sampled_from(["parameter", "buffer"]),
+    st.sampled_from(["parameter", "buffer", "frozen"]),
 )
 layouts = (
     st.lists(segments, min_size=1, max_size=20, unique_by=lambda s: s.name)
-    .filter(lambda given: any(s.size for s in given))
+    .filter(lambda given: any(s.size and s.kind != "frozen" for s in given))
     .map(Layout)
 )
 
@@ -37,6 +40,38 @@ def test_parameters_come_first_so_that_the_outer_step_has_a_prefix():
     layout = Layout([WEIGHT, MEAN, BIAS])
     assert layout.segments == (WEIGHT, BIAS, MEAN)
     assert (layout.parameters, layout.size) == (16, 20)
+
+
+def test_what_is_frozen_comes_last_so_that_exchanges_have_a_prefix_too():
+    layout = Layout([BASE, WEIGHT, MEAN, BIAS])
+    assert layout.segments == (WEIGHT, BIAS, MEAN, BASE)
+    assert (layout.parameters, layout.exchanged, layout.size) == (16, 20, 30)
+    assert Layout([WEIGHT, MEAN]).exchanged == 16
+    with pytest.raises(LayoutError, match="nothing to average"):
+        Layout([BASE])
+
+
+def test_what_is_frozen_makes_another_layout_of_the_same_contents():
+    thawed = replace(BASE, kind="parameter")
+    ours, all_trained = Layout([BASE, WEIGHT, MEAN]), Layout([thawed, WEIGHT, MEAN])
+    other = Layout([thawed, replace(WEIGHT, kind="frozen"), MEAN])
+    assert len({ours.fingerprint, all_trained.fingerprint, other.fingerprint}) == 3
+    assert ours.contents == other.contents == all_trained.contents == all_trained.fingerprint
+    assert Layout([WEIGHT, MEAN]).contents != ours.contents
+    for here, there, sentence in (
+        (
+            ours,
+            all_trained,
+            "Tensor 'base.weight' is frozen here and trained there: freeze the same ones on every node",
+        ),
+        (
+            all_trained,
+            ours,
+            "Tensor 'base.weight' is trained here and frozen there: freeze the same ones on every node",
+        ),
+        (ours, other, "Tensor 'net.0.weight' is trained here and frozen there: freeze"),
+    ):
+        assert here.difference(travelled(there)).startswith(sentence)
 
 
 def test_the_fingerprint_tells_every_field_and_the_order_apart():

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, Recall, Release, Send, Serve, Snapshot
+from gossip.effects import Adopt, Collect, CopyFrozen, Recall, Release, Send, Serve, Snapshot
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
 from gossip.state_transfer.joining import RETRY_S, SERVED_AT_ONCE, STANDS, SURVEY_S, Donating, Joining, Phase
@@ -26,9 +26,9 @@ CONFIG = Config(chunk_elements=CHUNK)
 class Taker:
     """A :class:`Joining` and what it has: which elements came from whom."""
 
-    def __init__(self, elements=SIZE, trained=0, config=CONFIG):
+    def __init__(self, elements=SIZE, trained=0, config=CONFIG, frozen=0):
         numbers = iter(range(1, 10_000))
-        self.local = Local("f", elements, trained)
+        self.local = Local("f", elements, trained, frozen)
         self.joining = Joining(self.local, config, lambda: next(numbers))
         self.fetches = {}  # session -> (donor, Fetch), as last asked
         self.positions = {}
@@ -457,6 +457,68 @@ def test_whatever_fails_everything_arrives_once(seed):
         assert len(sending) == len(set(sending)) <= CONFIG.donors
     assert taker.adopt is not None
     assert taker.covered_once()
+
+
+# -- what is frozen ----------------------------------------------------------------------------------------------------
+def test_a_newcomer_takes_what_is_frozen_once_between_the_weights_and_the_optimizers_state():
+    taker = Taker(elements=4 * CHUNK, trained=500, frozen=90 * CHUNK)
+    taker.survey(keys=("m",), scalars=(("step", 1.0),))
+    assert taker.joining.size == 94 * CHUNK + 500
+    taker.receive_all()
+    assert taker.covered_once()
+    assert taker.adopt == Adopt(("m",), (("step", 1.0),), trial=False)
+    for edge in (4 * CHUNK, 94 * CHUNK):
+        assert all(start >= edge or stop <= edge for start, stop, _ in taker.fetched), "who stands gives the weights"
+
+
+def test_a_newcomer_does_without_the_optimizers_state_and_never_without_what_is_frozen():
+    taker = Taker(elements=CHUNK, trained=500, frozen=CHUNK)
+    taker.survey([A], keys=("m",))
+    taker.receive(next(iter(taker.fetches)))
+    for _ in range(3):  # it has no boundary at which to copy the rest
+        ((session, (donor, fetch)),) = taker.fetches.items()
+        assert (fetch.start, fetch.stop) == (CHUNK, 2 * CHUNK)
+        taker.do(taker.joining.on_refused(donor, session, taker.now, STANDS))
+        assert taker.adopt is None
+        taker.now += RETRY_S
+        taker.do(taker.joining.more_candidates([A], taker.now))
+    taker.receive(next(iter(taker.fetches)))
+    ((session, (donor, _)),) = taker.fetches.items()
+    taker.do(taker.joining.on_refused(donor, session, taker.now, STANDS))
+    taker.do(taker.joining.more_candidates([A], taker.now + RETRY_S))
+    assert taker.adopt == Adopt((), (), trial=False)
+
+
+@pytest.mark.parametrize("odd", DONORS[:6])
+def test_equal_frozen_weights_make_nobody_odd_and_other_ones_do(odd):
+    def distances(taker, lies):
+        def apart_sq(owner, other):
+            one = next(c for c in taker.joining.comparisons.values() if (c.owner, c.other) == (owner, other))
+            if one.start in taker.joining.frozen:
+                return 1e4 if lies and odd in (owner, other) else 0.0
+            return 10.0 * (one.stop - one.start)
+
+        return apart_sq
+
+    config = dataclasses.replace(CONFIG, donors=6)
+    for lies in (False, True):
+        taker = Taker(elements=CHUNK, frozen=60 * CHUNK, config=config)
+        taker.apart_sq = distances(taker, lies)
+        taker.survey(DONORS[:6])
+        taker.receive_all()
+        assert taker.adopt is not None
+        assert (odd in taker.joining.donors) is not lies
+        assert taker.joining.spread_sq == 10.0, "of what is exchanged alone"
+
+
+def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizers_state_behind_it_as_ever():
+    donating = Donating(Local("f", SIZE, 500, 300, genesis=GENESIS, ready=True, optimizer_keys=("m",)), CONFIG)
+    assert donating.on_fetch(A, Fetch(3, ("m",), SIZE + 300, SIZE + 800), (), 60.0) == [Snapshot(3, True)]
+    assert donating.tick(donating.deadline) == [Send(A, Refuse(3, STANDS)), Release(3)]
+    assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 300), (), 60.0) == [CopyFrozen(1, SIZE, SIZE + 300)]
+    assert donating.tick(60.0 + CONFIG.reply_timeout_s / 2) == []
+    assert donating.snapshotted(1) == [Send(A, Serving(1, 0.0, GENESIS, ("m",), ())), Serve(1, A, SIZE, SIZE + 300)]
+    assert donating.on_fetch(A, Fetch(2, ("m",), 0, SIZE + 801), (), 60.0) == [Send(A, Refuse(2, "range"))]
 
 
 # -- the giving side -------------------------------------------------------------------------------------------------
