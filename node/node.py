@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -24,8 +25,15 @@ from node.observe.events import NodeEvent
 from node.observe.members import Member
 from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
+from node.ranks.channel import GroupChannel
+from node.ranks.follower import Follower
+from node.ranks.leader import Leader
+from node.ranks.ranks import Ranks
 from node.settings import Settings
 from node.training import TrainingSide
+
+if TYPE_CHECKING:  # a torch without it has nodes of one process
+    from torch.distributed import ProcessGroup
 
 __all__ = ["Member", "Metrics", "Node", "Reduced"]
 
@@ -46,6 +54,8 @@ class Node:
     no gradient as well, of a module where others do. What is not given comes from GOSSIP_SEEDS, GOSSIP_LISTEN,
     GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR and
     GOSSIP_WAIT_S.
+    ``group``: a process group of torch.distributed that trains one model: all its ranks are this one node, and each
+    makes a Node; of the settings above those of its rank 0 count.
 
     Raises LocalError and its kinds (ConfigError, IdentityError, LayoutError) with one sentence saying what to do.
     """
@@ -64,20 +74,30 @@ class Node:
         join_or_fail_s: float | None = None,
         wait_for: int | None = None,
         wait_s: float | None = None,
+        group: ProcessGroup | None = None,
         frozen: bool = False,
     ) -> None:
         self_test()
-        optimizers = Optimizers(optimizer)
+        model, optimizers = unwrapped(model), Optimizers(optimizer)
         if isinstance(model, State) and optimizers.all:
             raise ConfigError(f"A {type(model).__name__} brings its own state: leave optimizer out.")
+        ranks = None if group is None else Ranks(GroupChannel(group))
+        self._training: TrainingSide | Follower
+        if ranks is not None and not ranks.leads:
+            self._training = Follower(model, optimizers, ranks, frozen)
+            running.closes_with(self, self._training)
+            return
         settings = Settings.gather(
             seeds, listen, advertise, secret, state_dir, config, join_or_fail_s=join_or_fail_s, wait_for=wait_for,
             wait_s=wait_s,
         )  # fmt: skip
         decided = settings.config.for_training(bool(optimizers.quasi_global))
-        self._training = TrainingSide(
-            unwrapped(model), optimizers, dataclasses.replace(settings, config=decided), frozen
-        )  # fmt: skip
+        settings = dataclasses.replace(settings, config=decided)
+        self._training = (
+            TrainingSide(model, optimizers, settings, frozen)
+            if ranks is None
+            else Leader(model, optimizers, settings, ranks, frozen)
+        )
         running.closes_with(self, self._training)
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -89,7 +109,7 @@ class Node:
 
     def close(self) -> None:
         """Say LEFT and stop, in about a second at most; leaving the block does it. A second call does nothing."""
-        self._training.close()
+        self._training.close(sys.exception())
 
     def __enter__(self) -> Self:
         return self.start()
@@ -97,7 +117,7 @@ class Node:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._training.close(error)
 
     # -- the loop ------------------------------------------------------------------------------------------------
     def step(self, loss: Any = None, samples: int = 1) -> None:
@@ -115,8 +135,8 @@ class Node:
         # The swarm's count of passes, so that members agree on how this one is divided; our own where we are ahead.
         first = training.passes = max(training.passes, training.swarm_samples // length)
         shard = Shard(
-            dataset, batch_size, shuffle, epochs, training.service.identity.id, lambda: training.view.owners,
-            lambda: training.view.changes, first_pass=first,
+            dataset, batch_size, shuffle, epochs, training.me, lambda: training.view.owners,
+            lambda: training.view.changes, first, training.rank, training.size,
         )  # fmt: skip
         training.passes += epochs
         return iter(shard)
@@ -154,13 +174,12 @@ class Node:
     @property
     def id(self) -> str:
         """32 hexadecimal digits: the hash of this node's public key."""
-        return self._training.service.identity.id.hex()
+        return self._training.me.hex()
 
     @property
     def address(self) -> str:
         """What others dial, "host:port"; "none" for a node that nobody can dial."""
-        address = self._training.peer.record.address
-        return str(address) if address is not None else "none"
+        return self._training.address
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -179,7 +198,7 @@ class Node:
         """Whether this node's run has reached its end: somebody called :meth:`finish`, here or on most members, or the
         members that gave this node its weights said so. A loop that asks ends with its swarm, and a late-comer's does
         not begin: ``while not node.finished and node.swarm_samples < samples``."""
-        return self._training.peer.finished
+        return self._training.finished
 
     def reduce(self, figures: Mapping[str, Any] | None = None) -> dict[str, Reduced]:
         """Tell the swarm figures of this loop's own, as a validation accuracy, and get back every name that anybody
@@ -189,18 +208,18 @@ class Node:
 
     def metrics(self) -> Metrics:
         """A reading of now: figures by name, as a mapping and as attributes; None for what is not known yet."""
-        return Metrics.of(self._training.source())
+        return self._training.metrics()
 
     def on(self, kind: str, callback: Callable[[Any], object]) -> Callable[[], None]:
         """Call ``callback(event)`` with every event of this kind, of those below it ("exchange"), or of all ("*"):
         frozen dataclasses of :mod:`node.observe.events`. It runs in a thread of its own, beside loop and network; what
         it raises is logged, and what happens faster than it returns is dropped and counted. Returns what takes it
         back. May be called at any time. Raises ConfigError for a kind that there is not."""
-        return self._training.service.listeners.on(kind, callback)
+        return self._training.listeners.on(kind, callback)
 
     def history(self) -> tuple[NodeEvent, ...]:
         """The last 1,024 events, newest last."""
-        return self._training.service.listeners.history()
+        return self._training.listeners.history()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:

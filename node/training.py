@@ -19,7 +19,7 @@ from torch import nn
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary, Visit
 from gossip.errors import CheckpointError, LayoutError, LocalError
-from gossip.ids import MemberRecord
+from gossip.ids import MemberRecord, PeerId
 from gossip.peer import Peer
 from gossip.wire.records import within
 from node import leaving, running
@@ -34,7 +34,9 @@ from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.model.state import State
 from node.observe.figures import Reading, Source, known, reading
+from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView
+from node.observe.metrics import Metrics
 from node.observe.reduced import Figures, Reduced, reduce
 from node.runtime import Runtime
 from node.service import LEAVE_S, REPORT_S, Service
@@ -58,6 +60,9 @@ class TrainingSide:
     """What :class:`node.node.Node` holds: the model, the boundary, and the thread that runs the network. All of it is
     the training thread's, but for what is told to that thread by ``thread.call``."""
 
+    rank, size = 0, 1  # of how many processes that are one node
+    make_boundary: Callable[..., Boundary] = Boundary
+
     def __init__(
         self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, settings: Settings,
         frozen: bool = False,
@@ -68,7 +73,7 @@ class TrainingSide:
         self.state.check()
         self.pool = VectorPool(self.state)
         self.wake = threading.Event()  # for a training loop that has nothing else to do (joining, settling)
-        self.boundary = Boundary(
+        self.boundary = self.make_boundary(
             self.state, self.pool, KeptWeights(self.state, optimizers, self.keep), self.config.conserves,
             threading.Lock(), self.wake.set, self.wake.clear,
         )  # fmt: skip
@@ -90,8 +95,8 @@ class TrainingSide:
         self.passes = 0  # over the data that are divided among the members
         self.own_figures = Figures()  # that others are told
         self.samplers = Samplers(Sharers(
-            lambda: self.service.identity.id, lambda: self.view.owners, lambda: self.view.changes,
-            lambda: self.swarm_samples, lambda: self.samples,
+            lambda: self.me, lambda: self.view.owners, lambda: self.view.changes, lambda: self.swarm_samples,
+            lambda: self.trained_on, self.rank, self.size,
         ))  # fmt: skip
         self.given: Mapping[str, Any] | None = None  # a state to go on from, once weights are here
         self.handler: Any = None
@@ -117,10 +122,14 @@ class TrainingSide:
                 self.go_on(self.given, OF_OTHERS, lambda: None)
             self.wait_for_others(began)
         except BaseException:
-            self.close()
+            self.stop()
             raise
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
+        """The loop is over, perhaps by this error."""
+        self.stop()
+
+    def stop(self) -> None:
         """Say LEFT and stop, in about a second at most."""
         if self.service.leaving is not None:
             self.thread.call(self.service.leaving.set)
@@ -191,6 +200,27 @@ class TrainingSide:
         return self.runtime.peer
 
     @property
+    def me(self) -> PeerId:
+        return self.service.identity.id
+
+    @property
+    def address(self) -> str:
+        return str(self.peer.record.address or "none")
+
+    @property
+    def finished(self) -> bool:
+        return self.peer.finished
+
+    @property
+    def listeners(self) -> Listeners:
+        return self.service.listeners
+
+    @property
+    def trained_on(self) -> int:
+        """Samples, as this loop says."""
+        return self.samples
+
+    @property
     def view(self) -> SwarmView:
         return self.service.view
 
@@ -223,6 +253,9 @@ class TrainingSide:
         self.heard()
         self.thread.check()
         return reduce(own.told, records)
+
+    def metrics(self) -> Metrics:
+        return Metrics.of(self.source())
 
     def source(self) -> Source:
         runtime = self.runtime

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gossip.ids import PeerId
 
-__all__ = ["I64", "MAX_BUCKETS", "Part", "Pass", "owned", "share_size"]
+__all__ = ["I64", "MAX_BUCKETS", "Part", "Pass", "of_rank", "owned", "share_size"]
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -135,6 +135,14 @@ class Pass:
                 found.append(Part(part.me, part.rivals, part.seed, part.given[:count]))
             count -= len(part.given)
         return found
+
+
+def of_rank(taken: I64, rank: int, ranks: int) -> I64:
+    """What one of the ranks of a node gets of what the node takes. All get as many, since they wait for each other's
+    gradients at each step: where it does not divide, some come twice."""
+    if ranks == 1 or not len(taken):
+        return taken
+    return np.resize(taken, -(-len(taken) // ranks) * ranks)[rank::ranks]
 
 
 def owned(buckets: int, me: PeerId, members: Sequence[PeerId], salt: bytes) -> npt.NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, Sampler
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
-from node.data.division import Part, Pass, share_size
+from node.data.division import Part, Pass, of_rank, share_size
 from node.data.sharding import length_of_items
 
 __all__ = ["Samplers", "ShareBatchSampler", "ShareSampler", "Sharers"]
@@ -30,6 +30,8 @@ class Sharers:
     changes: Callable[[], int]  # counts changes of members
     swarm_samples: Callable[[], int]
     own_samples: Callable[[], int]  # that this loop says it has trained on
+    rank: int = 0  # of those that are one node, and divide its share
+    ranks: int = 1
 
 
 class ShareSampler(Sampler[int]):
@@ -49,11 +51,16 @@ class ShareSampler(Sampler[int]):
         self.size = (-1, -1, 0)  # of which pass, at which change of members, how many
 
     def __iter__(self) -> Iterator[int]:
-        one = self.begin()
-        while len(taken := one.take(1)):
-            yield int(taken[0])
+        one, sharers = self.begin(), self.sharers
+        while len(taken := one.take(sharers.ranks)):
+            yield int(of_rank(taken, sharers.rank, sharers.ranks)[0])
 
     def __len__(self) -> int:
+        return -(-self.share // self.sharers.ranks)
+
+    @property
+    def share(self) -> int:
+        """How many samples are this node's, over all its ranks."""
         sharers, number = self.sharers, self.number
         changes = sharers.changes()
         if self.size[:2] != (number, changes):
@@ -119,9 +126,13 @@ class ShareBatchSampler(BatchSampler):
         super().__init__(sampler, batch_size, drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        one = self.sampler.begin()
-        while len(batch := one.take(self.batch_size, whole=self.drop_last)):
-            yield batch.tolist()
+        one, sharers = self.sampler.begin(), self.sampler.sharers
+        while len(batch := one.take(self.batch_size * sharers.ranks, whole=self.drop_last)):
+            yield of_rank(batch, sharers.rank, sharers.ranks).tolist()
+
+    def __len__(self) -> int:
+        share, batch = self.sampler.share, self.batch_size * self.sampler.sharers.ranks
+        return share // batch if self.drop_last else -(-share // batch)
 
     def set_epoch(self, epoch: int) -> None:
         """As :meth:`ShareSampler.set_epoch`."""

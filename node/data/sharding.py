@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
-from node.data.division import I64, Pass
+from node.data.division import I64, Pass, of_rank
 
 __all__ = ["Shard", "length_of_items", "samples_in"]
 
@@ -51,6 +51,8 @@ class Shard:
         members: Callable[[], Sequence[PeerId]],
         epoch_of_members: Callable[[], int],
         first_pass: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; a batch needs at least 1 sample.")
@@ -64,6 +66,7 @@ class Shard:
         self._members = members
         self._epoch_of_members = epoch_of_members
         self._pass = first_pass
+        self._rank, self._ranks = rank, ranks
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self._epochs):
@@ -71,8 +74,8 @@ class Shard:
             self._pass += 1  # before the first batch: a loop left by `break` goes on with other data
             seed = 0 if self._shuffle else None
             one = Pass(self._length, number, seed, self._me, self._members, self._epoch_of_members)
-            while len(batch := one.take(self._batch_size)):
-                yield self._fetch(batch)
+            while len(batch := one.take(self._batch_size * self._ranks)):
+                yield self._fetch(of_rank(batch, self._rank, self._ranks))
 
 
 def samples_in(dataset: Any) -> int:

@@ -1,0 +1,90 @@
+"""The step boundary of a node of several ranks: what changes the model waits until all of them stand there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
+from node.ranks.ranks import Ranks
+
+__all__ = ["RanksBoundary", "UpdateTold"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTold:
+    """An update as the other ranks are told it; its vector follows, and its positions, if it has some."""
+
+    elements: int
+    at: bool  # at positions, of which there are as many
+    ratio: float | None  # of a vector to merge; None for one to add
+
+
+class RanksBoundary(Boundary):
+    """Copies are taken at any boundary, since only rank 0 has to do with them. What changes the model is let in while
+    the boundary is open, and is owed until then, so that no copy is exchanged without it."""
+
+    __slots__ = ("door", "is_open", "ranks", "waiting")
+
+    def __init__(self, ranks: Ranks, *args: Any) -> None:
+        super().__init__(*args)
+        self.ranks = ranks
+        self.door = threading.Lock()  # around the other lock, never inside it
+        self.is_open = False
+        self.waiting: list[Callable[[], None]] = []  # in the order in which they were wished for
+
+    def open(self) -> None:
+        with self.door:
+            self.is_open = True
+            waiting, self.waiting = self.waiting, []
+            for wish in waiting:
+                wish()
+
+    def shut(self) -> None:
+        """What has come in and is not done waits for the next time."""
+        with self.door:
+            self.is_open = False
+            with self.lock:
+                updates, self.updates = self.updates, []
+                adoption, self.adoption = self.adoption, None
+                restoring, self.restoring = self.restoring, False
+                self.wanted = bool(self.requests)
+            self.waiting += [partial(Boundary.want_update, self, update) for update in updates]
+            if adoption is not None:
+                self.waiting.append(partial(Boundary.want_adoption, self, adoption))
+            if restoring:
+                self.waiting.append(partial(Boundary.want_restore, self))
+
+    def wish(self, wish: Callable[[], None]) -> None:
+        with self.door:
+            if self.is_open:
+                wish()
+            else:
+                self.waiting.append(wish)
+
+    # -- the network's -------------------------------------------------------------------------------------------
+    def want_update(self, update: Update) -> None:
+        self.wish(partial(Boundary.want_update, self, update))
+
+    def want_adoption(self, adoption: Adoption) -> None:
+        self.wish(partial(Boundary.want_adoption, self, adoption))
+
+    def want_restore(self) -> None:
+        self.wish(partial(Boundary.want_restore, self))
+
+    # -- the training loop's -------------------------------------------------------------------------------------
+    def apply(self, update: Update, visit: Visit) -> float:
+        """The others are told before it is made here: to merge overwrites the vector."""
+        values, positions, ratio = update.vector.array, update.positions, None
+        if update.mass is not None:
+            ratio = update.mass / (self.mass + update.mass)
+        self.ranks.tell("change", UpdateTold(values.size, positions is not None, ratio))
+        self.ranks.send(values)
+        if positions is not None:
+            self.ranks.send(np.array(positions))  # they may be read-only
+        return super().apply(update, visit)

@@ -1,0 +1,203 @@
+"""Every other rank of a node: it does to its weights what rank 0 says, and knows of the swarm what rank 0 says."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from gossip.averaging.boundary import Pending
+from gossip.errors import ConfigError, LayoutError
+from gossip.ids import PeerId
+from node import running
+from node.data.sampler import Samplers, Sharers
+from node.model.optimizers import Optimizers
+from node.model.snapshot import ModelState
+from node.model.state import State
+from node.observe.listeners import Listeners
+from node.observe.members import Member, SwarmView
+from node.observe.metrics import Metrics
+from node.observe.reduced import Reduced
+from node.ranks.boundary import UpdateTold
+from node.ranks.mirror import Mirror
+from node.ranks.news import Known
+from node.ranks.ranks import Call, Ranks
+
+__all__ = ["Follower"]
+
+
+class Follower:
+    """What :class:`node.node.Node` holds in the place of a :class:`node.training.TrainingSide`. It has no thread, no
+    identity, and no settings: those are rank 0's."""
+
+    def __init__(
+        self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, ranks: Ranks, frozen: bool = False
+    ) -> None:
+        self.ranks, self.rank, self.size = ranks, ranks.rank, ranks.size
+        self.model, self.optimizers = model, optimizers
+        self.state = model if isinstance(model, State) else ModelState(model, optimizers, frozen)
+        self.mirror = Mirror(self.state, optimizers, ranks)
+        self.known = Known(ranks)
+        self.passes = 0
+        self.lockstep = False
+        self.listeners = Listeners()  # who hear nothing: what happens to the node is told on rank 0
+        self.samplers = Samplers(Sharers(
+            lambda: self.me, lambda: self.view.owners, lambda: self.view.changes, lambda: self.swarm_samples,
+            lambda: self.known.samples + self.known.ahead, ranks.rank, ranks.size,
+        ))  # fmt: skip
+        self.vector = np.empty(0, np.float32)  # of the last change
+        self.pending: Pending | None = None  # until it is done
+
+    # -- life ----------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        self.ranks.open()
+        running.enter(self)
+        try:
+            self.together(Call.START)
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    def close(self, error: BaseException | None = None) -> None:
+        running.leave(self)
+        self.ranks.leave(error)
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+    def step(self, loss: Any, samples: int) -> None:
+        known = self.known
+        known.trained(samples)
+        if self.lockstep:
+            known.say(Call.STEP)
+        told = known.look()
+        if told is not None and told.stop:
+            self.follow()
+        if not self.lockstep and known.rested():
+            known.say(Call.STEP)
+
+    def together(self, call: Call) -> Any:
+        """What rank 0 does in this call, done here; its result, or what it raised."""
+        self.known.meet(call)
+        return self.follow()
+
+    def follow(self) -> Any:
+        """Until rank 0 says that it goes on."""
+        ranks = self.ranks
+        with ranks.stand():
+            while True:
+                word = ranks.hear()
+                match word.kind:
+                    case "hello":
+                        self.compare(word.what)
+                    case "change":
+                        self.change(word.what)
+                    case "mixed":
+                        self.optimizers.mixed()
+                    case "mirror":
+                        self.mirror.take()
+                    case "done":
+                        result, error, news = word.what
+                        self.known.hear(news)
+                        self.passes = news.passes
+                        break
+        if error is not None:
+            raise error
+        return result
+
+    def compare(self, hello: tuple[str, list[str], bool]) -> None:
+        """With what rank 0 trains."""
+        fingerprint, kinds, self.lockstep = hello
+        ours = [type(one).__name__ for one in self.optimizers.all]
+        if fingerprint != self.state.layout.fingerprint:
+            raise LayoutError(
+                f"Rank {self.ranks.rank} holds another model than rank 0 of its group: make the same one on every rank."
+            )
+        if kinds != ours:
+            raise ConfigError(
+                f"Rank {self.ranks.rank} gives Node the optimizers {ours} and rank 0 of its group {kinds}: give every "
+                "rank the same."
+            )
+
+    def change(self, change: UpdateTold) -> None:
+        """What an exchange brought, by the same arithmetic as on rank 0."""
+        while self.pending is not None and not self.pending.done():
+            time.sleep(1e-4)
+        if self.vector.size != change.elements:
+            self.vector = self.state.buffer(change.elements)
+        self.ranks.send(self.vector)
+        if change.at:
+            positions = np.empty(change.elements, np.int64)
+            self.ranks.send(positions)
+            self.pending = self.state.add_at(self.vector, positions)
+        elif change.ratio is not None:
+            self.pending = self.state.merge(self.vector, change.ratio)
+        else:
+            self.pending = self.state.add(self.vector)
+
+    # -- calls that all ranks make ---------------------------------------------------------------------------------
+    def settle(self, seconds: float) -> float | None:
+        distance: float | None = self.together(Call.SETTLE)
+        return distance
+
+    def finish(self, seconds: float) -> None:
+        self.together(Call.FINISH)
+
+    def merge(self, run: str) -> None:
+        self.together(Call.MERGE)
+
+    def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
+        """Rank 0 tells its figures."""
+        reduced: dict[str, Reduced] = self.together(Call.REDUCE)
+        return reduced
+
+    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Rank 0 reads the file."""
+        figures: dict[str, Any] = self.together(Call.LOAD)
+        self.samplers.load(figures.get("samplers"))
+        return figures
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.known.latest is not None:
+            self.together(Call.LOAD)
+        self.samplers.load(state.get("samplers"))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Rank 0 writes, and nobody waits for it."""
+
+    # -- what is looked at -----------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        known = self.known
+        return {
+            **known.news.run, "steps": known.steps, "samples": known.samples + known.ahead,
+            "swarm_samples": known.swarm_samples + known.ahead, "passes": self.passes,
+            "samplers": self.samplers.state(), "finished": known.finished,
+        }  # fmt: skip
+
+    @property
+    def me(self) -> PeerId:
+        return self.known.news.me
+
+    @property
+    def address(self) -> str:
+        return self.known.news.address
+
+    @property
+    def view(self) -> SwarmView:
+        return self.known.view
+
+    @property
+    def swarm_samples(self) -> int:
+        return self.known.swarm_samples
+
+    @property
+    def finished(self) -> bool:
+        return self.known.finished
+
+    def members(self) -> tuple[Member, ...]:
+        return self.known.members()
+
+    def metrics(self) -> Metrics:
+        return self.known.metrics()

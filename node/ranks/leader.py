@@ -1,0 +1,242 @@
+"""Rank 0 of a node: the training thread's side as any node's, whose changes to the model all ranks make together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from torch import nn
+
+from gossip.errors import LocalError
+from node.model.optimizers import Optimizers
+from node.model.state import State
+from node.observe.members import Member, SwarmView
+from node.observe.metrics import Metrics
+from node.observe.reduced import Reduced
+from node.ranks.boundary import RanksBoundary
+from node.ranks.mirror import Mirror
+from node.ranks.news import Known, News
+from node.ranks.ranks import Call, Ranks, Told
+from node.settings import Settings
+from node.training import TrainingSide
+
+__all__ = ["Leader"]
+
+T = TypeVar("T")
+SUM_S = (
+    0.01  # between two sums, which take some 0.3 ms of a processor: what waits is made no later than that, or a step
+)
+LONGEST_GAP = 16  # steps, should they become longer all of a sudden
+NEWS_S = 1.0  # how old members and metrics get where somebody asks for them: each look stops all ranks at a boundary
+
+
+class Leader(TrainingSide):
+    """With each sum it says whether all are to stand at the boundary at which they look at it, because something that
+    exchanges brought waits to be added there. So no rank waits for another at a step at which nothing changes."""
+
+    boundary: RanksBoundary
+
+    def __init__(
+        self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, settings: Settings, ranks: Ranks,
+        frozen: bool = False,
+    ) -> None:  # fmt: skip
+        self.ranks, self.size, self.known = ranks, ranks.size, Known(ranks)
+        self.swapped = False  # other weights took the place of those that were here
+        self.news_at = 0.0
+        self.announced_at = (0.0, 0)  # when, and at which step
+        self.asked = False  # by some rank, for what is not said at each step
+        super().__init__(model, optimizers, settings, frozen)
+        self.mirror = Mirror(self.state, optimizers, ranks)
+
+    def make_boundary(self, *parts: Any) -> RanksBoundary:
+        return RanksBoundary(self.ranks, *parts)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        self.ranks.open()
+        try:
+            self.together(Call.START, self.begin)
+        except BaseException as error:
+            self.ranks.leave(error)
+            raise
+
+    def begin(self) -> None:
+        keys = [type(one).__name__ for one in self.optimizers.all]
+        self.ranks.tell("hello", (self.state.layout.fingerprint, keys, self.lockstep))
+        super().start()
+        self.swapped = True  # whatever each rank's model held
+
+    def close(self, error: BaseException | None = None) -> None:
+        try:
+            self.ranks.leave(error)
+        finally:
+            self.stop()
+
+    @property
+    def lockstep(self) -> bool:
+        return self.config.max_version_gap is not None
+
+    # -- what is looked at: what all ranks know, but where this one speaks for them ----------------------------------
+    @property
+    def view(self) -> SwarmView:
+        return self.service.view if self.ranks.standing else self.known.view
+
+    @property
+    def finished(self) -> bool:
+        return super().finished if self.ranks.standing else self.known.finished
+
+    @property
+    def trained_on(self) -> int:
+        return self.samples + self.known.ahead
+
+    def members(self) -> tuple[Member, ...]:
+        return self.known.members()
+
+    def metrics(self) -> Metrics:
+        return self.known.metrics()
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+    def step(self, loss: Any, samples: int) -> None:
+        start, known = time.perf_counter(), self.known
+        self.steps += 1
+        known.trained(samples)
+        if loss is not None:
+            self.loss.give(loss)
+        visit: Callable[[], None] = partial(self.loop.step, self.steps, start + self.service.clock_s)
+        if self.lockstep:
+            visit()
+            self.heard()
+            known.say(Call.STEP, self.announced(self.loop.waits(self.loop.lands)))
+            visit = self.hold
+        told = self.look()
+        if told is not None and told.stop:
+            self.stand(visit)
+        elif not self.lockstep:
+            visit()
+        if not self.lockstep and known.rested():
+            known.say(Call.STEP, self.announced())
+        self.overheads.append(time.perf_counter() - start)
+
+    def look(self) -> Told | None:
+        told = self.known.look()
+        self.samples = self.known.samples
+        self.asked |= told is not None and told.asked
+        return told
+
+    def announced(self, waits: bool = False) -> Told:
+        view, known, now = self.service.view, self.known.view, time.perf_counter()
+        stop = waits or bool(self.boundary.waiting) or view.changes != known.changes or self.news_due
+        (before, steps), self.announced_at = self.announced_at, (now, self.steps)
+        gap = int(SUM_S * (self.steps - steps) / (now - before)) if before else 1
+        return Told(
+            stop=stop, swarm_samples=view.swarm_samples, own_samples=view.own_samples, finished=super().finished,
+            gap=min(max(gap, 1), LONGEST_GAP),
+        )  # fmt: skip
+
+    def together(self, call: Call, do: Callable[[], T]) -> T:
+        """``do`` where all ranks stand; what it returns or raises is everybody's."""
+        self.known.meet(call)
+        self.samples = self.known.samples
+        self.news_at = 0.0  # and with it everybody knows all
+        return self.stand(do)
+
+    def stand(self, do: Callable[[], T]) -> T:
+        ranks, boundary = self.ranks, self.boundary
+        result: T | None = None
+        error: BaseException | None = None
+        with ranks.stand():
+            boundary.open()
+            try:
+                result = do()
+            except BaseException as raised:
+                ranks.check()  # or there is nobody to tell
+                error = raised
+            boundary.shut()
+            if self.swapped:
+                ranks.tell("mirror")
+                self.mirror.give()
+                self.swapped = False
+            ranks.tell("done", (result, portable(error), self.fresh()))
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
+
+    def visit(self) -> None:
+        self.ranks.beat()
+        super().visit()
+
+    @property
+    def news_due(self) -> bool:
+        return self.asked and time.monotonic() - self.news_at > NEWS_S
+
+    def fresh(self) -> News | None:
+        """None where nothing is known, since this node could not start."""
+        if self.service.runtime is None:
+            return None
+        latest = self.known.latest
+        if latest is None or not self.news_at or self.news_due:
+            self.news_at = time.monotonic()
+            members, metrics = super().members(), super().metrics()
+        else:
+            members, metrics = latest.members, latest.metrics
+        news = News(
+            self.me, self.address, self.service.view, self.finished, self.passes, super().state_dict(), members, metrics
+        )
+        self.known.hear(news)
+        return news
+
+    # -- the loop's owner ------------------------------------------------------------------------------------------
+    def mixed(self) -> None:
+        super().mixed()
+        self.ranks.tell("mixed")
+
+    def replaced(self, vector: Any) -> None:
+        super().replaced(vector)
+        self.swapped = True
+
+    # -- calls that all ranks make ---------------------------------------------------------------------------------
+    def settle(self, seconds: float) -> float | None:
+        return self.together(Call.SETTLE, partial(super().settle, seconds))
+
+    def finish(self, seconds: float) -> None:
+        self.together(Call.FINISH, partial(super().finish, seconds))
+
+    def merge(self, run: str) -> None:
+        self.together(Call.MERGE, partial(super().merge, run))
+
+    def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
+        return self.together(Call.REDUCE, partial(super().reduce, figures))
+
+    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        return self.together(Call.LOAD, partial(super().load, path))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.service.runtime is None:
+            super().load_state_dict(state)
+        else:
+            self.together(Call.LOAD, partial(super().load_state_dict, state))
+
+    def go_on(self, meta: Mapping[str, Any], origin: str, put: Callable[[], None]) -> None:
+        def put_everywhere() -> None:
+            put()
+            self.swapped = True
+
+        super().go_on(meta, origin, put_everywhere)
+
+    def state_dict(self) -> dict[str, Any]:
+        state, ahead = super().state_dict(), self.known.ahead
+        return state | {"samples": state["samples"] + ahead, "swarm_samples": state["swarm_samples"] + ahead}
+
+
+def portable(error: BaseException | None) -> LocalError | None:
+    """What the other ranks raise."""
+    if error is None:
+        return None
+    if isinstance(error, LocalError):
+        return type(error)(str(error))
+    return LocalError(
+        f"Rank 0 of this node's group has ended ({type(error).__name__}: {error}), and this rank with it."
+    )

@@ -1,0 +1,115 @@
+"""Everything that rank 0 trains, given to the other ranks: after weights were taken over, and before a loop begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossip.errors import ConfigError
+from node.model.optimizers import Optimizers
+from node.model.state import State
+from node.ranks.ranks import Ranks
+
+__all__ = ["Mirror"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of a tensor among what an optimizer keeps: it follows by itself."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    beside: bool  # on its parameter's device, which is each rank's own; or on the host
+
+
+class Mirror:
+    """``state`` and ``optimizers`` are rank 0's, or another rank's of the same kinds. Values are copied in their own
+    types: float32 would round a model of float64 on one side alone."""
+
+    def __init__(self, state: State, optimizers: Optimizers, ranks: Ranks) -> None:
+        for optimizer in optimizers.all:
+            if hasattr(optimizer, "consolidate_state_dict"):  # ZeroRedundancyOptimizer, whose module few import
+                raise ConfigError(
+                    f"{type(optimizer).__name__} keeps another part of its state on each rank, and the ranks of a node "
+                    "hold the same: give Node a plain optimizer."
+                )
+        self.state, self.optimizers, self.ranks = state, optimizers, ranks
+
+    @torch.no_grad()
+    def give(self) -> None:
+        """Rank 0's."""
+        for tensor in self.state.tensors().values():
+            self.ranks.send_tensor(on_host(tensor))
+        found: list[Tensor] = []
+        described = []
+        for optimizer in self.optimizers.all:
+            groups = [{key: stripped(value, None, found) for key, value in group.items() if key != "params"}
+                      for group in optimizer.param_groups]  # fmt: skip
+            kept = [stripped(optimizer.state.get(parameter, {}), parameter, found) for parameter in held(optimizer)]
+            described.append((groups, kept))
+        self.ranks.tell("optimizers", described)
+        for tensor in found:
+            self.ranks.send_tensor(on_host(tensor))
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """The others'."""
+        tensors = {}
+        for name, tensor in self.state.tensors().items():
+            tensors[name] = host = torch.empty(tensor.shape, dtype=tensor.dtype)
+            self.ranks.send_tensor(host)
+        described = self.ranks.hear().what
+        self.state.load(tensors)
+        self.optimizers.joined(keep=True)  # what it kept of the way from the old weights; the momentum follows
+        for optimizer, (groups, kept) in zip(self.optimizers.all, described, strict=True):
+            for group, options in zip(optimizer.param_groups, groups, strict=True):
+                for key, value in filled(options, None, self.receive).items():
+                    if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
+                        group[key].copy_(value)  # a rate on the device, of which a compiled step knows the place
+                    else:
+                        group[key] = value
+            for parameter, state in zip(held(optimizer), kept, strict=True):
+                optimizer.state.pop(parameter, None)
+                if state:
+                    optimizer.state[parameter] = filled(state, parameter, self.receive)
+
+    def receive(self, place: Place, parameter: Tensor | None) -> Tensor:
+        host = torch.empty(place.shape, dtype=place.dtype)
+        self.ranks.send_tensor(host)
+        return host.to(parameter.device) if place.beside and parameter is not None else host
+
+
+def held(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
+
+
+def stripped(value: Any, parameter: Tensor | None, found: list[Tensor]) -> Any:
+    """With a place for each tensor, which goes into ``found``."""
+    if isinstance(value, Tensor):
+        found.append(value)
+        return Place(value.shape, value.dtype, parameter is not None and value.device == parameter.device)
+    if isinstance(value, Mapping):
+        return {key: stripped(one, parameter, found) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(stripped(one, parameter, found) for one in value)
+    return value
+
+
+def filled(value: Any, parameter: Tensor | None, receive: Callable[[Place, Tensor | None], Tensor]) -> Any:
+    """The reverse, in the same order."""
+    if isinstance(value, Place):
+        return receive(value, parameter)
+    if isinstance(value, dict):
+        return {key: filled(one, parameter, receive) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(filled(one, parameter, receive) for one in value)
+    return value

@@ -1,0 +1,225 @@
+"""What the ranks of one node say to each other: a sum at each step, and at some boundaries what changes there."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gossip.errors import LocalError
+from node.ranks.channel import Channel, Waiting
+
+__all__ = ["Call", "Ranks", "Told", "Word"]
+
+BEAT_S = 1.0  # how often the others are told that rank 0 still waits for its swarm
+FAREWELL_S = 2.0  # for the others to end the step that this rank has ended: they were in its gradients with it
+CLOSED = "This Node is closed, and what is trained reaches nobody: make a new one to go on."
+FRAME_BYTES = 512  # of a word that goes out in one call; longer ones take two
+
+
+class Call(IntEnum):
+    """Which call of the node a rank is in. All must be in the same: they meet in it."""
+
+    START, STEP, SETTLE, FINISH, LOAD, MERGE, REDUCE = range(1, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The sum of what all ranks said at one step: ``samples`` are all of theirs, the rest is said by rank 0 alone."""
+
+    samples: int = 0
+    asked: bool = False  # somebody wants to know what is not said at each step
+    stop: bool = False  # all stay at the next boundary, where rank 0 says what is to happen
+    swarm_samples: int = 0  # behind the weights of the run, and of them those of this node that are known to it
+    own_samples: int = 0
+    finished: bool = False
+    gap: int = 1  # steps from here to the look at the next sum
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One of those that rank 0 says while all stand at a boundary."""
+
+    kind: str
+    what: Any = None
+
+
+class Ranks:
+    """This process among them. A **sum** is begun at a step and looked at one step later, when it has long been
+    there: it brings rank 0's announcements, counts what all trained on, tells a rank that is in another call, and fails
+    where one has ended. **Words** follow one another at a boundary, from rank 0 to all, until the last.
+
+    Raises LocalError, which says which rank failed as far as that is known.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.rank, self.size, self.leads = channel.rank, channel.size, channel.rank == 0
+        self.begun: tuple[Call, Tensor, Waiting] | None = None  # the sum under way
+        self.standing = False  # at a boundary, where words are said
+        self.is_open = False
+        self.lost = ""  # why nothing can be said any more
+        self.said_at = 0.0
+
+    def open(self) -> None:
+        if self.lost or self.is_open:
+            raise LocalError("This Node was used already: make a new one for each run.")
+        try:
+            self.channel.open()
+            self.is_open = True
+        except RuntimeError as error:
+            raise self.gone() from error
+
+    # -- sums ----------------------------------------------------------------------------------------------------
+    def begin(self, call: Call, samples: int = 0, asked: bool = False, told: Told | None = None) -> None:
+        """Of what this rank says; ``told`` is rank 0's part."""
+        assert self.begun is None, "the last sum was not looked at"
+        told = told or Told()
+        row = torch.tensor(
+            [
+                call,
+                call * call,
+                samples,
+                asked,
+                told.stop,
+                told.swarm_samples,
+                told.own_samples,
+                told.finished,
+                told.gap if self.leads else 0,
+            ]
+        )
+        self.check()
+        try:
+            self.begun = call, row, self.channel.sum(row)
+        except RuntimeError as error:
+            raise self.gone() from error
+
+    def take(self) -> Told | None:
+        """What the sum says that is under way; None where there is none."""
+        if self.begun is None:
+            return None
+        row = self.wait()
+        self.begun = None
+        return Told(row[2], row[3] > 0, row[4] > 0, row[5], row[6], row[7] > 0, row[8])
+
+    def wait(self) -> list[int]:
+        assert self.begun is not None
+        call, row, work = self.begun
+        self.check()
+        try:
+            self.channel.wait(work)
+        except RuntimeError as error:
+            raise self.gone() from error
+        values: list[int] = row.tolist()
+        if values[0] != call * self.size or values[1] != call * call * self.size:
+            raise self.fail(
+                f"The ranks of this node's group are in different calls, this one in {call.name.lower()}: every rank "
+                "must call step, settle, finish, load and the others of a Node together."
+            )
+        return values
+
+    # -- words ---------------------------------------------------------------------------------------------------
+    def tell(self, kind: str, what: Any = None) -> None:
+        """From rank 0 to all others."""
+        packed = pickle.dumps(Word(kind, what))  # among processes of one program, as torch does it there
+        frame = np.zeros(FRAME_BYTES, np.uint8)
+        frame[:8] = np.frombuffer(len(packed).to_bytes(8, "little"), np.uint8)
+        short = len(packed) <= FRAME_BYTES - 8
+        if short:
+            frame[8 : 8 + len(packed)] = np.frombuffer(packed, np.uint8)
+        self.send(frame)
+        if not short:
+            self.send(np.frombuffer(bytearray(packed), np.uint8))
+        self.said_at = time.monotonic()
+
+    def hear(self) -> Word:
+        """The next of them."""
+        frame = np.zeros(FRAME_BYTES, np.uint8)
+        self.send(frame)
+        size = int.from_bytes(frame[:8].tobytes(), "little")
+        packed = frame[8 : 8 + size]
+        if size > FRAME_BYTES - 8:
+            packed = np.zeros(size, np.uint8)
+            self.send(packed)
+        word: Word = pickle.loads(packed.tobytes())
+        return word
+
+    def beat(self) -> None:
+        """Say that there is nothing to say yet, where that was long ago."""
+        if self.standing and time.monotonic() - self.said_at > BEAT_S:
+            self.tell("wait")
+
+    def send(self, array: NDArray[Any]) -> None:
+        """``array`` becomes that of rank 0 everywhere."""
+        self.send_tensor(torch.from_numpy(array))
+
+    def send_tensor(self, tensor: Tensor) -> None:
+        """The same of a contiguous tensor on the host, of any type."""
+        self.check()
+        try:
+            if tensor.numel():
+                self.channel.send(tensor.reshape(-1).view(torch.uint8))
+        except RuntimeError as error:
+            raise self.gone() from error
+
+    # -- ends ----------------------------------------------------------------------------------------------------
+    def check(self) -> None:
+        if self.lost:
+            raise LocalError(self.lost)
+
+    def gone(self) -> LocalError:
+        """A rank does not answer any more; perhaps it has said why."""
+        who = "A rank" if self.size > 2 else f"Rank {1 - self.rank}"
+        return self.fail(
+            self.channel.read()
+            or f"{who} of this node's group has ended, was killed, or left its Node before this one did, and the "
+            "others end with it: start all of them again."
+        )
+
+    def fail(self, sentence: str) -> LocalError:
+        self.lost = self.lost or sentence
+        return LocalError(self.lost)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Part from the others, perhaps by an ``error``, which they are told. Waits for nobody, but for those who are
+        about to end the step that this rank has ended. Raises LocalError, from the error, where the error was only what
+        a lost rank did to the gradients of this one: torch's own are of many lines, and name no rank."""
+        if self.is_open:
+            self.is_open = False
+            begun, self.begun = self.begun, None
+            with contextlib.suppress(RuntimeError):
+                if begun is not None:
+                    self.channel.wait(begun[2], FAREWELL_S)  # a group with something under way does not end
+            del begun
+            lost = self.gone() if of_the_channel(error) else None
+            if error is not None and not self.lost:
+                self.channel.write(
+                    f"Rank {self.rank} of this node's group has failed ({type(error).__name__}: {error}), and the "
+                    "others end with it."
+                )
+            self.lost = self.lost or CLOSED
+            self.channel.close()
+            if lost is not None:
+                raise lost from error
+
+    @contextlib.contextmanager
+    def stand(self) -> Iterator[None]:
+        """All ranks stand at one boundary."""
+        self.standing = True
+        yield
+        self.standing = False
+
+
+def of_the_channel(error: BaseException | None) -> bool:
+    """Whether that is what torch raises in a rank whose gradients wait for one that is gone."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

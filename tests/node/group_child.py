@@ -1,0 +1,77 @@
+"""One rank of a node: `python group_child.py RANK SIZE FOLDER [SEED...]` writes what it holds in the end to a file."""
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from gossip.config import Config
+from node import Node
+
+rank, size, folder, seeds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
+samples, fails = int(os.environ.get("SAMPLES", "40000")), os.environ.get("FAILS", "")
+nodes = int(os.environ.get("NODES", "1"))
+torch.set_num_threads(1)
+dist.init_process_group(
+    "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+)
+group = dist.group.WORLD
+if nodes > 1:  # the ranks are several nodes, each of as many
+    each = size // nodes
+    groups = [dist.new_group(list(range(first, first + each))) for first in range(0, size, each)]
+    group = groups[rank // each]
+
+generator = torch.Generator().manual_seed(5)
+truth = torch.randn(20, 4, generator=generator)
+x = torch.randn(4000, 20, generator=generator)
+y = (x @ truth).argmax(1)
+torch.manual_seed(rank)  # each rank another model, until the first has its swarm's
+model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 4)), process_group=group)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+config = Config(mix_every_steps=4, progress_period_s=0.1)
+
+address = folder / "address"
+if nodes > 1 and rank // each:
+    dist.barrier()  # the first has written where it is
+    seeds = [address.read_text()]
+with Node(model, optimizer, seeds=seeds, config=config, group=group) as node:
+    began = node.swarm_samples
+    if rank == 0:
+        address.write_text(node.address)
+    if nodes > 1 and not rank // each:
+        dist.barrier()
+    (folder / f"training-{rank}").touch()
+    steps = 0
+    while node.swarm_samples < samples:
+        for inputs, targets in node.shard((x, y), batch_size=16):
+            loss = F.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            node.step(loss=loss, samples=len(inputs))
+            steps += 1
+            if fails == str(rank) and steps == 50:
+                raise KeyError("a fault of this loop")
+            if node.swarm_samples >= samples:
+                break
+    stopped_at = node.swarm_samples
+    stopped = torch.cat([value.reshape(-1) for value in model.parameters()]).tolist()
+    node.settle(2.0)
+    held = [value.tolist() for value in model.parameters()]
+    momenta = [optimizer.state[value]["momentum_buffer"].tolist() for value in model.parameters()]
+    done = node.metrics()["exchanges_done"]
+    accuracy = (model.module(x).argmax(1) == y).float().mean().item()
+    node.finish(0.0)
+result = {
+    "began": began, "stopped_at": stopped_at, "steps": steps, "stopped": stopped, "held": held, "momenta": momenta,
+    "done": done, "swarm_samples": node.swarm_samples, "finished": node.finished,
+    "members": [member.id for member in node.members],
+}  # fmt: skip
+(folder / f"result-{rank}").write_text(json.dumps({"accuracy": accuracy, "same": result}))

@@ -1,0 +1,135 @@
+"""Ranks of one node as threads of this process, each with a channel to the others that keeps to the same rules."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+
+from node import Node
+
+
+class Sum:
+    """Done when every rank has given its row; each then holds the sum."""
+
+    def __init__(self, group):
+        self.group, self.rows, self.closed = group, [], False
+        self.done = threading.Event()
+
+    def give(self, row):
+        self.rows.append(row)
+        if len(self.rows) == self.group.size:
+            total = torch.stack(self.rows).sum(0)
+            for one in self.rows:
+                one.copy_(total)
+            self.done.set()
+
+    def is_completed(self):
+        return self.done.is_set() or self.group.closed
+
+    def wait(self):
+        if not self.done.is_set():
+            raise RuntimeError("Connection closed by peer")
+
+
+class MemoryGroup:
+    """``channels``: one for each rank. Every call must be the same on all ranks."""
+
+    def __init__(self, size):
+        self.size, self.closed = size, False
+        self.changed = threading.Condition()
+        self.why = ""
+        self.calls = []  # (kind, elements), in the order in which all ranks make them
+        self.sums, self.sent = {}, {}
+        self.channels = [MemoryChannel(self, rank) for rank in range(size)]
+
+
+class MemoryChannel:
+    def __init__(self, group, rank):
+        self.group, self.rank, self.size = group, rank, group.size
+        self.made = 0
+
+    def call(self, kind, elements):
+        calls, number = self.group.calls, self.made
+        self.made += 1
+        if number == len(calls):
+            calls.append((kind, elements))
+        assert calls[number] == (kind, elements), f"rank {self.rank} is out of step: {calls[number]} {kind} {elements}"
+        return number
+
+    def open(self):
+        pass
+
+    def close(self):
+        with self.group.changed:
+            self.group.closed = True
+            self.group.changed.notify_all()
+
+    def sum(self, row):
+        with self.group.changed:
+            number = self.call("sum", row.numel())
+            if self.group.closed:
+                raise RuntimeError("Connection closed by peer")
+            work = self.group.sums.setdefault(number, Sum(self.group))
+            work.give(row)
+            return work
+
+    def send(self, flat):
+        group = self.group
+        with group.changed:
+            number = self.call("send", flat.numel())
+            if self.rank == 0:
+                if group.closed:
+                    raise RuntimeError("Connection closed by peer")
+                group.sent[number] = flat.clone()
+                group.changed.notify_all()
+                return
+            assert group.changed.wait_for(lambda: number in group.sent or group.closed, 30)
+            if number not in group.sent:
+                raise RuntimeError("Connection closed by peer")
+            flat.copy_(group.sent[number])
+
+    def write(self, sentence):
+        self.group.why = sentence
+
+    def read(self):
+        return self.group.why
+
+    def wait(self, work, seconds=None):
+        until = time.monotonic() + (30 if seconds is None else seconds)
+        while not work.is_completed():
+            if time.monotonic() > until:
+                if seconds is None:
+                    raise RuntimeError("Nothing came.")
+                return False
+            time.sleep(1e-4)
+        work.wait()
+        return True
+
+
+class RankThread(threading.Thread):
+    """``with Node(..., group=channel) as node: loop(node, rank)``."""
+
+    def __init__(self, channel, model, optimizer, loop, options):
+        super().__init__(daemon=True)
+        self.channel, self.model, self.optimizer, self.loop, self.options = channel, model, optimizer, loop, options
+        self.node = self.result = self.error = None
+
+    def run(self):
+        try:
+            with Node(self.model, self.optimizer, group=self.channel, **self.options) as node:
+                self.node = node
+                self.result = self.loop(node, self.channel.rank)
+        except BaseException as error:
+            self.error = error
+
+
+def play(ranks, seconds=40):
+    """Run these to their ends."""
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(seconds)
+    assert not any(rank.is_alive() for rank in ranks), "a rank hangs"
+    return ranks

@@ -1,0 +1,420 @@
+"""A node of several ranks: all hold the same weights at the same step, and say the same of the swarm."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossip.averaging.boundary import Update
+from gossip.config import Config
+from gossip.errors import CheckpointError, LocalError
+from gossip.ids import parse_address
+from node import QuasiGlobal
+from node.model.kept import KeptWeights
+from node.model.pool import VectorPool
+from node.model.snapshot import ModelState
+from node.ranks.boundary import RanksBoundary, UpdateTold
+from node.ranks.follower import Follower
+from tests.node.rank_threads import MemoryGroup, RankThread, play
+
+QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
+
+
+@pytest.fixture(autouse=True)
+def _channels_are_groups(monkeypatch):
+    monkeypatch.setattr("node.node.GroupChannel", lambda group: group)
+
+
+def net(seed=0, dtype=torch.float32):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).to(dtype)
+
+
+def flat(model):
+    return torch.cat([value.reshape(-1).double() for value in model.state_dict().values()])
+
+
+def trained(model, optimizer, step):
+    """One step on what is the same on every rank, as all-reduced gradients are."""
+    generator = torch.Generator().manual_seed(step)
+    inputs = torch.randn(16, 6, generator=generator, dtype=model[0].weight.dtype)
+    loss = model(inputs).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def pull(model, target):
+    """Descend on |weights - target|^2, whose loss is 1 more than that."""
+
+    def work():
+        with torch.no_grad():
+            loss = 1.0
+            for weights in model.parameters():
+                loss += float(((weights - target) ** 2).mean())
+                weights += 0.05 * (target - weights)
+        return loss
+
+    return work
+
+
+def ranks(loop, size=2, make=None, dtype=torch.float32, **options):
+    """Of each rank another model at first."""
+    group = MemoryGroup(size)
+    options = {"config": QUICK} | options
+    found = []
+    for channel in group.channels:
+        model = net(10 + channel.rank, dtype)
+        optimizer = (make or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)))(model.parameters())
+        found.append(RankThread(channel, model, optimizer, loop, options))
+    return group, found
+
+
+def no_errors(played):
+    for rank in played:
+        if rank.error is not None:
+            raise rank.error
+
+
+def model_of(node):
+    return node._training.state._model
+
+
+def looked(node):
+    """What a loop could decide by."""
+    return flat(model_of(node)), node.swarm_samples, node.finished, node.members, dict(node.metrics()), node.id
+
+
+def run(node, count, pause_s=0.0):
+    seen = []
+    for step in range(count):
+        node.step(trained(model_of(node), node._training.optimizers.all[0], step), 4)
+        time.sleep(pause_s)
+        seen.append(looked(node))
+    return seen
+
+
+def same(one, other):
+    return torch.equal(one[0], other[0]) and one[1:] == other[1:]
+
+
+def test_ranks_begin_with_the_weights_of_rank_0_and_its_optimizer(quick):
+    _, pair = ranks(lambda node, rank: flat(node._training.state._model))
+    trained(pair[0].model, pair[0].optimizer, 0)  # its momentum is there, the other's is not
+    no_errors(play(pair))
+    assert torch.equal(pair[0].result, pair[1].result)
+    momenta = [[rank.optimizer.state[p]["momentum_buffer"] for p in rank.model.parameters()] for rank in pair]
+    assert all(map(torch.equal, *momenta))
+
+
+def beside(config, loop, train, **options):
+    """The ranks of one node beside another node of the same swarm, whose weights move them."""
+    model = net(99)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    other = train(model, optimizer, lambda: trained(model, optimizer, 10**6), config=config)
+    _, pair = ranks(loop, config=config, seeds=[other.node.address], **options)
+    no_errors(play(pair))
+    return pair
+
+
+SGD = {"make": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)}
+WAYS = {
+    "outer step": ({"make": lambda p: torch.optim.AdamW(p, lr=1e-3)}, {}),
+    "quasi-global": ({"make": lambda p: QuasiGlobal(p, lr=0.05)}, {}),
+    "some elements": (SGD, {"part": "mask 0.3"}),
+    "push-sum": (SGD, {"mixing": "push-sum"}),
+    "lockstep": (SGD, {"max_version_gap": 0.0}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_ranks_hold_the_same_after_every_step_beside_another_node(train, way, monkeypatch):
+    changed, change = [], Follower.change
+    monkeypatch.setattr(Follower, "change", lambda side, told: (changed.append(told), change(side, told)))
+    options, changes = WAYS[way]
+    config = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0, bench_s=0.2, **changes)
+
+    def loop(node, rank):
+        seen = run(node, 60, pause_s=0.01)
+        distance = node.settle(0.3)
+        return [*seen, looked(node)], distance, node.metrics()["exchanges_done"], node.state_dict()
+
+    one, other = beside(config, loop, train, **options)
+    assert [same(*rows) for rows in zip(one.result[0], other.result[0], strict=True)] == [True] * 61
+    assert one.result[1:3] == other.result[1:3]
+    assert min(one.result[2], len(changed)) > 3, "exchanges moved them"
+    assert any(told.at for told in changed) == (way == "some elements")
+    assert {told.ratio is None for told in changed} == {way != "push-sum"}
+    assert {**one.result[3], "samplers": []} == {**other.result[3], "samplers": []}
+
+
+@pytest.mark.parametrize(("seconds", "sums"), [(0.0, 64), (10.0, 5)], ids=["long steps", "short steps"])
+def test_steps_at_which_nothing_changes_cost_at_most_a_sum_and_nobody_waits_for_it(monkeypatch, seconds, sums):
+    """Two at first, until the length of a step is known, and then one in 16, if they are short."""
+    monkeypatch.setattr("node.ranks.leader.SUM_S", seconds)
+
+    def loop(node, rank):
+        node.settle(0.0)
+        before = node._training.ranks.channel.made
+        for _ in range(64):
+            node.step(samples=1)
+        return node._training.ranks.channel.made - before, node._training.ranks.begun is not None
+
+    group, pair = ranks(loop)
+    no_errors(play(pair))
+    assert pair[0].result == pair[1].result == (sums, seconds == 0.0), "the last is still under way"
+    assert {kind for kind, _ in group.calls[-sums:]} == {"sum"}
+
+
+def test_samples_of_all_ranks_are_summed_and_the_last_step_is_in_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr("node.ranks.leader.SUM_S", 0.0)
+
+    def loop(node, rank):
+        for _step in range(5):
+            node.step(samples=3 + rank)
+        late, state = node.swarm_samples, node.state_dict()
+        node.save(tmp_path / "run")  # rank 0 writes, and nobody waits for it
+        node.settle(0.0)
+        return late, state["swarm_samples"], node.swarm_samples
+
+    _, pair = ranks(loop)
+    no_errors(play(pair))
+    assert [rank.result for rank in pair] == [(4 * 7, 4 * 7 + 2 * 3, 5 * 7), (4 * 7, 4 * 7 + 2 * 4, 5 * 7)]
+    assert (tmp_path / "run.safetensors").exists()
+
+
+def test_what_is_loaded_is_on_all_ranks_in_its_own_type(tmp_path):
+    def save(node, rank):
+        node._training.optimizers.all[0].param_groups[0]["lr"] = 0.25
+        run(node, 3)
+        node.save(tmp_path / "run")
+        return flat(model_of(node))
+
+    def load(node, rank):
+        figures = node.load(tmp_path / "run" if rank == 0 else "read by rank 0 alone")
+        optimizer = node._training.optimizers.all[0]
+        momenta = [optimizer.state[p]["momentum_buffer"] for p in model_of(node).parameters()]
+        return flat(model_of(node)), figures, optimizer.param_groups[0]["lr"], momenta, node.swarm_samples
+
+    no_errors(play(saved := ranks(save, dtype=torch.float64)[1]))
+    no_errors(play(loaded := ranks(load, dtype=torch.float64)[1]))
+    for rank in loaded:
+        weights, figures, rate, momenta, samples = rank.result
+        assert torch.equal(weights, saved[0].result)
+        assert (figures["swarm_samples"], rate, samples) == (24, 0.25, 24)
+        assert all(map(torch.equal, momenta, loaded[0].result[3]))
+
+
+def test_weights_on_trial_come_and_go_on_all_ranks(train, until, quick):
+    """Those of another run prove worse, and the old ones are put back, with the optimizer's state of each rank."""
+    bad = net(1)
+    larger = train(bad, work=pull(bad, 30.0), config=dataclasses.replace(quick, merge="never"))
+    until(lambda: larger.node.swarm_samples > 2000)
+    stop_at = [10**9]  # a step that no rank has reached yet
+
+    def loop(node, rank):
+        model, seen = model_of(node), []
+        while len(seen) < stop_at[0]:
+            loss = pull(model, 1.0)()
+            node.step(loss, 4)
+            seen.append(flat(model).sum().item())
+            time.sleep(0.002)
+        return seen
+
+    _, pair = ranks(loop)
+    for rank in pair:
+        rank.start()
+    until(lambda: pair[0].node is not None and len(pair[0].node._training.peer.judge.before) >= 4)
+    side = pair[0].node._training
+    larger.do(lambda node: node.step(samples=10**6))
+    address = parse_address(larger.node.address)
+    side.thread.call(lambda: side.runtime.doors.dial(address, None))
+    until(lambda: side.kept_in is not None and side.peer.joining.refused, seconds=60.0)
+    stop_at[0] = side.steps + 100
+    for rank in pair:
+        rank.join(30)
+    no_errors(pair)
+    assert pair[0].result == pair[1].result
+    sums, size = pair[0].result, flat(pair[0].model).numel()
+    assert max(sums) > 10 * size, "they had the other run's weights"
+    assert sums[-1] < 2 * size, "and have their own again"
+
+
+def test_what_changes_the_model_waits_for_an_open_boundary_and_copies_wait_for_it():
+    class Silent:
+        def tell(self, *what):
+            told.append(what)
+
+        def send(self, array):
+            told.append(array.copy())
+
+    told, vector = [], np.zeros(10, np.float32)
+    state = ModelState({"x": vector})
+    pool = VectorPool(state)
+    meeting = RanksBoundary(Silent(), state, pool, KeptWeights(state))
+
+    def update(value):
+        one = pool.take()
+        one.array.fill(value)
+        meeting.owe()
+        meeting.want_update(Update(one))
+
+    update(1.0)
+    meeting.want_snapshot(7)
+    seen = meeting.visit(lambda weights: None)
+    assert not seen.updates
+    assert not seen.snapshots, "it would count twice what is owed"
+    assert not told
+    assert (vector == 0.0).all()
+    meeting.open()
+    seen = meeting.visit(lambda weights: None)
+    assert (vector == 1.0).all()
+    assert [session for session, _, _ in seen.snapshots] == [7]
+    assert told[0] == ("change", UpdateTold(10, False, None))
+    assert (told[1] == 1.0).all()
+    update(2.0)  # comes too late for a visit
+    meeting.shut()
+    assert not meeting.wanted
+    assert not meeting.visit(lambda weights: None).updates
+    meeting.open()
+    assert len(meeting.visit(lambda weights: None).updates) == 1
+    assert (vector == 3.0).all()
+    assert meeting.owed == 0
+
+
+def test_an_error_in_a_call_that_all_make_is_everybodys_and_they_go_on():
+    def loop(node, rank):
+        with pytest.raises(CheckpointError, match="There is no checkpoint") as caught:
+            node.load("nowhere")
+        with pytest.raises(LocalError, match="names no run"):
+            node.merge("what")
+        run(node, 5)
+        return str(caught.value)
+
+    _, pair = ranks(loop)
+    no_errors(play(pair))
+    assert pair[0].result == pair[1].result
+
+
+def test_a_node_that_cannot_join_says_so_on_all_ranks():
+    _, pair = ranks(lambda node, rank: None, seeds=["127.0.0.1:9"], join_or_fail_s=0.5)
+    play(pair)
+    assert {str(rank.error) for rank in pair} == {str(pair[0].error)}
+    assert "Could not join within 0.5 s" in str(pair[0].error)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_raises_ends_the_others_with_a_sentence_that_names_it(failing):
+    def loop(node, rank):
+        run(node, 5)
+        if rank == failing:
+            raise KeyError("a fault of the loop")
+        run(node, 10**6)
+
+    _, pair = ranks(loop, size=3)
+    play(pair)
+    assert isinstance(pair[failing].error, KeyError)
+    others = [rank.error for rank in pair if rank is not pair[failing]]
+    sentence = f"Rank {failing} of this node's group has failed (KeyError: 'a fault of the loop'), and the others end"
+    assert all(isinstance(error, LocalError) and sentence in str(error) for error in others)
+
+
+def test_ranks_in_different_calls_are_told_which():
+    def loop(node, rank):
+        run(node, 3)
+        if rank == 0:
+            node.settle(1.0)
+        else:
+            run(node, 10)
+
+    _, pair = ranks(loop)
+    play(pair)
+    assert "this one in settle: every rank must call" in str(pair[0].error)
+    assert "this one in step: every rank must call" in str(pair[1].error)
+
+
+def test_what_ends_in_another_ranks_death_is_told_in_a_sentence_from_what_torch_raised():
+    def loop(node, rank):
+        run(node, 3)
+        if rank == 1:
+            node._training.ranks.channel.close()  # as the kernel does for a process that is killed,
+            node._training.ranks.is_open = False  # which says nothing
+            raise SystemExit
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:10979: Connection reset by peer.")
+
+    _, pair = ranks(loop)
+    play(pair)
+    assert "Rank 1 of this node's group has ended, was killed, or left" in str(pair[0].error)
+    assert isinstance(pair[0].error.__cause__, RuntimeError)
+
+
+def test_ranks_with_other_models_or_optimizers_are_refused():
+    _, pair = ranks(lambda node, rank: None)
+    pair[1].optimizer = torch.optim.Adam(pair[1].model.parameters())
+    play(pair)
+    assert "['Adam'] and rank 0 of its group ['SGD']" in str(pair[1].error)
+    _, pair = ranks(lambda node, rank: None)
+    pair[1].model, pair[1].optimizer = nn.Linear(2, 2), None
+    play(pair)
+    assert "Rank 1 holds another model than rank 0" in str(pair[1].error)
+    assert isinstance(pair[0].error, LocalError)
+
+
+def test_an_optimizer_that_is_sharded_over_the_ranks_is_refused():
+    class Sharded(torch.optim.SGD):
+        def consolidate_state_dict(self, to=0):
+            """As torch.distributed.optim.ZeroRedundancyOptimizer has."""
+
+    _, pair = ranks(lambda node, rank: None, make=lambda p: Sharded(p, lr=0.1))
+    play(pair)
+    assert all("Sharded keeps another part of its state on each rank" in str(rank.error) for rank in pair)
+
+
+def test_a_closed_node_says_so_on_every_rank():
+    def loop(node, rank):
+        run(node, 3)
+        node.close()
+        node.close()  # once more does no harm
+        with pytest.raises(LocalError, match="This Node is closed"):
+            run(node, 20)
+        with pytest.raises(LocalError, match="used already"):
+            node.start()
+
+    no_errors(play(ranks(loop)[1]))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_divide_a_nodes_share_in_as_many_batches_of_as_many(size):
+    def loop(node, rank):
+        shards = [batch.tolist() for batch in node.shard(torch.arange(50), 4, shuffle=False)]
+        sampler = node.sampler(50, 4)
+        return shards, len(sampler), [batch for batch in sampler], [one for one in node.sampler(50)]
+
+    _, found = ranks(loop, size=size)
+    no_errors(play(found))
+    for way in (0, 2):
+        batches = list(zip(*[rank.result[way] for rank in found], strict=True))
+        assert all(len({len(one) for one in row}) == 1 for row in batches), "a step has as many on every rank"
+        given = [index for row in batches for batch in row for index in batch]
+        assert sorted(set(given)) == list(range(50))
+        assert len(given) - 50 < size, "what comes twice fills the last step up"
+    assert all(rank.result[1] == len(rank.result[2]) for rank in found)
+    indices = [index for rank in found for index in rank.result[3]]
+    assert len(indices) == -(-50 // size) * size
+    assert sorted(set(indices)) == list(range(50))
+
+
+def test_drop_last_leaves_out_what_is_no_whole_batch_on_every_rank():
+    def loop(node, rank):
+        sampler = node.sampler(15, 4, drop_last=True)
+        return len(sampler), len(list(sampler))
+
+    _, pair = ranks(loop)
+    no_errors(play(pair))
+    assert [rank.result for rank in pair] == [(1, 1), (1, 1)]

@@ -1,0 +1,170 @@
+"""A node of several ranks as they are: processes over gloo, each with its part of the gradients."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+
+from gossip.config import Config
+from gossip.errors import ConfigError
+from node import Node
+
+CHILD = Path(__file__).with_name("group_child.py")
+ENDS_S = 20.0  # a killed process is noticed when its sockets close, at once: what this bounds is a busy machine
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_a_group_of_one_is_a_node_over_torchs_own_channel(alone, tmp_path):
+    model = nn.Linear(4, 2)
+    with Node(model, config=Config(progress_period_s=0.1), group=alone) as node:
+        for _ in range(3):
+            node.step(samples=5)
+        assert node.settle(0.0) is None
+        assert node.swarm_samples == 15
+        node.save(tmp_path / "run")
+        before = model.weight.clone()
+        node.load(tmp_path / "run")
+        assert (model.weight == before).all()
+        channel = node._training.ranks.channel
+        assert channel.patience == timedelta(seconds=30), "as long as its gradients would wait"
+    assert channel.control is None
+    node.close()  # once more does no harm
+
+
+def test_what_is_no_group_is_refused_in_a_sentence(alone):
+    with pytest.raises(ConfigError, match="group is a str: give a process group"):
+        Node(nn.Linear(4, 2), group="world")
+    with pytest.raises(ConfigError, match="group is a int: give a process group that this process is a member of"):
+        Node(nn.Linear(4, 2), group=dist.GroupMember.NON_GROUP_MEMBER)
+
+
+def test_without_torch_distributed_there_is_no_group():
+    with pytest.raises(ConfigError, match="call init_process_group before"):
+        Node(nn.Linear(4, 2), group="world")
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """``launch(name, size, seeds, **environment)`` starts the ranks of a group, or of several."""
+    started = []
+
+    def start(name, size=2, seeds=(), **environment):
+        folder = tmp_path / name
+        folder.mkdir()
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, str(CHILD), str(rank), str(size), str(folder), *seeds],
+                env=inherited | environment,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+        started.extend(ranks)
+        return folder, ranks
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def until(what, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"waited {seconds:g} s in vain"
+        time.sleep(0.02)
+
+
+def ended(ranks, seconds=90.0):
+    """Of each its exit code and the last line that it said."""
+    end = time.monotonic() + seconds
+    found = []
+    for rank in ranks:
+        _, said = rank.communicate(timeout=max(0.1, end - time.monotonic()))
+        found.append((rank.returncode, said.strip().splitlines()[-1:] or [""]))
+    return [(code, lines[0].partition("]: ")[2]) for code, lines in found]  # torch puts "[rank1]: " before
+
+
+def results(folder, size):
+    return [json.loads((folder / f"result-{rank}").read_text()) for rank in range(size)]
+
+
+@pytest.mark.slow
+def test_two_nodes_of_two_ranks_learn_together_and_a_third_joins_them(launch):
+    """The first four processes are one torch.distributed world of two groups."""
+    folder, ranks = launch("four", 4, NODES="2", SAMPLES="120000")
+    until((folder / "training-3").exists)
+    late, newcomers = launch("late", 2, [(folder / "address").read_text()], SAMPLES="120000")
+    assert [code for code, _ in ended([*ranks, *newcomers])] == [0] * 6
+    rows = [*results(folder, 4), *results(late, 2)]
+    for one, other in zip(rows[::2], rows[1::2], strict=True):
+        assert one["same"] == other["same"], "bit for bit, and in what they knew of the swarm"
+        assert one["same"]["done"] > 3
+        assert one["same"]["finished"]
+        assert one["same"]["stopped_at"] >= 120_000
+        assert one["accuracy"] > 0.9
+    assert rows[4]["same"]["began"] > 0, "the newcomer took the weights of the others, and their count"
+
+
+@pytest.mark.slow
+def test_the_example_learns_digits_under_torchrun():
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    example = str(CHILD.parents[2] / "examples" / "ddp_digits.py")
+    done = subprocess.run(
+        [*torchrun, example, "--samples", "30000", "--settle", "0"],
+        env=inherited | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=180, check=True,
+    )  # fmt: skip
+    result = json.loads(done.stdout)
+    assert result["accuracy"] > 0.9
+    assert 30_000 <= result["samples"] < 31_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (signal.SIGKILL, "Rank 0 of this node's group has ended, was killed, or left"),
+        (signal.SIGTERM, "Rank 0 of this node's group has failed (SystemExit: 143)"),
+    ],
+    ids=["killed", "terminated"],
+)
+def test_the_other_rank_ends_with_a_sentence_when_rank_0_is(launch, how, sentence):
+    folder, ranks = launch("pair", SAMPLES=str(10**9))
+    until((folder / "training-1").exists)
+    time.sleep(0.5)
+    ranks[0].send_signal(how)
+    (first, _), (code, said) = ended(ranks, ENDS_S)
+    assert first == (-signal.SIGKILL if how == signal.SIGKILL else 128 + signal.SIGTERM)
+    assert code == 1
+    assert said.startswith(f"gossip.errors.LocalError: {sentence}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_exception_in_one_rank_ends_the_other(launch, failing):
+    _, ranks = launch("pair", SAMPLES=str(10**9), FAILS=str(failing))
+    found = ended(ranks, 30 + ENDS_S)
+    assert found[failing] == (1, "KeyError: 'a fault of this loop'")
+    code, said = found[1 - failing]
+    assert code == 1
+    assert said.startswith(f"gossip.errors.LocalError: Rank {failing} of this node's group has failed (KeyError")
