@@ -70,7 +70,7 @@ class Service:
         self.members: tuple[Member, ...] = ()  # as last asked for
         self.listed_at = -math.inf  # on the clock of time.monotonic
         self.genesis = b""  # of the run that the view counts for
-        self.listeners = Listeners()
+        self.listeners = Listeners(lambda: self.identity.id.hex())
         self.progress: Console | None = None
         self.debugging = LOGGER.isEnabledFor(logging.DEBUG)  # whether logging wants to hear of exchanges, as last asked
         self.leaving: trio.Event | None = None

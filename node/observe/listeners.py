@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from gossip.errors import ConfigError
+from node.observe import notices
 from node.observe.events import NodeEvent
-from node.observe.notices import LEVELS, LOGGER
+from node.observe.notices import LEVELS
 
 __all__ = ["Callback", "Listeners"]
 
@@ -34,9 +35,11 @@ class Listener:
 class Listeners:
     """Of one node. Callbacks are called one after another in one thread, which begins with the first event that one is
     waiting for: neither the loop, which may stand, nor the network's thread, whose life must not hang on them, runs
-    what is a program's. One that is slow holds up the others, and what is then too much is dropped and counted."""
+    what is a program's. One that is slow holds up the others, and what is then too much is dropped and counted.
+    ``node_id`` is who they are of, for logging."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: Callable[[], str]) -> None:
+        self.node_id = node_id
         self.late: deque[NodeEvent] = deque(maxlen=KEPT)
         self.listeners: tuple[Listener, ...] = ()  # replaced whole: the network's thread reads it
         self.changing = threading.Lock()
@@ -64,12 +67,14 @@ class Listeners:
 
     def history(self) -> tuple[NodeEvent, ...]:
         """The last so many, newest last."""
-        return tuple(self.late)  # in one call, during which nobody appends
+        with self.changing:
+            return tuple(self.late)
 
     # -- the network's thread ------------------------------------------------------------------------------------
     def post(self, event: NodeEvent) -> None:
         """Something happened. It waits for nobody, and raises nothing."""
-        self.late.append(event)
+        with self.changing:  # held by others for as long as a thousand references are copied
+            self.late.append(event)
         if self.listeners:
             self.hand_on(event)
 
@@ -77,7 +82,8 @@ class Listeners:
         if self.queue.qsize() >= WAITING:
             self.dropped += 1
             if self.dropped == 1:
-                LOGGER.warning("Callbacks of node.on are slower than what happens: events are dropped, and counted.")
+                text = "The callbacks of node.on are slower than what happens: events are dropped, and counted."
+                notices.log(self.node_id(), "callback", text, True)
             return
         self.queue.put((event, self.listeners))
         if self.thread is None:
@@ -100,7 +106,8 @@ class Listeners:
         except BaseException as error:  # SystemExit too: it is this thread's alone
             if not one.told:
                 one.told = True
-                LOGGER.warning("A callback for %r raised, and is called again.", one.kind, exc_info=error)
+                text = f"The callback of node.on for {one.kind!r} raised, and is called again."
+                notices.log(self.node_id(), "callback", text, True, error)
 
     def close(self, within_s: float) -> None:
         """What happened until now is still told, as far as that takes no longer. May be called from a callback."""

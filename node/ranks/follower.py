@@ -44,7 +44,7 @@ class Follower:
         self.known = Known(ranks)
         self.passes = 0
         self.lockstep = False
-        self.listeners = Listeners()  # who hear nothing: what happens to the node is told on rank 0
+        self.listeners = Listeners(lambda: self.me.hex())  # hear nothing: what happens is told on rank 0
         self.samplers = Samplers(Sharers(
             lambda: self.me, lambda: self.view.owners, lambda: self.view.changes, lambda: self.swarm_samples,
             lambda: self.known.samples + self.known.ahead, ranks.rank, ranks.size,

@@ -31,7 +31,7 @@ def notice(kind="alone", number=0):
 
 @pytest.fixture
 def listeners():
-    made = Listeners()
+    made = Listeners(lambda: "ab" * 16)
     yield made
     made.close(5.0)
     assert made.thread is None or not made.thread.is_alive()
@@ -108,7 +108,8 @@ def test_one_that_raises_is_named_once_and_is_called_again_as_others_are(listene
     (record,) = [record for record in caplog.records if record.exc_info]
     assert record.name == "gossip"
     assert record.exc_info[1] is error
-    assert "A callback for 'alone' raised" in record.message
+    assert record.message == "Node abababab: The callback of node.on for 'alone' raised, and is called again."
+    assert (record.node, record.kind) == ("ab" * 16, "callback")
 
 
 def test_a_slow_one_holds_up_nobody_and_what_is_too_much_is_dropped_and_counted(listeners, until, caplog):
@@ -136,7 +137,7 @@ def test_a_slow_one_holds_up_nobody_and_what_is_too_much_is_dropped_and_counted(
 
 def test_closing_waits_for_what_is_waiting_and_not_for_one_that_stands(until):
     heard, hold = [], threading.Event()
-    quick, stuck = Listeners(), Listeners()
+    quick, stuck = Listeners(lambda: "ab" * 16), Listeners(lambda: "ab" * 16)
     quick.on("*", lambda event: (time.sleep(0.01), heard.append(event)))
     for _ in range(5):
         quick.post(notice())
@@ -152,7 +153,7 @@ def test_closing_waits_for_what_is_waiting_and_not_for_one_that_stands(until):
 
 
 def test_a_callback_may_close(until):
-    made, closed = Listeners(), threading.Event()
+    made, closed = Listeners(lambda: "ab" * 16), threading.Event()
     made.on("*", lambda event: (made.close(10.0), closed.set()))
     made.post(notice())
     assert closed.wait(5), "it would wait for itself"

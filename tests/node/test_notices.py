@@ -109,4 +109,4 @@ def test_every_kind_of_notice_has_its_level():
     told = {kind for call in calls for kind in kinds(call)}
     assert {"alone", "spoiled", "member", "loss", "seed", "merged", "joined", "put back", "state"} <= told
     assert told <= set(LEVELS), "a kind without a level"
-    assert set(LEVELS) - told == {"log", "refused", "exchange.done"}, "these are given otherwise"
+    assert set(LEVELS) - told == {"log", "refused", "exchange.done", "callback"}, "these are given otherwise"
