@@ -118,6 +118,8 @@ class TrainingSide:
             if before:
                 self.thread.call(self.runtime.on_event, "replaced", REPLACED)
             self.join()
+            if self.peer.finished and not self.boundary.lives:
+                self.take_final()
             if self.given is not None and not self.boundary.lives:  # or the weights are another run's, or ahead
                 self.go_on(self.given, OF_OTHERS, lambda: None)
             self.wait_for_others(began)
@@ -408,6 +410,30 @@ class TrainingSide:
             if runtime.peer.idle and not self.boundary.owed and not self.boundary.wanted:
                 return
 
+    def take_final(self) -> None:
+        """Nobody is here, and the run of the state directory is over: its weights are those that it kept. With others
+        a program would evaluate, and save over its checkpoint, what was never trained."""
+        state_dir = self.service.state_dir
+        if state_dir.final is None or not state_dir.finished():
+            return
+        try:
+            self.load(state_dir.final)
+        except CheckpointError as error:
+            raise LocalError(
+                f"The run of the state directory {state_dir.path} is finished, and its weights cannot be taken: "
+                f"{error} Delete its file 'finished' to begin anew, or name another directory."
+            ) from error
+
+    def keep_final(self) -> None:
+        """For a later start in the state directory, when nobody else may be left who has these weights."""
+        path = self.service.state_dir.final
+        if path is not None:
+            try:
+                self.save(path)
+            except CheckpointError as error:
+                text = f"The final weights are not kept in the state directory: {error}"
+                self.thread.call(self.runtime.on_event, "state", text)
+
     def finish(self, seconds: float) -> None:
         """The run is complete; waits while newcomers fetch its weights, for up to ``seconds``."""
         runtime, peer = self.runtime, self.peer
@@ -415,6 +441,7 @@ class TrainingSide:
             self.thread.call(runtime.on_event, "finished", "This run is finished: this node's program said so.")
         self.thread.call(lambda: runtime.perform(peer.finish(runtime.now)))
         self.heard()
+        self.keep_final()
         self.service.state_dir.finish(peer.genesis)
         now = time.monotonic()
         until, quiet_at = now + seconds, now + FAREWELL_S

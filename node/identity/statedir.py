@@ -122,6 +122,11 @@ class StateDir:
         """The file that says which run was finished here."""
         return None if self.path is None else self.path / "finished"
 
+    @property
+    def final(self) -> Path | None:
+        """The checkpoint of the run that was finished here."""
+        return None if self.path is None else self.path / "final.safetensors"
+
     def finished(self) -> bytes:
         """The genesis of the run that was finished here; empty where none was, or nobody can read which."""
         if self.ending is None:

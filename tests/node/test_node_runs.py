@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from gossip.errors import LocalError
 from gossip.ids import parse_address
+from node import Node
 from node.model import checkpoint
 from tests.node.conftest import Trainee
 from tests.node.test_node import linear, spread
@@ -166,6 +168,44 @@ def test_a_node_that_returns_after_its_run_was_finished_trains_nothing_again(tra
     again.stop()
     (tmp_path / "finished").unlink()
     assert not train(linear(1), state_dir=tmp_path).node.finished
+
+
+def test_a_node_that_returns_alone_has_the_final_weights_and_their_count(train, tmp_path, until):
+    first = train(linear(1), state_dir=tmp_path)
+    until(lambda: trained(first) > 10)
+    first.do(lambda node: node.finish(0.1))
+    samples, run = first.node.swarm_samples, genesis(first)
+    first.stop()
+    again = train(linear(2), state_dir=tmp_path)
+    assert spread(again.model, first.model) == 0.0
+    assert genesis(again) == run
+    assert again.node.swarm_samples >= samples
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda file: file.write_bytes(b"cut off")])
+def test_a_node_whose_run_is_finished_and_whose_weights_are_gone_says_so(train, tmp_path, spoil):
+    first = train(linear(1), state_dir=tmp_path)
+    first.do(lambda node: node.finish(0.1))
+    first.stop()
+    spoil(tmp_path / "final.safetensors")
+    with pytest.raises(LocalError, match=r"is finished, and its weights cannot be taken.*Delete its file 'finished'"):
+        Node(linear(2), state_dir=tmp_path, config=first.options["config"]).start()
+
+
+def test_another_model_in_the_directory_of_a_finished_run_is_told_what_to_do(train, tmp_path):
+    first = train(linear(1), state_dir=tmp_path)
+    first.do(lambda node: node.finish(0.1))
+    first.stop()
+    with pytest.raises(LocalError, match=r"holds another model.*Delete its file 'finished' to begin anew"):
+        Node(torch.nn.Linear(3, 3), state_dir=tmp_path, config=first.options["config"]).start()
+
+
+def test_final_weights_that_cannot_be_kept_are_told_and_the_run_is_finished(train, tmp_path, caplog):
+    first = train(linear(1), state_dir=tmp_path)
+    (tmp_path / "final.safetensors").mkdir()
+    first.do(lambda node: node.finish(0.1))
+    assert first.node.finished
+    assert any("The final weights are not kept in the state directory: " in one.message for one in caplog.records)
 
 
 def test_a_late_comer_has_the_final_weights_before_those_who_finished_are_gone(train, until):
