@@ -215,14 +215,17 @@ class Detector:
     def _is_ours(self, entry: Entry) -> bool:
         """Whether we are one to probe it: a stranger that does not answer may never have been, and would have us blame
         ourselves; those who met it probe it. A member that nobody can dial is probed over its links: by those who hold
-        one, by its homes, and by everyone once no home is ALIVE to do it."""
+        one, by its homes, and by everyone once no home is ALIVE to do it: one that began anew since it was named knows
+        nothing of whom it was a home to."""
         if (entry.state is not ALIVE and entry.state is not SUSPECT) or not entry.met:
             return False
         homes = entry.record.homes
         if entry.reachable or self._table.mine.record.id in homes:
             return True
-        entries = self._table.entries
-        return not any(home in entries and entries[home].state is ALIVE for home in homes)
+        entries, named_s = self._table.entries, entry.stated_s
+        return not any(
+            home in entries and entries[home].state is ALIVE and entries[home].lag_s <= named_s for home in homes
+        )
 
     def _probe(self, entry: Entry, now: float, out: list[Effect], failed: list[Entry], refused: bool = False) -> None:
         if len(self._probes) - self._relays >= MAX_PROBES:

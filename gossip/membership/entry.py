@@ -91,6 +91,11 @@ class Entry:
         """Whether a message can go to it: over a link, or by dialling."""
         return self.linked or self.record.address is not None
 
+    @property
+    def stated_s(self) -> float:
+        """When it made its record, by our clock; its life began at ``lag_s``."""
+        return self.lag_s + self.record.clock_s
+
     def expect(self, records: float, now: float) -> Allowance:
         """It may tell us of so many members at once, and of VERIFIED_PER_S a second in the long run."""
         if self.verifying is None:

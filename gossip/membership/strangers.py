@@ -51,8 +51,8 @@ class Introductions:
     def failed(self, entry: Entry, now: float) -> bool:
         """Nobody answered where it should be. Once says nothing of a stranger but that others come first; returns
         whether it is often enough to doubt that there is such a member."""
-        self.over(entry.record.id)
-        if entry.state is MemberState.DEAD:  # dialled to see whether it is back: no reason to wait longer once it is
+        ours = self._under_way.pop(entry.record.id, None) is not None
+        if not ours or entry.state is MemberState.DEAD:  # for another who probes it, or to see whether it is back
             return False
         entry.tries += 1
         self._later(entry, now)

@@ -10,7 +10,7 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.ids import Address
-from gossip.wire.messages import Gossip, Hint, Ping, Records
+from gossip.wire.messages import Ack, Gossip, Hint, Ping, PingReq, Records
 from tests.gossip.membership.members import MemberWorld, meet, member, peer_id, record_of, sent
 from tests.harness.world import World
 
@@ -172,6 +172,27 @@ def test_two_that_nobody_can_dial_own_data_to_each_other_by_the_word_of_a_home_o
     world.until(lambda: other.id not in one.membership.owners(), 30)
 
 
+@pytest.mark.parametrize("anew", [False, True], ids=["which knows it", "which began anew"])
+def test_one_that_nobody_can_dial_is_left_to_its_home_while_that_knows_it(anew):
+    """A home in another life never met whom it was a home to: it would not probe it, and neither would anybody else."""
+    me = member()
+    me.linked(peer_id(2), record_of(2), 0.0)
+    me.linked(peer_id(3), hidden(3, clock_s=0.5), 0.5)  # its home is member 2
+    for ask in sent(me.unlinked(peer_id(3), 1.0), PingReq):
+        me.receive(peer_id(2), Ack(ask.message.seq, ()), 1.1)  # its home says that it lives
+    if anew:
+        me.receive(peer_id(2), Gossip((record_of(2, incarnation=2, clock_s=0.1),)), 2.0)
+    asked = []
+    while me.deadline <= 30.0:
+        now = me.deadline
+        effects = me.tick(now)
+        asked += [ask.message.target for ask in sent(effects, PingReq)]
+        for ping in sent(effects, Ping):
+            me.receive(peer_id(2), Ack(ping.message.seq, ()), now)
+    assert (peer_id(3) in asked) is anew
+    assert me.state(peer_id(3)) is (DEAD if anew else ALIVE)
+
+
 def test_nobody_but_a_home_that_we_met_vouches_for_a_stranger_and_it_for_eight():
     me = hearing(3)
     meet(me, 2, 0.0)
@@ -246,6 +267,16 @@ def test_who_does_not_answer_is_tried_more_and_more_rarely():
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert len(pauses) >= 7
     assert all(0.7 * 60 * 2 ** min(n, 6) <= pause <= 1.3 * 60 * 2 ** min(n, 6) for n, pause in enumerate(pauses))
+
+
+def test_what_others_had_us_ask_of_one_that_was_down_does_not_put_off_our_getting_to_know_it():
+    me = hearing(2)
+    assert [dial.expect for _, dial in dials_of(me, 1.0)] == [peer_id(2)]
+    for number in range(4):  # it is down for a moment, and four that met it have us look as well
+        me.dial_failed(peer_id(2), 1.0 + 0.1 * number)
+    assert me.state(peer_id(2)) is ALIVE, "one failure says nothing"
+    (when, _), *_ = dials_of(me, 90.0)
+    assert when < 1.3 * 60, "and not after eight minutes"
 
 
 def test_strangers_whose_addresses_swallow_packets_are_dialled_few_at_a_time():
