@@ -50,14 +50,14 @@ around = contextlib.nullcontext() if args.alone else KerasGossip(model, batch_si
 with around as gossip:
     order = gossip.sampler(train) if gossip else RandomSampler(train)  # gossip 3: this node's share
     loader = DataLoader(train, batch_size=16, sampler=order, drop_last=True)
-    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: time.sleep(args.step_delay))]
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: time.sleep(args.step_delay))]
     if gossip:
         callbacks.append(gossip)  # gossip 4: weights that were averaged land after each step; all stop together
         if args.folder:
             path = args.folder / "run.safetensors"
             if path.exists():
                 gossip.node.load(path)  # gossip 5: goes on with the run
-            callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: gossip.node.save(path)))
+            callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda *_, **__: gossip.node.save(path)))
     done = model.fit(loader, epochs=-(-args.samples // (16 * len(loader))), callbacks=callbacks, verbose=0)
     _, accuracy = model.evaluate(x_test, y_test, batch_size=len(x_test), verbose=0)
     result = {"accuracy": accuracy, "steps": len(loader) * len(done.epoch)}
