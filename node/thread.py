@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,6 +24,7 @@ class NetworkThread:
         self.begun = threading.Event()
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
+        self.process = os.getpid()
 
     def start(self, main: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
         """Returns when ``main`` has called ``started``; raises in the caller's thread what ``main`` raised before."""
@@ -55,7 +57,13 @@ class NetworkThread:
         return False
 
     def check(self) -> None:
-        """Raise in the training thread what ended the network thread: going on alone would be silently wrong."""
+        """Raise in the training thread what ended the network thread: going on alone would be silently wrong. A forked
+        child has the object and no such thread."""
+        if self.process != os.getpid():
+            raise LocalError(
+                f"This Node runs in process {self.process}, and this one was forked from it: step it there, or make a "
+                "Node here, after the fork."
+            )
         if self.failure is not None:
             if isinstance(self.failure, LocalError):
                 raise self.failure

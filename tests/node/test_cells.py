@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -72,6 +73,24 @@ def test_a_child_that_lets_go_of_a_node_closes_nothing():
     if not child:
         running._close(one._training, os.getppid())
         os._exit(0 if running._running else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    one.step()
+    one.close()
+
+
+def test_a_forked_child_that_steps_its_parents_node_is_told(until):
+    def stepped():
+        with pytest.raises(LocalError, match=r"runs in process \d+, and this one was forked from it: step it there"):
+            until(lambda: one.step(), 5.0)
+
+    one = Node(nn.Linear(2, 2), config=QUICK).start()
+    child = os.fork()
+    if not child:
+        ended = 1
+        with contextlib.suppress(BaseException):
+            stepped()
+            ended = 0
+        os._exit(ended)
     assert os.waitpid(child, 0)[1] == 0
     one.step()
     one.close()
