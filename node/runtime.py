@@ -69,6 +69,7 @@ __all__ = ["Runtime"]
 STANDS_S = 5.0  # without a step boundary before it is said: longer than most steps, shorter than a person's patience
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
 MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
+OF_OFFERS = frozenset({"unanswered", "unreached"})
 STATUS_MESSAGES = 20  # for how many a page of the status counts: it is up to 64 KiB to write, a millisecond or so
 
 
@@ -211,7 +212,7 @@ class Runtime:
         """Its streams have ended. Where nothing is counted as a failure its weights were replaced meanwhile."""
         kind, reason = "exchange.done", ""
         if not account.done:
-            kind, reason = "exchange.failed", self.reason() or "replaced"
+            kind, reason = "exchange.failed", self.reason(True) or "replaced"
         self.announce(ExchangeEvent(
             kind, time.time(), account.session, account.partners, account.codec, account.seconds, account.bytes_sent,
             account.bytes_received, account.distance, reason,
@@ -221,17 +222,22 @@ class Runtime:
         """An offer, made or taken, is over, or another is asked: what was declined is no failure, and is not told."""
         to, at = self.offered.pop(session, (None if link is None else link.peer, self.now))
         partners = () if to is None else (to.hex(),)
-        while (reason := self.reason()) is not None:
+        while (reason := self.reason(False)) is not None:
             event = ExchangeEvent("exchange.failed", time.time(), session, partners, "", self.now - at, reason=reason)
             self.announce(event)
+            if not self.config.grouped:  # what else is counted is of another session, whose end is performed next
+                return
 
-    def reason(self) -> str | None:
-        """What the peer has counted one more failure by since we last looked: the reason is its own."""
-        for reason, count in self.peer.failed_by.items():
-            if count > self.failures.get(reason, 0):
-                self.failures[reason] = self.failures.get(reason, 0) + 1
-                return reason
-        return None
+    def reason(self, begun: bool) -> str | None:
+        """What the peer has counted one more failure by since we last looked: the reason is its own. Of several that
+        one decision ended some had begun and some were offers, which fail by reasons of theirs."""
+        counted = [reason for reason, count in self.peer.failed_by.items() if count > self.failures.get(reason, 0)]
+        fitting = [reason for reason in counted if (reason in OF_OFFERS) is not begun]
+        found = fitting or ([] if begun else counted)
+        if not found:
+            return None
+        self.failures[found[0]] = self.failures.get(found[0], 0) + 1
+        return found[0]
 
     def spawn(self, task: Callable[..., Any], *args: object) -> None:
         if self.nursery is not None and not self.stopping:
