@@ -16,7 +16,7 @@ from gossip.config import Config
 from node import Node
 
 rank, size, folder, seeds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
-samples, fails = int(os.environ.get("SAMPLES", "40000")), os.environ.get("FAILS", "")
+fails = os.environ.get("FAILS", "")
 nodes = int(os.environ.get("NODES", "1"))
 torch.set_num_threads(1)
 dist.init_process_group(
@@ -48,8 +48,9 @@ with Node(model, optimizer, seeds=seeds, config=config, group=group) as node:
     if nodes > 1 and not rank // each:
         dist.barrier()
     (folder / f"training-{rank}").touch()
-    steps = 0
-    while node.swarm_samples < samples:
+    steps, limit = 0, None
+    asked_to_stop = torch.zeros(1)
+    while limit is None or node.swarm_samples < limit:
         for inputs, targets in node.shard((x, y), batch_size=16):
             loss = F.cross_entropy(model(inputs), targets)
             optimizer.zero_grad()
@@ -59,7 +60,14 @@ with Node(model, optimizer, seeds=seeds, config=config, group=group) as node:
             steps += 1
             if fails == str(rank) and steps == 50:
                 raise KeyError("a fault of this loop")
-            if node.swarm_samples >= samples:
+            if node.metrics()["exchanges_done"] > 3:
+                (folder / f"mixed-{rank}").touch()
+            if limit is None:
+                asked_to_stop.fill_((folder.parent / "stop").exists())
+                dist.all_reduce(asked_to_stop, group=group)
+                if asked_to_stop.item():
+                    limit = node.swarm_samples + 2000
+            elif node.swarm_samples >= limit:
                 break
     stopped_at = node.swarm_samples
     stopped = torch.cat([value.reshape(-1) for value in model.parameters()]).tolist()
@@ -70,8 +78,8 @@ with Node(model, optimizer, seeds=seeds, config=config, group=group) as node:
     accuracy = (model.module(x).argmax(1) == y).float().mean().item()
     node.finish(0.0)
 result = {
-    "began": began, "stopped_at": stopped_at, "steps": steps, "stopped": stopped, "held": held, "momenta": momenta,
-    "done": done, "swarm_samples": node.swarm_samples, "finished": node.finished,
+    "began": began, "limit": limit, "stopped_at": stopped_at, "steps": steps, "stopped": stopped, "held": held,
+    "momenta": momenta, "done": done, "swarm_samples": node.swarm_samples, "finished": node.finished,
     "members": [member.id for member in node.members],
 }  # fmt: skip
 (folder / f"result-{rank}").write_text(json.dumps({"accuracy": accuracy, "same": result}))

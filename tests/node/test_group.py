@@ -113,6 +113,34 @@ def test_ranks_begin_with_the_weights_of_rank_0_and_its_optimizer(quick):
     assert all(map(torch.equal, *momenta))
 
 
+def test_of_a_partly_frozen_model_with_two_optimizers_all_is_the_same_on_all_ranks(quick):
+    def loop(node, rank):
+        model, optimizers = model_of(node), node._training.optimizers.all
+        for step in range(5):
+            loss = model(torch.full((4, 6), float(step))).square().mean()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            node.step(loss, 4)
+        return [flat(model)] + [state for one in optimizers for kept in one.state.values() for state in kept.values()]
+
+    group = MemoryGroup(2)
+    pair = []
+    for channel in group.channels:
+        model = net(20 + channel.rank)
+        model[0].requires_grad_(False)
+        optimizers = [
+            torch.optim.SGD(model[1].parameters(), 0.1 + channel.rank), torch.optim.Adam(model[2].parameters()),
+        ]  # fmt: skip
+        pair.append(RankThread(channel, model, optimizers, loop, {"config": quick}))
+    no_errors(play(pair))
+    assert all(map(torch.equal, pair[0].result, pair[1].result))
+    assert len(pair[0].result) == 1 + 2 * 3
+    assert pair[1].optimizer[0].param_groups[0]["lr"] == 0.1, "rank 0's options too"
+
+
 def beside(config, loop, train, **options):
     """The ranks of one node beside another node of the same swarm, whose weights move them."""
     model = net(99)

@@ -87,14 +87,14 @@ def launch(tmp_path):
         process.communicate()
 
 
-def until(what, seconds=60.0):
+def until(what, seconds=120.0):
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, f"waited {seconds:g} s in vain"
         time.sleep(0.02)
 
 
-def ended(ranks, seconds=90.0):
+def ended(ranks, seconds=120.0):
     """Of each its exit code and the last line that it said."""
     end = time.monotonic() + seconds
     found = []
@@ -111,17 +111,19 @@ def results(folder, size):
 @pytest.mark.slow
 def test_two_nodes_of_two_ranks_learn_together_and_a_third_joins_them(launch):
     """The first four processes are one torch.distributed world of two groups."""
-    folder, ranks = launch("four", 4, NODES="2", SAMPLES="120000")
-    until((folder / "training-3").exists)
-    late, newcomers = launch("late", 2, [(folder / "address").read_text()], SAMPLES="120000")
+    folder, ranks = launch("four", 4, NODES="2")
+    until((folder / "mixed-2").exists)
+    late, newcomers = launch("late", 2, [(folder / "address").read_text()])
+    until((late / "mixed-0").exists)
+    (folder.parent / "stop").touch()
     assert [code for code, _ in ended([*ranks, *newcomers])] == [0] * 6
     rows = [*results(folder, 4), *results(late, 2)]
     for one, other in zip(rows[::2], rows[1::2], strict=True):
         assert one["same"] == other["same"], "bit for bit, and in what they knew of the swarm"
         assert one["same"]["done"] > 3
         assert one["same"]["finished"]
-        assert one["same"]["stopped_at"] >= 120_000
-        assert one["accuracy"] > 0.9
+        assert one["same"]["stopped_at"] >= one["same"]["limit"]
+        assert one["accuracy"] > 0.8
     assert rows[4]["same"]["began"] > 0, "the newcomer took the weights of the others, and their count"
 
 
@@ -149,7 +151,7 @@ def test_the_example_learns_digits_under_torchrun():
     ids=["killed", "terminated"],
 )
 def test_the_other_rank_ends_with_a_sentence_when_rank_0_is(launch, how, sentence):
-    folder, ranks = launch("pair", SAMPLES=str(10**9))
+    folder, ranks = launch("pair")
     until((folder / "training-1").exists)
     time.sleep(0.5)
     ranks[0].send_signal(how)
@@ -162,7 +164,7 @@ def test_the_other_rank_ends_with_a_sentence_when_rank_0_is(launch, how, sentenc
 @pytest.mark.slow
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_exception_in_one_rank_ends_the_other(launch, failing):
-    _, ranks = launch("pair", SAMPLES=str(10**9), FAILS=str(failing))
+    _, ranks = launch("pair", FAILS=str(failing))
     found = ended(ranks, 30 + ENDS_S)
     assert found[failing] == (1, "KeyError: 'a fault of this loop'")
     code, said = found[1 - failing]
