@@ -24,6 +24,7 @@ from node.model.state import State
 from node.observe.events import NodeEvent
 from node.observe.members import Member
 from node.observe.metrics import Metrics
+from node.observe.notices import LOGGER
 from node.observe.reduced import Reduced
 from node.ranks.channel import GroupChannel
 from node.ranks.follower import Follower
@@ -78,6 +79,8 @@ class Node:
         frozen: bool = False,
     ) -> None:
         self_test()
+        if group is None:
+            warn_of_ranks(model)
         model, optimizers = unwrapped(model), Optimizers(optimizer)
         if isinstance(model, State) and optimizers.all:
             raise ConfigError(f"A {type(model).__name__} brings its own state: leave optimizer out.")
@@ -254,3 +257,14 @@ def unwrapped(model: nn.Module | Mapping[str, Any] | State) -> nn.Module | Mappi
     """The module inside DistributedDataParallel, whose tensors are the same under their own names: with "module."
     before each it would be another model to nodes that run without it."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def warn_of_ranks(model: object) -> None:
+    """A node of its own in each process of a DistributedDataParallel would mix with others at other times, and common
+    gradients bring no two of them together again."""
+    size = model.process_group.size() if isinstance(model, DistributedDataParallel) else 1
+    if size > 1:
+        LOGGER.warning(
+            "This model is a DistributedDataParallel of %d processes, whose weights drift apart if each is a node: "
+            "give Node their process group on all of them, as group=torch.distributed.group.WORLD.", size,
+        )  # fmt: skip

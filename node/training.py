@@ -43,7 +43,7 @@ from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
 from node.thread import NetworkThread
 
-__all__ = ["TrainingSide"]
+__all__ = ["TrainingSide", "check_state"]
 
 FAREWELL_S = 0.5  # for a newcomer to ask for the next piece of a finished run's weights
 CLOSED_PATIENCE = 3.0  # times join_timeout_s, with seeds that accept connections and close them at once
@@ -474,11 +474,7 @@ class TrainingSide:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the run of this state, whose weights somebody else has loaded: now, or as soon as it starts."""
-        if not isinstance(state, Mapping):
-            raise CheckpointError(f"A node's state is a mapping, as state_dict() gives, not {type(state).__name__}.")
-        if state.get("fingerprint", self.state.layout.contents) != self.state.layout.contents:
-            raise CheckpointError(f"{OF_OTHERS} belongs to another model than this node's: load it beside its weights.")
-        checkpoint.figures(state, OF_OTHERS)
+        check_state(state, self.state)
         self.samplers.load(state.get("samplers"))
         if self.service.runtime is None:
             self.given = dict(state)
@@ -528,3 +524,12 @@ class TrainingSide:
             raise LocalError(f"{run!r} names no run: give the 32 hexadecimal digits that the notice named.")
         runtime = self.runtime
         self.thread.call(lambda: runtime.perform(runtime.peer.merge(genesis, runtime.now)))
+
+
+def check_state(given: object, state: State) -> None:
+    """Raise CheckpointError for what is no node's state, and for that of another model than this."""
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"A node's state is a mapping, as state_dict() gives, not {type(given).__name__}.")
+    if given.get("fingerprint", state.layout.contents) != state.layout.contents:
+        raise CheckpointError(f"{OF_OTHERS} belongs to another model than this node's: load it beside its weights.")
+    checkpoint.figures(given, OF_OTHERS)

@@ -134,14 +134,16 @@ class GroupChannel:
         return True
 
     def write(self, sentence: str) -> None:
-        with contextlib.suppress(AttributeError, RuntimeError):  # an older torch; or rank 0 has gone, and it with it
-            self.opened.get_group_store().set(WHY, sentence)
+        if self.control is not None:
+            with contextlib.suppress(AttributeError, RuntimeError):  # an older torch; or it has gone with rank 0
+                self.control.get_group_store().set(WHY, sentence)
 
     def read(self) -> str:
-        with contextlib.suppress(AttributeError, RuntimeError):
-            store = self.opened.get_group_store()
-            if store.check([WHY]):
-                return bytes(store.get(WHY)).decode()
+        if self.control is not None:
+            with contextlib.suppress(AttributeError, RuntimeError):
+                store = self.control.get_group_store()
+                if store.check([WHY]):
+                    return bytes(store.get(WHY)).decode()
         return ""
 
     @property

@@ -26,6 +26,7 @@ from node.ranks.boundary import UpdateTold
 from node.ranks.mirror import Mirror
 from node.ranks.news import Known
 from node.ranks.ranks import Call, Ranks
+from node.training import check_state
 
 __all__ = ["Follower"]
 
@@ -160,6 +161,7 @@ class Follower:
         return figures
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state(state, self.state)  # on every rank alike, before any waits for another
         if self.known.latest is not None:
             self.together(Call.LOAD)
         self.samplers.load(state.get("samplers"))

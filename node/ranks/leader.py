@@ -21,14 +21,12 @@ from node.ranks.mirror import Mirror
 from node.ranks.news import Known, News
 from node.ranks.ranks import Call, Ranks, Told
 from node.settings import Settings
-from node.training import TrainingSide
+from node.training import TrainingSide, check_state
 
 __all__ = ["Leader"]
 
 T = TypeVar("T")
-SUM_S = (
-    0.01  # between two sums, which take some 0.3 ms of a processor: what waits is made no later than that, or a step
-)
+SUM_S = 0.01  # between two sums, each some 0.3 ms of a processor: so late, or a step, is what waits for one
 LONGEST_GAP = 16  # steps, should they become longer all of a sudden
 NEWS_S = 1.0  # how old members and metrics get where somebody asks for them: each look stops all ranks at a boundary
 
@@ -217,6 +215,7 @@ class Leader(TrainingSide):
         if self.service.runtime is None:
             super().load_state_dict(state)
         else:
+            check_state(state, self.state)
             self.together(Call.LOAD, partial(super().load_state_dict, state))
 
     def go_on(self, meta: Mapping[str, Any], origin: str, put: Callable[[], None]) -> None:

@@ -84,20 +84,10 @@ class Ranks:
     def begin(self, call: Call, samples: int = 0, asked: bool = False, told: Told | None = None) -> None:
         """Of what this rank says; ``told`` is rank 0's part."""
         assert self.begun is None, "the last sum was not looked at"
-        told = told or Told()
-        row = torch.tensor(
-            [
-                call,
-                call * call,
-                samples,
-                asked,
-                told.stop,
-                told.swarm_samples,
-                told.own_samples,
-                told.finished,
-                told.gap if self.leads else 0,
-            ]
-        )
+        told = told or Told(gap=0)
+        row = torch.tensor([
+            call, call * call, samples, asked, told.stop, told.swarm_samples, told.own_samples, told.finished, told.gap
+        ])  # fmt: skip
         self.check()
         try:
             self.begun = call, row, self.channel.sum(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 
 import numpy as np
@@ -314,6 +315,25 @@ def test_what_changes_the_model_waits_for_an_open_boundary_and_copies_wait_for_i
     assert len(meeting.visit(lambda weights: None).updates) == 1
     assert (vector == 3.0).all()
     assert meeting.owed == 0
+
+
+def test_all_ranks_go_on_with_the_run_of_a_state(quick):
+    def save(node, rank):
+        run(node, 5)
+        return node.state_dict()
+
+    no_errors(play(before := ranks(save)[1]))
+    states = [json.loads(json.dumps(rank.result)) for rank in before]
+
+    def go_on(node, rank):
+        with pytest.raises(CheckpointError, match="is a mapping"):
+            node.load_state_dict([])
+        node.load_state_dict(states[rank])
+        return node.swarm_samples, node.state_dict()
+
+    no_errors(play(after := ranks(go_on)[1]))
+    assert after[0].result[0] == after[1].result[0] == 40
+    assert after[0].result[1]["genesis"] == after[1].result[1]["genesis"] == states[1]["genesis"]
 
 
 def test_an_error_in_a_call_that_all_make_is_everybodys_and_they_go_on():

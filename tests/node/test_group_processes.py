@@ -60,6 +60,15 @@ def test_without_torch_distributed_there_is_no_group():
         Node(nn.Linear(4, 2), group="world")
 
 
+def test_a_node_over_one_rank_of_several_warns(alone, caplog, monkeypatch):
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+    Node(model)
+    assert not caplog.records
+    monkeypatch.setattr(dist.ProcessGroup, "size", lambda group: 2)
+    Node(model)
+    assert "a DistributedDataParallel of 2 processes, whose weights drift apart" in caplog.text
+
+
 @pytest.fixture
 def launch(tmp_path):
     """``launch(name, size, seeds, **environment)`` starts the ranks of a group, or of several."""
