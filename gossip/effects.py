@@ -59,15 +59,16 @@ class TryDial:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Copy the live vector at the next step boundary and keep it under this session; report with ``snapshotted``.
-    ``part``: which elements of it the exchange mixes; no others of it are asked for.
+    """Copy the live weights that exchanges carry at the next step boundary and keep them under this session; report
+    with ``snapshotted``. ``part``: which elements of them the exchange mixes; no others are asked for. ``optimizer``:
+    the optimizer's state in their place, for a newcomer.
 
     ``pushes``: this snapshot is given away to so many partners (0: it is exchanged). The mass that this one carries is
     taken from the model's at the same boundary, and reported.
     """
 
     session: int
-    full: bool  # with the optimizer's state
+    optimizer: bool
     pushes: int = 0
     part: Subset = ALL
 

@@ -141,8 +141,8 @@ class Averager:
 
     # -- snapshots -----------------------------------------------------------------------------------------------
     def snapshot(self, effect: Snapshot) -> None:
-        cut = None if effect.full else self.cut(effect.part, effect.session)
-        self.boundary.want_snapshot(effect.session, effect.full, effect.pushes, cut)
+        cut = None if effect.optimizer else self.cut(effect.part, effect.session)
+        self.boundary.want_snapshot(effect.session, effect.optimizer, effect.pushes, cut)
 
     def cut(self, part: Subset, session: int) -> Cut | None:
         """Where the elements of a part lie; None for all of them."""
@@ -176,10 +176,11 @@ class Averager:
             driver.perform(peer.spoiled(session, driver.now))
             return
         moved, movement = math.nan, self.movement
-        if vector.cut is None:
+        weights = not vector.start  # and no optimizer's state
+        if weights and vector.cut is None:
             self.vectors.keep(vector)
             moved = math.nan if movement is None else movement.since(vector.array)
-        elif movement is not None:
+        elif weights and movement is not None:
             moved = movement.moved(vector.array[vector.elements :].copy())
         driver.perform(peer.snapshotted(session, driver.now, mass, moved))
 

@@ -34,11 +34,17 @@ class Model(Protocol):
     that is done when the call returns. Exchanges carry all weights but those that nobody changes, which lie behind
     them."""
 
-    def size(self, full: bool = False) -> int:
-        """Elements of the weights that exchanges carry, or of all with the optimizer's state."""
+    def size(self) -> int:
+        """Elements of the weights that exchanges carry."""
 
-    def begin_read(self, out: Floats, full: bool = False) -> Pending | None:
-        """``out[:] = weights``, or with the optimizer's state."""
+    def optimizer_range(self) -> range:
+        """Where the optimizer's state lies in the vector that newcomers take: behind all weights."""
+
+    def begin_read(self, out: Floats) -> Pending | None:
+        """``out[:] = weights``."""
+
+    def begin_read_optimizer(self, out: Floats) -> Pending | None:
+        """``out[:]`` = the optimizer's state."""
 
     def begin_read_at(self, out: Floats, positions: Positions) -> Pending | None:
         """``out[:] = weights[positions]``."""
@@ -134,7 +140,7 @@ class Visit:
 class Request:
     """A snapshot that a session wants."""
 
-    full: bool  # with the optimizer's state
+    optimizer: bool  # of its state, in place of the weights
     pushes: int  # to how many it is given away
     cut: Cut | None
     part: Subset | None  # of the cut: requests of the same share one vector
@@ -174,9 +180,9 @@ class Boundary:
         self.lives = 0  # how often the weights were replaced
 
     # -- the network's -------------------------------------------------------------------------------------------
-    def want_snapshot(self, session: int, full: bool = False, pushes: int = 0, cut: Cut | None = None) -> None:
+    def want_snapshot(self, session: int, optimizer: bool = False, pushes: int = 0, cut: Cut | None = None) -> None:
         with self.lock:
-            self.requests[session] = Request(full, pushes, cut, None if cut is None else cut.part)
+            self.requests[session] = Request(optimizer, pushes, cut, None if cut is None else cut.part)
             self.signal()
 
     def cancel(self, session: int) -> None:
@@ -192,7 +198,7 @@ class Boundary:
         with self.lock:
             sessions = [
                 session for session, request in self.requests.items()
-                if not (request.full or request.pushes) and request.part == part
+                if not (request.optimizer or request.pushes) and request.part == part
             ]  # fmt: skip
         for session in sessions:
             self.cancel(session)
@@ -277,19 +283,27 @@ class Boundary:
         if requests:
             visit.snapshots = self.fulfil(requests, current, visit)
         if spare and current:
-            visit.spare = self.copy(visit, False, self.expected)
+            visit.spare = self.copy(visit, self.expected)
         if keep:
-            visit.kept = self.copy(visit, False, None)
+            visit.kept = self.copy(visit, None)
         visit.lives = self.lives
         return visit
 
-    def copy(self, visit: Visit, full: bool, cut: Cut | None) -> Vector:
+    def copy_optimizer(self, visit: Visit) -> Vector:
+        """Of its state."""
+        place = self.model.optimizer_range()
+        vector = self.vectors.take(len(place))
+        vector.start = place.start
+        visit.await_copy(self.model.begin_read_optimizer(vector.array))
+        return vector
+
+    def copy(self, visit: Visit, cut: Cut | None) -> Vector:
         """Of the live weights, or of the elements that are asked for: a half percent of a large model is a two
         hundredth of the memory's work."""
         model = self.model
         if cut is None:
-            vector = self.vectors.take(model.size(full))
-            visit.await_copy(model.begin_read(vector.array, full))
+            vector = self.vectors.take(model.size())
+            visit.await_copy(model.begin_read(vector.array))
             return vector
         elements, sampled = cut.positions.size, self.sampled
         vector = self.vectors.take(elements + (0 if sampled is None else sampled.size))
@@ -307,10 +321,11 @@ class Boundary:
         for session, request in requests.items():
             if not (current or request.pushes):
                 continue
-            what = request.full, request.part
+            what = request.optimizer, request.part
             vector = taken.get(what)
             if vector is None:
-                vector = taken[what] = self.copy(visit, request.full, request.cut)
+                made = self.copy_optimizer(visit) if request.optimizer else self.copy(visit, request.cut)
+                vector = taken[what] = made
             else:
                 vector.users += 1
             mass = 0.0

@@ -31,7 +31,7 @@ class Vector:
     array: Floats  # with a cut: its elements, and behind them the sampled ones
     users: int = 1
     cut: Cut | None = None
-    start: int = 0  # where in the weights it begins, where it holds some that nobody changes
+    start: int = 0  # of what newcomers take, where it begins: with the weights, what is frozen, or an optimizer's state
 
     @property
     def elements(self) -> int:
@@ -39,7 +39,7 @@ class Vector:
         return self.array.size if self.cut is None else self.cut.positions.size
 
     def holds(self, start: int, stop: int) -> bool:
-        """Whether it has elements [start, stop) of the weights, and of the optimizer's state behind them."""
+        """Whether it has elements [start, stop) of what newcomers take."""
         return self.start <= start and stop <= self.start + self.array.size
 
     def piece(self, start: int, stop: int) -> Floats:

@@ -366,19 +366,21 @@ class Donating:
             answer = Serving(fetch.session, local.version, local.genesis, keys, scalars, swarm_samples, finished)
             return [Send(sender, answer)]
         size = local.weights + len(fetch.optimizer_keys) * local.trained_elements
-        if not 0 <= fetch.start < fetch.stop <= size or fetch.optimizer_keys not in ((), local.optimizer_keys):
+        inside = 0 <= fetch.start < fetch.stop <= size
+        crosses = any(fetch.start < edge < fetch.stop for edge in (local.elements, local.weights))
+        if not inside or crosses or fetch.optimizer_keys not in ((), local.optimizer_keys):
             return [Send(sender, Refuse(fetch.session, "range"))]
         asleep = now - local.boundary_at > self.config.boundary_patience_s
         if len(self.table) >= SERVED_AT_ONCE or fetch.session in self.table:
             return [Send(sender, Busy(fetch.session))]
         seconds = allowed_s(self.config, fetch.stop - fetch.start)
         self.table[fetch.session] = (sender, fetch, now + seconds)
-        if local.elements <= fetch.start and fetch.stop <= local.weights:
-            self.awaited[fetch.session] = math.inf  # it is the same at any time
-            return [CopyFrozen(fetch.session, fetch.start, fetch.stop)]
-        if fetch.stop > local.elements:
+        if fetch.start >= local.weights:
             self.awaited[fetch.session] = now + self.config.reply_timeout_s / 2  # and the newcomer hears of it in time
             return [Snapshot(fetch.session, True)]
+        if fetch.start >= local.elements:
+            self.awaited[fetch.session] = math.inf  # it is the same at any time
+            return [CopyFrozen(fetch.session, fetch.start, fetch.stop)]
         self.awaited[fetch.session] = now + self.config.boundary_patience_s
         return self.stands(fetch.session) if asleep else [Snapshot(fetch.session, False)]
 

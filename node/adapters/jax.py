@@ -49,9 +49,8 @@ class Pytree(State):
         # One call of the device each: compiled at the first use, as a training step is.
         self._flat, self._shifted, self._placed = jax.jit(_flat), jax.jit(self._shift), jax.jit(self._cut)
 
-    def begin_read(self, out: Floats, full: bool = False) -> Arriving:
+    def begin_read(self, out: Floats) -> Arriving:
         """What the device has to do for it follows the steps that were taken, and the loop waits for none of them."""
-        assert not full, "the optimizer's state is the loop's"
         began = time.perf_counter()
         flat = self._flat(self._floats())
         flat.copy_to_host_async()

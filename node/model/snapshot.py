@@ -55,10 +55,9 @@ class ModelState(State):
     Or it is a mapping of names to tensors, writable numpy arrays, or anything with ``__dlpack__`` that may be written:
     all of them are parameters, shared and never copied. Integer and boolean tensors are left alone in both.
 
-    The vector of the weights is the layout's, without what is frozen. A full one has that too, and then the optimizers'
-    state: for each of
-    :attr:`optimizer_keys`, the tensors of all trained parameters in the layout's order. A trained parameter requires a
-    gradient and is held by an optimizer.
+    The vector of the weights is the layout's, without what is frozen where it is that much shorter. What newcomers take
+    has all of it, and behind it the optimizers' state: for each of :attr:`optimizer_keys`, the tensors of all trained
+    parameters in the layout's order. A trained parameter requires a gradient and is held by an optimizer.
 
     Raises :class:`LayoutError`: here for what cannot be exchanged, and at any later call when a tensor was replaced by
     another object, or changed its shape or dtype, since. ``load_state_dict()`` and ``to(device)`` are no such change.
@@ -110,16 +109,25 @@ class ModelState(State):
         host: Floats = torch.zeros(elements, dtype=torch.float32, pin_memory=pinned).numpy()
         return host
 
-    def read(self, out: Floats, full: bool = False) -> None:
-        """Copy the live tensors into ``out``, float32 of ``size(full)`` elements."""
-        self.begin_read(out, full).wait()
+    def read(self, out: Floats) -> None:
+        """Copy the live tensors into ``out``."""
+        self.begin_read(out).wait()
+
+    def begin_read(self, out: Floats) -> Copies:
+        """As :meth:`read`, as of now: later steps change nothing of it, and on CUDA the copy ends beside them."""
+        began = time.perf_counter()
+        copies = self._begin_read(self._weights(out), out)
+        self.copy_s = time.perf_counter() - began
+        return copies
+
+    def begin_read_optimizer(self, out: Floats) -> Copies:
+        """The optimizers' state, likewise."""
+        return self._begin_read(self._state.tensors(self.optimizer_keys), out)
 
     @torch.no_grad()
-    def begin_read(self, out: Floats, full: bool = False) -> Copies:
-        """As :meth:`read`, as of now: later steps change nothing of it, and on CUDA the copy ends beside them."""
+    def _begin_read(self, tensors: list[Tensor], out: Floats) -> Copies:
         events: list[torch.cuda.Event] = []
-        began = time.perf_counter()
-        for device, live, host in self._runs(out, full):
+        for device, live, host in runs(tensors, out):
             if device.type != "cuda":
                 torch._foreach_copy_(_cut(host, live), live)
                 continue
@@ -131,7 +139,6 @@ class ModelState(State):
                 host.copy_(flat, non_blocking=True)
             flat.record_stream(side)  # or the allocator hands it out again while it is being read
             events.append(side.record_event())
-        self.copy_s = time.perf_counter() - began
         return Copies(tuple(events))
 
     @torch.no_grad()
@@ -195,7 +202,7 @@ class ModelState(State):
     @torch.no_grad()
     def _apply(self, vector: Floats, change: Callable[[list[Tensor], Tensor], None]) -> Copies:
         events: list[torch.cuda.Event] = []
-        for device, live, host in self._runs(vector):
+        for device, live, host in runs(self._weights(vector), vector):
             if device.type != "cuda":
                 change(live, host.to(device))
                 continue
@@ -215,7 +222,7 @@ class ModelState(State):
     ) -> None:
         """Overwrite the weights, and with ``optimizer_keys`` the optimizer's state, from another node's vector.
 
-        ``vector`` is the weights followed by the trained parameters' state for each key, as a full read gives it.
+        ``vector`` is the weights followed by the trained parameters' state for each key, as newcomers take it.
         State that the optimizer does not have yet is created (a joiner's fresh Adam); ``scalars`` go to every trained
         parameter; ``param_groups`` stay as they are. Raises :class:`LayoutError` before the first tensor changes, also
         for state that this optimizer would not keep itself: with half of its state Adam fails in its next step.
@@ -239,11 +246,13 @@ class ModelState(State):
         self.forget_spoiled()
 
     def holds(self, vector: Floats) -> bool:
-        """Whether ``vector`` was a full one, and is what is here now."""
-        if not self.layout.size < vector.size == self.size(full=True):
+        """Whether ``vector`` has the optimizers' state too, and is what is here now."""
+        place = self.optimizer_range()
+        if not place or vector.size != place.stop:
             return False
         here = np.empty_like(vector)
-        self.read(here, full=True)
+        self.read(here[: place.start])
+        self.begin_read_optimizer(here[place.start :]).wait()
         return np.array_equal(here, vector)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -273,21 +282,10 @@ class ModelState(State):
         for name, target in held.items():
             target.copy_(tensors[name])
 
-    def _runs(self, vector: Floats, full: bool = False) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
-        """Consecutive tensors on one device, with their piece of the host vector: one run, but for a split model. Not
-        full, it is of all weights, or of those that are exchanged, by its length."""
+    def _weights(self, vector: Floats) -> list[Tensor]:
+        """The tensors that a vector is of, by its length: all, or those that are exchanged."""
         tensors = self._tensors.current()
-        if full:
-            tensors += self._state.tensors(self.optimizer_keys)
-        elif vector.size != self.layout.size:
-            tensors = tensors[: self._exchanged]
-        host = _host(vector, sum(tensor.numel() for tensor in tensors))
-        start = 0
-        for device, run in groupby(tensors, key=lambda tensor: tensor.device):
-            live = list(run)
-            end = start + sum(tensor.numel() for tensor in live)
-            yield device, live, host[start:end]
-            start = end
+        return tensors if vector.size == self.layout.size else tensors[: self._exchanged]
 
     def _pieces(
         self, vector: Floats, positions: Positions
@@ -312,6 +310,17 @@ class ModelState(State):
         if device not in self._side:
             self._side[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._side[device]
+
+
+def runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
+    """Consecutive tensors on one device, with their piece of the host vector: one run, but for a split model."""
+    host = _host(vector, sum(tensor.numel() for tensor in tensors))
+    start = 0
+    for device, run in groupby(tensors, key=lambda tensor: tensor.device):
+        live = list(run)
+        end = start + sum(tensor.numel() for tensor in live)
+        yield device, live, host[start:end]
+        start = end
 
 
 def _cut(flat: Tensor, live: list[Tensor]) -> list[Tensor]:

@@ -56,10 +56,9 @@ class VectorState(ABC):
         """``weights[:] = vector``, as :meth:`add`, and done: others' weights take the place of these."""
 
     # -- faster ------------------------------------------------------------------------------------------------------
-    def begin_read(self, out: Floats, full: bool = False) -> Pending | None:
+    def begin_read(self, out: Floats) -> Pending | None:
         """As :meth:`read`, of the weights as they are now; what is returned says when ``out`` holds them, and later
-        steps change nothing of it. ``full``: with the optimizer's state, :meth:`size` of that."""
-        assert not full, "a state without an optimizer's has none to give"
+        steps change nothing of it."""
         self.read(out)
         return None
 
@@ -116,11 +115,18 @@ class VectorState(ABC):
         """The numbers that go with it (``step``)."""
         return {}
 
-    def size(self, full: bool = False) -> int:
-        """Elements of the weights that exchanges carry, or of all weights and the optimizer's state."""
-        if not full:
-            return self.layout.exchanged
-        return self.layout.size + len(self.optimizer_keys) * self.trained_elements
+    def optimizer_range(self) -> range:
+        """Where it lies in the vector that newcomers take."""
+        return range(self.layout.size, self.layout.size + len(self.optimizer_keys) * self.trained_elements)
+
+    def begin_read_optimizer(self, out: Floats) -> Pending | None:
+        """``out[:]`` = the state for each key, as :meth:`begin_read`."""
+        assert not out.size, "a state with keys has to give them"
+        return None
+
+    def size(self) -> int:
+        """Elements of the weights that exchanges carry."""
+        return self.layout.exchanged
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
         """As :meth:`write`, of the first ``layout.size`` elements, and of the optimizer's state where it is one that

@@ -61,7 +61,7 @@ class Sessions:
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshot(self, host: Host, effect: Snapshot) -> None:
-        assert not effect.full, "simulated peers have no optimizer state to share"
+        assert not effect.optimizer, "simulated peers have no optimizer state to share"
         host.since[effect.session] = self.events.now
         host.averager.snapshot(effect)
         host.offering = host.peer.offering

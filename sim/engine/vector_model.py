@@ -20,11 +20,17 @@ class VectorModel:
     def __init__(self, vector: Floats) -> None:
         self.vector = vector
 
-    def size(self, full: bool = False) -> int:
+    def size(self) -> int:
         return self.vector.size
 
-    def begin_read(self, out: Floats, full: bool = False) -> None:
+    def optimizer_range(self) -> range:
+        return range(self.vector.size, self.vector.size)
+
+    def begin_read(self, out: Floats) -> None:
         out[:] = self.vector
+
+    def begin_read_optimizer(self, out: Floats) -> None:
+        assert not out.size, "simulated peers have no optimizer state to share"
 
     def begin_read_at(self, out: Floats, positions: Positions) -> None:
         out[:] = self.vector[positions]

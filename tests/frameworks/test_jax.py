@@ -19,7 +19,7 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 from node.adapters.jax import Pytree  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.frameworks
 
 images, labels = load_digits(return_X_y=True)
 X, X_TEST, Y, Y_TEST = (

@@ -14,6 +14,7 @@ from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import Mix, Release, Snapshot, Transfer
 from gossip.filters.clip import Clip
+from gossip.wire.messages import Fetch
 from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import Copies, ModelState
@@ -200,6 +201,27 @@ async def test_a_push_that_was_over_before_its_snapshot_came_leaves_the_model_as
     node.averager.updated(node.averager.boundary.visit(ignore))  # no exchange has this number any more
     node.averager.updated(node.averager.boundary.visit(ignore))
     assert node.averager.boundary.mass == 1.0
+
+
+@in_trio
+def test_a_copy_of_an_optimizers_state_is_no_snapshot_of_the_weights():
+    node = runtime(Config())
+    averager = node.averager
+    averager.boundary.want_snapshot(1)
+    averager.boundary.want_snapshot(2, optimizer=True)
+    node.peer.donating.table.update({session: (OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2)})
+    moved = []
+    averager.movement.since = averager.movement.moved = lambda values: moved.append(values.size) or 0.0
+    averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
+    averager.boundary.model.begin_read_optimizer = lambda out: out.fill(7.0)
+    averager.updated(averager.boundary.visit(ignore))
+    weights, state = averager.snapshots[1], averager.snapshots[2]
+    assert (state.start, state.array.tolist()) == (ELEMENTS, [7.0] * 5)
+    assert state.holds(ELEMENTS + 1, ELEMENTS + 5)
+    assert not state.holds(0, 5)
+    assert not weights.holds(0, ELEMENTS + 1)
+    assert node.streams.pool.last is weights
+    assert moved == [ELEMENTS], "how far local steps went is of the weights"
 
 
 @in_trio

@@ -51,7 +51,7 @@ def test_a_joiner_with_a_fresh_optimizer_continues_exactly_as_the_original(build
     state = ModelState(model, optimizer)
     assert state.optimizer_keys == keys
     full = vector_of(state, full=True)
-    assert full.size == state.size(full=True) == state.layout.size * (1 + len(keys))
+    assert full.size == state.optimizer_range().stop == state.layout.size * (1 + len(keys))
 
     joiner = mlp()
     fresh = build(joiner.parameters())
@@ -75,7 +75,7 @@ def test_state_that_exists_is_overwritten_in_place():
     train(model, optimizer, 3, seed=1)
     state = ModelState(model, optimizer)
     kept = optimizer.state[model[0].weight]["exp_avg"]
-    state.write(np.full(state.size(full=True), 0.25, np.float32), state.optimizer_keys, {"step": 40.0})
+    state.write(np.full(state.optimizer_range().stop, 0.25, np.float32), state.optimizer_keys, {"step": 40.0})
     assert optimizer.state[model[0].weight]["exp_avg"] is kept
     assert torch.all(kept == 0.25)
     assert state.optimizer_scalars() == {"step": 40.0}
@@ -86,7 +86,7 @@ def test_full_is_the_weights_until_every_trained_parameter_has_state():
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     state = ModelState(model, optimizer)
     assert state.optimizer_keys == ()
-    assert state.size(full=True) == state.size()
+    assert not state.optimizer_range()
     assert state.optimizer_scalars() == {}
     model[0].weight.grad = torch.ones(16, 8)
     optimizer.step()
@@ -219,8 +219,10 @@ def test_on_cuda_a_joiner_continues_as_the_original():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     state = ModelState(model, optimizer)
-    full = state.buffer(state.size(full=True))
-    state.read(full, full=True)
+    place = state.optimizer_range()
+    full = state.buffer(place.stop)
+    state.read(full[: place.start])
+    state.begin_read_optimizer(full[place.start :]).wait()
     joiner = mlp().cuda()
     fresh = torch.optim.AdamW(joiner.parameters(), 0.01, fused=True)
     ModelState(joiner, fresh).write(full, state.optimizer_keys, state.optimizer_scalars())

@@ -53,7 +53,7 @@ def both():
 def test_a_state_of_four_parts_does_what_that_of_torch_tensors_does():
     least, torchs = both()
     assert least.layout == torchs.layout
-    assert least.size(full=True) == 22
+    assert (least.size(), least.optimizer_range()) == (22, range(22, 22))
     shift = np.random.default_rng(1).standard_normal(22).astype(np.float32)
     at = np.array([0, 3, 14, 15, 21])
     for state in (least, torchs):

@@ -12,8 +12,15 @@ def mlp():
 
 
 def vector_of(state, full=False):
-    out = np.full(state.size(full), np.nan, np.float32)
-    state.begin_read(out, full)
+    """The weights that are exchanged; ``full``: all of them and the optimizer's state, as a newcomer takes them."""
+    if not full:
+        out = np.full(state.size(), np.nan, np.float32)
+        state.begin_read(out)
+        return out
+    place = state.optimizer_range()
+    out = np.full(place.stop, np.nan, np.float32)
+    state.read(out[: place.start])
+    state.begin_read_optimizer(out[place.start :])
     return out
 
 

@@ -518,7 +518,8 @@ def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizer
     assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 300), (), 60.0) == [CopyFrozen(1, SIZE, SIZE + 300)]
     assert donating.tick(60.0 + CONFIG.reply_timeout_s / 2) == []
     assert donating.snapshotted(1) == [Send(A, Serving(1, 0.0, GENESIS, ("m",), ())), Serve(1, A, SIZE, SIZE + 300)]
-    assert donating.on_fetch(A, Fetch(2, ("m",), 0, SIZE + 801), (), 60.0) == [Send(A, Refuse(2, "range"))]
+    for start, stop in ((SIZE - 1, SIZE + 1), (SIZE + 299, SIZE + 301), (SIZE + 300, SIZE + 801)):
+        assert donating.on_fetch(A, Fetch(2, ("m",), start, stop), (), 60.0) == [Send(A, Refuse(2, "range"))]
 
 
 # -- the giving side -------------------------------------------------------------------------------------------------
@@ -533,16 +534,22 @@ def test_a_donor_says_what_it_has_and_serves_a_snapshot():
     survey = donating.on_fetch(A, Fetch(1, (), 0, 0), scalars, 0.0)
     assert survey == [Send(A, Serving(1, 2.0, GENESIS, ("m",), scalars))]
     assert donating.table == {}
-    assert donating.on_fetch(A, Fetch(2, ("m",), 0, SIZE + 500), scalars, 0.0) == [Snapshot(2, True)]
-    assert donating.snapshotted(2) == [Send(A, Serving(2, 2.0, GENESIS, ("m",), ())), Serve(2, A, 0, SIZE + 500)]
+    assert donating.on_fetch(A, Fetch(2, ("m",), SIZE, SIZE + 500), scalars, 0.0) == [Snapshot(2, True)]
+    assert donating.snapshotted(2) == [Send(A, Serving(2, 2.0, GENESIS, ("m",), ())), Serve(2, A, SIZE, SIZE + 500)]
     assert donating.end(2) == [Release(2)]
     assert donating.end(2) == donating.snapshotted(2) == []
 
 
 @pytest.mark.parametrize(
     "fetch",
-    [Fetch(1, (), 5, 4), Fetch(1, (), 0, SIZE + 1), Fetch(1, ("m",), 0, SIZE + 501), Fetch(1, ("v",), 0, 10)],
-    ids=["backwards", "beyond", "beyond the state", "other state"],
+    [
+        Fetch(1, (), 5, 4),
+        Fetch(1, (), 0, SIZE + 1),
+        Fetch(1, ("m",), SIZE, SIZE + 501),
+        Fetch(1, ("v",), 0, 10),
+        Fetch(1, ("m",), SIZE - 1, SIZE + 1),
+    ],
+    ids=["backwards", "beyond", "beyond the state", "other state", "weights and state"],
 )
 def test_a_range_that_is_not_there_is_refused(fetch):
     assert giver().on_fetch(A, fetch, (), 0.0) == [Send(A, Refuse(1, "range"))]
