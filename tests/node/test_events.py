@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import threading
 import time
@@ -257,6 +258,7 @@ def test_the_life_of_a_node_is_told_from_joining_to_the_end(train, until, quick)
     assert tuple(heard) == node.history(), "nothing is lost at the end"
     assert [event.at_s for event in heard] == sorted(event.at_s for event in heard)
     assert all(event.kind in LEVELS for event in heard)
+    assert json.loads(json.dumps([dataclasses.asdict(event) for event in heard], allow_nan=False))
 
 
 def test_a_failure_is_told_with_the_partner_and_the_reason_that_was_counted(monkeypatch):
