@@ -22,6 +22,7 @@ PATIENCE = timedelta(minutes=30)  # torch's own, for a group that does not say h
 PIECE_BYTES = (
     64 << 20
 )  # of what goes over an accelerator: that much of its memory, and no more calls than a model of GB
+SMALL_BYTES = 1 << 20  # sockets are as quick with that
 WHY = "why"  # a rank has failed
 SHORTEST_S, LONGEST_S = 20e-6, 1e-3  # between two looks at what is under way: signals are served between them
 
@@ -84,7 +85,7 @@ class GroupChannel:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.first = dist.get_global_rank(group, 0)
-        self.over_device = "cuda:nccl" in str(dist.get_backend_config(group))
+        self.device: torch.device | None = None  # that vectors go over
         self.patience = patience_of(group)
         self.control: ProcessGroup | None = None
 
@@ -93,6 +94,8 @@ class GroupChannel:
         self.control = dist.new_group(
             ranks, timeout=self.patience, backend="gloo", use_local_synchronization=True, group_desc="gossip"
         )
+        if "cuda:nccl" in str(dist.get_backend_config(self.group)):
+            self.device = torch.device("cuda", torch.cuda.current_device())
 
     def close(self) -> None:
         control, self.control = self.control, None
@@ -104,17 +107,16 @@ class GroupChannel:
         return work
 
     def send(self, flat: Tensor) -> None:
-        if self.over_device and flat.numel() > PIECE_BYTES // 64:
+        if self.device is not None and flat.numel() > SMALL_BYTES:
             for piece in torch.split(flat, PIECE_BYTES):
-                self.send_over_device(piece)
+                self.send_over(self.device, piece)
         else:
             work = dist.broadcast(flat, self.first, group=self.opened, async_op=True)
             assert work is not None
             self.wait(work)
 
-    def send_over_device(self, piece: Tensor) -> None:
+    def send_over(self, device: torch.device, piece: Tensor) -> None:
         """In the current stream, behind the gradients of the last step."""
-        device = torch.device("cuda", torch.cuda.current_device())
         there = piece.to(device) if self.rank == 0 else torch.empty_like(piece, device=device)
         dist.broadcast(there, self.first, group=self.group)
         if self.rank:

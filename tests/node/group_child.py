@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gossip.config import Config
 from node import Node
+from node.ranks import channel
 
 rank, size, folder, seeds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
 fails = os.environ.get("FAILS", "")
@@ -41,7 +42,12 @@ address = folder / "address"
 if nodes > 1 and rank // each:
     dist.barrier()  # the first has written where it is
     seeds = [address.read_text()]
-with Node(model, optimizer, seeds=seeds, config=config, group=group) as node:
+node = Node(model, optimizer, seeds=seeds, config=config, group=group)
+if "OVER_DEVICE" in os.environ:  # as beside NCCL, whose group carries vectors from device to device, in pieces
+    channel.PIECE_BYTES, channel.SMALL_BYTES = 1000, 600
+    opened, side = channel.GroupChannel.open, torch.device("cpu")
+    channel.GroupChannel.open = lambda self: (opened(self), setattr(self, "device", side))
+with node:
     began = node.swarm_samples
     if rank == 0:
         address.write_text(node.address)
