@@ -417,7 +417,7 @@ class TrainingSide:
         if state_dir.final is None or not state_dir.finished():
             return
         try:
-            self.load(state_dir.final)
+            TrainingSide.load(self, state_dir.final)  # of a group: where all ranks stand already
         except CheckpointError as error:
             raise LocalError(
                 f"The run of the state directory {state_dir.path} is finished, and its weights cannot be taken: "

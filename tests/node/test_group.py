@@ -336,6 +336,23 @@ def test_all_ranks_go_on_with_the_run_of_a_state(quick):
     assert after[0].result[1]["genesis"] == after[1].result[1]["genesis"] == states[1]["genesis"]
 
 
+def test_all_ranks_return_to_the_weights_of_a_finished_run(tmp_path):
+    def finish(node, rank):
+        run(node, 3)
+        node.finish(0.1)
+        return flat(model_of(node)), node.state_dict()["genesis"], node.swarm_samples
+
+    def again(node, rank):
+        assert node.finished
+        return flat(model_of(node)), node.state_dict()["genesis"], node.swarm_samples
+
+    no_errors(play(before := ranks(finish, state_dir=tmp_path)[1]))
+    no_errors(play(after := ranks(again, state_dir=tmp_path)[1]))
+    for rank in after:
+        assert torch.equal(rank.result[0], before[0].result[0])
+        assert rank.result[1:] == before[0].result[1:]
+
+
 def test_an_error_in_a_call_that_all_make_is_everybodys_and_they_go_on():
     def loop(node, rank):
         with pytest.raises(CheckpointError, match="There is no checkpoint") as caught:
