@@ -216,9 +216,9 @@ class Group(Session):
         return [*[Send(peer, Settled(self.session, True)) for peer in self.mates], *self.finish(now)]
 
     def settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
-        if settled.committed:
-            return self.finish(now)
-        return self.fail("aborted") if sender == self.inviter else []  # another that dropped it proves nothing
+        if sender != self.inviter:  # one that lies would have us mix alone
+            return []
+        return self.finish(now) if settled.committed else self.fail("aborted")
 
     def abort(self, sender: PeerId, code: str, now: float) -> list[Effect]:
         return self.busy(sender, now) if self.initiator and self.state is OFFERED else self.fail(code)
@@ -273,13 +273,13 @@ class Group(Session):
         return self.fail("doubt")
 
     def doubt(self, now: float) -> list[Effect]:
-        """Ask the inviter how it ended; when it does not answer, the others, who may have heard."""
+        """Ask the inviter how it ended, whose word alone is one."""
         ended: list[Effect] = []
         if self.state is not DOUBT:
             self.state, self.since = DOUBT, max(now, self.deadline)  # by then the inviter has decided
             ended = self.exchanges.forget_doubts(now)
         self.deadline = now + DOUBT_RETRY_S
-        return [*ended, *[Send(peer, Outcome(self.session)) for peer in self.mates]]
+        return [*ended, Send(self.inviter, Outcome(self.session))]
 
     def crowded(self, now: float) -> list[Effect]:
         return self.fail("doubt")

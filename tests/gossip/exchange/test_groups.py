@@ -234,12 +234,16 @@ def test_who_has_not_committed_takes_the_group_along() -> None:
     assert one.partners.benched == [B]
 
 
-def test_a_member_in_doubt_asks_all_and_believes_the_inviter_or_who_mixed() -> None:
+@pytest.mark.parametrize("doubts", [False, True], ids=["before it asks", "in doubt"])
+def test_the_inviters_word_alone_says_how_a_group_ended(doubts: bool) -> None:
+    """Another's would have whoever believes it mix, and the others not."""
     one = verified()
-    assert one.unlinked(A, 1.0) == [Send(A, Outcome(7)), Send(C, Outcome(7))]
-    assert one.on_settled(C, Settled(7, False), 1.1) == []
-    assert one.on_settled(D, Settled(7, True), 1.1) == []
-    assert one.on_settled(C, Settled(7, True), 1.2) == [Mix(7, 1.0), Release(7)]
+    if doubts:
+        assert one.unlinked(A, 1.0) == [Send(A, Outcome(7))]
+    for committed in (False, True):
+        assert one.on_settled(C, Settled(7, committed), 1.1) == []
+        assert one.on_settled(D, Settled(7, committed), 1.1) == []
+    assert one.on_settled(A, Settled(7, True), 1.2) == [Mix(7, 1.0), Release(7)]
     other = verified()
     other.unlinked(A, 1.0)
     assert other.on_settled(A, Settled(7, False), 1.1) == [Release(7)]
@@ -269,7 +273,7 @@ def test_doubts_about_groups_are_few_and_the_oldest_is_dropped_for_another() -> 
             one.on_begin(A, Begin(session, (A, B, C), 1.0, "fp32"), float(number))
             one.gathered(session, 1.0, 1.0, [], float(number))
         ended = one.unlinked(A, number + 0.5)
-        assert ended[-2:] == [Send(A, Outcome(session)), Send(C, Outcome(session))]
+        assert ended[-1:] == [Send(A, Outcome(session))]
         assert (Release(session - DOUBTS) in ended) == (number >= DOUBTS)
         assert len(one.table) == min(number + 1, DOUBTS)
 
