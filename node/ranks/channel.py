@@ -91,9 +91,7 @@ class GroupChannel:
 
     def open(self) -> None:
         ranks = dist.get_process_group_ranks(self.group)
-        self.control = dist.new_group(
-            ranks, timeout=self.patience, backend="gloo", use_local_synchronization=True, group_desc="gossip"
-        )
+        self.control = dist.new_group(ranks, timeout=self.patience, backend="gloo", use_local_synchronization=True)
         if "cuda:nccl" in str(dist.get_backend_config(self.group)):
             self.device = torch.device("cuda", torch.cuda.current_device())
 

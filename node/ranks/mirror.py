@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gossip.errors import ConfigError
 from node.model.optimizers import Optimizers
+from node.model.snapshot import ModelState
 from node.model.state import State
 from node.ranks.ranks import Ranks
 
@@ -42,8 +43,11 @@ class Mirror:
     @torch.no_grad()
     def give(self) -> None:
         """Rank 0's."""
-        for tensor in self.state.tensors().values():
+        tensors = self.state.tensors()
+        for tensor in tensors.values():
             self.ranks.send_tensor(on_host(tensor))
+        if not isinstance(self.state, ModelState):
+            self.state.load(tensors)  # it may hold more than it gives
         found: list[Tensor] = []
         described = []
         for optimizer in self.optimizers.all:

@@ -45,7 +45,7 @@ class Known:
 
     def trained(self, samples: int) -> None:
         self.steps += 1
-        self.unsaid += samples
+        self.unsaid += int(samples)
 
     def look(self) -> Told | None:
         """At the sum that is under way, if one is."""

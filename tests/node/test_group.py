@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from gossip.arithmetic.layout import Layout, Segment
 from gossip.averaging.boundary import Update
 from gossip.config import Config
 from gossip.errors import CheckpointError, LocalError
@@ -19,6 +20,7 @@ from node import QuasiGlobal
 from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
+from node.model.state import State
 from node.ranks.boundary import RanksBoundary, UpdateTold
 from node.ranks.follower import Follower
 from tests.node.rank_threads import MemoryGroup, RankThread, play
@@ -140,6 +142,34 @@ def test_of_a_partly_frozen_model_with_two_optimizers_all_is_the_same_on_all_ran
     assert all(map(torch.equal, pair[0].result, pair[1].result))
     assert len(pair[0].result) == 1 + 2 * 3
     assert pair[1].optimizer[0].param_groups[0]["lr"] == 0.1, "rank 0's options too"
+
+
+def test_a_model_that_brings_its_own_state_is_the_same_on_all_ranks(quick):
+    class Doubles(State):
+        """Holds more than its vectors of float32 say."""
+
+        def __init__(self, value):
+            self.weights = np.full(5, value)
+            self.layout = Layout([Segment("weights", (5,), "float32", "parameter")])
+
+        def read(self, out):
+            out[:] = self.weights
+
+        def add(self, shift):
+            self.weights = self.weights + shift
+
+        def write(self, vector):
+            self.weights = vector.astype(np.float64)
+
+    def loop(node, rank):
+        for _ in range(5):
+            node.step(samples=4)
+        return node._training.state.weights.tolist()
+
+    group = MemoryGroup(2)
+    pair = [RankThread(one, Doubles(0.1 + one.rank), None, loop, {"config": quick}) for one in group.channels]
+    no_errors(play(pair))
+    assert pair[0].result == pair[1].result == [float(np.float32(0.1))] * 5
 
 
 def beside(config, loop, train, **options):
