@@ -11,6 +11,7 @@ import torch
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.errors import CheckpointError, ConfigError, LayoutError
 from node import Node
+from node.model.loss import LastLoss
 from node.model.snapshot import ModelState
 from node.model.state import State
 from tests.node.vectors import vector_of
@@ -158,3 +159,66 @@ def test_such_a_node_mixes_with_one_of_torch_tensors(train, until):
     until(lambda: second.node.metrics().exchanges_done >= 1)
     second.stop()
     np.testing.assert_allclose(newcomer.w, w, atol=1e-2)
+
+
+class Late(Plain):
+    """Its copies arrive when somebody asks whether they have, as those of a device may."""
+
+    def begin_read(self, out):
+        return Arriving(self, out)
+
+
+class Arriving:
+    def __init__(self, state, out):
+        self.state, self.out, self.asked = state, out, 0
+        self.values = np.empty_like(out)
+        state.read(self.values)
+        out[:] = np.nan
+
+    def done(self):
+        self.asked += 1
+        if self.asked == 3:
+            self.out[:] = self.values
+        return self.asked >= 3
+
+
+def test_a_copy_that_arrives_later_is_waited_for_and_holds_what_was_there_when_it_began(train, until):
+    first = train(Late(*drawn(0)))
+    movement = first.side.runtime.averager.movement
+    assert np.isfinite(movement.expected).all(), "the first of all, from which local steps are measured"
+    second = train(Late(*drawn(1)), seeds=[first.node.address])
+    until(lambda: second.node.metrics().exchanges_done >= 3)
+    for one in (first, second):
+        one.stop()
+        assert one.model.sound()
+    assert np.abs(vector_of_now(first.model) - vector_of_now(second.model)).max() < 1e-2
+
+
+def vector_of_now(state):
+    out = np.empty(state.layout.size, np.float32)
+    state.read(out)
+    return out
+
+
+class LossOfADevice:
+    def __init__(self, value):
+        self.value, self.ready = value, False
+
+    def is_ready(self):
+        return self.ready
+
+    def __float__(self):
+        assert self.ready, "reading it now would wait for the device"
+        return self.value
+
+
+def test_a_loss_that_its_device_has_not_computed_is_not_waited_for():
+    last, one, other = LastLoss(), LossOfADevice(2.0), LossOfADevice(1.0)
+    last.give(one)
+    assert last.read() is None
+    one.ready = True
+    assert last.read() == 2.0
+    last.give(other)
+    assert last.read() == 2.0, "of the last that was there"
+    other.ready = True
+    assert last.read() == 1.0

@@ -1,0 +1,25 @@
+"""Optimizers as accelerate and Lightning hand them around are those within."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from node.model.optimizers import Optimizers
+from node.model.quasi_global import QuasiGlobal
+
+pytestmark = pytest.mark.frameworks
+
+
+def test_an_optimizer_that_frameworks_wrap_is_seen_for_what_it_is():
+    accelerate = pytest.importorskip("accelerate")
+    lightning = pytest.importorskip("lightning.pytorch.core.optimizer")
+    optimizer = QuasiGlobal(nn.Linear(2, 2).parameters(), lr=0.1)
+    accelerated = accelerate.Accelerator(cpu=True).prepare(optimizer)
+    for wrapped in (
+        accelerated,
+        lightning.LightningOptimizer(optimizer),
+        lightning.LightningOptimizer(accelerated),
+    ):
+        assert wrapped is not optimizer
+        assert Optimizers([wrapped]).quasi_global == (optimizer,)
