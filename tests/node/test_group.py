@@ -426,7 +426,7 @@ def test_ranks_in_different_calls_are_told_which():
         if rank == 0:
             node.settle(1.0)
         else:
-            run(node, 10)
+            run(node, 10**6)
 
     _, pair = ranks(loop)
     play(pair)
