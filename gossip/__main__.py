@@ -108,6 +108,9 @@ def run(
         float | None, typer.Option(metavar="SECONDS", min=0.001, help="Wait for them no longer; 60 if not given.")
     ] = None,
     config: ConfigFile = None,
+    page: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="A live page for browsers, as 127.0.0.1:7780.")
+    ] = None,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON lines: one a second, one an event.")] = None,
     threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live line and no closing table.")] = False,
@@ -128,6 +131,7 @@ def run(
         wait_for=wait_for,
         wait_s=wait_s,
         config=config,
+        page=page,
         log=log,
         quiet=quiet,
     )

@@ -52,9 +52,10 @@ class Node:
     naming what became of each seed, unless the weights of a swarm are here within so many seconds; without it a
     node that reaches nobody starts alone in the end. ``wait_for``: return when so many members are here, this one
     included (1 if not given), or go on after ``wait_s`` seconds (60). ``frozen``: exchange parameters that require
-    no gradient as well, of a module where others do. What is not given comes from GOSSIP_SEEDS, GOSSIP_LISTEN,
-    GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR and
-    GOSSIP_WAIT_S.
+    no gradient as well, of a module where others do. ``page``: "host:port" of a page for browsers and monitors,
+    docs/page.md. What is not given comes from GOSSIP_SEEDS, GOSSIP_LISTEN,
+    GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR,
+    GOSSIP_WAIT_S and GOSSIP_PAGE.
     ``group``: a process group of torch.distributed that trains one model: all its ranks are this one node, and each
     makes a Node; of the settings above those of its rank 0 count.
 
@@ -77,6 +78,7 @@ class Node:
         wait_s: float | None = None,
         group: ProcessGroup | None = None,
         frozen: bool = False,
+        page: str | None = None,
     ) -> None:
         self_test()
         if group is None:
@@ -92,7 +94,7 @@ class Node:
             return
         settings = Settings.gather(
             seeds, listen, advertise, secret, state_dir, config, join_or_fail_s=join_or_fail_s, wait_for=wait_for,
-            wait_s=wait_s,
+            wait_s=wait_s, page=page,
         )  # fmt: skip
         decided = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=decided)

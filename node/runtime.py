@@ -70,6 +70,7 @@ STANDS_S = 5.0  # without a step boundary before it is said: longer than most st
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
 MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
 OF_OFFERS = frozenset({"unanswered", "unreached"})
+MIXES = 8  # partners of late that are told: a graph of who mixes with whom has them all within seconds
 STATUS_MESSAGES = 20  # for how many a page of the status counts: it is up to 64 KiB to write, a millisecond or so
 
 
@@ -128,6 +129,7 @@ class Runtime:
         self.streams.on_begun, self.streams.on_over = self.exchange_begun, self.exchange_over
         self.offered: dict[int, tuple[PeerId, float]] = {}  # to whom, and when: until it is answered or given up
         self.failures: dict[str, int] = {}  # by the reason, those of exchanges that were told
+        self.mixed = deque[tuple[str, str, float]](maxlen=MIXES)  # with whom, in which codec, and when, newest last
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.rearm = trio.Event()
         self.armed = -math.inf  # when keep_time wakes by itself
@@ -217,6 +219,13 @@ class Runtime:
             kind, time.time(), account.session, account.partners, account.codec, account.seconds, account.bytes_sent,
             account.bytes_received, account.distance, reason,
         ))  # fmt: skip
+        if account.done:
+            self.mixed.extend((partner, account.codec, time.perf_counter()) for partner in account.partners)
+
+    def mixes(self) -> tuple[tuple[str, str, float], ...]:
+        """Late ones: with whom, in which codec, how many seconds ago. In any thread."""
+        now = time.perf_counter()
+        return tuple((partner, codec, round(now - at, 2)) for partner, codec, at in tuple(self.mixed))
 
     def offer_over(self, session: int, link: Link | None = None) -> None:
         """An offer, made or taken, is over, or another is asked: what was declined is no failure, and is not told."""
@@ -419,7 +428,7 @@ class Runtime:
             if isinstance(message, Unknown):
                 return
             if isinstance(message, StatusQuery):
-                link.send(status_page(self.peer, self.links, self.config.swarm, message.after))
+                link.send(status_page(self.peer, self.links, self.config.swarm, message.after, self.mixes()))
             elif isinstance(message, Close):
                 self.on_close(link, message)
             elif isinstance(message, Hello) or observer:

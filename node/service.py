@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import math
@@ -11,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -29,7 +31,7 @@ from node.model.state import State
 from node.observe import notices
 from node.observe.console import Console
 from node.observe.events import ExchangeEvent, NodeEvent, NoticeEvent, RunEvent
-from node.observe.figures import Reading
+from node.observe.figures import Reading, Source
 from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView, members_of
 from node.observe.notices import LOGGER
@@ -39,6 +41,9 @@ from node.transport.handshake import Greeter
 from node.transport.seeds import SeedLookup
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import swarm_contexts
+
+if TYPE_CHECKING:  # it needs what is installed for it alone
+    from node.page.page import Page
 
 __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 
@@ -53,15 +58,17 @@ HANDOVER_S = 3.0  # for a node that just ended in this state directory to let go
 class Service:
     """Runs in the network thread. The training thread reads ``view``, ``signals``, and plain numbers of ``runtime``.
 
-    ``figures`` is asked for the progress line and log, in the network thread.
+    ``figures`` is asked for the progress line and log, ``source`` for the page, both in the network thread.
     """
 
     def __init__(
         self, settings: Settings, state: State, boundary: Boundary, pool: VectorPool, outer: OuterStep,
         outer_lock: threading.Lock, wake: threading.Event, signals: Signals, figures: Callable[[], Reading],
+        source: Callable[[], Source],
     ) -> None:  # fmt: skip
         self.settings, self.state, self.boundary, self.pool, self.outer = settings, state, boundary, pool, outer
         self.outer_lock, self.wake, self.signals, self.figures = outer_lock, wake, signals, figures
+        self.source = source
         self.identity = Identity.load(settings.state_dir)
         self.state_dir = StateDir(settings.state_dir)
         self.incarnation = 0
@@ -72,6 +79,7 @@ class Service:
         self.genesis = b""  # of the run that the view counts for
         self.listeners = Listeners(lambda: self.identity.id.hex())
         self.progress: Console | None = None
+        self.page = None if settings.page is None else make_page(settings, settings.page)
         self.debugging = LOGGER.isEnabledFor(logging.DEBUG)  # whether logging wants to hear of exchanges, as last asked
         self.leaving: trio.Event | None = None
         self.clock_s = 0.0  # what the network's clock is ahead of time.perf_counter
@@ -108,6 +116,7 @@ class Service:
         network = TcpNetwork(settings.listen, settings.config.hello_timeout_s)
         bound = await network.bind()
         try:
+            page_at = None if self.page is None else await self.page.server.bind()
             memory = self.state_dir.read()
             self.incarnation = memory.incarnation + 1
             lookup = SeedLookup(settings.seeds, settings.expected, settings.sources, settings.secret, bound)
@@ -122,12 +131,17 @@ class Service:
             )  # fmt: skip
             runtime.after_perform = self.after_perform
             self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {shown}."))
+            if self.page is not None and page_at is not None:
+                seen = advertised(dataclasses.replace(settings, advertise=None), page_at) or page_at
+                self.notice("page", f"The page of this node: {self.page.guard.link(seen)}")
             self.remember(runtime)
             if self.state_dir.damaged:
                 self.notice("state", self.state_dir.damaged)
             await self.serve(runtime, progress, started)
         finally:
             network.close()
+            if self.page is not None:
+                self.page.server.close()
 
     async def serve(self, runtime: Runtime, progress: Console, started: Callable[[], None]) -> None:
         assert self.leaving is not None
@@ -136,6 +150,8 @@ class Service:
                 await nursery.start(runtime.main)
                 nursery.start_soon(self.look, runtime, progress)
                 nursery.start_soon(self.keep_memory, runtime)
+                if self.page is not None:
+                    nursery.start_soon(self.page.serve, runtime, self.source)
                 self.view = self.view.refreshed(runtime.peer)
                 started()
                 await self.leaving.wait()
@@ -189,6 +205,8 @@ class Service:
     def announce(self, event: NodeEvent) -> None:
         """Tell whoever listens, and people; of exchanges only those who debug."""
         self.listeners.post(event)
+        if self.page is not None:
+            self.page.heard(event)
         if not isinstance(event, ExchangeEvent):
             if self.progress is not None:
                 self.progress.event(event.at_s, event.kind, str(event))
@@ -224,3 +242,10 @@ class Service:
         said = self.state_dir.write(self.incarnation, peer.own_samples, peer.book())
         if said:
             self.notice("state", said)
+
+
+def make_page(settings: Settings, where: Address) -> Page:
+    """Imports what serves it, before the network's thread begins, which it would hold up for a third of a second."""
+    from node.page.page import Page
+
+    return Page(where, settings.secret, settings.config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import math
 import os
 import socket
@@ -40,6 +41,7 @@ class Settings:
     sources: tuple[SeedSource, ...] = ()  # asked for seeds while there is nobody
     wait_for: int = 1  # members, this one included, before training begins
     wait_s: float = WAIT_S  # and for how long at most
+    page: Address | None = None  # where people see it
 
     @classmethod
     def gather(
@@ -54,6 +56,7 @@ class Settings:
         join_or_fail_s: float | None = None,
         wait_for: int | None = None,
         wait_s: float | None = None,
+        page: str | None = None,
     ) -> Settings:
         """Raises ConfigError or IdentityError, one sentence, for what cannot work."""
         given: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
@@ -99,6 +102,7 @@ class Settings:
             seconds(environment, "GOSSIP_MUST_JOIN") if join_or_fail_s is None else join_or_fail_s,
             tuple(sources), members(environment.get("GOSSIP_WAIT_FOR", "1") if wait_for is None else wait_for),
             waited(seconds(environment, "GOSSIP_WAIT_S") if wait_s is None else wait_s),
+            paged(page or environment.get("GOSSIP_PAGE"), key),
         )  # fmt: skip
 
 
@@ -132,6 +136,21 @@ def waited(wait_s: float | None) -> float:
     if not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
         raise ConfigError(f"wait_s is {wait_s!r}: give a number of seconds, as 60.")
     return wait_s
+
+
+def paged(where: str | None, secret: bytes | None) -> Address | None:
+    """Raises ConfigError where the page could not be, or not be guarded."""
+    if not where:
+        return None
+    address = parse_address(where)
+    if any(importlib.util.find_spec(name) is None for name in ("h11", "prometheus_client")):
+        raise ConfigError("The page needs h11 and prometheus-client: pip install 'gossip-trainer[page]'.")
+    if secret is None and not is_loopback(address.host):
+        raise ConfigError(
+            f"The page on {address} could be read by anybody: give the swarm a secret, whose link opens it, or listen "
+            "on 127.0.0.1 and forward the port, as ssh -L does."
+        )
+    return address
 
 
 def invited(source: SeedSource) -> bytes | None:

@@ -84,7 +84,7 @@ class TrainingSide:
         self.outer_lock = threading.Lock()  # it moves in the network's threads, and is reset in the training thread
         self.service = Service(
             settings, self.state, self.boundary, self.pool, self.outer, self.outer_lock, self.wake,
-            self.loop.signals, self.figures,
+            self.loop.signals, self.figures, self.source,
         )  # fmt: skip
         self.thread = NetworkThread()
         self.steps = self.samples = 0
@@ -263,7 +263,7 @@ class TrainingSide:
         runtime = self.runtime
         return Source(
             runtime.peer, runtime.links, self.steps, self.samples, self.swarm_samples, runtime.streams.durations,
-            self.overheads, self.service.listeners.dropped,
+            self.overheads, self.service.listeners.dropped, runtime.mixes(),
         )  # fmt: skip
 
     def figures(self) -> Reading:

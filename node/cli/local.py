@@ -121,6 +121,7 @@ class LocalSwarm:
             "STATE_DIR",
             "CONFIG",
             "LOG",
+            "PAGE",
             "PROGRESS",
         )
         environment = {k: v for k, v in os.environ.items() if k not in {f"GOSSIP_{name}" for name in inherited}}

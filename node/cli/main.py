@@ -41,6 +41,7 @@ class RunSettings:
     wait_for: int | None = None  # members
     wait_s: float | None = None
     config: Path | None = None
+    page: str | None = None  # host:port
     log: Path | None = None
     quiet: bool = False
 
@@ -121,6 +122,8 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         changes["GOSSIP_WAIT_S"] = f"{settings.wait_s:g}"
     if settings.config is not None:
         changes["GOSSIP_CONFIG"] = str(settings.config.resolve())
+    if settings.page:
+        changes["GOSSIP_PAGE"] = settings.page
     if settings.log is not None:
         if not settings.log.resolve().parent.is_dir():
             raise ConfigError(f"The log's folder {settings.log.resolve().parent} does not exist: make it first.")
@@ -233,10 +236,10 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
         console.print(members)
     if left:
         console.print(f"and {left:,} who left within a day; --all names them")
-    for name, heading in HEADINGS.items():
+    for name, heads in HEADINGS.items():
         rows = answer["metrics"].get(name)  # of another version perhaps none
         if rows:
-            shown_rows = Table(heading, "reason", "times")
+            shown_rows = Table(*heads)
             for who, code, count in rows:
                 shown_rows.add_row(str(who)[:15], str(code), str(count))  # an id's first digits, or an address
             console.print(shown_rows)

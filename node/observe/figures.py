@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:  # a command that shows rows of a log starts without them
     from node.transport.links import Links
 
 __all__ = [
-    "FIGURES", "HEADINGS", "MEASURED", "RATES", "STATUS", "Figure", "Reading", "Source", "columns_of", "known",
-    "line_of", "page", "reading", "status_values", "table_of",
+    "FIGURES", "HEADINGS", "MEASURED", "RATES", "STATUS", "VERSION", "Figure", "Reading", "Source", "columns_of",
+    "known", "line_of", "page", "reading", "status_values", "table_of",
 ]  # fmt: skip
 
 Reading = dict[str, Any]
@@ -56,6 +57,7 @@ class Source:
     exchange_s: Iterable[float] = ()  # late ones
     overhead_s: Iterable[float] = ()
     events_dropped: int = 0
+    mixes: Iterable[tuple[str, str, float]] = ()  # late ones: with whom, in which codec, how many seconds ago
 
 
 def count(value: int | None) -> str:
@@ -91,7 +93,10 @@ class Figure:
     line: str | Callable[[Reading], str] = ""  # its part of the live line
     table: tuple[str, str | Callable[[Reading], str]] | None = None  # its row of the closing table
     column: str = ""  # the head of its column in the table of `gossip local`
-    heading: str = ""  # of a table of its own in `gossip status`: not one value, but rows of who, why and how often
+    # Of a table of its own in `gossip status`: not one value, but rows of who, why and how often, or what `heads` say.
+    heading: str = ""
+    heads: tuple[str, str] = ("reason", "times")
+    metric: str = ""  # its name in Prometheus's text, by the conventions there; one that only grows ends in _total
 
 
 def median(values: Iterable[float]) -> float | None:
@@ -104,25 +109,39 @@ def refused(at: Source) -> tuple[tuple[str, str, int], ...]:
     return tuple((partner.hex(), code, count) for (partner, code), count in counts)
 
 
+def installed() -> str:
+    """The version of this library; of a folder that nobody installed none is known."""
+    try:
+        return metadata.version("gossip-trainer")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+VERSION = installed()
+
 # In the order of the line and of the table, what matters most first, since a narrow terminal cuts the line. Those of
 # `gossip status` are told by their place: a new one stands behind the others.
 FIGURES = (
     Figure(
         "steps", "steps of this node's training loop", "local steps", lambda at: at.steps, count,
         status=True, line="step {steps}", table=("steps", "{steps}"), column="steps",
+        metric="gossip_steps_total",
     ),
     Figure(
         "samples", "that it has trained on", "samples", lambda at: at.samples, count,
         status=True, line="samples {samples} of {swarm_samples}",
         table=("samples", "{samples} of the swarm's {swarm_samples}"), column="samples",
+        metric="gossip_samples_total",
     ),
     Figure(
         "swarm_samples", "behind the weights of its run: the whole swarm's, of members that left as well", "samples",
         lambda at: at.swarm_samples, count, status=True,
+        metric="gossip_swarm_samples",
     ),
     Figure(
         "loss", "the last that it was given", "", lambda at: at.peer.record.loss, loss_text,
         status=True, line="loss {loss}", table=("loss", "{loss}"), column="loss",
+        metric="gossip_loss",
     ),
     Figure(
         "members_alive", "members alive, this node included", "members", lambda at: at.peer.counts.alive, count,
@@ -134,6 +153,7 @@ FIGURES = (
         status=True, line=lambda row: f"{row['exchanges_done']:,} exchanges"
         + (f" ({row['exchanges_failed']:,} failed)" if row["exchanges_failed"] else ""),
         table=("exchanges", "{exchanges_done} done, {exchanges_failed} failed"), column="exchanges",
+        metric="gossip_exchanges_done_total",
     ),
     Figure(
         "exchanges_failed", "those that came to nothing, offers that nobody answered among them", "exchanges",
@@ -145,26 +165,35 @@ FIGURES = (
     ),
     Figure(
         "step_overhead_seconds", "median of late calls of `node.step`", "s", lambda at: median(at.overhead_s),
-        logged=False,
+        logged=False, metric="gossip_step_overhead_seconds",
     ),
     Figure(
         "bytes_sent", "over all links", "bytes", lambda at: at.links.bytes_sent, megabytes,
         status=True, table=("sent, received", "{bytes_sent} MB, {bytes_received} MB"), column="MB sent",
+        metric="gossip_sent_bytes_total",
     ),
     Figure(
         "bytes_received", "over all links", "bytes", lambda at: at.links.bytes_received, megabytes, status=True,
+        metric="gossip_received_bytes_total",
     ),
     Figure(
         "consensus_distance", "sqrt(mean |x_i - mean|^2) over the swarm, estimated from late exchanges",
         "distance of weights", lambda at: at.peer.consensus_distance, logged=False, status=True,
+        metric="gossip_consensus_distance",
     ),
     Figure(
         "partner", "the last that it mixed with: the first digits of its id", "",
         lambda at: at.peer.last_partner and at.peer.last_partner.hex()[:8],
         lambda last: f", last with {last}" if last else "",
     ),
-    Figure("ready", "whether it holds a run's weights", "", lambda at: at.peer.ready, logged=False, status=True),
-    Figure("alone", "whether nobody else is there, as was last announced", "", lambda at: at.peer.alone, status=True),
+    Figure(
+        "ready", "whether it holds a run's weights", "", lambda at: at.peer.ready, logged=False, status=True,
+        metric="gossip_ready",
+    ),
+    Figure(
+        "alone", "whether nobody else is there, as was last announced", "", lambda at: at.peer.alone, status=True,
+        metric="gossip_alone",
+    ),
     Figure(
         "mb_s_sent", "over the last second or so", "MB/s", text="{:.1f}".format, rate_of="bytes_sent",
         line="{mb_s_sent}/{mb_s_received} MB/s{partner}",
@@ -177,20 +206,32 @@ FIGURES = (
     Figure(
         "messages_ignored", "messages of kinds that this version does not know", "messages",
         lambda at: at.links.ignored, logged=False, status=True,
+        metric="gossip_messages_ignored_total",
     ),
     Figure(
         "events_dropped", "of `node.on`, for which its callbacks were too slow", "events", lambda at: at.events_dropped,
         logged=False,
+        metric="gossip_events_dropped_total",
     ),
     Figure(
         "suspicious", "members that misbehave: who, how, how often", "",
         lambda at: tuple(islice(at.peer.misconduct(), SHOWN)), logged=False, status=True, heading="misbehaves",
     ),
+    Figure(
+        "mixed", "members that it mixed with of late: who, in which codec, how many seconds ago", "",
+        lambda at: tuple(at.mixes)[-SHOWN:], logged=False, status=True, heading="mixed with", heads=("codec", "s ago"),
+    ),
+    Figure(
+        "failures", "exchanges that came to nothing, by the reason", "exchanges",
+        lambda at: tuple((reason, "", count) for reason, count in at.peer.failed_by.items()), logged=False, status=True,
+        heading="exchanges failed", heads=("", "times"),
+    ),
+    Figure("version", "of this library", "", lambda at: VERSION, logged=False, status=True),
 )  # fmt: skip
 MEASURED = tuple(figure for figure in FIGURES if figure.of is not None and not figure.heading)
 RATES = tuple(figure for figure in FIGURES if figure.rate_of)
 STATUS = tuple(figure for figure in FIGURES if figure.status)
-HEADINGS = {figure.name: figure.heading for figure in FIGURES if figure.heading}
+HEADINGS = {figure.name: (figure.heading, *figure.heads) for figure in FIGURES if figure.heading}
 
 
 def known(value: Any) -> Any:

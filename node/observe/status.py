@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import trio
@@ -19,20 +20,23 @@ from node.transport.links import FrameReader, Links
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import TlsStream, swarm_contexts
 
-__all__ = ["PAGE", "query", "status_page"]
+__all__ = ["PAGE", "ask_figures", "query", "status_page"]
 
 PAGE = 100  # members of at most 400 B (a host name has 255) in one header of 64 KiB
 MAX_ROWS = 50_000  # members that are asked for: 40 MB, twice what a table holds; the node that answers may be anybody's
 MAX_TEXT = 300  # characters: an address
+NOBODY = b"\xff" * 16  # no member's id is after it
 METRICS = ("id", "address", "swarm", *(figure.name for figure in STATUS))
 """In this order; later versions add theirs behind these."""
 
 
-def status_page(peer: Peer, links: Links, swarm: str, after: bytes) -> StatusReply:
-    """Members with ids after ``after``, in order, and the metrics."""
+def status_page(
+    peer: Peer, links: Links, swarm: str, after: bytes, mixes: Iterable[tuple[str, str, float]] = ()
+) -> StatusReply:
+    """Members with ids after ``after``, in order, and the metrics. ``mixes``: late ones, as a Source has them."""
     me = peer.record
     address = str(me.address) if me.address is not None else None
-    figures = status_values(Source(peer, links, me.steps, me.samples, peer.swarm_samples))
+    figures = status_values(Source(peer, links, me.steps, me.samples, peer.swarm_samples, mixes=mixes))
     rows = sorted((record.id, record, state) for record, state in peer.members() if record.id > after)
     page = tuple(
         (record.id, str(record.address) if record.address else None, state.value, record.steps, record.samples,
@@ -56,7 +60,14 @@ def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0)
         raise LocalError(f"No node answers at {address}: is it running, is the address right, and {how}?") from error
 
 
-async def ask(address: Address, secret: bytes | None, timeout_s: float) -> dict[str, Any]:
+async def ask_figures(address: Address, secret: bytes | None, timeout_s: float) -> dict[str, Any]:
+    """As :func:`query`, in a trio loop of the caller's, for the node's own figures: of its members at most a page is
+    read, whatever it sends. Raises OSError, RemoteError, trio.TooSlowError."""
+    return await ask(address, secret, timeout_s, NOBODY)
+
+
+async def ask(address: Address, secret: bytes | None, timeout_s: float, after: bytes = b"") -> dict[str, Any]:
+    """``after``: members with larger ids are asked for."""
     with trio.fail_after(timeout_s):
         stream: ByteStream = await TcpNetwork(None, timeout_s).connect(address)
         try:
@@ -66,15 +77,14 @@ async def ask(address: Address, secret: bytes | None, timeout_s: float) -> dict[
                 stream = tls
             reader = FrameReader(stream)
             await Greeter("", None).greet(stream, reader, None, None, None)
-            return await read_pages(stream, reader)
+            return await read_pages(stream, reader, after)
         finally:
             stream.close_now()
 
 
-async def read_pages(stream: ByteStream, reader: FrameReader) -> dict[str, Any]:
+async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b"") -> dict[str, Any]:
     """All pages as one answer. A node of another version has more values or fewer: what it does not say is None."""
     members: list[dict[str, Any]] = []
-    after = b""
     while True:
         await stream.send_all(encode(StatusQuery(after)))
         reply = await next_reply(reader)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from node import Metrics
-from node.observe.figures import FIGURES, Source, page, reading, status_values
+from node.observe.figures import FIGURES, VERSION, Source, page, reading, status_values
 from node.observe.status import METRICS
 from tests.harness.world import World
 
@@ -40,12 +40,31 @@ def test_the_log_has_these_figures_and_what_is_not_known_is_null():
 
 
 def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
-    assert METRICS[:18] == (
+    assert METRICS[:21] == (
         "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
         "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone", "refused",
-        "messages_ignored", "suspicious",
+        "messages_ignored", "suspicious", "mixed", "failures", "version",
     )  # fmt: skip
-    assert status_values(source()) == (7, 28, 30, None, 1, 0, 0, 1234, 56, None, True, False, (), 3, ())
+    assert status_values(source()) == (
+        7,
+        28,
+        30,
+        None,
+        1,
+        0,
+        0,
+        1234,
+        56,
+        None,
+        True,
+        False,
+        (),
+        3,
+        (),
+        (),
+        (),
+        VERSION,
+    )
 
 
 def test_metrics_are_a_mapping_of_every_figure_that_is_one_value_and_none_before_there_is_any():
@@ -54,7 +73,7 @@ def test_metrics_are_a_mapping_of_every_figure_that_is_one_value_and_none_before
         "steps": 7, "samples": 28, "swarm_samples": 30, "loss": None, "members_alive": 1, "exchanges_done": 0,
         "exchanges_failed": 0, "exchange_seconds": None, "step_overhead_seconds": None, "bytes_sent": 1234,
         "bytes_received": 56, "consensus_distance": None, "partner": None, "ready": True, "alone": False,
-        "messages_ignored": 3, "events_dropped": 0,
+        "messages_ignored": 3, "events_dropped": 0, "version": VERSION,
     }  # fmt: skip
     assert all(getattr(metrics, name) == value for name, value in metrics.items())
     assert set(metrics) <= set(dir(metrics))

@@ -1,0 +1,1 @@
+"""What people and monitors see of a running node in a browser: its page, its metrics, its health."""

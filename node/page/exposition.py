@@ -1,0 +1,77 @@
+"""A node's figures in Prometheus's text, by the rows of :mod:`node.observe.figures`; and how long exchanges take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+from gossip.effects import MemberState
+from gossip.exchange.session_table import REASONS
+from node.observe.events import ExchangeEvent
+from node.observe.figures import FIGURES, VERSION, Source, known
+
+__all__ = ["KIND", "Exposition"]
+
+KIND = prometheus_client.CONTENT_TYPE_LATEST
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # small models to slow links
+
+
+class Exposition:
+    """Of one node: a registry of its own, since a process may hold several. Labels are ours: what others chose (ids,
+    codes, addresses) would let them make as many series as they like."""
+
+    def __init__(self) -> None:
+        self.source: Source | None = None
+        self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
+        self.seconds = prometheus_client.Histogram(
+            "gossip_exchange_seconds", "From the wish for a snapshot to the mix, of exchanges that were done.",
+            registry=self.registry, buckets=SECONDS,
+        )  # fmt: skip
+        self.registry.register(self)
+
+    def heard(self, event: ExchangeEvent) -> None:
+        if event.kind == "exchange.done":
+            self.seconds.observe(event.seconds)
+
+    def text(self, source: Source) -> bytes:
+        self.source = source
+        try:
+            text: bytes = prometheus_client.generate_latest(self.registry)
+            return text
+        finally:
+            self.source = None
+
+    def describe(self) -> list[Any]:
+        """The registry asks for names; they are in :meth:`collect` alone."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        at = self.source
+        if at is None:
+            return
+        for figure in FIGURES:
+            if not figure.metric or figure.of is None:
+                continue
+            value = known(figure.of(at))
+            if value is None:
+                continue
+            of = CounterMetricFamily if figure.metric.endswith("_total") else GaugeMetricFamily
+            yield of(figure.metric.removesuffix("_total"), figure.meaning + ".", value=float(value))
+        failed = CounterMetricFamily(
+            "gossip_exchanges_failed", "Exchanges that came to nothing, by the reason.", labels=["reason"]
+        )
+        for reason in (*sorted(REASONS), "other"):
+            failed.add_metric([reason], at.peer.failed_by.get(reason, 0))
+        yield failed
+        states = dict.fromkeys(MemberState, 0)
+        states[MemberState.ALIVE] = 1  # this node
+        for _, state in at.peer.members():
+            states[state] += 1
+        members = GaugeMetricFamily("gossip_members", "Members that it knows of, itself included.", labels=["state"])
+        for state, count in states.items():
+            members.add_metric([state.value], count)
+        yield members
+        yield InfoMetricFamily("gossip_build", "What is installed.", value={"version": VERSION})

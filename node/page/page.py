@@ -1,0 +1,209 @@
+"""The page of one node: looks at it once a second, asks others while somebody watches, and answers who opens it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import fields
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from gossip.config import Config
+from gossip.effects import MemberState
+from gossip.errors import LocalError, RemoteError
+from gossip.ids import Address, PeerId, parse_address
+from node.observe.events import ExchangeEvent, NodeEvent
+from node.observe.figures import STATUS, Source, known
+from node.observe.status import ask_figures
+from node.page.exposition import KIND, Exposition
+from node.page.guard import Guard
+from node.page.picture import SwarmPicture
+from node.page.web import Answer, Asked, WebServer
+from node.runtime import Runtime
+
+__all__ = ["Page"]
+
+LOOK_S = 1.0  # as often as members' own counts arrive
+WALK_SHARE = 100.0  # times what a look takes, between two of them: it walks the table, 16 ms for 10,000 members
+STREAMS = 16  # event streams at once, of 20 kB a second each
+ASKED = 8  # members a second, while somebody watches: 32 are asked once in four
+ASK_S = 2.0  # for an answer: a tenth of what a row may be old
+SENTENCES = 50  # late ones that a page begins with
+SENTENCE = 400  # characters of each
+HEALTHY_S = 30.0  # without a step boundary: an evaluation may take so long
+HEALTHY_TIMES = 3.0  # the longest between two boundaries so far, where that is more
+STATIC = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/uPlot.iife.min.js": ("uPlot.iife.min.js", "text/javascript; charset=utf-8"),
+    "/uPlot.min.css": ("uPlot.min.css", "text/css; charset=utf-8"),
+}
+
+
+class Page:
+    """Runs in the network's thread. ``contain`` hears of faults that end nothing, ``source`` gives this node's
+    figures."""
+
+    def __init__(self, where: Address, secret: bytes | None, config: Config) -> None:
+        """Raises ConfigError where nothing would guard it."""
+        self.guard, self.secret, self.config = Guard.of(where, secret), secret, config
+        self.server = WebServer(where, self.answer, lambda error: self.contain(error))
+        folder = Path(__file__).with_name("static")
+        self.static = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in STATIC.items()}
+        self.exposition = Exposition()
+        self.runtime: Runtime | None = None
+        self.picture: SwarmPicture | None = None
+        self.source: Callable[[], Source] | None = None
+        self.contain: Callable[[Exception], None] = lambda error: None
+        self.sentences: list[dict[str, Any]] = []
+        self.counted = 0  # sentences so far
+        self.watching = 0
+        self.state = b""  # the event of the last look, which all streams send
+        self.looked = trio.Event()
+        self.asking = trio.CapacityLimiter(ASKED)
+        self.longest_s = 0.0  # between two boundaries, as seen here
+
+    async def serve(self, runtime: Runtime, source: Callable[[], Source]) -> None:
+        """Until cancelled."""
+        self.runtime, self.source = runtime, source
+        self.picture = SwarmPicture(runtime.peer.record.id)
+        self.contain = lambda error: runtime.faults.contain(error, "The page", "it is served on")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.server.serve)
+            while True:
+                began = time.perf_counter()
+                try:
+                    self.look(runtime, source, self.picture, nursery)
+                except Exception as error:
+                    self.contain(error)
+                await trio.sleep(max(LOOK_S, WALK_SHARE * (time.perf_counter() - began)))
+
+    def look(
+        self, runtime: Runtime, source: Callable[[], Source], picture: SwarmPicture, nursery: trio.Nursery
+    ) -> None:
+        peer, now = runtime.peer, time.monotonic()
+        at = source()
+        own = {figure.name: known(figure.of(at)) for figure in STATUS if figure.of is not None}
+        stood_s = runtime.now - peer.boundary_at
+        if peer.ready and stood_s < self.patience_s:  # what is too long does not make itself right
+            self.longest_s = max(self.longest_s, stood_s)
+        picture.look([(peer.record, MemberState.ALIVE), *peer.members()], own, now)
+        if self.watching:
+            for who, address in picture.next_to_ask(ASKED, now):
+                nursery.start_soon(self.ask, picture, who, address)
+            self.state = self.state_of(picture)
+        looked, self.looked = self.looked, trio.Event()
+        looked.set()
+
+    def state_of(self, picture: SwarmPicture) -> bytes:
+        status, why = self.health()
+        return event_of("state", {**picture.state(), "health": why, "healthy": status is HTTPStatus.OK})
+
+    async def ask(self, picture: SwarmPicture, who: PeerId, address: str) -> None:
+        """One member, for its own figures. Who does not answer keeps the row it has."""
+        if self.asking.available_tokens < 1:
+            return
+        async with self.asking:
+            try:
+                answer = await ask_figures(parse_address(address), self.secret, ASK_S)
+                if answer["id"] == who.hex():
+                    picture.answered(who, answer["metrics"], time.monotonic())
+            except (OSError, RemoteError, LocalError, trio.TooSlowError):
+                pass
+            except Exception as error:
+                self.contain(error)
+
+    def heard(self, event: NodeEvent) -> None:
+        """Something happened to this node."""
+        if isinstance(event, ExchangeEvent):
+            self.exposition.heard(event)
+        else:
+            self.counted += 1
+            said = {"number": self.counted, "at": round(event.at_s, 1), "text": str(event)[:SENTENCE]}
+            self.sentences.append(said)
+            del self.sentences[:-SENTENCES]
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+    async def answer(self, asked: Asked) -> Answer:
+        headers, path = asked.headers, asked.path
+        refusal = self.guard.refuses(
+            path, asked.query, headers.get("host", ""), headers.get("authorization", ""), headers.get("cookie", "")
+        )
+        if refusal is not None:
+            status, sentence = refusal
+            return Answer(f"{sentence}\n".encode(), status=status)
+        if path == "/" and self.guard.brings_token(asked.query):
+            return Answer(
+                b"", status=HTTPStatus.SEE_OTHER, headers=(("Location", "/"), ("Set-Cookie", self.guard.cookie()))
+            )
+        if path in self.static:
+            body, kind = self.static[path]
+            return Answer(body, kind)
+        if self.runtime is None or self.source is None or self.picture is None:
+            return Answer(b"This node is starting.\n", status=HTTPStatus.SERVICE_UNAVAILABLE)
+        match path:
+            case "/healthz":
+                status, sentence = self.health()
+                return Answer(f"{sentence}\n".encode(), status=status)
+            case "/metrics":
+                return Answer(self.exposition.text(self.source()), KIND)
+            case "/events":
+                if self.watching >= STREAMS:
+                    sentence = f"{STREAMS} pages of this node are open already: close one."
+                    return Answer(f"{sentence}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
+                return Answer(b"", "text/event-stream", stream=self.events(self.picture))
+        return Answer(b"There is no such page.\n", status=HTTPStatus.NOT_FOUND)
+
+    async def events(self, picture: SwarmPicture) -> AsyncGenerator[bytes, None]:
+        """What a page begins with, and then every look. It is behind by nothing: who reads slowly is sent fewer."""
+        self.watching += 1
+        try:
+            yield event_of(
+                "begin", {"settings": settings_of(self.config), "swarm": self.config.swarm, **picture.history()}
+            )
+            said, state = 0, self.state_of(picture)
+            while True:
+                late = [one for one in self.sentences if one["number"] > said]
+                if late:
+                    said = late[-1]["number"]
+                    yield event_of("sentences", late)
+                yield state
+                await self.looked.wait()
+                state = self.state
+        finally:
+            self.watching -= 1
+
+    @property
+    def patience_s(self) -> float:
+        return max(HEALTHY_S, HEALTHY_TIMES * self.longest_s)
+
+    def health(self) -> tuple[HTTPStatus, str]:
+        """Whether steps advance, and why not."""
+        assert self.runtime is not None
+        peer = self.runtime.peer
+        stood_s = self.runtime.now - peer.boundary_at
+        if not peer.ready:
+            return HTTPStatus.SERVICE_UNAVAILABLE, "This node holds no weights of a run yet: it joins."
+        if peer.finished:
+            return HTTPStatus.OK, "This node's run is finished."
+        if stood_s >= self.patience_s:
+            sentence = f"The training loop has reached no step boundary for {stood_s:.0f} s."
+            return HTTPStatus.SERVICE_UNAVAILABLE, sentence
+        return HTTPStatus.OK, "Steps advance."
+
+
+def event_of(name: str, data: Any) -> bytes:
+    """JSON has no newline outside of its texts, and in them it is written \\n: nobody can begin another event."""
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'), allow_nan=False)}\n\n".encode()
+
+
+def settings_of(config: Config) -> dict[str, str]:
+    """Every key whose value is not the default."""
+    plain = Config()
+    values = {field.name: (getattr(config, field.name), getattr(plain, field.name)) for field in fields(config)}
+    return {name: str(value)[:SENTENCE] for name, (value, default) in values.items() if value != default}

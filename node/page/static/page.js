@@ -1,0 +1,235 @@
+"use strict";
+// Draws what /events tells. Everything that comes from there is put in as text, never as markup: names, losses and
+// sentences are other members' own words.
+(function () {
+  const POINTS = 512; // of one line, as the node keeps them; beyond that every second one goes
+  const NAMED = 40; // members whose names stand in the graph; more would cover each other
+  const KEPT = 100; // sentences
+  const MIXED_S = 4; // how long a mix is drawn, fading
+  const COLUMNS = [
+    ["member", (m) => m.id.slice(0, 8)], ["state", (m) => stateOf(m)], ["steps", (m) => whole(m.steps)],
+    ["samples", (m) => whole(m.samples)], ["loss", (m) => short(m.loss)], ["exchanges", (m) => whole(m.exchanges_done)],
+    ["failed", (m) => whole(m.exchanges_failed)], ["distance", (m) => short(m.consensus_distance)],
+    ["MB/s up", (m) => short(m.mb_s_sent)], ["MB/s down", (m) => short(m.mb_s_received)],
+    ["mixed with", (m) => (m.mixed && m.mixed.length ? m.mixed[m.mixed.length - 1][0].slice(0, 8) : "-")],
+    ["version", (m) => m.version || "-"], ["address", (m) => m.address || "-"],
+  ];
+
+  function known(value) { return typeof value === "number" && Number.isFinite(value); }
+  function whole(value) { return known(value) ? Math.round(value).toLocaleString("en") : "-"; }
+  function short(value) {
+    if (!known(value)) return "-";
+    return value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 1e6) ? value.toExponential(2) : String(+value.toPrecision(4));
+  }
+  function stateOf(member) {
+    const state = member.state === "alive" && member.ready === false ? "joins" : member.state;
+    return member.old && known(member.answered_s) ? `${state}, ${Math.round(member.answered_s)} s old` : state;
+  }
+
+  // Where each member stands: on a circle in the order of ids, so that nobody moves when another's state changes.
+  function layout(members) {
+    const ids = members.map((m) => m.id).sort();
+    const places = new Map();
+    ids.forEach((id, index) => {
+      const angle = (2 * Math.PI * index) / Math.max(1, ids.length) - Math.PI / 2;
+      places.set(id, [100 * Math.cos(angle), 100 * Math.sin(angle)]);
+    });
+    return places;
+  }
+
+  // Pairs that mixed within so many seconds, each once: [one, other, seconds ago], by what either of them says.
+  function edges(members, within) {
+    const found = new Map();
+    const here = new Set(members.map((m) => m.id));
+    for (const member of members) {
+      for (const [other, , ago] of member.mixed || []) {
+        const age = ago + (member.answered_s || 0);
+        if (!here.has(other) || other === member.id || !(age <= within)) continue;
+        const pair = [member.id, other].sort();
+        const key = pair.join();
+        if (!found.has(key) || found.get(key)[2] > age) found.set(key, [...pair, age]);
+      }
+    }
+    return [...found.values()];
+  }
+
+  function appended(points, point) {
+    const last = points[points.length - 1];
+    if (last && last[0] >= point[0]) return points;
+    points.push(point);
+    return points.length > POINTS ? points.filter((_, index) => index % 2 === 0) : points;
+  }
+
+  // Losses of all members over one axis: what a chart takes, and whose line is which.
+  function aligned(losses) {
+    const ids = [...losses.keys()].sort();
+    const steps = [...new Set(ids.flatMap((id) => losses.get(id).map((point) => point[0])))].sort((a, b) => a - b);
+    const at = new Map(steps.map((step, index) => [step, index]));
+    const lines = ids.map((id) => {
+      const line = new Array(steps.length).fill(undefined); // what is not there is spanned
+      for (const [step, loss] of losses.get(id)) line[at.get(step)] = loss;
+      return line;
+    });
+    return { ids, data: [steps, ...lines] };
+  }
+
+  function summed(members) {
+    const sums = new Map();
+    for (const member of members) {
+      for (const [reason, , count] of member.failures || []) sums.set(reason, (sums.get(reason) || 0) + (known(count) ? count : 0));
+    }
+    return [...sums].sort((a, b) => b[1] - a[1]);
+  }
+
+  function colour(id) { // by the id, so that a member keeps it on every page
+    let hash = 0;
+    for (const digit of id) hash = (hash * 31 + digit.charCodeAt(0)) % 3600;
+    return `hsl(${hash / 10}, 65%, 50%)`;
+  }
+
+  if (typeof module !== "undefined") { // tests without a browser
+    module.exports = { layout, edges, appended, aligned, summed, colour, short, whole, stateOf };
+    return;
+  }
+
+  const $ = (id) => document.getElementById(id);
+  const SVG = "http://www.w3.org/2000/svg";
+  const losses = new Map();
+  let own = [], drawn = {};
+
+  function element(name, text, className) {
+    const made = document.createElement(name);
+    if (text !== undefined) made.textContent = text;
+    if (className) made.className = className;
+    return made;
+  }
+  function shape(name, attributes) {
+    const made = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  }
+  function rowOf(cells) {
+    const row = element("tr");
+    for (const cell of cells) row.append(element("td", cell));
+    return row;
+  }
+
+  function drawTiles(state) {
+    const me = state.members.find((m) => m.self) || {};
+    const alive = state.members.filter((m) => m.state === "alive").length;
+    const tiles = [
+      ["members alive", whole(alive)], ["samples of the swarm", whole(me.swarm_samples)], ["loss here", short(me.loss)],
+      ["consensus distance", short(me.consensus_distance)], ["exchanges here", whole(me.exchanges_done)],
+      ["MB/s up", short(me.mb_s_sent)], ["MB/s down", short(me.mb_s_received)],
+    ];
+    $("tiles").replaceChildren(...tiles.map(([what, value]) => {
+      const tile = element("div");
+      tile.append(element("b", value), element("span", what));
+      return tile;
+    }));
+  }
+
+  function drawGraph(members) {
+    const places = layout(members), parts = [], few = members.length <= NAMED;
+    for (const [one, other, age] of edges(members, MIXED_S)) {
+      const [x1, y1] = places.get(one), [x2, y2] = places.get(other);
+      parts.push(shape("line", { x1, y1, x2, y2, "stroke-opacity": Math.max(0.1, 1 - age / MIXED_S).toFixed(2) }));
+    }
+    for (const member of members) {
+      const [x, y] = places.get(member.id);
+      const group = shape("g", { class: member.self ? "self" : "" });
+      group.append(shape("circle", { cx: x, cy: y, r: few ? 8 : 3, class: member.ready === false && member.state === "alive" ? "waits" : member.state }));
+      if (few) {
+        const label = shape("text", { x: x * 1.16, y: y * 1.16 + 3 });
+        label.textContent = member.id.slice(0, 8);
+        group.append(label);
+      }
+      parts.push(group);
+    }
+    $("graph").replaceChildren(...parts);
+  }
+
+  function chart(name, series, data, axes) {
+    const place = $(name), key = JSON.stringify(series.map((one) => one.label));
+    const width = Math.max(200, place.clientWidth);
+    if (drawn[name] && drawn[name].key === key) {
+      if (drawn[name].plot.width !== width) drawn[name].plot.setSize({ width, height: 200 });
+      drawn[name].plot.setData(data);
+      return;
+    }
+    if (drawn[name]) drawn[name].plot.destroy();
+    const ink = getComputedStyle(document.body).getPropertyValue("--soft"), grid = getComputedStyle(document.body).getPropertyValue("--line");
+    const axis = (more) => ({ stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, ...more });
+    const plot = new uPlot({
+      width, height: 200, series: [{}, ...series], scales: { x: { time: axes.time } }, legend: { show: series.length <= 12 },
+      axes: [axis({}), axis({ size: 60, values: (_, ticks) => ticks.map(short) })],
+    }, data, place);
+    drawn[name] = { key, plot };
+  }
+
+  function drawCharts() {
+    const { ids, data } = aligned(losses);
+    if (ids.length) chart("losses", ids.map((id) => ({ label: id.slice(0, 8), stroke: colour(id), spanGaps: true, points: { show: false } })), data, { time: false });
+    if (!own.length) return;
+    const column = (index) => own.map((point) => point[index]);
+    const line = (label, stroke) => ({ label, stroke, spanGaps: true, points: { show: false } });
+    chart("distance", [line("distance", colour("distance"))], [column(0), column(1)], { time: true });
+    chart("rates", [line("up", colour("up")), line("down", colour("downwards"))], [column(0), column(2), column(3)], { time: true });
+  }
+
+  function drawMembers(state) {
+    $("members").tHead.replaceChildren(element("tr"));
+    $("members").tHead.rows[0].append(...COLUMNS.map(([head]) => element("th", head)));
+    $("members").tBodies[0].replaceChildren(...state.members.map((member) => {
+      const row = rowOf(COLUMNS.map(([, of]) => of(member)));
+      row.className = `${member.old ? "old" : ""} ${member.self ? "self" : ""}`.trim();
+      row.cells[1].className = member.state;
+      return row;
+    }));
+    $("hidden").textContent = state.hidden ? `and ${whole(state.hidden)} more` : "";
+    const failures = summed(state.members);
+    $("failures").tBodies[0].replaceChildren(...(failures.length ? failures.map(([reason, count]) => rowOf([reason, whole(count)])) : [rowOf(["none"])]));
+  }
+
+  function show(state) {
+    for (const member of state.members) {
+      if (known(member.loss) && known(member.steps) && (losses.has(member.id) || losses.size < 64)) {
+        losses.set(member.id, appended(losses.get(member.id) || [], [member.steps, member.loss]));
+      }
+    }
+    for (const id of [...losses.keys()]) if (!state.members.some((m) => m.id === id)) losses.delete(id);
+    for (const point of state.own) own = appended(own, point);
+    $("health").textContent = state.health;
+    $("health").className = state.healthy ? "good" : "bad";
+    drawTiles(state);
+    drawGraph(state.members);
+    drawCharts();
+    drawMembers(state);
+  }
+
+  const source = new EventSource("events");
+  source.addEventListener("begin", (event) => {
+    const begin = JSON.parse(event.data);
+    $("swarm").textContent = begin.swarm;
+    document.title = `gossip ${begin.swarm}`;
+    losses.clear();
+    for (const [id, points] of Object.entries(begin.losses)) losses.set(id, points);
+    own = begin.own;
+    $("sentences").replaceChildren();
+    const rows = Object.entries(begin.settings).map((pair) => rowOf(pair));
+    $("settings").tBodies[0].replaceChildren(...(rows.length ? rows : [rowOf(["all as by default"])]));
+  });
+  source.addEventListener("sentences", (event) => {
+    for (const one of JSON.parse(event.data)) {
+      const item = element("li");
+      item.append(element("time", new Date(one.at * 1000).toLocaleTimeString()), element("span", one.text));
+      $("sentences").prepend(item);
+    }
+    while ($("sentences").children.length > KEPT) $("sentences").lastChild.remove();
+  });
+  source.addEventListener("state", (event) => show(JSON.parse(event.data)));
+  source.addEventListener("error", () => {
+    $("health").textContent = "this node does not answer: it ended, or is out of reach";
+    $("health").className = "bad";
+  });
+})();

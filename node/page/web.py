@@ -1,0 +1,173 @@
+"""HTTP as far as a page needs it: one request a connection, bounded in number, size and time, whoever asks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import h11
+import trio
+
+from gossip.errors import LocalError
+from gossip.ids import Address
+from node.transport.forks import keep_from_children
+from node.transport.tcp import resolve
+
+__all__ = ["Answer", "Asked", "WebServer"]
+
+CONNECTIONS = 64  # at once: a browser opens six, and none of ours lasts but for an event stream
+REQUEST_BYTES = 16_384  # of a request's line and headers; a body is refused
+REQUEST_S = 10.0  # for a request to be here
+SEND_S = 10.0  # for a piece of an answer to be taken: who does not read is let go
+BACKLOG = 32
+HEADERS = (
+    # Names, losses and sentences on the page are others'. It puts them in as text alone; and if that ever failed, no
+    # script but ours would run, and nothing could be sent elsewhere.
+    ("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+     "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),
+    ("Connection", "close"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: its target, divided and else as it was sent, and its headers in small letters."""
+
+    path: str
+    query: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``stream``: pieces that follow the body, for as long as there are any."""
+
+    body: bytes
+    kind: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
+    headers: tuple[tuple[str, str], ...] = field(default=())
+    stream: AsyncGenerator[bytes, None] | None = None
+
+
+class WebServer:
+    """Answers with what ``answer`` says; ``contain`` hears what it raises beyond that."""
+
+    def __init__(
+        self, where: Address, answer: Callable[[Asked], Awaitable[Answer]], contain: Callable[[Exception], None]
+    ) -> None:
+        self.where, self.answer, self.contain = where, answer, contain
+        self.sock: trio.socket.SocketType | None = None
+        self.open = 0
+
+    async def bind(self) -> Address:
+        """Begin to listen; the address with its real port. Raises LocalError: port in use, no such address."""
+        try:
+            family, kind, proto, _, where = (await resolve(self.where))[0]
+            sock = trio.socket.socket(family, kind, proto)
+            try:
+                sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
+                await sock.bind(where)
+                sock.listen(BACKLOG)
+                keep_from_children(sock)
+            except OSError:
+                sock.close()
+                raise
+        except OSError as error:
+            raise LocalError(
+                f"The page cannot listen on {self.where}: {(error.strerror or str(error)).lower()}; choose another "
+                "port with --page, or port 0 for any free one."
+            ) from error
+        self.sock = sock
+        return Address(self.where.host, int(sock.getsockname()[1]))
+
+    def close(self) -> None:
+        if self.sock is not None:
+            self.sock.close()
+
+    async def serve(self) -> None:
+        """Until cancelled. A connection's trouble is its own."""
+        assert self.sock is not None
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    accepted, _ = await self.sock.accept()
+                except OSError:  # out of descriptors, or a connection gone before it was taken
+                    await trio.sleep(0.1)
+                    continue
+                if self.open >= CONNECTIONS:
+                    accepted.close()
+                    continue
+                keep_from_children(accepted)
+                self.open += 1
+                nursery.start_soon(self.talk, accepted)
+
+    async def talk(self, sock: trio.socket.SocketType) -> None:
+        try:
+            await self.exchange(trio.SocketStream(sock), h11.Connection(h11.SERVER, REQUEST_BYTES))
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            pass  # gone, or too slow
+        except Exception as error:
+            self.contain(error)
+        finally:
+            self.open -= 1
+            sock.close()
+
+    async def exchange(self, stream: trio.SocketStream, http: h11.Connection) -> None:
+        try:
+            with trio.fail_after(REQUEST_S):
+                request = await self.request(stream, http)
+        except h11.RemoteProtocolError:
+            if http.our_state is h11.IDLE or http.our_state is h11.SEND_RESPONSE:
+                await self.send(stream, http, Answer(b"That is no request.\n", status=HTTPStatus.BAD_REQUEST), False)
+            return
+        if request is None:
+            return
+        if request.method not in (b"GET", b"HEAD"):
+            answer = Answer(b"There is nothing to change here.\n", status=HTTPStatus.METHOD_NOT_ALLOWED)
+        else:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
+            path, _, query = request.target.decode("latin-1").partition("?")
+            answer = await self.answer(Asked(path, query, headers))
+        await self.send(stream, http, answer, request.method == b"HEAD")
+
+    async def request(self, stream: trio.SocketStream, http: h11.Connection) -> h11.Request | None:
+        """What is asked, once all of it is here; None from who says nothing. Raises RemoteProtocolError."""
+        asked: h11.Request | None = None
+        while True:
+            event = http.next_event()
+            if event is h11.NEED_DATA:
+                http.receive_data(await stream.receive_some(REQUEST_BYTES))
+            elif isinstance(event, h11.Request):
+                asked = event
+            elif isinstance(event, h11.EndOfMessage):
+                return asked
+            elif isinstance(event, h11.Data):
+                raise h11.RemoteProtocolError("a body")
+            else:
+                return None
+
+    async def send(self, stream: trio.SocketStream, http: h11.Connection, answer: Answer, head: bool) -> None:
+        headers = [*HEADERS, *answer.headers, ("Content-Type", answer.kind)]
+        if answer.stream is None:
+            headers.append(("Content-Length", str(len(answer.body))))
+        await self.piece(stream, http.send(h11.Response(
+            status_code=answer.status.value, headers=headers, reason=answer.status.phrase.encode()
+        )))  # fmt: skip
+        if head:
+            return
+        await self.piece(stream, http.send(h11.Data(answer.body)))
+        if answer.stream is not None:
+            async with contextlib.aclosing(answer.stream) as pieces:
+                async for piece in pieces:
+                    await self.piece(stream, http.send(h11.Data(piece)))
+        await self.piece(stream, http.send(h11.EndOfMessage()))
+
+    async def piece(self, stream: trio.SocketStream, data: bytes | None) -> None:
+        if data:
+            with trio.fail_after(SEND_S):
+                await stream.send_all(data)

@@ -1,0 +1,78 @@
+"""Who is let in to a page, and who is not."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import pytest
+
+from gossip.errors import ConfigError
+from gossip.ids import Address
+from node.page.guard import Guard, token_of
+from node.settings import Settings
+
+SECRET = b"s" * 32
+AWAY = Address("192.0.2.7", 7780)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:7780", "localhost:7780", "localhost", "[::1]:7780", "[::1]", "127.0.0.1"])
+def test_on_loopback_whoever_asks_for_loopback_is_let_in(host):
+    guard = Guard.of(Address("127.0.0.1", 7780), SECRET)
+    assert guard.refuses("/", "", host, "", "") is None
+    assert guard.link(Address("127.0.0.1", 7780)) == "http://127.0.0.1:7780/"
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:7780", "", "127.0.0.1.evil.example:7780", "::1]", "a:b:c"]
+)
+def test_a_name_that_only_leads_here_reads_nothing(host):
+    status, sentence = Guard.of(Address("127.0.0.1", 7780), None).refuses("/events", "", host, "", "")
+    assert status is HTTPStatus.FORBIDDEN
+    assert host not in sentence or not host
+
+
+def test_off_loopback_the_swarms_token_opens_it_as_link_header_or_cookie_and_nothing_else_does():
+    guard, token = Guard.of(AWAY, SECRET), token_of(SECRET)
+    assert guard.link(AWAY) == f"http://192.0.2.7:7780/?token={token}"
+    assert guard.refuses("/", f"token={token}", "any", "", "") is None
+    assert guard.refuses("/metrics", "", "any", f"Bearer {token}", "") is None
+    assert guard.refuses("/events", "", "any", "", f"other=1; gossip_page={token}") is None
+    wrong = token_of(b"t" * 32)
+    for query, bearer, cookie in (
+        ("", "", ""), (f"token={wrong}", "", ""), ("", f"Bearer {wrong}", ""), ("", "Bearer ", ""), ("token=", "", ""),
+        ("", "", f"gossip_page={wrong}"), ("", "", "gossip_page="), ("token=\xff", "\xff", "\xff"),
+    ):  # fmt: skip
+        assert guard.refuses("/", query, "127.0.0.1", bearer, cookie)[0] is HTTPStatus.UNAUTHORIZED
+    assert guard.refuses("/healthz", "", "any", "", "") is None, "launchers send no token, and it says next to nothing"
+
+
+def test_a_token_follows_from_the_secret_and_is_no_part_of_it():
+    assert token_of(SECRET) == token_of(SECRET) != token_of(b"t" * 32)
+    assert token_of(SECRET) not in SECRET.hex()
+    assert len(token_of(SECRET)) == 32
+
+
+def gathered(page, secret_file=None, **environment):
+    pytest.importorskip("h11", reason="the page needs gossip-trainer[page]")
+    pytest.importorskip("prometheus_client", reason="the page needs gossip-trainer[page]")
+    return Settings.gather(None, None, None, secret_file, None, None, environment, page=page)
+
+
+def test_off_loopback_there_is_no_page_without_a_secret_not_even_insecurely():
+    for more in ({}, {"GOSSIP_INSECURE": "1"}):
+        with pytest.raises(ConfigError, match=r"The page on 0\.0\.0\.0:7780 could be read by anybody"):
+            gathered("0.0.0.0:7780", **more)
+
+
+def test_where_it_is_comes_from_the_argument_or_the_environment():
+    assert gathered("127.0.0.1:1", GOSSIP_PAGE="127.0.0.1:2").page == ("127.0.0.1", 1)
+    assert gathered(None, GOSSIP_PAGE="127.0.0.1:2").page == ("127.0.0.1", 2)
+    assert gathered(None).page is None
+    with pytest.raises(ConfigError, match="write host:port"):
+        gathered("7780")
+
+
+def test_without_what_serves_it_a_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'gossip-trainer\[page\]'"):
+        Settings.gather(None, None, None, None, None, None, {"GOSSIP_PAGE": "127.0.0.1:0"})

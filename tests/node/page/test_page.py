@@ -1,0 +1,307 @@
+"""A node's page over real HTTP: what it says, and that nobody who asks can make it take more than its bounds."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("h11", reason="the page needs gossip-trainer[page]")
+prometheus_parser = pytest.importorskip("prometheus_client.parser", reason="the page needs gossip-trainer[page]")
+
+from gossip.errors import LocalError  # noqa: E402
+from node import Node  # noqa: E402
+from node.identity.keys import new_secret, read_secret  # noqa: E402
+from node.observe.figures import FIGURES  # noqa: E402
+from node.page import page, web  # noqa: E402
+from node.page.guard import token_of  # noqa: E402
+
+PAGE = {"page": "127.0.0.1:0"}
+
+
+def port_of(trainee):
+    return trainee.side.service.page.server.sock.getsockname()[1]
+
+
+def get(port, target="/", headers=None, method="GET", host="127.0.0.1"):
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    try:
+        connection.request(method, target, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+    finally:
+        connection.close()
+
+
+class Stream:
+    """An event stream, read as a browser reads it."""
+
+    def __init__(self, port):
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        self.connection.request("GET", "/events")
+        self.answer = self.connection.getresponse()
+
+    def next(self, wanted):
+        while True:
+            name = self.answer.readline().decode().removeprefix("event: ").strip()
+            data = json.loads(self.answer.readline().decode().removeprefix("data: "))
+            assert self.answer.readline() == b"\n"
+            if name == wanted:
+                return data
+
+    def close(self):
+        self.answer.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def stream():
+    opened = []
+
+    def start(port):
+        opened.append(Stream(port))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Linear(4, 2)
+
+
+def test_one_nodes_page_shows_the_whole_swarm_and_who_mixed_with_whom(train, until, stream):
+    first = train(model(), work=lambda: 0.5, **PAGE)
+    second = train(model(), work=lambda: 0.25, seeds=[first.node.address])
+    events = stream(port_of(first))
+    begin = events.next("begin")
+    assert begin["swarm"] == "default"
+    assert begin["settings"]["mix_every_steps"] == "2"
+    assert events.next("sentences")[0]["text"].startswith("The page of this node: http://127.0.0.1:")
+    until(lambda: first.node.metrics().exchanges_done > 3)
+
+    def both(rows):
+        return rows.keys() == {first.node.id, second.node.id} and rows[second.node.id].get("mixed")
+
+    for _ in range(20):
+        rows = {row["id"]: row for row in events.next("state")["members"]}
+        if both(rows):
+            break
+    mine, others = rows[first.node.id], rows[second.node.id]
+    assert (mine["self"], others["self"]) == (True, False)
+    assert (mine["loss"], others["loss"]) == (0.5, 0.25)
+    assert others["mixed"][-1][0] == first.node.id
+    assert others["exchanges_done"] > 0
+    assert mine["mb_s_sent"] is not None
+    assert others["version"] == mine["version"] != ""
+
+
+def test_a_node_that_is_gone_keeps_its_row_and_the_page_goes_on(train, until, stream):
+    first = train(model(), work=lambda: 0.5, **PAGE)
+    second = train(model(), work=lambda: 0.25, seeds=[first.node.address])
+    gone = second.node.id
+    until(lambda: [member.loss for member in first.node.members if member.id == gone] == [0.25])
+    second.stop()
+    events = stream(port_of(first))
+    for _ in range(20):
+        rows = {row["id"]: row for row in events.next("state")["members"]}
+        if rows.get(gone, {}).get("state") == "left":
+            break
+    assert (rows[gone]["state"], rows[gone]["loss"]) == ("left", 0.25)
+
+
+def test_every_metric_is_there_by_the_conventions(train, until):
+    node = train(model(), work=lambda: 0.5, **PAGE)
+    until(lambda: node.node.metrics().loss is not None)
+    status, headers, body = get(port_of(node), "/metrics")
+    families = {family.name: family for family in prometheus_parser.text_string_to_metric_families(body.decode())}
+    assert status == 200
+    assert headers["Content-Type"].startswith("text/plain; version=")
+    known = {figure.metric.removesuffix("_total") for figure in FIGURES if figure.metric} - {
+        "gossip_consensus_distance"
+    }
+    assert known | {"gossip_exchange_seconds", "gossip_exchanges_failed", "gossip_members", "gossip_build"} <= {
+        name.removesuffix("_info") for name in families
+    }
+    assert all(family.documentation and re.fullmatch(r"gossip_[a-z_]+", name) for name, family in families.items())
+    for name in ("gossip_steps", "gossip_sent_bytes"):
+        assert families[name].type == "counter"
+    assert families["gossip_loss"].samples[0].value == 0.5
+    assert {sample.labels["state"]: sample.value for sample in families["gossip_members"].samples}["alive"] == 1
+
+
+def test_health_is_whether_steps_advance(train, until, monkeypatch):
+    node = train(model(), work=lambda: 0.5, **PAGE)
+    port = port_of(node)
+    assert get(port, "/healthz")[::2] == (200, b"Steps advance.\n")
+    monkeypatch.setattr(page, "HEALTHY_S", 0.2)
+    monkeypatch.setattr(page, "HEALTHY_TIMES", 0.0)
+
+    def stands(_):
+        until(lambda: get(port, "/healthz")[0] == 503)
+        return get(port, "/healthz")[2]
+
+    assert re.fullmatch(rb"The training loop has reached no step boundary for \d+ s\.\n", node.do(stands))
+    until(lambda: get(port, "/healthz")[0] == 200)
+
+
+def test_files_come_with_a_policy_that_lets_no_other_script_run(train):
+    port = port_of(train(model(), **PAGE))
+    for target, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/uPlot.min.css", "text/css")):
+        status, headers, body = get(port, target)
+        assert status == 200
+        assert headers["Content-Type"].startswith(kind)
+        assert "default-src 'none'; script-src 'self'" in headers["Content-Security-Policy"]
+        assert len(body) == int(headers["Content-Length"]) > 500
+    assert get(port, "/", method="HEAD")[2] == b""
+    assert get(port, "/../secret")[0] == get(port, "/page.py")[0] == 404
+    assert get(port, "/", method="POST")[0] == 405
+    assert get(port, "/", {"Host": "evil.example"})[0] == 403
+
+
+def test_the_page_needs_no_other_server_and_makes_no_markup_of_what_it_is_told():
+    folder = Path(page.__file__).with_name("static")
+    for name in ("index.html", "page.js", "page.css"):
+        source = folder.joinpath(name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert "//" not in re.sub(r"^ *//.*|[ ;]// .*", "", source, flags=re.M), name
+        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "onclick"):
+            assert way not in source
+    assert "<script>" not in folder.joinpath("index.html").read_text(encoding="utf-8")
+
+
+def test_off_loopback_the_link_opens_it_and_leaves_the_address_bar(train, tmp_path, until):
+    secret = tmp_path / "swarm.secret"
+    secret.write_text(new_secret())
+    secret.chmod(0o600)
+    node = train(model(), secret=secret, page="0.0.0.0:0", listen="127.0.0.1:0")
+    port, token = port_of(node), token_of(read_secret(secret))
+    assert get(port)[0] == get(port, "/metrics")[0] == get(port, "/?token=0")[0] == 401
+    assert get(port, "/healthz")[0] == 200
+    status, headers, _ = get(port, f"/?token={token}")
+    assert (status, headers["Location"]) == (303, "/")
+    assert get(port, "/", {"Cookie": headers["Set-Cookie"].partition(";")[0]})[0] == 200
+    assert get(port, "/metrics", {"Authorization": f"Bearer {token}"})[0] == 200
+    (said,) = [str(event) for event in node.node.history() if event.kind == "page"]
+    assert re.fullmatch(rf"The page of this node: http://[\d.]+:{port}/\?token={token}", said)
+
+
+def test_one_nodes_page_asks_others_by_the_secret(train, tmp_path, stream):
+    secret = tmp_path / "swarm.secret"
+    secret.write_text(new_secret())
+    secret.chmod(0o600)
+    first = train(model(), secret=secret, work=lambda: 0.5, **PAGE)
+    second = train(model(), secret=secret, work=lambda: 0.5, seeds=[first.node.address])
+    events = stream(port_of(first))
+    for _ in range(20):
+        rows = {row["id"]: row for row in events.next("state")["members"]}
+        if rows.get(second.node.id, {}).get("answered_s") is not None:
+            break
+    assert rows[second.node.id]["exchanges_done"] is not None
+
+
+# Whoever asks --------------------------------------------------------------------------------------------------------
+
+
+def test_more_connections_than_there_may_be_are_closed_and_the_next_is_answered(train, until, monkeypatch):
+    monkeypatch.setattr(web, "CONNECTIONS", 3)
+    node = train(model(), **PAGE)
+    port, server = port_of(node), node.side.service.page.server
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+    until(lambda: server.open == 3)
+    with pytest.raises((http.client.HTTPException, OSError)):
+        get(port, "/healthz")
+    for one in idle:
+        one.close()
+    until(lambda: server.open == 0)
+    assert get(port, "/healthz")[0] == 200
+
+
+def test_one_that_asks_nothing_or_reads_nothing_is_let_go(train, until, monkeypatch):
+    monkeypatch.setattr(web, "REQUEST_S", 0.2)
+    monkeypatch.setattr(web, "SEND_S", 0.2)
+    monkeypatch.setattr(page, "LOOK_S", 0.001)
+    monkeypatch.setattr(page, "WALK_SHARE", 1.0)
+    node = train(model(), **PAGE)
+    port, service = port_of(node), node.side.service
+    silent = socket.create_connection(("127.0.0.1", port))
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.connect(("127.0.0.1", port))
+    deaf.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    until(lambda: service.page.watching == 1)
+    until(lambda: service.page.server.open == 0, 60.0)
+    assert service.page.watching == 0
+    silent.close(), deaf.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + b"a" * 100_000, b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000, b"\x16\x03\x01\x02\x00\x01",
+        b"\r\n" * 50,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n" + b"x" * 50_000,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nffffff\r\n",
+        b"GET //[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET http://[a HTTP/1.1\r\nHost: [[\r\n\r\n",
+        b"GET /?token=%ff%fe HTTP/1.1\r\nHost: \xff\r\nCookie: \xfe\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_whatever_is_sent_is_answered_with_a_sentence_or_closed_and_is_no_fault_of_ours(train, sent):
+    node = train(model(), **PAGE)
+    with socket.create_connection(("127.0.0.1", port_of(node)), timeout=10) as other:
+        try:
+            other.sendall(sent)
+            other.shutdown(socket.SHUT_WR)
+            answer = other.recv(4096)
+        except OSError:  # closed while we sent
+            answer = b""
+    assert answer == b"" or re.match(rb"HTTP/1\.1 4\d\d ", answer)
+    assert get(port_of(node), "/healthz")[0] == 200
+    assert [str(event) for event in node.node.history() if event.kind == "fault"] == []
+
+
+def test_so_many_streams_and_no_more(train, until, stream, monkeypatch):
+    monkeypatch.setattr(page, "STREAMS", 2)
+    node = train(model(), **PAGE)
+    opened = [stream(port_of(node)) for _ in range(2)]
+    for one in opened:
+        one.next("state")
+    assert get(port_of(node), "/events")[0] == 503
+    opened[0].close()
+    until(lambda: node.side.service.page.watching < 2)
+    assert get(port_of(node), "/healthz")[0] == 200
+
+
+def test_a_node_leaves_as_quickly_with_a_page_open(train, stream):
+    node = train(model(), **PAGE)
+    events = stream(port_of(node))
+    events.next("state")
+    began = time.monotonic()
+    node.stop()
+    assert time.monotonic() - began < 8
+    assert not node.side.thread.thread.is_alive()
+
+
+def test_a_port_that_is_taken_is_said_in_a_sentence():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(LocalError, match=rf"The page cannot listen on {where}: address already in use"):
+            Node(model(), page=where).start()
+
+
+def test_a_fault_of_the_page_is_told_and_the_node_trains_on(train, until, monkeypatch):
+    node = train(model(), **PAGE)
+    monkeypatch.setattr(page.SwarmPicture, "look", lambda *_: 1 / 0)
+    until(lambda: [event for event in node.node.history() if event.kind == "fault"])
+    (fault,) = [str(event) for event in node.node.history() if event.kind == "fault"]
+    assert fault.startswith("The page raised ZeroDivisionError in ")
+    steps = node.node.metrics().steps
+    until(lambda: node.node.metrics().steps > steps + 3)

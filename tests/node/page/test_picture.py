@@ -1,0 +1,129 @@
+"""The swarm as a page has it: rows that keep what was last said, and lines that never grow beyond their bound."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from gossip.effects import MemberState
+from gossip.ids import Address, MemberRecord
+from node.page.picture import OLD_S, POINTS, ROWS, TRACED, Curve, SwarmPicture
+
+ME = bytes(16)
+
+
+def member(number, **more):
+    made = MemberRecord(number.to_bytes(16), b"", 1, address=Address("127.0.0.1", 7000 + number % 1000), ready=True)
+    return MemberRecord(**{name: getattr(made, name) for name in made.__slots__} | more)
+
+
+def looked(picture, others=(), now=100.0, **own):
+    members = [(member(0), MemberState.ALIVE)] + [
+        one if isinstance(one, tuple) else (one, MemberState.ALIVE) for one in others
+    ]
+    picture.look(members, {"steps": 5, "loss": 1.0, "bytes_sent": 0, "bytes_received": 0} | own, now)
+    return {row["id"]: row for row in picture.rows}
+
+
+def test_a_member_that_was_never_asked_has_what_its_record_says():
+    row = looked(SwarmPicture(ME), [member(1, steps=7, samples=28, loss=0.5)])[member(1).id.hex()]
+    assert (row["steps"], row["samples"], row["loss"], row["old"], row["self"]) == (7, 28, 0.5, False, False)
+    assert row["answered_s"] is None
+
+
+def test_one_that_does_not_answer_keeps_its_last_row_marked_old():
+    picture, other = SwarmPicture(ME), member(1)
+    looked(picture, [other])
+    assert picture.next_to_ask(8, 100.0) == [(other.id, "127.0.0.1:7001")]
+    picture.answered(other.id, {"steps": 9, "exchanges_done": 3}, 100.5)
+    assert looked(picture, [other], 101.0)[other.id.hex()]["old"] is False
+    picture.next_to_ask(8, 101.0)
+    row = looked(picture, [other], 100.5 + OLD_S + 1)[other.id.hex()]
+    assert (row["old"], row["steps"], row["exchanges_done"], row["answered_s"]) == (True, 9, 3, OLD_S + 1)
+
+
+def test_nobody_is_old_for_not_having_been_asked():
+    picture, other = SwarmPicture(ME), member(1)
+    looked(picture, [other])
+    picture.next_to_ask(8, 100.0)
+    picture.answered(other.id, {"steps": 9}, 100.5)
+    assert looked(picture, [other], 1000.0)[other.id.hex()]["old"] is False, "nobody watched meanwhile"
+
+
+def test_the_dead_are_old_and_still_there():
+    picture, other = SwarmPicture(ME), member(1, loss=0.25)
+    looked(picture, [other])
+    row = looked(picture, [(other, MemberState.DEAD)], 101.0)[other.id.hex()]
+    assert (row["state"], row["old"], row["loss"]) == ("dead", True, 0.25)
+    assert picture.next_to_ask(8, 101.0) == []
+
+
+def test_those_are_asked_first_who_were_asked_the_longest_ago():
+    picture = SwarmPicture(ME)
+    looked(picture, [member(number) for number in range(1, 6)])
+    first = {peer for peer, _ in picture.next_to_ask(3, 1.0)}
+    second = {peer for peer, _ in picture.next_to_ask(3, 2.0)}
+    assert len(first) == len(second) == 3
+    assert first | second == {member(number).id for number in range(1, 6)}
+
+
+def test_mb_a_second_follow_from_two_answers_and_are_unknown_where_a_count_began_anew():
+    picture = SwarmPicture(ME)
+    looked(picture, now=10.0)
+    assert looked(picture, now=12.0, bytes_sent=4_000_000)[ME.hex()]["mb_s_sent"] == 2.0
+    assert looked(picture, now=14.0, bytes_sent=3)[ME.hex()]["mb_s_sent"] is None
+
+
+HOSTILE = {
+    "steps": "<img src=x onerror=alert(1)>", "loss": math.nan, "samples": 10**400, "exchanges_done": True,
+    "bytes_sent": math.inf, "version": "</script>" * 1000, "consensus_distance": [1],
+    "mixed": [("x" * 9999, {}, None)] * 9999,
+    "failures": "no rows", "swarm_samples": {"a": 1},
+}  # fmt: skip
+
+
+def test_whatever_a_member_says_a_row_has_short_texts_and_numbers_that_json_has():
+    picture, other = SwarmPicture(ME), member(1, loss=math.nan)
+    for now in (1.0, 2.0):
+        picture.answered(other.id, HOSTILE, now)
+        row = looked(picture, [other], now)[other.id.hex()]
+    assert [row[name] for name in ("steps", "loss", "samples", "exchanges_done", "bytes_sent")] == [
+        0,
+        None,
+        0,
+        None,
+        None,
+    ]
+    assert len(row["version"]) == 40
+    assert len(json.dumps(picture.state(), allow_nan=False)) < 3_000
+    json.dumps(picture.history(), allow_nan=False)
+
+
+def test_ten_thousand_members_make_no_more_rows_and_lines_than_are_shown():
+    picture = SwarmPicture(ME)
+    for turn in range(3):  # others each time, as one who makes identities would have it
+        others = [member(1 + turn * 5_000 + number, loss=1.0) for number in range(5_000)]
+        looked(picture, others, 100.0 + turn)
+        picture.next_to_ask(10_000, 100.0 + turn)
+        for other in others[:ROWS]:
+            picture.answered(other.id, {"steps": 1}, 100.0 + turn)
+    looked(picture, others, 200.0)
+    assert len(picture.rows) == ROWS
+    assert picture.hidden == 5_001 - ROWS
+    assert len(picture.losses) <= TRACED
+    assert max(map(len, (picture.told, picture.asked))) <= ROWS
+
+
+@pytest.mark.parametrize("count", [10, POINTS - 1, 10 * POINTS + 3, 1000 * POINTS])
+def test_a_line_keeps_its_whole_length_in_so_many_points(count):
+    line = Curve()
+    for number in range(count):
+        line.add(number, 0.5)
+    steps = [point[0] for point in line.points]
+    assert len(steps) <= POINTS
+    assert len(steps) >= min(count, POINTS // 2) - 1
+    assert steps == sorted(set(steps))
+    assert steps[0] == 0
+    assert steps[-1] >= count - 2 * line.stride
