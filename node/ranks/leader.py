@@ -26,7 +26,7 @@ from node.training import TrainingSide, check_state
 __all__ = ["Leader"]
 
 T = TypeVar("T")
-SUM_S = 0.01  # between two sums, each some 0.3 ms of a processor: so late, or a step, is what waits for one
+SUM_S = 0.01  # between two sums, each some 0.3 ms of the loop: so late, or a step, is what waits for one
 LONGEST_GAP = 16  # steps, should they become longer all of a sudden
 NEWS_S = 1.0  # how old members and metrics get where somebody asks for them: each look stops all ranks at a boundary
 
