@@ -158,11 +158,13 @@ def demo(
     nodes: Annotated[int, typer.Option(min=3, max=16, help="Processes to start with.")] = 4,
     json: Json = False,
     seconds_limit: Annotated[float, typer.Option(min=1, help="Give up after so many seconds.")] = 90.0,
+    page: Annotated[bool, typer.Option("--page", help="A live page of the swarm, whose address is printed.")] = False,
+    opens: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Train on real data, kill the first node half-way, let another join, and show that it did not matter."""
     from node.cli import main as cli
 
-    raise typer.Exit(cli.demo(nodes=nodes, as_json=json, limit_s=seconds_limit))
+    raise typer.Exit(cli.demo(nodes=nodes, as_json=json, limit_s=seconds_limit, page=page, opens=opens))
 
 
 @app.command()
@@ -177,6 +179,19 @@ def status(
     from node.cli import main as cli
 
     cli.status(address, secret_file=secret_file, as_json=json, timeout_s=timeout_s, everybody=everybody)
+
+
+@app.command()
+def top(
+    address: NodeAddress,
+    secret_file: SecretFile = None,
+    timeout_s: TimeoutS = 5.0,
+    every_s: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.2, help="Between two looks.")] = 2.0,
+) -> None:
+    """Watch a swarm in the terminal, as one of its nodes tells it."""
+    from node.cli import main as cli
+
+    raise typer.Exit(cli.top(address, secret_file=secret_file, timeout_s=timeout_s, every_s=every_s))
 
 
 @app.command()

@@ -8,19 +8,21 @@ import shutil
 import sys
 import tempfile
 import time
+import webbrowser
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gossip.errors import DataError
 from node.cli.local import ERROR_LINES, POLL_PERIOD_S, Child, LocalSwarm, Screen, ending_on_signals, last_lines
+from node.settings import paged
 
 __all__ = ["DemoResult", "run_demo"]
 
 SAMPLES = 48_000  # of the whole swarm: 33 epochs, three times what 96 % takes
 STEP_DELAY_S = 0.03  # 750 steps of 16 on each of four nodes: some 25 s to watch
 TARGET = 0.96  # of digits' test set
-TOLD = ("joined", "merged", "finished")  # what nodes log that is worth telling here
+TOLD = ("joined", "merged", "finished", "page")  # what nodes log that is worth telling here
 STILL_S = 20.0  # without a sample or a node more, beyond the limit, for the time to be up: machines differ in speed
 MOST_LIMITS = 10  # times the limit, after which it is up all the same
 
@@ -37,12 +39,17 @@ class DemoResult:
     nodes: list[dict[str, Any]] = field(default_factory=list)
 
 
-def run_demo(*, nodes: int, as_json: bool, limit_s: float, job: Path | None = None) -> int:
+def run_demo(
+    *, nodes: int, as_json: bool, limit_s: float, job: Path | None = None, page: bool = False, opens: bool = False
+) -> int:
     """Stage it; 0 if every survivor and the newcomer end at 96 % or more of digits' test set, else 1.
 
-    ``job`` is another script than :mod:`node.cli.demo_job`, taking the same arguments and printing the same line.
-    Raises :class:`DataError` without scikit-learn.
+    ``page``: the second node has a live page; ``opens``: a browser shows it. ``job`` is another script than
+    :mod:`node.cli.demo_job`, taking the same arguments and printing the same line.
+    Raises :class:`DataError` without scikit-learn, ConfigError without what a page needs.
     """
+    if page:
+        paged("127.0.0.1:0", None)
     if importlib.util.find_spec("sklearn") is None:
         raise DataError("The demo trains on scikit-learn's digits: pip install 'gossip-trainer[examples]'.")
     with ending_on_signals(), tempfile.TemporaryDirectory(prefix="gossip-demo-") as name:
@@ -51,7 +58,7 @@ def run_demo(*, nodes: int, as_json: bool, limit_s: float, job: Path | None = No
         script = Path(shutil.copy(job or Path(__file__).with_name("demo_job.py"), folder / "digits.py"))
         arguments = ["--samples", str(SAMPLES), "--step-delay", str(STEP_DELAY_S)]
         with LocalSwarm(script, arguments, folder=folder) as swarm, Screen(swarm) as screen:
-            stage = Stage(swarm, screen)
+            stage = Stage(swarm, screen, page, opens)
             stage.play(nodes, limit_s)
         outcome = stage.outcome
         outcome.nodes = [describe(child, child is stage.killed, child is stage.newcomer) for child in swarm.children]
@@ -68,13 +75,14 @@ def run_demo(*, nodes: int, as_json: bool, limit_s: float, job: Path | None = No
 class Stage:
     """The plot: start, kill the first node at half of the samples, let one join through a living node, wait."""
 
-    def __init__(self, swarm: LocalSwarm, screen: Screen) -> None:
+    def __init__(self, swarm: LocalSwarm, screen: Screen, page: bool = False, opens: bool = False) -> None:
         self.outcome = DemoResult()
         self.killed: Child | None = None
         self.newcomer: Child | None = None
         self.broken: list[Child] = []  # ended with an error of their own
         self._swarm = swarm
         self._screen = screen
+        self._page, self._opens = page, opens
         self._since_s = self._moved_s = time.monotonic()
         self._known = (0, 0)  # samples, and nodes that listen
 
@@ -93,10 +101,12 @@ class Stage:
         while self._swarm.running:
             for child, row in self._swarm.new_rows():
                 if row["event"] in TOLD and child is not self.killed:
+                    if row["event"] == "page" and self._opens:
+                        webbrowser.open(row["sentence"].split()[-1])
                     self._tell(f"node {child.number}: {row['sentence']}")
             if len(self._swarm.children) < nodes and first.address is not None:
-                for _ in range(nodes - 1):
-                    self._swarm.start(seed=first.address)
+                for number in range(1, nodes):  # the page is of one that lives to the end
+                    self._swarm.start(seed=first.address, page="127.0.0.1:0" if self._page and number == 1 else None)
                 self._tell(f"node 0 listens on {first.address}; nodes 1 to {nodes - 1} know nothing but that address")
             trained = max(int(child.figures.get("swarm_samples", 0)) for child in self._swarm.children)
             others = [child for child in self._swarm.running if child is not first and child.address is not None]

@@ -103,14 +103,16 @@ class LocalSwarm:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def start(self, *, seed: str | None = None, listen: str = "127.0.0.1:0") -> Child:
-        """Start one more node."""
+    def start(self, *, seed: str | None = None, listen: str = "127.0.0.1:0", page: str | None = None) -> Child:
+        """Start one more node, perhaps with a page."""
         number = len(self.children)
         log, out, err = (self._folder / f"node-{number}.{kind}" for kind in ("jsonl", "out", "err"))
         log.unlink(missing_ok=True)  # an earlier run's rows are not this one's
         options = [*self._options, "--listen", listen, "--log", str(log)]
         if seed is not None:
             options += ["--seed", seed]
+        if page is not None:
+            options += ["--page", page]
         # What this command was started with (a seed, a state directory) cannot be meant for every one of its children.
         inherited = (
             "SEEDS",

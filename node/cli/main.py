@@ -24,7 +24,7 @@ from node import leaving
 from node.identity.keys import InviteToken, is_invite, keep_secret, parse_invite, read_secret
 from node.identity.keys import new_secret as make_secret
 
-__all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status"]
+__all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status", "top"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,11 +196,11 @@ def local(
     return run_local(script, args, nodes=nodes, threads=threads, config=config, log_dir=log_dir)
 
 
-def demo(*, nodes: int, as_json: bool, limit_s: float) -> int:
+def demo(*, nodes: int, as_json: bool, limit_s: float, page: bool = False, opens: bool = False) -> int:
     """The demonstration; 0 if every survivor and the newcomer learned the digits."""
     from node.cli.demo import run_demo
 
-    return run_demo(nodes=nodes, as_json=as_json, limit_s=limit_s)
+    return run_demo(nodes=nodes, as_json=as_json, limit_s=limit_s, page=page or opens, opens=opens)
 
 
 # -- gossip status, secret, invite -------------------------------------------------------------------------------------
@@ -243,6 +243,13 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
             for who, code, count in rows:
                 shown_rows.add_row(str(who)[:15], str(code), str(count))  # an id's first digits, or an address
             console.print(shown_rows)
+
+
+def top(address: str, *, secret_file: Path | None, timeout_s: float, every_s: float) -> int:
+    """A swarm in the terminal until ^C; once where there is no terminal."""
+    from node.cli.top import run_top
+
+    return run_top(lambda: ask(address, secret_file, timeout_s), every_s)
 
 
 def secret() -> None:

@@ -189,6 +189,8 @@ PLOT = """
     elif seeds != first.read_text():  # the newcomer, through another than the first
         progress.event(0.5, "joined", "Took the weights.")
         joined.touch()
+    if "GOSSIP_PAGE" in os.environ:
+        progress.event(0.2, "page", "The page of this node: http://" + os.environ["GOSSIP_PAGE"] + "/")
     progress.tick(1.0, lambda: figures(10, half))
     while seeds is None or not joined.exists():  # the first stays until it is killed
         time.sleep(0.02)
@@ -216,6 +218,18 @@ def test_the_demo_kills_the_seed_half_way_and_a_newcomer_joins_through_a_living_
     assert "node 0 (the seed) killed with -9 at 24,000 samples" in told
     assert "node 3 starts, and knows nothing but the address of node " in told
     assert "node 3: Took the weights." in told
+
+
+def test_the_demos_page_is_a_survivors_and_a_browser_shows_it_where_that_was_asked_for(plot, capsys, monkeypatch):
+    pytest.importorskip("h11", reason="the page needs gossip-trainer[page]")
+    pytest.importorskip("prometheus_client", reason="the page needs gossip-trainer[page]")
+    opened = []
+    monkeypatch.setattr(demo.webbrowser, "open", opened.append)
+    for opens in (False, True):
+        assert demo.run_demo(nodes=3, as_json=True, limit_s=60, job=plot(0.97), page=True, opens=opens) == 0
+        told = "\n".join(json.loads(capsys.readouterr().out)["events"])
+        assert told.count("node 1: The page of this node: http://127.0.0.1:0/") == told.count("The page of") == 1
+        assert opened == ["http://127.0.0.1:0/"] * opens
 
 
 def test_the_demo_fails_when_a_node_has_not_learned(plot, capsys):

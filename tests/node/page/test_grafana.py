@@ -1,0 +1,67 @@
+"""The dashboard names metrics and labels that there are, and misses none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("h11", reason="the page needs gossip-trainer[page]")
+parser = pytest.importorskip("prometheus_client.parser", reason="the page needs gossip-trainer[page]")
+
+from node.observe.events import ExchangeEvent  # noqa: E402
+from node.observe.figures import Source  # noqa: E402
+from node.page.exposition import Exposition  # noqa: E402
+from tests.harness.world import World  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "gossip.json").read_text(encoding="utf-8"))
+OURS = {"job", "instance", "le"}  # what Prometheus adds
+
+
+@pytest.fixture(scope="module")
+def exposed():
+    """Every sample's name, with its labels."""
+    [node] = World(9).swarm(1)
+    peer = SimpleNamespace(
+        **{name: getattr(node.peer, name) for name in ("record", "counts", "failed_by", "ready", "alone", "members")},
+        consensus_distance=0.5,
+    )
+    peer.record = SimpleNamespace(loss=0.25)
+    links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored=3)
+    text = Exposition().text(Source(peer, links, 7, 28, 30, (0.5,), (1e-6,)))
+    samples = [one for family in parser.text_string_to_metric_families(text.decode()) for one in family.samples]
+    return {sample.name: set(sample.labels) for sample in samples}
+
+
+def test_every_metric_of_the_dashboard_exists_with_its_labels(exposed):
+    expressions = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    assert len(expressions) > 15
+    for expression in expressions:
+        names = re.findall(r"gossip_\w+", expression)
+        assert names, expression
+        assert set(names) <= exposed.keys(), expression
+        labels = set(re.findall(r"(\w+) *(?:=~|!=|=) *\"", expression))
+        labels.update(name for found in re.findall(r"by \(([^)]*)\)", expression) for name in re.split(r", *", found))
+        assert labels - OURS <= set().union(*(exposed[name] for name in names)), expression
+
+
+def test_every_metric_is_on_the_dashboard_and_in_its_table(exposed):
+    drawn = json.dumps(DASHBOARD)
+    table = (ROOT / "docs" / "page.md").read_text(encoding="utf-8")
+    for name in exposed:
+        base = re.sub(r"_(bucket|count|sum|created)$", "", name)
+        assert base in table, name
+        assert base in drawn or base in ("gossip_messages_ignored_total", "gossip_events_dropped_total"), name
+
+
+def test_the_histogram_counts_what_was_done():
+    exposition = Exposition()
+    done, failed = (ExchangeEvent(f"exchange.{end}", 0.0, 7, ("ab" * 16,), "fp32", 0.3) for end in ("done", "failed"))
+    exposition.heard(done), exposition.heard(failed)
+    assert exposition.registry.get_sample_value("gossip_exchange_seconds_count") == 1
+    assert exposition.registry.get_sample_value("gossip_exchange_seconds_bucket", {"le": "0.5"}) == 1
+    assert exposition.registry.get_sample_value("gossip_exchange_seconds_bucket", {"le": "0.25"}) == 0
