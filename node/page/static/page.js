@@ -44,7 +44,7 @@
     for (const member of members) {
       for (const [other, , ago] of member.mixed || []) {
         const age = ago + (member.answered_s || 0);
-        if (!here.has(other) || other === member.id || !(age <= within)) continue;
+        if (!known(ago) || !here.has(other) || other === member.id || !(age <= within)) continue;
         const pair = [member.id, other].sort();
         const key = pair.join();
         if (!found.has(key) || found.get(key)[2] > age) found.set(key, [...pair, age]);
@@ -140,7 +140,7 @@
       const group = shape("g", { class: member.self ? "self" : "" });
       group.append(shape("circle", { cx: x, cy: y, r: few ? 8 : 3, class: member.ready === false && member.state === "alive" ? "waits" : member.state }));
       if (few) {
-        const label = shape("text", { x: x * 1.16, y: y * 1.16 + 3 });
+        const label = shape("text", { x, y: y > 0 ? y + 20 : y - 13 });
         label.textContent = member.id.slice(0, 8);
         group.append(label);
       }

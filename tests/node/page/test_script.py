@@ -1,0 +1,152 @@
+"""The page's script without a browser: what it makes of what members say. And in Chromium, where there is one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from node.cli.local import LocalSwarm
+from node.observe import figures
+from tests.node.page.chromium import Browser, found
+
+SCRIPT = Path(figures.__file__).parents[1] / "page" / "static" / "page.js"
+
+
+@pytest.fixture(scope="module")
+def call():
+    """``call("edges", members, 4)`` runs one of the script's functions."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node to run the page's script with")
+
+    def run(name, *args):
+        shown = {True: "[...result]", False: "result"}[name in ("layout", "summed")]
+        code = f"const p = require({json.dumps(str(SCRIPT))}); let args = {json.dumps(args)};"
+        code += "args[0] = new Map(Object.entries(args[0]));" if name == "aligned" else ""
+        code += f"const result = p.{name}(...args); console.log(JSON.stringify({shown}));"
+        done = subprocess.run([node, "-e", code], capture_output=True, text=True, timeout=60, check=True)
+        return json.loads(done.stdout)
+
+    return run
+
+
+def member(name, *mixed, **more):
+    return {"id": name, "mixed": [[other, "fp32", ago] for other, ago in mixed], "answered_s": 0} | more
+
+
+def test_a_mix_is_drawn_once_whoever_tells_of_it_and_by_the_later_word(call):
+    members = [member("a", ("b", 3.0), ("c", 9.0), ("gone", 1.0), ("a", 1.0)), member("b", ("a", 1.0)), member("c")]
+    assert call("edges", members, 4) == [["a", "b", 1.0]]
+
+
+def test_an_old_answer_makes_its_mixes_older(call):
+    assert call("edges", [member("a", ("b", 1.0), answered_s=5), member("b")], 4) == []
+
+
+def test_members_that_say_nothing_or_nonsense_are_drawn(call):
+    assert call("edges", [{"id": "a"}, {"id": "b", "mixed": [["a", "", None]], "answered_s": None}], 4) == []
+    assert call("summed", [{"id": "a"}, {"failures": [["broken", "", None], ["broken", "", 2]]}]) == [["broken", 2]]
+    assert [call("short", value) for value in (None, 0, 0.5, 1e-9, "1", 12345.678)] == [
+        "-", "0", "0.5", "1.00e-9", "-", "12350",
+    ]  # fmt: skip
+
+
+def test_nobody_moves_when_anothers_state_changes(call):
+    both = [member("b", state="alive"), member("a", state="alive")]
+    assert call("layout", both) == call("layout", [both[1], both[0] | {"state": "dead"}])
+
+
+def test_losses_share_one_axis_and_what_is_not_there_is_spanned(call):
+    got = call("aligned", {"b": [[2, 0.5], [4, 0.25]], "a": [[1, 9], [4, 8]]})
+    assert got == {"ids": ["a", "b"], "data": [[1, 2, 4], [9, None, 8], [None, 0.5, 0.25]]}
+
+
+def test_a_line_in_the_browser_is_bounded_too(call):
+    points = [[number, 0] for number in range(512)]
+    assert len(call("appended", points, [512, 0])) == 257
+    assert len(call("appended", points, [511, 0])) == 512, "a step that it has already"
+
+
+# In a browser --------------------------------------------------------------------------------------------------------
+JOB = """
+import time, torch
+from torch import nn
+from node import Node
+torch.manual_seed(0)
+model = nn.Linear(4, 2)
+with Node(model) as node:
+    for _ in range(20_000):
+        node.step(loss=0.25, samples=4)
+        time.sleep(0.01)
+"""
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+@pytest.fixture
+def browser(tmp_path):
+    opened = []
+
+    def start(**options):
+        opened.append(Browser(tmp_path / f"browser-{len(opened)}", **options))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(found() is None, reason="no Chromium here")
+def test_a_browser_shows_how_one_is_killed_and_another_joins(train, browser, tmp_path, monkeypatch):
+    pytest.importorskip("h11", reason="the page needs gossip-trainer[page]")
+    pytest.importorskip("prometheus_client", reason="the page needs gossip-trainer[page]")
+    monkeypatch.setattr(figures, "VERSION", HOSTILE[:40])
+    torch.manual_seed(0)
+    first = train(nn.Linear(4, 2), work=lambda: 0.5, page="127.0.0.1:0")
+    page = first.side.service.page
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    shown = browser()
+    phone = browser(width=400, height=800, dark=True)
+    for one in (shown, phone):
+        one.open(f"http://127.0.0.1:{page.server.sock.getsockname()[1]}/")
+
+    def states():
+        rows = "[...document.querySelectorAll('#members tbody tr')]"
+        return shown.evaluate(f"{rows}.map(row => [row.cells[0].textContent, row.cells[1].textContent, row.className])")
+
+    def wait(what):
+        end = time.monotonic() + 60
+        while not what(states() or []):
+            assert time.monotonic() < end, (states(), shown.complaints)
+            time.sleep(0.2)
+
+    wait(lambda rows: [row[2] for row in rows] == ["self"])
+    with LocalSwarm(script, [], folder=tmp_path) as swarm:
+        child = swarm.start(seed=first.node.address)
+        wait(lambda rows: [row[1] for row in rows] == ["alive", "alive"])
+        wait(lambda rows: shown.evaluate("document.querySelectorAll('#graph line').length") == 1)
+        child.process.kill()
+        wait(lambda rows: len(rows) == 2 and rows[1][1].startswith(("suspect", "dead")) and "old" in rows[1][2])
+        train(nn.Linear(4, 2), work=lambda: 0.75, seeds=[first.node.address])
+        wait(lambda rows: len(rows) == 3 and [row[1] for row in rows].count("alive") == 2)
+        wait(lambda rows: len(rows) == 3 and rows[-1][1].startswith("dead"))
+    page.sentences.append({"number": page.counted + 1, "at": 1.0, "text": HOSTILE})
+    page.counted += 1
+    wait(lambda rows: HOSTILE in shown.evaluate("document.getElementById('sentences').textContent"))
+    assert HOSTILE[:40] in shown.evaluate("document.getElementById('members').textContent")
+    assert shown.evaluate("document.querySelectorAll('img, main script, body b b').length") == 0
+    assert shown.evaluate("document.querySelectorAll('canvas').length") == 3
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 400
+    backs = [one.evaluate("getComputedStyle(document.body).backgroundColor") for one in (shown, phone)]
+    assert backs == ["rgb(255, 255, 255)", "rgb(18, 20, 25)"]
+    for one in (shown, phone):
+        one.evaluate("1")
+        assert one.complaints == []
