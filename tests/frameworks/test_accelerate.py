@@ -1,0 +1,59 @@
+"""A Node beside Accelerate, which wraps optimizers and writes checkpoints of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gossip.config import Config
+from node import Node
+
+accelerate = pytest.importorskip("accelerate", reason="make test-frameworks")
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("default")]
+QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
+
+
+def prepared():
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = nn.Linear(4, 3)
+    return accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+
+def one_step(model, optimizer):
+    loss = model(torch.ones(2, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def test_a_newcomer_takes_the_momentum_into_the_optimizer_that_was_wrapped_and_leaves_its_groups_alone(train, until):
+    _, theirs, their_optimizer = prepared()
+    other = train(theirs, their_optimizer, lambda: one_step(theirs, their_optimizer))
+    until(lambda: other.node.metrics().steps > 10)
+    _, model, optimizer = prepared()
+    with Node(model, optimizer, seeds=[other.node.address], config=QUICK):
+        assert [id(one) for one in optimizer.param_groups[0]["params"]] == [id(one) for one in model.parameters()]
+        assert "momentum_buffer" in optimizer.state[model.weight]
+        one_step(model, optimizer)
+    assert len(optimizer.state_dict()["param_groups"][0]["params"]) == 2
+
+
+def test_accelerates_checkpoint_holds_the_run(tmp_path):
+    accelerator, model, optimizer = prepared()
+    node = Node(model, optimizer, config=QUICK)
+    accelerator.register_for_checkpointing(node)
+    with node:
+        for _ in range(4):
+            one_step(model, optimizer)
+            node.step(samples=2)
+        accelerator.save_state(tmp_path / "last")
+    weight = model.weight.detach().clone()
+    accelerator, model, optimizer = prepared()
+    node = Node(model, optimizer, config=QUICK)
+    accelerator.register_for_checkpointing(node)
+    accelerator.load_state(tmp_path / "last")
+    with node:
+        assert node.swarm_samples == 8
+        assert torch.equal(model.weight, weight)
