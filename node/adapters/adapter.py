@@ -28,9 +28,7 @@ class Adapter:
     """
 
     def __init__(self, *, samples: int | None = None, settle_s: float = 5.0, **options: Any) -> None:
-        inspect.signature(Node).bind(
-            None, None, **options
-        )  # what is spelled wrong is told here, not when training begins
+        inspect.signature(Node).bind(None, None, **options)  # what is spelled wrong is told before training begins
         self.samples, self.settle_s, self.options = samples, settle_s, options
         self.node: Node | None = None
         self.running = False
@@ -119,8 +117,10 @@ class Adapter:
         if self.running:
             assert self.node is not None
             self.running = False
-            self.saved = self.node.state_dict()
-            self.node.close()
+            try:
+                self.kept()
+            finally:
+                self.node.close()
 
 
 class Block(Adapter):
@@ -129,16 +129,18 @@ class Block(Adapter):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.entered = False
+        self.entered = self.left = False
 
     def __enter__(self) -> Self:
+        if self.left:
+            raise LocalError(f"This {type(self).__name__} was used already: make a new one for each block.")
         self.entered = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.entered = False
+        self.entered, self.left = False, True
         self.close()
 
     def check_entered(self) -> None:

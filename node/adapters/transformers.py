@@ -8,7 +8,7 @@ from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import DefaultFlowCallback, ExportableState
 
-from gossip.errors import ConfigError
+from gossip.errors import ConfigError, LocalError
 from node.adapters.adapter import Block, ScaleWatch
 
 __all__ = ["TransformersGossip"]
@@ -45,6 +45,7 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
                 "place, which reads what its checkpoint says by itself."
             )
         self.trainer = trainer
+        self.model: Any = None
         self.scale = ScaleWatch(None)
         self.loss: float | None = None  # transformers tells its callbacks no other than the logs'
         # Behind the callback that decides when to evaluate and save, and before the loggers.
@@ -64,8 +65,13 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
         return self.sampler(dataset) if hasattr(dataset, "__len__") else None
 
     def ready(self) -> None:
+        if self.running and self.model is not self.trainer.model:
+            raise LocalError(
+                "This block has trained another model, as model_init makes them: make a new TransformersGossip for it."
+            )
         if not self.running:
             self.check_entered()
+            self.model = self.trainer.model
             optimizer = self.trainer.optimizer
             self.begin(self.trainer.model, getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it
             self.scale = ScaleWatch(self.trainer.accelerator.scaler)

@@ -209,6 +209,17 @@ def test_a_trainer_is_as_it_was_after_the_block(tmp_path):
     assert training.state.global_step == 8
 
 
+def test_a_block_is_entered_once_and_trains_one_model(tmp_path):
+    training = trainer(tmp_path)
+    training.model_init = lambda: Classifier()  # transformers counts its arguments
+    with gossip(training) as callback:
+        training.train()
+        with pytest.raises(LocalError, match="another model"):
+            training.train()
+    with pytest.raises(LocalError, match="used already"), callback:
+        pass
+
+
 def test_training_outside_the_block_is_refused(tmp_path):
     training = trainer(tmp_path)
     gossip(training)

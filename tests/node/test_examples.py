@@ -15,6 +15,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+OF_FRAMEWORKS = sorted(EXAMPLES.glob("frameworks/*.py"))  # played by make test-frameworks
 FASHION = Path(os.environ.get("GOSSIP_FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
 
 needs_fashion = pytest.mark.skipif(
@@ -41,7 +42,7 @@ def result_of(script: str, *args: str, **variables: str) -> dict[str, float]:
     return result
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*SCRIPTS, *OF_FRAMEWORKS], ids=lambda path: path.stem)
 def test_of_ours_an_example_imports_node_alone(path):
     ours = {folder.name for folder in EXAMPLES.parent.iterdir() if (folder / "__init__.py").exists()}
     assert {"gossip", "node", "sim"} <= ours
@@ -52,6 +53,14 @@ def test_of_ours_an_example_imports_node_alone(path):
         elif isinstance(found, ast.ImportFrom):
             imported.add((found.module or "").split(".")[0])
     assert imported & ours == {"node"}
+
+
+@pytest.mark.parametrize("path", OF_FRAMEWORKS, ids=lambda path: path.stem)
+def test_an_example_of_a_framework_marks_at_most_five_lines(path):
+    marks = [int(number) for number in re.findall("# gossip ([0-9])", path.read_text())]
+    to_resume = path.stem == "accelerate_digits"  # what its checkpoints hold is told before the node starts
+    assert marks == list(range(1, len(marks) + 1))
+    assert len(marks) <= 5 + to_resume
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
