@@ -134,14 +134,14 @@ def test_the_run_ends_with_the_swarms_samples_and_a_late_comer_trains_nothing(tm
     with gossip(model, samples=100, state_dir=tmp_path) as callback:
         model.fit(loader(callback), epochs=50, callbacks=[callback], verbose=0)
     assert counts(callback) == (13, 104)
+    final = whole(model)
     model = classifier()
-    before = whole(model)
     with gossip(model, samples=100, state_dir=tmp_path) as callback:
         model.fit(loader(callback), epochs=50, callbacks=[callback], verbose=0)
     assert counts(callback) == (0, 0)
-    assert np.array_equal(whole(model), before)
+    assert np.array_equal(whole(model), final), "it has what the run ended with"
     model.fit(loader(), epochs=1, verbose=0)  # and fit is as it was
-    assert not np.array_equal(whole(model), before)
+    assert not np.array_equal(whole(model), final)
 
 
 def test_a_checkpoint_of_the_node_holds_run_and_weights(tmp_path):
