@@ -81,14 +81,15 @@
     return [...sums].sort((a, b) => b[1] - a[1]);
   }
 
-  function colour(id) { // by the id, so that a member keeps it on every page
-    let hash = 0;
-    for (const digit of id) hash = (hash * 31 + digit.charCodeAt(0)) % 3600;
-    return `hsl(${hash / 10}, 65%, 50%)`;
+  const colours = new Map(); // by who came first, so that a member keeps its own for as long as the page is open
+  let coloured = 0;
+  function colour(id) {
+    if (!colours.has(id)) colours.set(id, coloured++);
+    return `hsl(${(215 + 137.5 * colours.get(id)) % 360}, 65%, 50%)`; // the golden angle: neighbours differ the most
   }
 
   if (typeof module !== "undefined") { // tests without a browser
-    module.exports = { layout, edges, appended, aligned, summed, colour, short, whole, stateOf };
+    module.exports = { layout, edges, appended, aligned, summed, colours: (ids) => ids.map(colour), short, whole, stateOf };
     return;
   }
 
@@ -197,7 +198,7 @@
         losses.set(member.id, appended(losses.get(member.id) || [], [member.steps, member.loss]));
       }
     }
-    for (const id of [...losses.keys()]) if (!state.members.some((m) => m.id === id)) losses.delete(id);
+    for (const id of [...losses.keys()]) if (!state.members.some((m) => m.id === id)) { losses.delete(id); colours.delete(id); }
     for (const point of state.own) own = appended(own, point);
     $("health").textContent = state.health;
     $("health").className = state.healthy ? "good" : "bad";

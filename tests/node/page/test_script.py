@@ -74,6 +74,10 @@ def test_a_line_in_the_browser_is_bounded_too(call):
     assert len(call("appended", points, [511, 0])) == 512, "a step that it has already"
 
 
+def test_members_lines_differ(call):
+    assert len(set(map(json.dumps, call("colours", [f"{number:032x}" for number in range(12)])))) == 12
+
+
 # In a browser --------------------------------------------------------------------------------------------------------
 JOB = """
 import time, torch
