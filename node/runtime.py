@@ -220,7 +220,8 @@ class Runtime:
             account.bytes_received, account.distance, reason,
         ))  # fmt: skip
         if account.done:
-            self.mixed.extend((partner, account.codec, time.perf_counter()) for partner in account.partners)
+            for partner in account.partners:
+                self.mixed.append((partner, account.codec, time.perf_counter()))  # a generator would be a call
 
     def mixes(self) -> tuple[tuple[str, str, float], ...]:
         """Late ones: with whom, in which codec, how many seconds ago. In any thread."""
