@@ -228,14 +228,15 @@ class Service:
             await trio.sleep(REPORT_S)
 
     async def keep_memory(self, runtime: Runtime) -> None:
-        """Soon where much is new: a node that is killed seconds after its first partner came finds it again too."""
-        written_s, written = runtime.now, runtime.peer.counts.alive
+        """Soon at first, and soon where much is new: a node that is killed in its first seconds, or seconds after its
+        first partner came, finds its swarm again too."""
+        pause_s, written_s, written = 1.0, runtime.now, runtime.peer.counts.alive
         while True:
             await trio.sleep(1.0)
             known = runtime.peer.counts.alive
-            if known >= 2 * written or runtime.now - written_s >= REMEMBER_S:
+            if known >= 2 * written or runtime.now - written_s >= pause_s:
                 self.remember(runtime)
-                written_s, written = runtime.now, known
+                pause_s, written_s, written = min(2 * pause_s, REMEMBER_S), runtime.now, known
 
     def remember(self, runtime: Runtime) -> None:
         peer = runtime.peer
