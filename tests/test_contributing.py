@@ -194,7 +194,7 @@ def test_a_figure_of_a_node_and_one_of_a_simulation_are_two_files_each(python):
     seen = python({**files, "train.py": TRAIN}, FIGURES)
     assert seen["row"]["exchanging"] == 0
     assert seen["line"].endswith("  0 under way")
-    assert "| `exchanging` | now | exchanges | log, line |" in seen["page"]
+    assert "| `exchanging` | now | exchanges | log, line, `node.metrics()` |" in seen["page"]
     assert seen["head"].endswith(",events,furthest")
     assert min(seen["furthest"][1:]) > 0
     assert ">furthest</th>" in seen["report"]
