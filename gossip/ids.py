@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NewType
 
 from gossip.errors import ConfigError
 
-__all__ = ["Address", "MemberRecord", "PeerId", "parse_address", "peer_id_of", "short"]
+__all__ = ["Address", "MemberRecord", "PeerId", "from_hex", "parse_address", "peer_id_of", "short"]
 
 PeerId = NewType("PeerId", bytes)
 """16 bytes, the hash of a public key: who, for all time. Never an address."""
@@ -17,6 +17,15 @@ PeerId = NewType("PeerId", bytes)
 def peer_id_of(public_key: bytes) -> PeerId:
     """The id of the owner of an Ed25519 public key (32 bytes): the first 128 bits of its SHA-256."""
     return PeerId(hashlib.sha256(b"gossip id" + public_key).digest()[:16])
+
+
+def from_hex(text: object) -> bytes | None:
+    """The 16 bytes of an id, or of a run's name, that are written as hexadecimal digits; None for anything else."""
+    try:
+        value = bytes.fromhex(text)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return None
+    return value if len(value) == 16 else None
 
 
 def short(peer: PeerId) -> str:

@@ -10,7 +10,10 @@ import os
 import weakref
 from typing import Any, Protocol
 
-__all__ = ["closes_with", "enter", "leave"]
+__all__ = ["CLOSED", "USED", "closes_with", "enter", "leave"]
+
+USED = "This Node was used already: make a new one for each run."
+CLOSED = "This Node is closed, and what is trained reaches nobody: make a new one to go on."
 
 _running: list[Side] = []
 

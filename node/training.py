@@ -19,7 +19,7 @@ from torch import nn
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary, Visit
 from gossip.errors import CheckpointError, LayoutError, LocalError
-from gossip.ids import MemberRecord, PeerId
+from gossip.ids import MemberRecord, PeerId, from_hex
 from gossip.peer import Peer
 from gossip.wire.records import within
 from node import leaving, running
@@ -94,10 +94,7 @@ class TrainingSide:
         self.optimizer_at = -math.inf
         self.passes = 0  # over the data that are divided among the members
         self.own_figures = Figures()  # that others are told
-        self.samplers = Samplers(Sharers(
-            lambda: self.me, lambda: self.view.owners, lambda: self.view.changes, lambda: self.swarm_samples,
-            lambda: self.trained_on, self.rank, self.size,
-        ))  # fmt: skip
+        self.samplers = Samplers(Sharers.of(self))
         self.given: Mapping[str, Any] | None = None  # a state to go on from, once weights are here
         self.handler: Any = None
 
@@ -105,7 +102,7 @@ class TrainingSide:
     def start(self) -> None:
         """Run the network, and join: until this node holds weights to train."""
         if self.service.runtime is not None:
-            raise LocalError("This Node was used already: make a new one for each run.")
+            raise LocalError(running.USED)
         if leaving.asked():
             raise SystemExit(128 + signal.SIGTERM)
         before = running.enter(self)
@@ -314,7 +311,7 @@ class TrainingSide:
         """Have the network thread do this; raises where that is over, since going on alone would be silently wrong."""
         self.thread.check()
         if not self.thread.call(function, *args):
-            raise LocalError("This Node is closed, and what is trained reaches nobody: make a new one to go on.")
+            raise LocalError(running.CLOSED)
 
     def report(self, visit: Visit) -> None:
         runtime, now = self.runtime, time.perf_counter()
@@ -516,11 +513,8 @@ class TrainingSide:
 
     def merge(self, run: str) -> None:
         """Take the weights of the run of this name."""
-        try:
-            genesis = bytes.fromhex(run)
-        except ValueError:
-            genesis = b""
-        if len(genesis) != 16:
+        genesis = from_hex(run)
+        if genesis is None:
             raise LocalError(f"{run!r} names no run: give the 32 hexadecimal digits that the notice named.")
         runtime = self.runtime
         self.thread.call(lambda: runtime.perform(runtime.peer.merge(genesis, runtime.now)))

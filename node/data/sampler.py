@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,43 @@ class Sharers:
     own_samples: Callable[[], int]  # that this loop says it has trained on
     rank: int = 0  # of those that are one node, and divide its share
     ranks: int = 1
+
+    @classmethod
+    def of(cls, side: Sharing) -> Self:
+        """As this side of a training loop sees them, whenever it is asked."""
+        return cls(
+            lambda: side.me, lambda: side.view.owners, lambda: side.view.changes, lambda: side.swarm_samples,
+            lambda: side.trained_on, side.rank, side.size,
+        )  # fmt: skip
+
+
+class Owners(Protocol):
+    """Of the members that share the data."""
+
+    @property
+    def owners(self) -> Sequence[PeerId]: ...
+
+    @property
+    def changes(self) -> int: ...
+
+
+class Sharing(Protocol):
+    """A training loop's, of a node that is here."""
+
+    rank: int
+    size: int
+
+    @property
+    def me(self) -> PeerId: ...
+
+    @property
+    def view(self) -> Owners: ...
+
+    @property
+    def swarm_samples(self) -> int: ...
+
+    @property
+    def trained_on(self) -> int: ...
 
 
 class ShareSampler(Sampler[int]):

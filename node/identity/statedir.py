@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 import xxhash
 
-from gossip.ids import MemberRecord
+from gossip.ids import MemberRecord, from_hex
 from gossip.wire.frames import pack_record, read_record
 from gossip.wire.records import MAX_INT
 
@@ -133,10 +133,9 @@ class StateDir:
             return b""
         try:
             with self.ending.open("rb") as file:
-                genesis = bytes.fromhex(file.read(64).decode("ascii").strip())
+                return from_hex(file.read(64).decode("ascii").strip()) or b""
         except (OSError, ValueError):
             return b""
-        return genesis if len(genesis) == 16 else b""
 
     def finish(self, genesis: bytes) -> None:
         """Remember that this run is finished; a failure costs only the memory."""

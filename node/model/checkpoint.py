@@ -29,6 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gossip.errors import CheckpointError
+from gossip.ids import from_hex
 from gossip.wire.records import within
 
 __all__ = ["Checkpoint", "figures", "load", "save"]
@@ -57,11 +58,8 @@ def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> tuple[byte
     Raises :class:`CheckpointError` for a genesis that is none: under another one the run would silently be another.
     """
     given = meta.get("genesis")
-    try:
-        genesis = None if given is None else bytes.fromhex(given)
-    except (ValueError, TypeError):
-        genesis = b""
-    if genesis is not None and len(genesis) != 16:
+    genesis = from_hex(given)
+    if genesis is None and given is not None:
         raise CheckpointError(
             f"{path} names a run that cannot be: genesis should be 32 hexadecimal digits. The file was altered; use "
             "another one."

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a command that shows rows of a log starts without them
 
 __all__ = [
     "FIGURES", "HEADINGS", "MEASURED", "RATES", "STATUS", "VERSION", "Figure", "Reading", "Source", "columns_of",
-    "known", "line_of", "page", "reading", "status_values", "table_of",
+    "known", "line_of", "page", "reading", "status_reading", "status_values", "table_of",
 ]  # fmt: skip
 
 Reading = dict[str, Any]
@@ -244,9 +244,14 @@ def reading(at: Source) -> Reading:
     return {figure.name: known(figure.of(at)) for figure in FIGURES if figure.logged and figure.of is not None}
 
 
+def status_reading(at: Source) -> Reading:
+    """The figures of `gossip status`."""
+    return {figure.name: known(figure.of(at)) for figure in STATUS if figure.of is not None}
+
+
 def status_values(at: Source) -> tuple[Any, ...]:
     """What a page of `gossip status` holds, in the order of ``STATUS``."""
-    return tuple(known(figure.of(at)) for figure in STATUS if figure.of is not None)
+    return tuple(status_reading(at).values())
 
 
 def told(templates: Iterable[str | Callable[[Reading], str]], row: Reading) -> list[str]:

@@ -17,7 +17,7 @@ from gossip.effects import MemberState
 from gossip.errors import LocalError, RemoteError
 from gossip.ids import Address, PeerId, parse_address
 from node.observe.events import ExchangeEvent, NodeEvent
-from node.observe.figures import STATUS, Source, known
+from node.observe.figures import Source, status_reading
 from node.observe.status import ask_figures
 from node.page.exposition import KIND, Exposition
 from node.page.guard import Guard
@@ -88,8 +88,7 @@ class Page:
         self, runtime: Runtime, source: Callable[[], Source], picture: SwarmPicture, nursery: trio.Nursery
     ) -> None:
         peer, now = runtime.peer, time.monotonic()
-        at = source()
-        own = {figure.name: known(figure.of(at)) for figure in STATUS if figure.of is not None}
+        own = status_reading(source())
         stood_s = runtime.now - peer.boundary_at
         if peer.ready and stood_s < self.patience_s:  # what is too long does not make itself right
             self.longest_s = max(self.longest_s, stood_s)

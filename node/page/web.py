@@ -13,7 +13,7 @@ import trio
 from gossip.errors import LocalError
 from gossip.ids import Address
 from node.transport.forks import keep_from_children
-from node.transport.tcp import resolve
+from node.transport.tcp import listening
 
 __all__ = ["Answer", "Asked", "WebServer"]
 
@@ -67,16 +67,7 @@ class WebServer:
     async def bind(self) -> Address:
         """Begin to listen; the address with its real port. Raises LocalError: port in use, no such address."""
         try:
-            family, kind, proto, _, where = (await resolve(self.where))[0]
-            sock = trio.socket.socket(family, kind, proto)
-            try:
-                sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
-                await sock.bind(where)
-                sock.listen(BACKLOG)
-                keep_from_children(sock)
-            except OSError:
-                sock.close()
-                raise
+            sock = await listening(self.where, BACKLOG)
         except OSError as error:
             raise LocalError(
                 f"The page cannot listen on {self.where}: {(error.strerror or str(error)).lower()}; choose another "

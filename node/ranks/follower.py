@@ -46,10 +46,7 @@ class Follower:
         self.passes = 0
         self.lockstep = False
         self.listeners = Listeners(lambda: self.me.hex())  # hear nothing: what happens is told on rank 0
-        self.samplers = Samplers(Sharers(
-            lambda: self.me, lambda: self.view.owners, lambda: self.view.changes, lambda: self.swarm_samples,
-            lambda: self.known.samples + self.known.ahead, ranks.rank, ranks.size,
-        ))  # fmt: skip
+        self.samplers = Samplers(Sharers.of(self))
         self.vector = np.empty(0, np.float32)  # of the last change
         self.pending: Pending | None = None  # until it is done
 
@@ -173,7 +170,7 @@ class Follower:
     def state_dict(self) -> dict[str, Any]:
         known = self.known
         return {
-            **known.news.run, "steps": known.steps, "samples": known.samples + known.ahead,
+            **known.news.run, "steps": known.steps, "samples": self.trained_on,
             "swarm_samples": known.swarm_samples + known.ahead, "passes": self.passes,
             "samplers": self.samplers.state(), "finished": known.finished,
         }  # fmt: skip
@@ -189,6 +186,11 @@ class Follower:
     @property
     def view(self) -> SwarmView:
         return self.known.view
+
+    @property
+    def trained_on(self) -> int:
+        """Samples, by all ranks."""
+        return self.known.samples + self.known.ahead
 
     @property
     def swarm_samples(self) -> int:

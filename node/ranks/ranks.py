@@ -18,12 +18,12 @@ from torch import Tensor
 
 from gossip.errors import LocalError
 from node.ranks.channel import Channel, Waiting
+from node.running import CLOSED, USED
 
 __all__ = ["Call", "Ranks", "Told", "Word"]
 
 BEAT_S = 1.0  # how often the others are told that rank 0 still waits for its swarm
 FAREWELL_S = 2.0  # for the others to end the step that this rank has ended: they were in its gradients with it
-CLOSED = "This Node is closed, and what is trained reaches nobody: make a new one to go on."
 FRAME_BYTES = 512  # of a word that goes out in one call; longer ones take two
 
 
@@ -73,7 +73,7 @@ class Ranks:
 
     def open(self) -> None:
         if self.lost or self.is_open:
-            raise LocalError("This Node was used already: make a new one for each run.")
+            raise LocalError(USED)
         try:
             self.channel.open()
             self.is_open = True

@@ -14,7 +14,7 @@ from pathlib import Path
 import trio
 
 from gossip.errors import ConfigError, LocalError
-from gossip.ids import Address, PeerId, parse_address
+from gossip.ids import Address, PeerId, from_hex, parse_address
 from node.identity.keys import is_invite, parse_invite
 from node.transport.tcp import is_loopback, routed
 
@@ -65,11 +65,8 @@ def parse_seed(text: object) -> Seed:
 
 
 def peer_id(text: str, seed: str) -> PeerId:
-    try:
-        value = bytes.fromhex(text)
-    except ValueError:
-        value = b""
-    if len(value) != 16:
+    value = from_hex(text)
+    if value is None:
         raise ConfigError(f"{seed!r} is not a seed: after # belong the 32 hexadecimal digits of a node's id.")
     return PeerId(value)
 

@@ -62,16 +62,7 @@ class TcpNetwork:
             return None
         host = self.listen.host
         try:
-            family, kind, proto, _, where = (await resolve(self.listen, socket.AI_PASSIVE))[0]
-            sock = trio.socket.socket(family, kind, proto)
-            try:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                await sock.bind(where)
-                sock.listen(BACKLOG)
-                keep_from_children(sock)
-            except OSError:
-                sock.close()
-                raise
+            sock = await listening(self.listen, BACKLOG)
         except OSError as error:
             raise LocalError(
                 f"Cannot listen on {self.listen}: {(error.strerror or str(error)).lower()}; "
@@ -130,6 +121,21 @@ async def resolve(address: Address, flags: int = 0) -> list[Any]:
         return await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as error:
         raise OSError(f"{address.host!r} is not a name that can be looked up") from error
+
+
+async def listening(address: Address, backlog: int) -> trio.socket.SocketType:
+    """A socket that listens there, and in no forked child. Raises OSError."""
+    family, kind, proto, _, where = (await resolve(address, socket.AI_PASSIVE))[0]
+    sock = trio.socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await sock.bind(where)
+        sock.listen(backlog)
+        keep_from_children(sock)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def tune(sock: trio.socket.SocketType, host: str) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
-import torch
 
 from tests.frameworks.plays import Play
-from tests.node.conftest import _until, train  # noqa: F401, fixtures
+from tests.node.conftest import _plain_environment, _until, train  # noqa: F401, fixtures
 
 
 @pytest.fixture
@@ -23,11 +20,3 @@ def play():
     yield start
     for one in started:
         one.kill()
-
-
-@pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch):
-    torch.set_num_threads(1)
-    for name in list(os.environ):
-        if name.startswith("GOSSIP_"):
-            monkeypatch.delenv(name)
