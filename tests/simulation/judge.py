@@ -228,7 +228,9 @@ class Judge:
             return "crowded"
         if world.now - side.committed_s < doubt_s - 1e-6:
             return ""
-        return "doubt" if not any(self.reached(host, member, ASKED_S) for member in asked) else ""
+        # Who was restarted holds nothing of what its earlier life said to others.
+        over = {other.id for other in deal.sides if other.gone}
+        return "doubt" if not any(self.reached(host, one, ASKED_S) for one in asked if one not in over) else ""
 
     def crowded(self, host: Host) -> bool:
         """Whether an older doubt may have made way for a newer one: only so many vectors are kept for them."""
