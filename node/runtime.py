@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -21,7 +20,6 @@ from gossip.effects import (
     Gather,
     LookUp,
     MemberChanged,
-    MemberState,
     Merge,
     Mix,
     Notice,
@@ -52,9 +50,10 @@ from gossip.wire.messages import (
 )
 from node.faults import leaves
 from node.model.pool import VectorPool
-from node.observe.events import ExchangeEvent, MemberEvent, NodeEvent, StalledEvent
+from node.observe.events import NodeEvent
+from node.observe.stalls import STANDS_S, Stalls
 from node.observe.status import status_page
-from node.transfers.accounts import Account
+from node.transfers.accounts import Teller
 from node.transfers.streams import Streams
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.connector import Doors
@@ -66,11 +65,8 @@ from node.transport.tls import Contexts
 
 __all__ = ["Runtime"]
 
-STANDS_S = 5.0  # without a step boundary before it is said: longer than most steps, shorter than a person's patience
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
 MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
-OF_OFFERS = frozenset({"unanswered", "unreached"})
-MIXES = 8  # partners of late that are told: a graph of who mixes with whom has them all within seconds
 STATUS_MESSAGES = 20  # for how many a page of the status counts: it is up to 64 KiB to write, a millisecond or so
 
 
@@ -83,40 +79,20 @@ class Runtime:
     in trio's thread; the training thread reaches it through the token alone."""
 
     def __init__(
-        self,
-        peer: Peer,
-        config: Config,
-        network: Network,
-        greeter: Greeter,
-        contexts: Contexts | None,
-        boundary: Boundary,
-        pool: VectorPool,
-        outer: OuterStep,
-        on_event: Callable[[str, str], None],
-        outer_lock: AbstractContextManager[object] | None = None,
-        lookup: SeedLookup | None = None,
+        self, peer: Peer, config: Config, network: Network, greeter: Greeter, contexts: Contexts | None,
+        boundary: Boundary, pool: VectorPool, outer: OuterStep, on_event: Callable[[str, str], None],
+        outer_lock: AbstractContextManager[object] | None = None, lookup: SeedLookup | None = None,
         announce: Callable[[NodeEvent], None] = lambda event: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``on_event`` hears what there is but a sentence of, ``announce`` events that say more."""
         self.peer, self.config = peer, config
         self.on_event, self.announce = on_event, announce
         self.lookup, self.looking = lookup, False
         self.doors = Doors(
-            network,
-            greeter,
-            contexts,
-            config,
-            lambda: peer.record,
-            self.run_link,
-            self.dial_failed,
-            on_event,
-            frozenset(peer.seed_addresses),
-            peer.remembers,
-            peer.seed_answered,
-            self.member_hosts,
-            lambda host: self.note(host, "strangers"),
-            self.met_itself,
-        )
+            network, greeter, contexts, config, lambda: peer.record, self.run_link, self.dial_failed, on_event,
+            frozenset(peer.seed_addresses), peer.remembers, peer.seed_answered, self.member_hosts,
+            lambda host: self.note(host, "strangers"), self.met_itself,
+        )  # fmt: skip
         if lookup is not None:
             lookup.tell = lambda sentence: self.doors.tell(sentence, "seed")
         self.hosts_seen, self.hosts = -1, frozenset[str]()  # of members, and the turnover at which they were so
@@ -126,16 +102,13 @@ class Runtime:
             peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults, outer_lock
         )  # fmt: skip
         self.averager, self.sessions = self.streams.averager, self.streams.sessions
-        self.streams.on_begun, self.streams.on_over = self.exchange_begun, self.exchange_over
-        self.offered: dict[int, tuple[PeerId, float]] = {}  # to whom, and when: until it is answered or given up
-        self.failures: dict[str, int] = {}  # by the reason, those of exchanges that were told
-        self.mixed = deque[tuple[str, str, float]](maxlen=MIXES)  # with whom, in which codec, and when, newest last
+        self.teller = Teller(peer, config, announce)
+        self.streams.on_begun, self.streams.on_over = self.teller.begun, self.teller.over
+        self.stalls = Stalls(peer, lambda: self.counts is not None, announce, on_event)
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.rearm = trio.Event()
         self.armed = -math.inf  # when keep_time wakes by itself
         self.stopping = False
-        self.left, self.left_since = 0, 0.0  # elements of the weights that a newcomer has still to get, and since when
-        self.stood_s, self.patience_s = 0.0, STANDS_S  # without a boundary, once that was said; and when it is said
         self.nursery: trio.Nursery | None = None
         self.after_perform: Callable[[], None] = lambda: None
         self.counts: Callable[[], tuple[int, int]] | None = None  # steps and samples of the training loop, now
@@ -166,7 +139,7 @@ class Runtime:
                 case Transfer():
                     streams.transfer(effect)
                 case Gather(session):
-                    self.offer_over(session)  # whoever did not answer the invitation was counted before it began
+                    self.teller.offer_over(session)  # whoever did not answer the invitation was counted before it began
                     streams.gather(effect)
                 case Mix():
                     streams.mix(effect)
@@ -174,12 +147,12 @@ class Runtime:
                     streams.merge(effect)
                 case Rename():
                     streams.rename(effect)
-                    self.offer_over(effect.session)
+                    self.teller.offer_over(effect.session)
                 case Release(session):
                     begun, link = session in streams.accounts, self.sessions.links.get(session)
                     streams.release(session)
                     if not begun:
-                        self.offer_over(session, link)
+                        self.teller.offer_over(session, None if link is None else link.peer)
                 case Dial(address, expect):
                     self.doors.dial(address, expect)
                 case Collect():
@@ -193,61 +166,13 @@ class Runtime:
                 case Notice(kind, sentence):
                     self.on_event(kind, sentence)
                 case MemberChanged(peer, before, after):
-                    self.member_changed(peer, before, after)
+                    self.teller.member_changed(peer, before, after)
                 case _:
                     averager.perform(effect)
         if self.peer.deadline < self.armed:  # to wake the timer for every message would cost as much as the message
             self.rearm.set()
         averager.expect(self.peer.next_part)
         self.after_perform()
-
-    # -- for people ----------------------------------------------------------------------------------------------
-    def member_changed(self, peer: PeerId, before: MemberState | None, after: MemberState) -> None:
-        was = None if before is None else before.value
-        self.announce(MemberEvent("member", time.time(), peer.hex(), was, after.value))
-
-    def exchange_begun(self, account: Account) -> None:
-        self.offered.pop(account.session, None)
-        self.announce(ExchangeEvent("exchange.begun", time.time(), account.session, account.partners, account.codec))
-
-    def exchange_over(self, account: Account) -> None:
-        """Its streams have ended. Where nothing is counted as a failure its weights were replaced meanwhile."""
-        kind, reason = "exchange.done", ""
-        if not account.done:
-            kind, reason = "exchange.failed", self.reason(True) or "replaced"
-        self.announce(ExchangeEvent(
-            kind, time.time(), account.session, account.partners, account.codec, account.seconds, account.bytes_sent,
-            account.bytes_received, account.distance, reason,
-        ))  # fmt: skip
-        if account.done:
-            for partner in account.partners:
-                self.mixed.append((partner, account.codec, time.perf_counter()))  # a generator would be a call
-
-    def mixes(self) -> tuple[tuple[str, str, float], ...]:
-        """Late ones: with whom, in which codec, how many seconds ago. In any thread."""
-        now = time.perf_counter()
-        return tuple((partner, codec, round(now - at, 2)) for partner, codec, at in tuple(self.mixed))
-
-    def offer_over(self, session: int, link: Link | None = None) -> None:
-        """An offer, made or taken, is over, or another is asked: what was declined is no failure, and is not told."""
-        to, at = self.offered.pop(session, (None if link is None else link.peer, self.now))
-        partners = () if to is None else (to.hex(),)
-        while (reason := self.reason(False)) is not None:
-            event = ExchangeEvent("exchange.failed", time.time(), session, partners, "", self.now - at, reason=reason)
-            self.announce(event)
-            if not self.config.grouped:  # what else is counted is of another session, whose end is performed next
-                return
-
-    def reason(self, begun: bool) -> str | None:
-        """What the peer has counted one more failure by since we last looked: the reason is its own. Of several that
-        one decision ended some had begun and some were offers, which fail by reasons of theirs."""
-        counted = [reason for reason, count in self.peer.failed_by.items() if count > self.failures.get(reason, 0)]
-        fitting = [reason for reason in counted if (reason in OF_OFFERS) is not begun]
-        found = fitting or ([] if begun else counted)
-        if not found:
-            return None
-        self.failures[found[0]] = self.failures.get(found[0], 0) + 1
-        return found[0]
 
     def spawn(self, task: Callable[..., Any], *args: object) -> None:
         if self.nursery is not None and not self.stopping:
@@ -300,7 +225,7 @@ class Runtime:
         if link is None or link.peer != to or isinstance(message, Offer | Fetch | Outcome | Settled):
             link = self.links.newest(to)
             if isinstance(message, Offer):
-                self.offered[message.session] = to, self.now
+                self.teller.offered[message.session] = to, self.now
         if link is not None:
             if isinstance(message, Offer):  # a Fetch that is more than a question was bound by its Collect
                 self.sessions.links[message.session] = link
@@ -316,13 +241,9 @@ class Runtime:
 
     # -- reports of the training thread --------------------------------------------------------------------------
     def at_boundary(
-        self,
-        steps: int,
-        samples: int,
-        loss: float | None,
-        visit: Visit,
+        self, steps: int, samples: int, loss: float | None, visit: Visit,
         optimizer: tuple[tuple[str, ...], tuple[tuple[str, float], ...]] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if optimizer is not None:
             self.peer.optimizer(*optimizer)
         self.averager.visited(visit, steps, samples, loss)
@@ -429,7 +350,7 @@ class Runtime:
             if isinstance(message, Unknown):
                 return
             if isinstance(message, StatusQuery):
-                link.send(status_page(self.peer, self.links, self.config.swarm, message.after, self.mixes()))
+                link.send(status_page(self.peer, self.links, self.config.swarm, message.after, self.teller.mixes()))
             elif isinstance(message, Close):
                 self.on_close(link, message)
             elif isinstance(message, Hello) or observer:
@@ -447,11 +368,7 @@ class Runtime:
                 cost(1)  # one that moves nothing is a message as others are
             return place
 
-        await link.read_loop(
-            on_message,
-            on_chunk,
-            lambda chunk: self.streams.arrived(link, chunk),
-        )
+        await link.read_loop(on_message, on_chunk, lambda chunk: self.streams.arrived(link, chunk))
 
     def on_close(self, link: Link, message: Close) -> None:
         link.orderly = link.orderly or message.code == "idle"
@@ -470,7 +387,7 @@ class Runtime:
 
     def make_room(self) -> bool:
         """Close the link that was idle the longest, if there is one without a session."""
-        busy = {*self.sessions.links.values(), *self.streams.gathers.links_used()}
+        busy = self.streams.busy()
         idle = [link for link in self.links.all() if link not in busy and link.peer not in self.peer.relays]
         if not idle:
             return False
@@ -494,49 +411,19 @@ class Runtime:
         while True:
             await trio.sleep(min(self.config.stall_s / 4, STANDS_S / 4))
             now = self.now
-            self.watch_loop(now)
-            self.watch_donors(now)
+            self.stalls.look(now)
             for session in self.sessions.stalled(now, self.config.stall_s):
-                self.on_event(
-                    "transfer", f"A transfer with {short(session.partner)} stopped moving; its link is closed."
-                )
+                text = f"A transfer with {short(session.partner)} stopped moving; its link is closed."
+                self.on_event("transfer", text)
                 self.note(session.partner, "wasted")
                 session.link.close_now()
             for link in self.streams.gathers.stalled(now, self.config.stall_s):
                 self.on_event("transfer", f"A group's stream from {short(link.peer)} stopped; its link is closed.")
                 link.close_now()
-            busy = {*self.sessions.links.values(), *self.streams.gathers.links_used()}
+            busy = self.streams.busy()
             for link in self.links.all():
                 if now - link.used_at > self.config.idle_s and link not in busy:
                     link.retire()
-
-    def watch_loop(self, now: float) -> None:
-        """Say once that no boundary is reached, for whatever reason: nobody can mix with this node meanwhile. A loop
-        whose steps are that long is named at the first of them, and again only for what is twice as long."""
-        stood_s = now - self.peer.boundary_at
-        if stood_s < STANDS_S:
-            if self.stood_s:
-                text = f"The training loop is at a step boundary again, after {self.stood_s:.0f} s."
-                self.announce(StalledEvent("moving", time.time(), text, self.stood_s))
-                self.patience_s, self.stood_s = max(self.patience_s, 2 * self.stood_s), 0.0
-        elif self.peer.ready and self.counts is not None:
-            if not self.stood_s and stood_s >= self.patience_s:
-                text = f"The training loop has reached no step boundary for {stood_s:.0f} s"
-                text += " (an evaluation, a loader that gives nothing?): until it does, nobody can mix with this node."
-                self.announce(StalledEvent("stalled", time.time(), text, stood_s))
-                self.stood_s = stood_s
-            elif self.stood_s:
-                self.stood_s = stood_s
-
-    def watch_donors(self, now: float) -> None:
-        """Say once that those who have the weights give none: a newcomer would wait without a word."""
-        left = self.peer.lacks
-        if left != self.left or not left:
-            self.left, self.left_since = left, now
-        elif self.peer.starved and now - self.left_since >= STANDS_S:
-            self.left_since = math.inf  # said
-            text = f"The members that hold the weights have given none for {STANDS_S:.0f} s: their training loops stand"
-            self.on_event("waiting", text + " (an evaluation?), or they serve others. This node waits for them.")
 
     async def leave(self, within_s: float) -> None:
         """Say LEFT, let it be sent, close every link."""

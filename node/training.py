@@ -260,7 +260,7 @@ class TrainingSide:
         runtime = self.runtime
         return Source(
             runtime.peer, runtime.links, self.steps, self.samples, self.swarm_samples, runtime.streams.durations,
-            self.overheads, self.service.listeners.dropped, runtime.mixes(),
+            self.overheads, self.service.listeners.dropped, runtime.teller.mixes(),
         )  # fmt: skip
 
     def figures(self) -> Reading:

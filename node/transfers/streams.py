@@ -241,6 +241,10 @@ class Streams:
             apart_sq = group.outcome()[0] if group.told else math.nan
         account.distance = math.sqrt(apart_sq) if math.isfinite(apart_sq) else None
 
+    def busy(self) -> set[Link]:
+        """Links that something under way moves on."""
+        return {*self.sessions.links.values(), *self.gathers.links_used()}
+
     # -- joining -------------------------------------------------------------------------------------------------
     def collect(self, effect: Collect) -> None:
         vector, link = self.averager.collect(effect), self.links.newest(effect.partner)

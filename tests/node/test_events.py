@@ -20,7 +20,7 @@ from node import Node
 from node.observe.events import ExchangeEvent, MemberEvent, NoticeEvent, RunEvent
 from node.observe.listeners import KEPT, WAITING, Listeners
 from node.observe.notices import LEVELS
-from node.runtime import OF_OFFERS
+from node.transfers.accounts import OF_OFFERS
 from tests.agreement.memory_network import Trainer
 from tests.agreement.scenario import Scenario, identity, run_nodes
 

@@ -1,0 +1,58 @@
+"""What stands still, said once: a training loop that reaches no step boundary, and donors that give nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from gossip.peer import Peer
+from node.observe.events import NodeEvent, StalledEvent
+
+__all__ = ["STANDS_S", "Stalls"]
+
+STANDS_S = 5.0  # without a step boundary before it is said: longer than most steps, shorter than a person's patience
+
+
+class Stalls:
+    """Of one node; ``trains`` says whether its training loop has begun."""
+
+    def __init__(
+        self, peer: Peer, trains: Callable[[], bool], announce: Callable[[NodeEvent], None],
+        on_event: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self.peer, self.trains, self.announce, self.on_event = peer, trains, announce, on_event
+        self.left, self.left_since = 0, 0.0  # elements of the weights that a newcomer has still to get, and since when
+        self.stood_s, self.patience_s = 0.0, STANDS_S  # without a boundary, once that was said; and when it is said
+
+    def look(self, now: float) -> None:
+        self.look_at_loop(now)
+        self.look_at_donors(now)
+
+    def look_at_loop(self, now: float) -> None:
+        """Say once that no boundary is reached, for whatever reason: nobody can mix with this node meanwhile. A loop
+        whose steps are that long is named at the first of them, and again only for what is twice as long."""
+        stood_s = now - self.peer.boundary_at
+        if stood_s < STANDS_S:
+            if self.stood_s:
+                text = f"The training loop is at a step boundary again, after {self.stood_s:.0f} s."
+                self.announce(StalledEvent("moving", time.time(), text, self.stood_s))
+                self.patience_s, self.stood_s = max(self.patience_s, 2 * self.stood_s), 0.0
+        elif self.peer.ready and self.trains():
+            if not self.stood_s and stood_s >= self.patience_s:
+                text = f"The training loop has reached no step boundary for {stood_s:.0f} s"
+                text += " (an evaluation, a loader that gives nothing?): until it does, nobody can mix with this node."
+                self.announce(StalledEvent("stalled", time.time(), text, stood_s))
+                self.stood_s = stood_s
+            elif self.stood_s:
+                self.stood_s = stood_s
+
+    def look_at_donors(self, now: float) -> None:
+        """Say once that those who have the weights give none: a newcomer would wait without a word."""
+        left = self.peer.lacks
+        if left != self.left or not left:
+            self.left, self.left_since = left, now
+        elif self.peer.starved and now - self.left_since >= STANDS_S:
+            self.left_since = math.inf  # said
+            text = f"The members that hold the weights have given none for {STANDS_S:.0f} s: their training loops stand"
+            self.on_event("waiting", text + " (an evaluation?), or they serve others. This node waits for them.")
