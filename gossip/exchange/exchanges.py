@@ -73,6 +73,7 @@ class Exchanges(Ledger[One]):
         self.gave_way = False  # our own mix has made way for another's since the last of ours was finished
         self.learns = needs_spread(config.codec)  # exchanges show how far apart the nodes are, as some codecs must know
         self.bounded = False  # one has shown it
+        self.apart = Recent[PeerId, None](EXCUSED)  # who was further away: the next exchange with it needs no such codec
 
     # -- our own initiative --------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:
@@ -228,7 +229,8 @@ class Exchanges(Ledger[One]):
     # -- memory --------------------------------------------------------------------------------------------------
     def codec(self, partner: PeerId) -> str:
         """What we offer this one now."""
-        return proposed_codec(self.config.codec, self.bounded, self.durations.rate(partner))
+        bounded = self.bounded and partner not in self.apart
+        return proposed_codec(self.config.codec, bounded, self.durations.rate(partner))
 
     def finished(self, one: Exchange, now: float) -> None:
         """An exchange with one partner has happened."""
@@ -245,6 +247,7 @@ class Exchanges(Ledger[One]):
         self.last_partner = partner
         self.conduct.excuse(partner, "wasted")
         self.excused.pop(partner, None)
+        self.apart.pop(partner, None)
         self.partners.mixed(partner, now, one.initiator)
 
     def counted(self, one: Exchange) -> None:

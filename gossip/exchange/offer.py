@@ -318,6 +318,7 @@ class Exchange(Session):
         exchanges.count(code)
         if code == "overflow":
             exchanges.bounded = False  # once more with a codec that needs no bound, which shows how wide it must be
+            exchanges.apart[self.partner] = None  # with this one too, whoever was faster: others show less
         if not self.blamed and not (code in INNOCENT and exchanges.excuses(self.partner)):
             exchanges.partners.failed(self.partner, now, silent=self.state is State.PREPARING)
         if self.initiator and not self.parked:

@@ -10,20 +10,20 @@ from gossip.arithmetic.subsets import Subset
 from gossip.config import Config
 from gossip.effects import Send, Transfer
 from gossip.wire.messages import Abort, Accept, Commit
-from tests.gossip.exchange.sides import B, Side, offer
+from tests.gossip.exchange.sides import B, C, Side, offer
 
 MONIQUA = Config(codec="moniqua4")
 ALL, MASK = "all", "mask 1"
 
 
-def mixed(side, session, part="all", codec="int8"):
+def mixed(side, session, part="all", codec="int8", partner=B):
     """The side takes part in an exchange that B offers, to its end; the codec that it streamed with."""
     x = side.exchanges
-    x.on_offer(B, dataclasses.replace(offer(session, codec=codec), part=part), 0.0)
+    x.on_offer(partner, dataclasses.replace(offer(session, codec=codec), part=part), 0.0)
     _, transfer = x.snapshotted(session, 0.0)
     assert isinstance(transfer, Transfer)
     x.streamed(session, 1.0, 1.0, 0.0)
-    x.on_commit(B, session, 0.0)
+    x.on_commit(partner, session, 0.0)
     assert not side.table
     return transfer.codec
 
@@ -68,3 +68,34 @@ def test_what_is_bounded_is_still_agreed_on():
     [transfer] = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
     assert (transfer.codec, transfer.part) == ("moniqua4", Subset.parse(ALL))
     assert side.exchanges.streamed(session, 1.0, 1.0, 0.0) == [Send(B, Commit(session))]
+
+
+def test_after_an_overflow_the_next_exchange_with_that_one_needs_no_bound():
+    """Others are near, and had shown a bound again: the one that was too far away overflowed twice, was left out for it,
+    and was further away when it came back."""
+    side = Side(config=MONIQUA)
+    mixed(side, 7, partner=C)
+    session, codec = offered(side)
+    assert codec == "moniqua4"
+    side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
+    side.exchanges.failed(session, "overflow", 0.0)
+    mixed(side, 8, partner=C)
+    session, codec = offered(side)
+    assert codec == "int8"
+    side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "int8"), 0.0)
+    side.exchanges.streamed(session, 1.0, 1.0, 0.0)
+    side.exchanges.on_commit(B, session, 0.0)
+    assert offered(side)[1] == "moniqua4"
+    assert side.benched == []
+
+
+def test_whom_an_overflow_was_with_gets_no_such_codec_for_asking():
+    side = Side(config=MONIQUA)
+    mixed(side, 7)
+    x = side.exchanges
+    x.on_offer(B, offer(8, codec="moniqua4"), 0.0)
+    x.snapshotted(8, 0.0)
+    x.on_abort(B, 8, "overflow", 0.0)
+    mixed(side, 9, partner=C)
+    assert mixed(side, 10, codec="moniqua4") == "int8"
+    assert mixed(side, 11, codec="moniqua4") == "moniqua4"
