@@ -73,7 +73,7 @@ class Exchanges(Ledger[One]):
         self.gave_way = False  # our own mix has made way for another's since the last of ours was finished
         self.learns = needs_spread(config.codec)  # exchanges show how far apart the nodes are, as some codecs must know
         self.bounded = False  # one has shown it
-        self.apart = Recent[PeerId, None](EXCUSED)  # who was further away: the next exchange with it needs no such codec
+        self.apart = Recent[PeerId, None](EXCUSED)  # who was further away: the next with it needs no bound
 
     # -- our own initiative --------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:

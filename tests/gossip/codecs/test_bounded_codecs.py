@@ -71,8 +71,8 @@ def test_what_is_bounded_is_still_agreed_on():
 
 
 def test_after_an_overflow_the_next_exchange_with_that_one_needs_no_bound():
-    """Others are near, and had shown a bound again: the one that was too far away overflowed twice, was left out for it,
-    and was further away when it came back."""
+    """Others are near, and had shown a bound again: the one too far away overflowed twice, was left out for it, and was
+    further away when it came back."""
     side = Side(config=MONIQUA)
     mixed(side, 7, partner=C)
     session, codec = offered(side)
