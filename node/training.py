@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from torch import nn
 
-from gossip.arithmetic.mixing import OuterStep
-from gossip.averaging.boundary import Boundary, Visit
-from gossip.errors import CheckpointError, LayoutError, LocalError
-from gossip.ids import MemberRecord, PeerId, from_hex
-from gossip.peer import Peer
-from gossip.wire.records import within
+from gossip.averaging.boundary import Visit
+from gossip.errors import LayoutError, LocalError
+from gossip.ids import MemberRecord, from_hex
 from node import leaving, running
-from node.data.sampler import Samplers, Sharers
+from node.held_run import OF_OTHERS, HeldRun
 from node.loop import StepLoop
-from node.model import checkpoint
-from node.model.archive import Archive
-from node.model.kept import KeptWeights
 from node.model.loss import LastLoss
 from node.model.optimizers import Optimizers
-from node.model.pool import VectorPool
-from node.model.snapshot import ModelState
 from node.model.state import State
 from node.observe.figures import Reading, Source, known, reading
 from node.observe.listeners import Listeners
-from node.observe.members import Member, SwarmView
+from node.observe.members import Member
 from node.observe.metrics import Metrics
 from node.observe.reduced import Figures, Reduced, reduce
 from node.runtime import Runtime
 from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
-from node.thread import NetworkThread
 
-__all__ = ["TrainingSide", "check_state"]
+__all__ = ["TrainingSide"]
 
 FAREWELL_S = 0.5  # for a newcomer to ask for the next piece of a finished run's weights
 CLOSED_PATIENCE = 3.0  # times join_timeout_s, with seeds that accept connections and close them at once
@@ -52,50 +40,28 @@ LAST_S = 10.0  # and in company, where each exchange takes one
 LAST_WORK = 100.0  # times what a copy takes, between two of them
 COPY_RATE = 10e9  # bytes a second that a copy may count as, since a GPU's goes on beside the loop
 REPLACED = "Another Node over this model was still running in this process, and is closed now."
-OF_OTHERS = "The state of a checkpoint"  # whose weights somebody else has loaded
 SETTLED = 1e-4  # |theirs - ours| / |ours| of an exchange that found nothing left to agree on
 
 
-class TrainingSide:
-    """What :class:`node.node.Node` holds: the model, the boundary, and the thread that runs the network. All of it is
-    the training thread's, but for what is told to that thread by ``thread.call``."""
-
-    rank, size = 0, 1  # of how many processes that are one node
-    make_boundary: Callable[..., Boundary] = Boundary
+class TrainingSide(HeldRun):
+    """What :class:`node.node.Node` holds: the run, its loop, and the thread that runs the network. All of it is the
+    training thread's, but for what is told to that thread by ``thread.call``."""
 
     def __init__(
         self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, settings: Settings,
         frozen: bool = False,
     ) -> None:  # fmt: skip
-        self.settings, self.config = settings, settings.config
-        self.model, self.optimizers = model, optimizers
-        self.state = model if isinstance(model, State) else ModelState(model, optimizers, frozen)
-        self.state.check()
-        self.pool = VectorPool(self.state)
-        self.wake = threading.Event()  # for a training loop that has nothing else to do (joining, settling)
-        self.boundary = self.make_boundary(
-            self.state, self.pool, KeptWeights(self.state, optimizers, self.keep), self.config.conserves,
-            threading.Lock(), self.wake.set, self.wake.clear,
-        )  # fmt: skip
-        self.archive = Archive(self.state, optimizers)
-        self.kept_in: Path | None = None  # where the weights are that this node gave up for another run's
-        self.outer = OuterStep(self.state.layout.parameters, *self.config.outer, self.config.averaged)
+        super().__init__(model, optimizers, settings, frozen)
         self.loop = StepLoop(self.config, self.boundary, self, REPORT_S)
-        self.outer_lock = threading.Lock()  # it moves in the network's threads, and is reset in the training thread
         self.service = Service(
             settings, self.state, self.boundary, self.pool, self.outer, self.outer_lock, self.wake,
             self.loop.signals, self.figures, self.source,
         )  # fmt: skip
-        self.thread = NetworkThread()
-        self.steps = self.samples = 0
         self.loss = LastLoss()
         self.lost_told = False  # that the loss is no number
         self.overheads: deque[float] = deque(maxlen=512)
         self.optimizer_at = -math.inf
-        self.passes = 0  # over the data that are divided among the members
         self.own_figures = Figures()  # that others are told
-        self.samplers = Samplers(Sharers.of(self))
-        self.given: Mapping[str, Any] | None = None  # a state to go on from, once weights are here
         self.handler: Any = None
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -189,20 +155,6 @@ class TrainingSide:
 
     # -- what is looked at -----------------------------------------------------------------------------------------
     @property
-    def runtime(self) -> Runtime:
-        if self.service.runtime is None:
-            raise LocalError("This Node is not running: use it inside its with block.")
-        return self.service.runtime
-
-    @property
-    def peer(self) -> Peer:
-        return self.runtime.peer
-
-    @property
-    def me(self) -> PeerId:
-        return self.service.identity.id
-
-    @property
     def address(self) -> str:
         return str(self.peer.record.address or "none")
 
@@ -213,21 +165,6 @@ class TrainingSide:
     @property
     def listeners(self) -> Listeners:
         return self.service.listeners
-
-    @property
-    def trained_on(self) -> int:
-        """Samples, as this loop says."""
-        return self.samples
-
-    @property
-    def view(self) -> SwarmView:
-        return self.service.view
-
-    @property
-    def swarm_samples(self) -> int:
-        """Samples behind the weights of this node's run."""
-        view = self.view
-        return view.swarm_samples + self.samples - view.own_samples
 
     def members(self) -> tuple[Member, ...]:
         """At most a quarter of a second old."""
@@ -362,23 +299,7 @@ class TrainingSide:
         with self.outer_lock:
             self.outer.reset(vector)
 
-    def keep(self) -> None:
-        """Write down what this node holds before it tries the weights of another run. Raises CheckpointError."""
-        if self.kept_in is None:
-            folder = self.settings.state_dir or Path(tempfile.mkdtemp(prefix="gossip-"))
-            self.kept_in = Path(folder) / "before-merge.safetensors"
-        self.save(self.kept_in)
-        text = f"The weights of this node's run are kept in {self.kept_in}; node.load takes them back."
-        self.thread.call(self.runtime.on_event, "kept", text)
-
-    def reset_outer(self) -> None:
-        vector = self.pool.take()
-        self.state.read(vector.array)
-        with self.outer_lock:
-            self.outer.reset(vector.array)
-        self.pool.give(vector)
-
-    # -- ending, and going on elsewhere ----------------------------------------------------------------------------
+    # -- ending ----------------------------------------------------------------------------
     def settle(self, seconds: float) -> float | None:
         """Mix without training until the nodes agree, or for ``seconds``; returns the consensus distance."""
         runtime, peer = self.runtime, self.peer
@@ -407,30 +328,6 @@ class TrainingSide:
             if runtime.peer.idle and not self.boundary.owed and not self.boundary.wanted:
                 return
 
-    def take_final(self) -> None:
-        """Nobody is here, and the run of the state directory is over: its weights are those that it kept. With others
-        a program would evaluate, and save over its checkpoint, what was never trained."""
-        state_dir = self.service.state_dir
-        if state_dir.final is None or not state_dir.finished():
-            return
-        try:
-            TrainingSide.load(self, state_dir.final)  # of a group: where all ranks stand already
-        except CheckpointError as error:
-            raise LocalError(
-                f"The run of the state directory {state_dir.path} is finished, and its weights cannot be taken: "
-                f"{error} Delete its file 'finished' to begin anew, or name another directory."
-            ) from error
-
-    def keep_final(self) -> None:
-        """For a later start in the state directory, when nobody else may be left who has these weights."""
-        path = self.service.state_dir.final
-        if path is not None:
-            try:
-                self.save(path)
-            except CheckpointError as error:
-                text = f"The final weights are not kept in the state directory: {error}"
-                self.thread.call(self.runtime.on_event, "state", text)
-
     def finish(self, seconds: float) -> None:
         """The run is complete; waits while newcomers fetch its weights, for up to ``seconds``."""
         runtime, peer = self.runtime, self.peer
@@ -449,68 +346,6 @@ class TrainingSide:
             if peer.serving:
                 quiet_at = now + FAREWELL_S
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint says of the run."""
-        peer = self.peer
-        return {
-            "fingerprint": self.state.layout.contents, "genesis": peer.genesis.hex(), "version": peer.version,
-            "steps": self.steps, "samples": self.samples, "swarm_samples": self.swarm_samples, "passes": self.passes,
-            "samplers": self.samplers.state(), "finished": peer.finished, "node": self.service.identity.id.hex(),
-            "members": len(self.view.owners),
-        }  # fmt: skip
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        self.archive.save(path, self.state_dict())
-
-    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        saved = self.archive.load(path)
-        meta = dict(saved.meta)
-        self.samplers.load(meta.get("samplers"))
-        self.go_on(meta, str(path), lambda: self.archive.put(saved, path))
-        return meta
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the run of this state, whose weights somebody else has loaded: now, or as soon as it starts."""
-        check_state(state, self.state)
-        self.samplers.load(state.get("samplers"))
-        if self.service.runtime is None:
-            self.given = dict(state)
-        else:
-            self.go_on(state, OF_OTHERS, lambda: None)
-
-    def go_on(self, meta: Mapping[str, Any], origin: str, put: Callable[[], None]) -> None:
-        """Continue the run of a checkpoint; ``put`` brings its weights, which are not here yet."""
-        runtime, peer = self.runtime, self.peer
-        run, samples, version = checkpoint.figures(meta, origin)
-        self.passes = max(self.passes, within("steps", meta.get("passes", 0)))
-        genesis = run or peer.genesis
-        # Weights of no run begin one, where nothing is trained yet.
-        ahead = self.swarm_samples >= samples if run is not None else self.swarm_samples > 0
-        if genesis == peer.genesis and ahead:
-            text = (
-                f"{origin} is not loaded: the run that this node holds has {self.swarm_samples:,} samples behind it, "
-                "and stays."
-            )
-            self.thread.call(runtime.on_event, "load", text)
-            return
-        put()
-        self.boundary.mass = 1.0
-        if not self.outer.plain:
-            self.reset_outer()
-        resumed = threading.Event()
-
-        def resume() -> None:
-            runtime.averager.forget()
-            peer.counted(self.steps, self.samples)
-            over = meta.get("finished") is True
-            runtime.perform(peer.resume(genesis, samples, version, runtime.now, over))
-            self.service.view = self.view.refreshed(runtime.peer)
-            resumed.set()
-
-        self.thread.call(resume)
-        resumed.wait(5.0)
-        self.thread.check()
-
     def merge(self, run: str) -> None:
         """Take the weights of the run of this name."""
         genesis = from_hex(run)
@@ -518,12 +353,3 @@ class TrainingSide:
             raise LocalError(f"{run!r} names no run: give the 32 hexadecimal digits that the notice named.")
         runtime = self.runtime
         self.thread.call(lambda: runtime.perform(runtime.peer.merge(genesis, runtime.now)))
-
-
-def check_state(given: object, state: State) -> None:
-    """Raise CheckpointError for what is no node's state, and for that of another model than this."""
-    if not isinstance(given, Mapping):
-        raise CheckpointError(f"A node's state is a mapping, as state_dict() gives, not {type(given).__name__}.")
-    if given.get("fingerprint", state.layout.contents) != state.layout.contents:
-        raise CheckpointError(f"{OF_OTHERS} belongs to another model than this node's: load it beside its weights.")
-    checkpoint.figures(given, OF_OTHERS)

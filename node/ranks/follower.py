@@ -15,6 +15,7 @@ from gossip.errors import ConfigError, LayoutError
 from gossip.ids import PeerId
 from node import running
 from node.data.sampler import Samplers, Sharers
+from node.held_run import check_state
 from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
 from node.model.state import State
@@ -26,7 +27,6 @@ from node.ranks.boundary import UpdateTold
 from node.ranks.mirror import Mirror
 from node.ranks.news import Known
 from node.ranks.ranks import Call, Ranks
-from node.training import check_state
 
 __all__ = ["Follower"]
 

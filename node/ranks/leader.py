@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from gossip.errors import LocalError
+from node.held_run import check_state
 from node.model.optimizers import Optimizers
 from node.model.state import State
 from node.observe.members import Member, SwarmView
@@ -21,7 +22,7 @@ from node.ranks.mirror import Mirror
 from node.ranks.news import Known, News
 from node.ranks.ranks import Call, Ranks, Told
 from node.settings import Settings
-from node.training import TrainingSide, check_state
+from node.training import TrainingSide
 
 __all__ = ["Leader"]
 
