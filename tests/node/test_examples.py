@@ -16,6 +16,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 OF_FRAMEWORKS = sorted(EXAMPLES.glob("frameworks/*.py"))  # played by make test-frameworks
+OF_ENGINES = sorted(EXAMPLES.glob("engines/*.py"))  # played by make test-engines
 FASHION = Path(os.environ.get("GOSSIP_FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
 
 needs_fashion = pytest.mark.skipif(
@@ -42,7 +43,7 @@ def result_of(script: str, *args: str, **variables: str) -> dict[str, float]:
     return result
 
 
-@pytest.mark.parametrize("path", [*SCRIPTS, *OF_FRAMEWORKS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*SCRIPTS, *OF_FRAMEWORKS, *OF_ENGINES], ids=lambda path: path.stem)
 def test_of_ours_an_example_imports_node_alone(path):
     ours = {folder.name for folder in EXAMPLES.parent.iterdir() if (folder / "__init__.py").exists()}
     assert {"gossip", "node", "sim"} <= ours
@@ -53,6 +54,16 @@ def test_of_ours_an_example_imports_node_alone(path):
         elif isinstance(found, ast.ImportFrom):
             imported.add((found.module or "").split(".")[0])
     assert imported & ours == {"node"}
+
+
+def test_whatever_launches_is_on_its_page():
+    root = EXAMPLES.parent
+    page = (root / "docs" / "launching.md").read_text()
+    files = [path for path in (root / "deploy").rglob("*") if path.is_file() and path.parent.name != "grafana"]
+    for path in [*OF_ENGINES, *files]:
+        assert f"](../{path.relative_to(root)})" in page
+    for name in re.findall(r"`(test_\w+\.py)`", page):
+        assert (root / "tests" / "engines" / name).exists()
 
 
 @pytest.mark.parametrize("path", OF_FRAMEWORKS, ids=lambda path: path.stem)

@@ -1,0 +1,42 @@
+"""Nodes that a launcher starts, on this machine and over loopback: run by `make test-engines`."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+
+import pytest
+
+from tests.engines.launched import Launched
+
+
+@pytest.fixture
+def launch():
+    """``launch(name, folder, *command, **variables)`` starts a command; all of them end with the test."""
+    started = []
+
+    def start(*args, **variables):
+        started.append(Launched(*args, **variables))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def needs():
+    """``needs("mpirun", "apt-get install openmpi-bin")`` skips where a program is not here, and says what brings it."""
+
+    def check(program, how):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not here: {how}")
+
+    return check

@@ -1,0 +1,135 @@
+"""What a launcher started, seen from outside: a command, its processes, and the logs that nodes write."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "engines"
+PATIENCE_S = 240.0  # for anything: an engine begins in seconds, or in a minute on a machine that is busy
+ENDLESS = "1000000000"  # samples: the test says when it has seen enough
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process' own, without what would reach a node, with one thread for each process."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), inherited["PATH"]])  # gossip and torchrun of this Python
+    return inherited | {"PATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"} | variables
+
+
+def until(what, why=lambda: ""):
+    """Wait until it holds, and return it."""
+    end = time.monotonic() + PATIENCE_S
+    while not (found := what()):
+        assert time.monotonic() < end, f"waited {PATIENCE_S:g} s in vain: {why()}"
+        time.sleep(0.1)
+    return found
+
+
+class Launched:
+    """A command in a process group of its own; what it wrote is in ``out`` and ``err``."""
+
+    def __init__(self, name, folder, *command, **variables):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.out, self.err = (folder / f"{name}.{kind}" for kind in ("out", "err"))
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [str(part) for part in command], env=environment(**variables), cwd=folder,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+            )  # fmt: skip
+        self.pid = self.process.pid
+
+    def said(self):
+        return f"{self.out.read_text()[-2000:]}\n{self.err.read_text()[-4000:]}"
+
+    def until(self, what):
+        """Wait until it holds; the assertion says how this command ended instead."""
+
+        def unless_ended():
+            found = what()
+            assert found or self.process.poll() is None, f"it ended with {self.process.returncode}: {self.said()}"
+            return found
+
+        return until(unless_ended, self.said)
+
+    def result(self, code=0):
+        """The last line that it printed when it ended so."""
+        assert self.process.wait(PATIENCE_S) == code, self.said()
+        return json.loads(self.out.read_text().splitlines()[-1]) if code == 0 else None
+
+    def send(self, number):
+        os.killpg(self.pid, number)
+
+    def end(self):
+        """With whatever it started; what is gone already does no harm."""
+        for pid in [*descendants(self.pid), self.pid]:
+            kill(pid)
+        self.process.wait(30)
+
+
+class Log:
+    """What one node wrote into the file of GOSSIP_LOG, over all its lives."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def rows(self, event=None):
+        text = self.path.read_text() if self.path.exists() else ""
+        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return [row for row in rows if event in (None, row["event"])]
+
+    @property
+    def ids(self):
+        """Of each life."""
+        return [row["id"] for row in self.rows("listening")]
+
+    @property
+    def addresses(self):
+        return [row["address"] for row in self.rows("listening")]
+
+    @property
+    def lives(self):
+        return len(self.ids)
+
+    def figure(self, name):
+        """As it was last; 0 before the first."""
+        rows = self.rows("progress")
+        return rows[-1][name] if rows else 0
+
+    def mixed(self, more=0, members=2):
+        """Whether it trains in such company, and has mixed so often."""
+        return self.figure("exchanges_done") > more and self.figure("members_alive") >= members
+
+
+def children(pid):
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(one) for thread in threads for one in (thread / "children").read_text().split()]
+    except OSError:  # it has ended
+        return []
+
+
+def descendants(pid):
+    found = children(pid)
+    return [*found, *(further for one in found for further in descendants(one))]
+
+
+def variable_of(pid, name):
+    """Of a process' environment, as it began; None where it has none, or has ended."""
+    try:
+        rows = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    except OSError:
+        return None
+    return next((row.partition("=")[2] for row in rows if row.startswith(f"{name}=")), None)
+
+
+def kill(pid, number=signal.SIGKILL):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
