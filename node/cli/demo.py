@@ -23,8 +23,9 @@ SAMPLES = 48_000  # of the whole swarm: 33 epochs, three times what 96 % takes
 STEP_DELAY_S = 0.03  # 750 steps of 16 on each of four nodes: some 25 s to watch
 TARGET = 0.96  # of digits' test set
 TOLD = ("joined", "merged", "finished", "page")  # what nodes log that is worth telling here
-STILL_S = 20.0  # without a sample or a node more, beyond the limit, for the time to be up: machines differ in speed
+STILL_S = 60.0  # without a sample or a node more, beyond the limit, for the time to be up: machines differ in speed
 MOST_LIMITS = 10  # times the limit, after which it is up all the same
+START_S = 5.0  # that a node takes to load its libraries on two quiet cores; a machine on which it takes longer has more
 
 
 @dataclass(slots=True)
@@ -56,7 +57,8 @@ def run_demo(
         folder = Path(name)
         # A copy, since a script's own folder comes first on sys.path, and in ours node.py would hide the package node.
         script = Path(shutil.copy(job or Path(__file__).with_name("demo_job.py"), folder / "digits.py"))
-        arguments = ["--samples", str(SAMPLES), "--step-delay", str(STEP_DELAY_S)]
+        # One more than begin: nobody ends before the newcomer has come, however long it takes to start.
+        arguments = ["--samples", str(SAMPLES), "--step-delay", str(STEP_DELAY_S), "--members", str(nodes + 1)]
         with LocalSwarm(script, arguments, folder=folder) as swarm, Screen(swarm) as screen:
             stage = Stage(swarm, screen, page, opens)
             stage.play(nodes, limit_s)
@@ -73,7 +75,10 @@ def run_demo(
 
 
 class Stage:
-    """The plot: start, kill the first node at half of the samples, let one join through a living node, wait."""
+    """The plot: start, kill the first node at half of the samples, let one join through a living node, wait.
+
+    Training begins when all are there and goes on until the newcomer has come: processes load their libraries for two
+    seconds or for two minutes, as busy as the machine is."""
 
     def __init__(self, swarm: LocalSwarm, screen: Screen, page: bool = False, opens: bool = False) -> None:
         self.outcome = DemoResult()
@@ -89,15 +94,19 @@ class Stage:
     def late(self, limit_s: float, trained: int) -> bool:
         """Whether time is up: a slow machine has more of it, for as long as something happens."""
         now = time.monotonic()
-        known = trained, sum(child.address is not None for child in self._swarm.children)
-        if known != self._known:
-            self._known, self._moved_s = known, now
-        passed_s = now - self._since_s
-        return passed_s > limit_s and (now - self._moved_s > min(STILL_S, limit_s) or passed_s > MOST_LIMITS * limit_s)
+        starts_s = [child.start_s for child in self._swarm.children if child.start_s is not None]
+        if (trained, len(starts_s)) != self._known:
+            self._known, self._moved_s = (trained, len(starts_s)), now
+        slower = max([1.0, *(start_s / START_S for start_s in starts_s)])
+        passed_s = (now - self._since_s) / slower
+        still_s = (now - self._moved_s) / slower
+        return passed_s > limit_s and (still_s > min(STILL_S, limit_s) or passed_s > MOST_LIMITS * limit_s)
 
     def play(self, nodes: int, limit_s: float) -> None:
         """Until all have ended, or time is up."""
-        first = self._swarm.start()
+        all_here = nodes, MOST_LIMITS * limit_s
+        first = self._swarm.start(wait_for=all_here)
+        self._tell(f"node 0 starts, then {nodes - 1} more; loading libraries takes seconds, on a busy machine a minute")
         while self._swarm.running:
             for child, row in self._swarm.new_rows():
                 if row["event"] in TOLD and child is not self.killed:
@@ -106,7 +115,8 @@ class Stage:
                     self._tell(f"node {child.number}: {row['sentence']}")
             if len(self._swarm.children) < nodes and first.address is not None:
                 for number in range(1, nodes):  # the page is of one that lives to the end
-                    self._swarm.start(seed=first.address, page="127.0.0.1:0" if self._page and number == 1 else None)
+                    paged_at = "127.0.0.1:0" if self._page and number == 1 else None
+                    self._swarm.start(seed=first.address, page=paged_at, wait_for=all_here)
                 self._tell(f"node 0 listens on {first.address}; nodes 1 to {nodes - 1} know nothing but that address")
             trained = max(int(child.figures.get("swarm_samples", 0)) for child in self._swarm.children)
             others = [child for child in self._swarm.running if child is not first and child.address is not None]

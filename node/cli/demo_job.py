@@ -19,13 +19,15 @@ RATE = 0.2  # falls to 0 as the samples come in: four models averaged in pairs e
 
 
 def main() -> None:
-    """Train until the whole swarm has seen ``--samples``, agree, and print one JSON line with the test accuracy."""
+    """Train until the whole swarm has seen ``--samples`` and everybody has come, agree, and print one JSON line with
+    the test accuracy. What is trained while one is waited for is trained at the rate 0."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, required=True, help="stop when the whole swarm has trained on so many")
     parser.add_argument("--step-delay", type=float, required=True, help="seconds to sleep after each step")
+    parser.add_argument("--members", type=int, required=True, help="and when so many have taken part, dead or alive")
     args = parser.parse_args()
 
     images, labels = load_digits(return_X_y=True)
@@ -37,8 +39,14 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=1e-3)
+    seen: set[str] = set()  # who has taken part
+
+    def over() -> bool:
+        seen.update(member.id for member in node.members)
+        return node.finished or (node.swarm_samples >= args.samples and len(seen) >= args.members)
+
     with Node(model, optimizer) as node:
-        while not node.finished and node.swarm_samples < args.samples:
+        while not over():
             for inputs, targets in node.shard((x[train], y[train]), batch_size=16):
                 loss = F.cross_entropy(model(inputs), targets)
                 optimizer.zero_grad()
@@ -47,7 +55,7 @@ def main() -> None:
                 node.step(loss=loss, samples=len(inputs))
                 optimizer.param_groups[0]["lr"] = RATE * max(0.0, 1 - node.swarm_samples / args.samples)
                 time.sleep(args.step_delay)  # digits are so easy that nobody could watch
-                if node.finished or node.swarm_samples >= args.samples:
+                if (node.finished or node.swarm_samples >= args.samples) and over():
                     break
         distance = node.settle(3.0)
         node.finish()  # whoever comes now gets these weights, and trains nothing

@@ -42,7 +42,9 @@ class Child:
     err: Path
     address: str | None = None  # where it listens, once it says so
     figures: dict[str, Any] = field(default_factory=dict)  # its last progress row
-    said: str = "starting: it loads its libraries"  # what it last said of itself, until it trains
+    said: str = ""  # what it last said of itself, until it trains
+    started_s: float = field(default_factory=lambda: time.monotonic())
+    start_s: float | None = None  # how long it took until it listened
     _offset: int = 0
 
     @property
@@ -65,6 +67,7 @@ class Child:
         for row in rows:
             if row["event"] == "listening":
                 self.address = row["address"]
+                self.start_s = time.monotonic() - self.started_s
                 self.said = f"listens on {self.address}, and looks for weights"
             elif row["event"] in ("started", "joined", "merging", "merged", "finished"):
                 self.said = row["sentence"]
@@ -76,9 +79,19 @@ class Child:
         """As one line for a person."""
         code = self.code
         ended = "" if code is None else f"  ended with code {code}"
-        if self.figures:
+        if self.figures.get("steps"):
             return f"node {self.number}  {line_of(self.figures)}{ended}"
-        return f"node {self.number}{ended or '  ' + self.said}"
+        return f"node {self.number}{ended or '  ' + self.beginning()}"
+
+    def beginning(self) -> str:
+        """What it does before its first step, which on a busy machine may take minutes."""
+        passed_s = time.monotonic() - self.started_s
+        if not self.said:
+            return f"starting: it loads its libraries, {passed_s:.0f} s so far"
+        members = self.figures.get("members_alive", 0)
+        return f"{self.said}" + (
+            f" {members} members are here; no step yet, {passed_s:.0f} s so far" if members else ""
+        )
 
 
 class LocalSwarm:
@@ -103,8 +116,11 @@ class LocalSwarm:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def start(self, *, seed: str | None = None, listen: str = "127.0.0.1:0", page: str | None = None) -> Child:
-        """Start one more node, perhaps with a page."""
+    def start(
+        self, *, seed: str | None = None, listen: str = "127.0.0.1:0", page: str | None = None,
+        wait_for: tuple[int, float] | None = None,
+    ) -> Child:  # fmt: skip
+        """Start one more node, perhaps with a page; ``wait_for``: members before it trains, and seconds at most."""
         number = len(self.children)
         log, out, err = (self._folder / f"node-{number}.{kind}" for kind in ("jsonl", "out", "err"))
         log.unlink(missing_ok=True)  # an earlier run's rows are not this one's
@@ -113,6 +129,8 @@ class LocalSwarm:
             options += ["--seed", seed]
         if page is not None:
             options += ["--page", page]
+        if wait_for is not None:
+            options += ["--wait-for", str(wait_for[0]), "--wait-s", f"{wait_for[1]:g}"]
         # What this command was started with (a seed, a state directory) cannot be meant for every one of its children.
         inherited = (
             "SEEDS",
@@ -125,6 +143,9 @@ class LocalSwarm:
             "LOG",
             "PAGE",
             "PROGRESS",
+            "MUST_JOIN",
+            "WAIT_FOR",
+            "WAIT_S",
         )
         environment = {k: v for k, v in os.environ.items() if k not in {f"GOSSIP_{name}" for name in inherited}}
         with out.open("wb") as stdout, err.open("wb") as stderr:
@@ -229,6 +250,7 @@ def run_local(
 
 def watch(swarm: LocalSwarm, first: Child, port: int) -> bool:
     """Show the swarm until it has ended; False when the first node found its port taken."""
+    told: set[int] = set()  # of whom it was said how they failed
     with Screen(swarm) as screen:
         while True:
             running = swarm.running
@@ -237,8 +259,13 @@ def watch(swarm: LocalSwarm, first: Child, port: int) -> bool:
                 if "sentence" in row and row["event"] not in ("listening", "member"):
                     screen.say(f"node {child.number}: {row['sentence']}")
             screen.show()
-            if first.code not in (None, 0) and first.address is None and is_taken(port):
+            if first.code not in (None, 0) and first.address is None and was_taken(first, port):
                 return False
+            for child in swarm.children:
+                if child.code and child.number not in told:
+                    told.add(child.number)
+                    lines = "".join(f"\n  {line}" for line in last_lines(child.err, ERROR_LINES))
+                    screen.say(f"node {child.number} ended with code {child.code}{':' if lines else ''}{lines}")
             if not running:
                 return True
             time.sleep(POLL_PERIOD_S)
@@ -252,8 +279,8 @@ def report(swarm: LocalSwarm) -> None:
     for child in swarm.children:
         for line in last_lines(child.out, OUTPUT_LINES):
             print(f"node {child.number}: {line}")
-        if child.code:
-            for line in last_lines(child.err, ERROR_LINES):
+        if child.code:  # all of it was shown when it happened, by now perhaps pages above
+            for line in last_lines(child.err, 1):
                 print(f"node {child.number}: {line}", file=sys.stderr)
     sys.stdout.flush()
     table = Table("node", *columns_of({}), "exit code")
@@ -306,6 +333,11 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port
+
+
+def was_taken(child: Child, port: int) -> bool:
+    """Whether another program has the port that this one was to listen on, or had it then, as the node says."""
+    return is_taken(port) or any("Cannot listen on" in line for line in last_lines(child.err, ERROR_LINES))
 
 
 def is_taken(port: int) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import demo, local
+from node.cli import demo, demo_job, local
 
 # One pretended node: listens, logs a few rows, and ends with a JSON line.
 PRETENDED = """
@@ -29,6 +29,7 @@ PRETENDED = """
     try:
         server = socket.create_server((host, int(port)))
     except OSError:
+        print("gossip: Cannot listen on this port.", file=sys.stderr)
         sys.exit(3)
     seeds = os.environ.get("GOSSIP_SEEDS")
     progress = Console.from_environment(0.0, "ab" * 16, f"127.0.0.1:{server.getsockname()[1]}", os.environ)
@@ -86,6 +87,60 @@ def test_a_port_that_another_program_took_is_replaced(tmp_path, monkeypatch, cap
         monkeypatch.setattr(local, "free_port", lambda: next(ports))
         code = local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None)
     assert code == 0
+    assert capsys.readouterr().out == "node 0: done\nnode 1: done\n"
+
+
+def test_a_node_that_fails_is_shown_with_its_traceback_while_the_others_go_on(tmp_path, monkeypatch):
+    shown = tmp_path / "shown"
+    script = pretended(
+        tmp_path,
+        f"""
+        if seeds: raise ValueError("broke here")
+        for _ in range(600):
+            if os.path.exists({str(shown)!r}): sys.exit(0)
+            time.sleep(0.05)
+        sys.exit(5)
+        """,
+    )
+    said = []
+
+    def say(_screen, sentence):
+        said.append(sentence)
+        if "broke here" in sentence:
+            shown.touch()
+
+    monkeypatch.setattr(local.Screen, "say", say)
+    assert local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None) == 1  # and node 0 saw it: 0
+    (told,) = [sentence for sentence in said if "ended with code" in sentence]
+    assert told.startswith("node 1 ended with code 1:\n  Traceback (most recent call last):\n")
+    assert told.endswith("\n  ValueError: broke here")
+
+
+def test_a_node_that_loads_for_long_says_for_how_long_and_then_what_it_waits_for(tmp_path, monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr(local.time, "monotonic", lambda: now_s)
+    child = local.Child(2, None, tmp_path / "log", tmp_path / "out", tmp_path / "err")
+    monkeypatch.setattr(local.Child, "code", property(lambda self: None))
+    now_s = 142.0
+    assert child.line() == "node 2  starting: it loads its libraries, 42 s so far"
+    child.log.write_text('{"t":1,"event":"listening","address":"h:1"}\n')
+    child.new_rows()
+    assert child.start_s == 42.0
+    assert child.line() == "node 2  listens on h:1, and looks for weights"
+    rows = {"event": "joined", "sentence": "Took the weights."}, {"event": "progress", "steps": 0, "members_alive": 2}
+    with child.log.open("a") as log:
+        log.writelines(json.dumps({"t": 2, **row}) + "\n" for row in rows)
+    child.new_rows()
+    assert child.line() == "node 2  Took the weights. 2 members are here; no step yet, 42 s so far"
+
+
+def test_a_port_that_was_taken_and_is_free_again_is_replaced_too(tmp_path, monkeypatch, capsys):
+    script = pretended(tmp_path, "progress.close(1.0, figures(1, 1)); print('done')")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ports = iter([server.getsockname()[1], local.free_port()])
+        monkeypatch.setattr(local, "free_port", lambda: next(ports))
+        monkeypatch.setattr(local, "is_taken", lambda port: False)  # when we look
+        assert local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None) == 0
     assert capsys.readouterr().out == "node 0: done\nnode 1: done\n"
 
 
@@ -183,6 +238,9 @@ PLOT = """
     from pathlib import Path
 
     first, joined = Path(os.environ["PLOT"], "first"), Path(os.environ["PLOT"], "joined")
+    begins = seeds is None or seeds == first.read_text()
+    assert os.environ.get("GOSSIP_WAIT_FOR") == ("3" if begins else None)  # all three, before anybody trains
+    assert sys.argv[-2:] == ["--members", "4"]  # the newcomer as well, before anybody ends
     half = int(sys.argv[2]) // 2
     if seeds is None:
         first.write_text(f"127.0.0.1:{{server.getsockname()[1]}}")
@@ -260,6 +318,67 @@ def test_the_demo_gives_a_slow_machine_more_time_for_as_long_as_something_happen
     assert stage.late(90.0, 899)
     clock[0] = 901.0
     assert stage.late(90.0, 5_000)  # ten times the limit
+
+
+def test_the_demos_limits_grow_with_the_time_that_a_node_took_to_start(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(demo.time, "monotonic", lambda: clock[0])
+
+    class One:
+        start_s = 10 * demo.START_S
+
+    swarm = type("Swarm", (), {"children": [One()]})()
+    stage = demo.Stage(swarm, None)
+    clock[0] = 500.0
+    assert not stage.late(90.0, 1)
+    clock[0] += 10 * demo.STILL_S - 1  # nothing for so long, on a machine that is ten times as slow
+    assert not stage.late(90.0, 1)
+    clock[0] += 2
+    assert stage.late(90.0, 1)
+
+
+def test_nodes_of_the_demo_train_on_until_the_newcomer_has_come(monkeypatch, capsys):
+    """As on a busy machine, where it loads its libraries while the others train all that there is to train."""
+    pytest.importorskip("sklearn")
+
+    class Swarm:
+        finished, steps = False, 0
+
+        def __init__(self, *_):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        @property
+        def swarm_samples(self):
+            return 20 * self.steps
+
+        @property
+        def members(self):  # the first is forgotten before the newcomer comes
+            ids = "abc" if self.steps < 50 else "bc" if self.steps < 150 else "bcd"
+            return [type("Member", (), {"id": one})() for one in ids]
+
+        def shard(self, data, batch_size):
+            return [(data[0][:batch_size], data[1][:batch_size])] * 90
+
+        def step(self, **_):
+            Swarm.steps += 1
+
+        def settle(self, *_, **__):
+            return 0.0
+
+        def finish(self):
+            pass
+
+    monkeypatch.setattr(demo_job, "Node", Swarm)
+    monkeypatch.setattr(sys, "argv", ["job", "--samples", "1000", "--step-delay", "0", "--members", "4"])
+    demo_job.main()
+    assert Swarm.steps == 150
+    assert json.loads(capsys.readouterr().out)["consensus_distance"] == 0.0
 
 
 def test_a_newcomer_that_found_everything_trained_is_no_failure_and_a_survivor_is(tmp_path):
