@@ -76,9 +76,16 @@ class Pass:
         for part in self.before:
             self.given[part.given] = True
 
-    def take(self, count: int, whole: bool = False) -> I64:
-        """The next ``count`` indices, or what is left of them; ``whole``: none, where fewer are left. (count,)"""
+    def take(self, count: int, whole: bool = False, ranks: int = 1) -> I64:
+        """The next ``count`` indices, or what is left of them; ``whole``: none, where fewer are left. (count,)
+
+        A share's length is nobody's choice, and a batch of one sample would fail in BatchNorm: rather than leave one to
+        each of the ``ranks``, the batch before the last gives some of its own.
+        """
         self.look()
+        left = len(self.pending) - self.position - count
+        if 0 < left <= ranks and count > 2 * ranks and not whole:
+            count -= ranks
         taken = self.pending[self.position : self.position + count]
         if whole and len(taken) < count:
             return taken[:0]

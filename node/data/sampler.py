@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, cast
 
 import numpy as np
@@ -164,7 +164,7 @@ class ShareBatchSampler(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         one, sharers = self.sampler.begin(), self.sampler.sharers
-        while len(batch := one.take(self.batch_size * sharers.ranks, whole=self.drop_last)):
+        while len(batch := one.take(self.batch_size * sharers.ranks, self.drop_last, sharers.ranks)):
             yield of_rank(batch, sharers.rank, sharers.ranks).tolist()
 
     def __len__(self) -> int:
@@ -193,17 +193,20 @@ class Samplers:
         self.states: dict[int, Mapping[str, Any]] = {}  # loaded before their samplers were made
 
     def make(
-        self, dataset: Any, batch_size: int | None = None, shuffle: bool = True, drop_last: bool = False, seed: int = 0
-    ) -> ShareSampler | ShareBatchSampler:
-        """A sampler of indices, or with ``batch_size`` one of batches. Raises DataError where the dataset cannot be
-        divided, ConfigError for impossible numbers."""
+        self, dataset: Any, batch_size: int | None = None, shuffle: bool = True, drop_last: bool = False, seed: int = 0,
+        by_rank: bool = True,
+    ) -> ShareSampler | ShareBatchSampler:  # fmt: skip
+        """A sampler of indices, or with ``batch_size`` one of batches. Not ``by_rank``: every rank of the node gets the
+        whole share, in the same order, for loaders that divide it themselves. Raises DataError where the dataset cannot
+        be divided, ConfigError for impossible numbers."""
         if not isinstance(seed, int):
             raise ConfigError(f"seed is {seed!r}; give a whole number.")
         if batch_size is None and drop_last:
             raise ConfigError("drop_last is of batches; give batch_size too, or drop the last one in the DataLoader.")
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
             raise ConfigError(f"batch_size is {batch_size!r}; give a whole number of at least 1, or None for indices.")
-        indices = ShareSampler(length_of(dataset), shuffle, seed, self.sharers)
+        sharers = self.sharers if by_rank else replace(self.sharers, rank=0, ranks=1)
+        indices = ShareSampler(length_of(dataset), shuffle, seed, sharers)
         self.remember(indices)
         return indices if batch_size is None else ShareBatchSampler(indices, batch_size, drop_last)
 

@@ -74,7 +74,7 @@ class Shard:
             self._pass += 1  # before the first batch: a loop left by `break` goes on with other data
             seed = 0 if self._shuffle else None
             one = Pass(self._length, number, seed, self._me, self._members, self._epoch_of_members)
-            while len(batch := one.take(self._batch_size * self._ranks)):
+            while len(batch := one.take(self._batch_size * self._ranks, ranks=self._ranks)):
                 yield self._fetch(of_rank(batch, self._rank, self._ranks))
 
 

@@ -85,6 +85,26 @@ def test_the_last_short_batch_is_dropped_where_that_is_asked_and_no_other():
     assert list(swarm.sampler(3, 4, drop_last=True)) == []
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@given(size=st.integers(3, 9), length=st.integers(1, 100))
+def test_no_rank_gets_a_batch_of_one_sample_unless_there_are_no_more(ranks, size, length):
+    """BatchNorm refuses one, and a share's length is a matter of chance."""
+    alone = [IDS[0]]
+    each = [
+        Samplers(Sharers(lambda: IDS[0], lambda: alone, lambda: 0, lambda: 0, lambda: 0, rank, ranks)).make(
+            length, size
+        )
+        for rank in range(ranks)
+    ]
+    batches = [list(sampler) for sampler in each]
+    assert {*map(len, batches)} == {len(sampler) for sampler in each}
+    assert {index for given in batches for index in flat(given)} == set(range(length))
+    for given_at_once in zip(*batches, strict=True):
+        (length_of_all,) = {len(batch) for batch in given_at_once}
+        assert length_of_all <= size
+        assert length_of_all > 1 or length <= ranks
+
+
 def test_it_divides_anew_between_two_batches_and_between_two_indices():
     for size in (10, None):
         swarm = Swarm(*IDS[:2])
