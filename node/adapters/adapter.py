@@ -8,6 +8,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Self
 
+import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from gossip.errors import LocalError
@@ -21,7 +22,8 @@ class Adapter:
 
     ``samples``: the whole swarm's: with so many behind the weights the run is over, and every node stops about the same
     time; None: the framework's own limits end the training. ``settle_s``: how long to mix without training, at the end
-    and before evaluations and checkpoints. Everything else goes to :class:`node.node.Node`.
+    and before evaluations and checkpoints. Everything else goes to :class:`node.node.Node`. Where the framework trains
+    one model in several processes they are one node (``group``).
 
     ``node`` is the node: None before training begins, and a closed one, whose figures can still be read, afterwards.
     Raises TypeError for an argument that Node has not.
@@ -34,6 +36,7 @@ class Adapter:
         self.running = False
         self.concluded = False
         self.saved: dict[str, Any] | None = None  # what a checkpoint says of the node
+        self.ranks = 1  # processes that are this node
 
     # -- for programs --------------------------------------------------------------------------------------------
     def sampler(self, dataset: Sized) -> EpochSampler:
@@ -72,6 +75,12 @@ class Adapter:
     def feeds(self) -> bool:
         """Whether data are given: a loop over none ends at once."""
         return not self.over
+
+    def share_model(self, ranks: int) -> None:
+        """So many processes train one model, each with a callback of its own: they are one node."""
+        self.ranks = ranks
+        if ranks > 1:
+            self.options.setdefault("group", dist.group.WORLD)
 
     def begin(self, model: Any, optimizer: Any = None) -> None:
         node = Node(model, optimizer, **self.options)
@@ -171,8 +180,8 @@ class EpochSampler(Sampler[int]):
     """Indices of this node's share, for any DataLoader.
 
     An epoch gives as many as the whole dataset holds, in as many passes of the swarm as that takes: what a framework
-    derives from the length (steps, schedules, when to evaluate) is as it was with one process. Where the run is over it
-    gives nothing, and a late-comer trains nothing.
+    derives from the length (steps, schedules, when to evaluate) is as it was without a swarm. Of several processes that
+    are one node each gets its part. Where the run is over it gives nothing, and a late-comer trains nothing.
     """
 
     def __init__(self, adapter: Adapter, length: int) -> None:
@@ -181,15 +190,19 @@ class EpochSampler(Sampler[int]):
         self.passes: Iterator[int] = iter(())
 
     def __len__(self) -> int:
-        return self.length
+        return -(-self.length // self.adapter.ranks)
 
     def __iter__(self) -> Iterator[int]:
         self.adapter.ready()
         node = self.adapter.node
         assert node is not None
         if node is not self.node:
-            self.node, self.passes = node, self.again_and_again(node.sampler(self.length))
-        return islice(self.passes, self.length)
+            self.node, self.passes = node, self.again_and_again(self.share(node))
+        return islice(self.passes, len(self))
+
+    def share(self, node: Node) -> Iterable[Any]:
+        """A pass, at each turn through it."""
+        return node.sampler(self.length)
 
     def again_and_again(self, share: Iterable[Any]) -> Iterator[int]:
         """Pass after pass; of one that an epoch leaves the next one gives the rest. A share may be empty in one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -35,7 +36,7 @@ class KerasGossip(Block, keras.callbacks.Callback):  # type: ignore[misc]
         keras.callbacks.Callback.__init__(self)
         if keras.backend.backend() not in ("torch", "jax"):
             raise ConfigError(f"Keras runs on {keras.backend.backend()}: choose torch or jax with KERAS_BACKEND.")
-        self.weights = KerasWeights(model)
+        self.weights = KerasWeights(model, options.get("frozen", False))
         self.batch_size = batch_size
         self.batch = -1  # of this epoch, the last that the node knows of
 
@@ -76,40 +77,76 @@ class KerasGossip(Block, keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class KerasWeights(State):
-    """A Keras model's weights of floating point, trained ones and others (BatchNorm's statistics, frozen layers), of
-    any backend. Raises LayoutError for a model without weights."""
+    """A Keras model's weights of floating point, trained ones and others (BatchNorm's statistics), of any backend.
+    Those of frozen layers are left out of exchanges where others are trained, unless ``frozen``; newcomers get them
+    once. Raises LayoutError for a model without weights, and later where a frozen one is trained."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, frozen: bool = False) -> None:
         if not model.built or not model.weights:
             raise LayoutError("This Keras model has no weights yet: give it a keras.Input, or call it on a batch.")
         self.model = model
-        trained: list[tuple[Any, Kind]] = [(variable, "parameter") for variable in model.trainable_weights]
-        others: list[tuple[Any, Kind]] = [(variable, "buffer") for variable in model.non_trainable_weights]
-        kept = [(variable, kind) for variable, kind in trained + others if "float" in str(variable.dtype)]
-        self.variables = [variable for variable, _ in kept]
-        # Keras numbers layers as they are made in a process: only their order is the same on every node.
-        self.layout = Layout(
-            Segment(f"{number:04d}.{variable.name}", tuple(variable.shape), str(variable.dtype), kind)
-            for number, (variable, kind) in enumerate(kept)
-        )
+        trained = {id(variable) for variable in model.trainable_weights}
+        # Keras counts frozen weights and statistics alike; only what was made to be trained can be frozen.
+        made = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
+        kept: dict[str, tuple[Any, Segment]] = {}
+        for number, variable in enumerate(model.weights):
+            if "float" in str(variable.dtype):
+                kind: Kind = "buffer" if id(variable) not in made else "parameter"
+                if trained and not frozen and kind == "parameter" and id(variable) not in trained:
+                    kind = "frozen"
+                # Keras numbers layers as they are made in a process: only their order is the same on every node.
+                name = f"{number:04d}.{variable.name}"
+                kept[name] = variable, Segment(name, tuple(variable.shape), str(variable.dtype), kind)
+        self.layout = Layout(segment for _, segment in kept.values())
+        self.variables = [kept[segment.name][0] for segment in self.layout.segments]
+        self.frozen = {id(kept[one.name][0]): one.name for one in self.layout.segments if one.kind == "frozen"}
+        self.hold_frozen()
+
+    def hold_frozen(self) -> None:
+        """For :meth:`read_frozen`, which any thread may call: where ``fit`` on jax keeps them no other can look.
+        Torch's tensors stay the same ones."""
+        held = [variable.value for variable in self.variables[len(self.variables) - len(self.frozen) :]]
+        self.base = held if keras.backend.backend() == "torch" else [np.array(one) for one in held]
 
     def sync(self) -> None:
         """While ``fit`` runs on jax the weights are elsewhere; who asks for them pays for having them brought back."""
+        for variable in self.model.trainable_weights if self.frozen else ():
+            if id(variable) in self.frozen:
+                raise LayoutError(
+                    f"Weight {self.frozen[id(variable)]!r} was frozen when the Node was made and is trained now, and "
+                    "would never be exchanged: make a new Node, or give this one frozen=True from the beginning."
+                )
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
 
     def read(self, out: Floats) -> None:
         self.sync()
-        for variable, (_, start, stop) in zip(self.variables, self._places(), strict=True):
+        for variable, _, start, stop in self.pieces(out.size):
             out[start:stop] = keras.ops.convert_to_numpy(variable.value).reshape(-1)
+
+    def read_frozen(self, out: Floats, start: int) -> None:
+        begins, stop = self.layout.exchanged, start + out.size
+        for value in self.base:
+            flat = keras.ops.convert_to_numpy(value).reshape(-1)
+            low, high = max(begins, start), min(begins + flat.size, stop)
+            if low < high:
+                out[low - start : high - start] = flat[low - begins : high - begins]
+            begins += flat.size
 
     def add(self, shift: Floats) -> None:
         self.sync()
-        for variable, (segment, start, stop) in zip(self.variables, self._places(), strict=True):
+        for variable, segment, start, stop in self.pieces(shift.size):
             value = keras.ops.convert_to_numpy(variable.value).astype(np.float32)
             variable.assign(value + shift[start:stop].reshape(segment.shape))
 
     def write(self, vector: Floats) -> None:
         self.sync()
-        for variable, (segment, start, stop) in zip(self.variables, self._places(), strict=True):
+        for variable, segment, start, stop in self.pieces(vector.size):
             variable.assign(vector[start:stop].reshape(segment.shape))
+        self.hold_frozen()
+
+    def pieces(self, elements: int) -> Iterator[tuple[Any, Segment, int, int]]:
+        """Of a vector of so many, each variable's."""
+        for variable, (segment, start, stop) in zip(self.variables, self._places(), strict=True):
+            if stop <= elements:
+                yield variable, segment, start, stop

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sized
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from lightning.pytorch.utilities.data import extract_batch_size
+from torch.utils.data import DistributedSampler
 
 from gossip.errors import ConfigError
-from node.adapters.adapter import Adapter, ScaleWatch
+from node.adapters.adapter import Adapter, EpochSampler, ScaleWatch
 
 __all__ = ["LightningGossip"]
 
@@ -20,8 +24,9 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
     A batch after which ``trainer.global_step`` has moved is a step of the node; the batches since the last one are its
     samples. ``batch_size``: of one batch, where it cannot be told from the batch's tensors. The data are divided by
     ``DataLoader(dataset, sampler=gossip.sampler(dataset))``. Checkpoints of Lightning hold the run, and ``fit(...,
-    ckpt_path=...)`` goes on with it. The node leaves when ``fit`` ends, however it ends. :class:`Adapter` has the
-    other arguments.
+    ckpt_path=...)`` goes on with it; before one is written the nodes agree, unless a validation has just seen these
+    weights. Processes of DDP are one node. The node leaves when ``fit`` ends, however it ends. :class:`Adapter` has
+    the other arguments.
     """
 
     def __init__(
@@ -32,18 +37,27 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
         self.trainer: Any = None
         self.steps = 0  # of the trainer's optimizers, all of them, that the node knows of
         self.seen = 0  # samples since then
+        self.settled_at = -1  # global_step: what was agreed on then is not mixed again before the next step
         self.scale = ScaleWatch(None)
+
+    def sampler(self, dataset: Sized) -> RankSampler:
+        return RankSampler(self, len(dataset))
 
     # -- begin and end -----------------------------------------------------------------------------------------------
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        if trainer.world_size > 1:
+        strategy = trainer.strategy
+        if trainer.world_size > 1 and (
+            not isinstance(strategy, DDPStrategy) or isinstance(strategy, DeepSpeedStrategy)
+        ):
             raise ConfigError(
-                f"This Trainer has {trainer.world_size} processes, and each would be a node of its own: give it one "
-                "device, and start a Trainer for each."
+                f"{type(strategy).__name__} does not hold the whole model in each of its {trainer.world_size} "
+                'processes: give the Trainer strategy="ddp", whose processes are one node.'
             )
+        self.share_model(trainer.world_size)
         self.trainer = trainer
+        trainer.save_checkpoint = partial(self.agree_and_save, trainer.save_checkpoint)
 
     def ready(self) -> None:
         if not self.running:
@@ -59,11 +73,27 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.settle()
 
+    def settle(self) -> None:
+        super().settle()
+        if self.running:
+            self.settled_at = self.trainer.global_step
+
+    def agree_and_save(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """A checkpoint holds what the nodes agree on; that of a validation what the validation has seen."""
+        if self.running and self.settled_at != self.trainer.global_step:
+            self.settle()
+        save(*args, **kwargs)
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.close()
+
+    def close(self) -> None:
+        if self.trainer is not None:
+            vars(self.trainer).pop("save_checkpoint", None)
+        super().close()
 
     # -- between -----------------------------------------------------------------------------------------------------
     def on_train_batch_end(
@@ -94,3 +124,8 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.saved = state_dict["node"]
+
+
+class RankSampler(EpochSampler, DistributedSampler[int]):
+    """Lightning puts another sampler in the place of each that is not of this class, where there are several processes:
+    it would draw a whole epoch at its beginning, and divide it again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch.utils.data import Sampler
@@ -9,7 +10,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import DefaultFlowCallback, ExportableState
 
 from gossip.errors import ConfigError, LocalError
-from node.adapters.adapter import Block, ScaleWatch
+from node.adapters.adapter import Block, EpochSampler, ScaleWatch
+from node.node import Node
 
 __all__ = ["TransformersGossip"]
 
@@ -34,11 +36,12 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
         **options: Any,
     ) -> None:
         super().__init__(samples=samples, settle_s=settle_s, **options)
-        if trainer.args.world_size > 1:
+        if trainer.is_deepspeed_enabled:
             raise ConfigError(
-                f"This Trainer has {trainer.args.world_size} processes, and each would be a node of its own: start one "
-                "Trainer for each, without torchrun."
+                "DeepSpeed keeps another part of the optimizer in each process: start this Trainer without it; several "
+                "processes of torchrun are one node."
             )
+        self.share_model(trainer.args.world_size)
         if trainer.args.restore_callback_states_from_checkpoint:
             raise ConfigError(
                 "Leave restore_callback_states_from_checkpoint out: it would put another object in this callback's "
@@ -62,7 +65,7 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
 
     def train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         dataset = self.trainer.train_dataset if train_dataset is None else train_dataset
-        return self.sampler(dataset) if hasattr(dataset, "__len__") else None
+        return WholeSampler(self, len(dataset)) if hasattr(dataset, "__len__") else None
 
     def ready(self) -> None:
         if self.running and self.model is not self.trainer.model:
@@ -72,8 +75,7 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
         if not self.running:
             self.check_entered()
             self.model = self.trainer.model
-            optimizer = self.trainer.optimizer
-            self.begin(self.trainer.model, getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it
+            self.begin(self.trainer.model, self.trainer.optimizer)
             self.scale = ScaleWatch(self.trainer.accelerator.scaler)
 
     # -- the trainer's events ----------------------------------------------------------------------------------------
@@ -125,3 +127,14 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
 
     def state(self) -> dict[str, Any]:
         return {"args": {}, "attributes": {"saved": self.kept()}}
+
+
+class WholeSampler(EpochSampler):
+    """Every process of a node draws the node's whole share, in one order: accelerate's loaders give each its batches of
+    it, and would leave out most of one that was divided before."""
+
+    def __len__(self) -> int:
+        return self.length
+
+    def share(self, node: Node) -> Iterable[Any]:
+        return node._training.samplers.make(self.length, by_rank=False)

@@ -86,6 +86,55 @@ def test_statistics_are_no_parameters_to_the_outer_step():
     ]  # fmt: skip
 
 
+def frozen_base():
+    """Of which the last layer is trained: 27 of 99 numbers, beside 16 statistics."""
+    model = classifier()
+    for layer in model.layers[:-1]:
+        layer.trainable = False
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def frozen_part(weights):
+    """As the network's thread reads it for newcomers, in two pieces."""
+    start, size = weights.layout.exchanged, weights.layout.size
+    out = np.empty(size - start, np.float32)
+    weights.read_frozen(out[:9], start)
+    weights.read_frozen(out[9:], start + 9)
+    return out
+
+
+def test_frozen_layers_do_not_travel_and_a_newcomer_has_them_once(train):
+    theirs, model, seen = KerasWeights(frozen_base()), frozen_base(), []
+    other = train(theirs)
+    base = theirs.model.layers[0].get_weights()[0]
+    assert not np.array_equal(model.layers[0].get_weights()[0], base)
+    with gossip(model, seeds=[other.node.address], settle_s=20.0) as callback:
+        assert (theirs.layout.size, theirs.layout.exchanged, theirs.layout.parameters) == (99, 43, 27)
+        assert np.array_equal(model.layers[0].get_weights()[0], base)
+        hook = Hook(lambda batch: seen.append(frozen_part(callback.weights)))  # on jax fit has them elsewhere then
+        model.fit(loader(callback), callbacks=[callback, hook], verbose=0)
+    done = [event for event in callback.node.history() if event.kind == "exchange.done"]
+    assert {event.bytes_sent for event in done} == {4 * 43}
+    assert all(np.array_equal(one, frozen_part(theirs)) for one in seen)
+    assert np.array_equal(whole(model)[43:], frozen_part(theirs))
+
+
+def test_freezing_is_no_part_of_a_checkpoint_and_thawing_is_told(tmp_path):
+    model = frozen_base()
+    with gossip(model) as callback:
+        callback.node.save(tmp_path / "run")
+    again = classifier()
+    with gossip(again, frozen=True) as callback:
+        callback.node.load(tmp_path / "run")
+        assert np.array_equal(np.sort(whole(again)), np.sort(whole(model)))
+    assert KerasWeights(model, frozen=True).layout.exchanged == 99
+    weights = KerasWeights(model)
+    model.layers[0].trainable = True
+    with pytest.raises(LayoutError, match="kernel' was frozen when the Node was made and is trained now"):
+        weights.read(np.empty(99, np.float32))
+
+
 def test_what_others_sent_is_trained_on_while_fit_runs():
     """On jax the weights are outside the model then."""
     model, seen = classifier(), []

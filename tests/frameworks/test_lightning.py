@@ -14,8 +14,10 @@ from gossip.config import Config
 from gossip.errors import ConfigError
 
 lightning = pytest.importorskip("lightning.pytorch", reason="make test-frameworks")
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers.logger import Logger  # noqa: E402
 from lightning.pytorch.plugins.precision import MixedPrecision  # noqa: E402
+from lightning.pytorch.strategies import FSDPStrategy  # noqa: E402
 
 from node.adapters.lightning import LightningGossip  # noqa: E402
 
@@ -207,9 +209,41 @@ def test_validation_sees_what_two_nodes_agreed_on(train):
     assert settled == [8, 16, 16]  # the last: training has ended
 
 
-def test_several_processes_are_refused_and_so_is_what_node_does_not_know():
+def test_a_checkpoint_holds_what_two_nodes_agreed_on_and_that_of_a_validation_what_it_saw(train, tmp_path):
+    model = Classifier()
+    other = train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    callback = gossip(seeds=[other.node.address], settle_s=20.0)
+    settled, validated = [], []
+    inner = callback.settle
+
+    def settle():
+        before = callback.node.metrics().exchanges_done
+        inner()
+        settled.append(training.global_step)
+        assert callback.node.metrics().exchanges_done >= before + 3
+
+    class Watch(lightning.Callback):
+        def on_validation_end(self, trainer, module):
+            validated.append(module.layer.weight.detach().clone())
+
+    callback.settle = settle
+    every = ModelCheckpoint(tmp_path / "every", every_n_train_steps=3, save_top_k=-1)
+    best = ModelCheckpoint(tmp_path / "best", monitor="loss", every_n_epochs=1)
+    training = trainer(callback, Watch(), every, best, enable_checkpointing=True)
+    training.fit(Classifier(), loader(), loader())
+    assert settled == [3, 6, 8, 8]  # two checkpoints, the validation, and the end of training
+    saved = torch.load(best.best_model_path, weights_only=False)
+    assert torch.equal(saved["state_dict"]["layer.weight"], validated[0])
+    assert saved["callbacks"]["LightningGossip"]["node"]["samples"] == 64
+    assert "save_checkpoint" not in vars(training), "the trainer is as it was"
+
+
+def test_what_does_not_hold_the_whole_model_is_refused_and_so_is_what_node_does_not_know():
     callback = gossip()
-    with pytest.raises(ConfigError, match="2 processes"):
-        callback.setup(type("Two", (), {"world_size": 2}), Classifier(), "fit")
+    sharded = type("Two", (), {"world_size": 2, "strategy": FSDPStrategy()})
+    with pytest.raises(
+        ConfigError, match=r"FSDPStrategy does not hold the whole model in each of its 2 processes.*ddp"
+    ):
+        callback.setup(sharded, Classifier(), "fit")
     with pytest.raises(TypeError, match="seed"):
         LightningGossip(seed=["127.0.0.1:1"])
