@@ -10,7 +10,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from gossip.config import Config
 from gossip.effects import Dial, Effect, LookUp, MemberState, Notice, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.members import Members
+from gossip.membership.members import Members
 from gossip.wire.messages import Gossip, Ping, Reach, Reached
 
 __all__ = ["TRY_EVERY_S", "Listening", "Reachability", "Seeds", "answer_reach"]

@@ -14,7 +14,7 @@ from gossip.effects import Effect, MemberState
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Local, Session
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.members import Members
+from gossip.membership.members import Members
 from gossip.schedule import Schedule
 from gossip.selection.partners import Partners
 from gossip.state_transfer.ending import Ending

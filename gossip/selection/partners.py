@@ -10,7 +10,7 @@ from gossip.config import Config
 from gossip.config.selections import SELECTIONS
 from gossip.exchange.session import AT_ONCE, Local
 from gossip.ids import Address, PeerId
-from gossip.members import Members
+from gossip.membership.members import Members
 from gossip.recent import Recent
 from gossip.selection.back_off import Bench
 from gossip.selection.rule import Selector

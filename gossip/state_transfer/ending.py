@@ -6,7 +6,7 @@ from __future__ import annotations
 from gossip.effects import Effect, Notice
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
-from gossip.members import Members
+from gossip.membership.members import Members
 
 __all__ = ["Ending"]
 

@@ -18,7 +18,7 @@ from gossip.config import Config
 from gossip.effects import Effect, Notice
 from gossip.exchange.session import Local
 from gossip.ids import MemberRecord, PeerId, short
-from gossip.members import Members
+from gossip.membership.members import Members
 from gossip.state_transfer.joining import Joining, Phase
 from gossip.state_transfer.trial import Judge
 

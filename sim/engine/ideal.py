@@ -75,7 +75,7 @@ class Registry:
 
 
 class IdealMembers:
-    """One peer's view: :class:`gossip.members.Members` without a protocol."""
+    """One peer's view: :class:`gossip.membership.members.Members` without a protocol."""
 
     __slots__ = ("_registry", "me", "my_samples")
 

@@ -1,0 +1,158 @@
+"""What a Peer does with the run whose weights it holds: begins one, goes on with one, takes another's, ends it."""
+
+from __future__ import annotations
+
+from gossip.arithmetic.group_mean import norm_accepts
+from gossip.effects import Confirm, Effect, Notice, Restore
+from gossip.exchange.session import within
+from gossip.face import Face
+from gossip.state_transfer.joining import LEFT_ALONE_S, Phase
+from gossip.state_transfer.runs import Run, outranks
+from gossip.state_transfer.trial import Judge
+
+__all__ = ["Holder"]
+
+
+class Holder(Face):
+    """Of one run at a time; what comes of another is on trial until ``judge`` has heard enough."""
+
+    judge: Judge
+    samples: int
+    told_samples: int  # as the members' count has them
+    reborn: bool  # this is a later life of this peer
+
+    # -- ours ----------------------------------------------------------------------------------------------------
+    def begin_run(self, now: float, why: str) -> list[Effect]:
+        """Become ready with the weights we have. Nothing that anybody trained before is behind them, but for what a
+        checkpoint says."""
+        self.local.ready = True
+        base, lost = self.membership.me.base_samples, self.joining.genesis
+        self.membership.update_me(now, ready=True)
+        untaken: list[Effect] = []
+        if not base:
+            self.membership.rebase(0, now, included=False, afresh=True)
+            if self.reborn:
+                why += " Its weights are new, and the count of samples begins at 0: load a checkpoint to go on."
+            if lost:
+                text = f"This node found run {lost.hex()[:8]} and did not get its weights: "
+                untaken.append(Notice("untaken", text + "those that it trains are its own, with nothing behind them."))
+        self.mixed(now)
+        return [Notice("started", why), *untaken, *self.ending.began(now)]
+
+    def resume(
+        self, genesis: bytes, base_samples: int, version: float, now: float, finished: bool = False
+    ) -> list[Effect]:
+        """The weights now come from a checkpoint of the run ``genesis`` with ``base_samples`` behind it, which may be
+        ``finished``."""
+        self.tell(now)
+        afresh = genesis == self.local.genesis
+        self.local.genesis, self.local.version, self.local.sound = genesis, within(version), True
+        self.membership.update_me(now, genesis=genesis, base_samples=base_samples, version=self.local.version)
+        self.membership.rebase(base_samples, now, included=False, afresh=afresh)
+        self.runs.changes_seen = -1
+        self.local.finished = finished or genesis == self.ending.before
+        self.membership.update_me(now, finished=self.local.finished)
+        return self.replaced()
+
+    def replaced(self) -> list[Effect]:
+        """The weights are others now: end what began from the old ones, and what would take others still."""
+        ended: list[Effect] = [Confirm()] if self.judge.on_trial else []
+        self.judge.end()
+        ended += self.exchanges.abandon()
+        return [*ended, *self.joining.stop(), *self.donating.abandon(list(self.donating.table))]
+
+    def finish(self, now: float) -> list[Effect]:
+        """The run is complete: whoever comes later is told so with its weights, and those who train when most members
+        say it."""
+        self.ending.finish(now)
+        return []
+
+    def tell(self, now: float) -> None:
+        """The counts up to this moment belong to the weights that we had, or are our last."""
+        self.told_samples = self.samples
+        self.membership.update_me(now, steps=self.steps, samples=self.samples, version=self.local.version)
+
+    def mixed(self, now: float) -> None:
+        """The weights are a run's from now on: the next mix is due an interval later."""
+        self.schedule.begin(self.steps, now)
+
+    # -- another's -----------------------------------------------------------------------------------------------
+    def adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
+        """The joining vector is in the model now. On trial: its squared distance from the weights that were there, and
+        their own squared norm."""
+        local, joining = self.local, self.joining
+        local.boundary_at = now
+        if joining.phase is not Phase.ADOPTING:
+            return []
+        if not local.ready:
+            return self.taken(now)
+        refusal = norm_accepts(difference_sq, own_sq, local.elements, self.config.norm_bound)
+        self.judge.begin(self.steps, now)
+        if refusal is not None:
+            return self.judged(False, now)
+        return [] if self.judge.sees else self.judged(True, now)
+
+    def judged(self, passed: bool, now: float) -> list[Effect]:
+        """The weights on trial stay, or those that were there come back."""
+        self.judge.end()
+        if passed:
+            return [Confirm(), *self.taken(now)]
+        self.runs.consented = b""
+        seconds = self.joining.failed_trial(now)
+        text = (
+            f"The weights of run {self.joining.genesis.hex()[:8]} are worse here than this node's own, which come "
+            f"back; that run is left alone for {seconds:.0f} s."
+        )
+        return [Restore(), Notice("put back", text)]
+
+    def restored(self, now: float) -> list[Effect]:
+        """The weights that were there before the trial are back."""
+        self.local.boundary_at = now
+        self.mixed(now)
+        return self.joining.stop()
+
+    def not_kept(self, now: float) -> list[Effect]:
+        """The weights to be replaced could not be kept, and stay."""
+        self.joining.leave_alone(self.joining.genesis, now + LEFT_ALONE_S)
+        return self.joining.stop()
+
+    def merge(self, genesis: bytes, now: float) -> list[Effect]:
+        """A person wants this run's weights in place of ours, whatever is behind them."""
+        self.runs.consented, self.runs.met = genesis, b""
+        self.runs.changes_seen, self.runs.next_at = -1, now
+        self.joining.left_alone.pop(genesis, None)
+        return []
+
+    def taken(self, now: float) -> list[Effect]:
+        """The weights of another run are ours, with all that is behind them."""
+        joining, local = self.joining, self.local
+        self.tell(now)
+        merged = local.ready
+        local.genesis, local.version, local.ready = joining.genesis, within(joining.version), True
+        local.sound = True
+        self.exchanges.filter.joined(joining.spread_sq)
+        base, loaded = self.runs.base_samples(local.genesis), self.membership.me.base_samples
+        older = not merged and outranks(Run(loaded, b""), Run(joining.swarm_samples, b""))
+        self.membership.update_me(now, genesis=local.genesis, base_samples=base, version=local.version, ready=True)
+        self.membership.rebase(joining.swarm_samples, now, included=True, afresh=True)
+        self.runs.consented = b""
+        joining.refused.pop(local.genesis, None)
+        donors = len(joining.donors)
+        text = (
+            f"Took the weights of run {local.genesis.hex()[:8]} from {donors} member{'s' if donors > 1 else ''} "
+            f"in {now - joining.began:.1f} s"
+        )
+        text += ", in place of those of the run this node came from." if merged else "."
+        if older and joining.swarm_samples:  # 0: of a version that does not say
+            text += (
+                f" They are older than this node's checkpoint, with {joining.swarm_samples} samples behind them and "
+                f"not {loaded}: to go on from the newest, end all nodes and start the one that loads it first."
+            )
+        if joining.stateless:
+            text += " Nobody who has the optimizer's state takes a step at the moment: it begins afresh."
+        self.mixed(now)
+        local.finished = False
+        ended = self.ending.taken(joining.finished and not merged, now)
+        if not ended:
+            self.membership.update_me(now, finished=False)
+        return [*self.replaced(), Notice("merged" if merged else "joined", text), *ended]
