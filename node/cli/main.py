@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import runpy
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import traceback
@@ -19,7 +21,7 @@ from typing import Any, NoReturn
 
 from gossip.config import Config
 from gossip.errors import ConfigError, GossipError
-from gossip.ids import PeerId, parse_address
+from gossip.ids import PeerId, from_hex, parse_address
 from node import leaving
 from node.identity.keys import InviteToken, is_invite, keep_secret, parse_invite, read_secret
 from node.identity.keys import new_secret as make_secret
@@ -65,6 +67,7 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second ^C ends what the interpreter still does, without a word
         return 130
     except GossipError:
         raise
@@ -241,8 +244,13 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
         if rows:
             shown_rows = Table(*heads)
             for who, code, count in rows:
-                shown_rows.add_row(str(who)[:15], str(code), str(count))  # an id's first digits, or an address
+                shown_rows.add_row(short_name(str(who)), str(code), str(count))
             console.print(shown_rows)
+
+
+def short_name(who: str) -> str:
+    """Of an id as many digits as everywhere; others are addresses."""
+    return who[:8] if from_hex(who) else who[:15]
 
 
 def top(address: str, *, secret_file: Path | None, timeout_s: float, every_s: float) -> int:
@@ -255,9 +263,12 @@ def top(address: str, *, secret_file: Path | None, timeout_s: float, every_s: fl
 def secret() -> None:
     """Print a new secret on stdout, and on stderr how to keep it."""
     print(make_secret())
-    print(
-        "Keep it private: (umask 077; gossip secret > swarm.secret), and copy that file to every node.", file=sys.stderr
-    )
+    kept = "Keep it private: (umask 077; gossip secret > swarm.secret), and copy that file to every node."
+    with contextlib.suppress(OSError):
+        where = os.fstat(1).st_mode
+        if stat.S_ISREG(where) and not where & 0o077:
+            kept = "Only you may read that file: keep it so, and copy it to every node."
+    print(kept, file=sys.stderr)
 
 
 def invite(address: str, *, secret_file: Path, timeout_s: float) -> None:

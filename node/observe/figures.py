@@ -109,6 +109,13 @@ def refused(at: Source) -> tuple[tuple[str, str, int], ...]:
     return tuple((partner.hex(), code, count) for (partner, code), count in counts)
 
 
+def company(row: Reading) -> str:
+    """Whether a node is ready is in no log, of which `gossip local` reads."""
+    if not row.get("ready", True):
+        return "joining"
+    return "alone" if row["alone"] else f"{row['members_alive']} members"
+
+
 def installed() -> str:
     """The version of this library; of a folder that nobody installed none is known."""
     try:
@@ -145,7 +152,7 @@ FIGURES = (
     ),
     Figure(
         "members_alive", "members alive, this node included", "members", lambda at: at.peer.counts.alive, count,
-        status=True, line=lambda row: "alone" if row["alone"] else f"{row['members_alive']} members",
+        status=True, line=company,
         table=("members", lambda row: "alone" if row["alone"] else count(row["members_alive"])),
     ),
     Figure(

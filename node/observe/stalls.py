@@ -24,15 +24,23 @@ class Stalls:
         self.peer, self.trains, self.announce, self.on_event = peer, trains, announce, on_event
         self.left, self.left_since = 0, 0.0  # elements of the weights that a newcomer has still to get, and since when
         self.stood_s, self.patience_s = 0.0, STANDS_S  # without a boundary, once that was said; and when it is said
+        self.looked_at, self.woke_at = math.inf, -math.inf  # last; and when all of this process had stood still
 
     def look(self, now: float) -> None:
+        """Call it every quarter of ``STANDS_S``. Where that much has passed since the last time not the loop alone
+        stood."""
+        asleep_s, self.looked_at = now - self.looked_at, now
+        if asleep_s >= STANDS_S:
+            self.woke_at = now
+            text = f"This process stood still for {asleep_s:.0f} s (a machine asleep, or too busy, or a debugger): the"
+            self.on_event("asleep", text + " others went on without this node, and it finds them again.")
         self.look_at_loop(now)
         self.look_at_donors(now)
 
     def look_at_loop(self, now: float) -> None:
         """Say once that no boundary is reached, for whatever reason: nobody can mix with this node meanwhile. A loop
         whose steps are that long is named at the first of them, and again only for what is twice as long."""
-        stood_s = now - self.peer.boundary_at
+        stood_s = now - max(self.peer.boundary_at, self.woke_at)
         if stood_s < STANDS_S:
             if self.stood_s:
                 text = f"The training loop is at a step boundary again, after {self.stood_s:.0f} s."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -102,6 +103,16 @@ def test_a_new_secret_is_alone_on_stdout_and_can_be_read_back():
     done = gossip("secret")
     assert len(parse_secret(done.stdout)) == 32
     assert "umask 077" in done.stderr
+
+
+@pytest.mark.parametrize(("mask", "said"), [(0o077, "Only you may read that file"), (0o022, "umask 077")])
+def test_how_to_keep_a_secret_is_said_to_those_who_have_not(mask, said, tmp_path):
+    with (tmp_path / "swarm.secret").open("wb") as file:
+        os.fchmod(file.fileno(), 0o666 & ~mask)
+        done = subprocess.run(
+            [sys.executable, "-m", "gossip", "secret"], stdout=file, stderr=subprocess.PIPE, check=True
+        )
+    assert said in done.stderr.decode()
 
 
 # -- gossip run: what is refused ---------------------------------------------------------------------------------------
@@ -320,6 +331,26 @@ def test_sigterm_unwinds_the_script_and_ends_with_143(tmp_path):
         process.terminate()
         assert process.stdout.read() == "left\n"
     assert process.returncode == 143
+
+
+def test_a_second_interrupt_while_the_interpreter_ends_cuts_it_short_without_a_traceback(tmp_path):
+    script = script_of(
+        tmp_path,
+        """
+        import atexit, signal, time
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests run in the background
+        atexit.register(lambda: (print("ending", flush=True), time.sleep(60)))
+        print("ready", flush=True)
+        time.sleep(60)
+        """,
+    )
+    arguments = [sys.executable, "-m", "gossip", "run", script]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in ("ready\n", "ending\n"):
+            assert process.stdout.readline() == line
+            process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == ""
+    assert process.returncode == -signal.SIGINT
 
 
 def test_the_demo_without_scikit_learn_says_how_to_get_it(monkeypatch, capsys):

@@ -94,6 +94,12 @@ def test_a_terminal_has_one_line_rewritten_four_times_a_second(monkeypatch):
     assert all(len(line) <= 59 for line in written.replace("\x1b[K", "").split("\r"))
 
 
+def test_a_node_that_has_no_weights_yet_joins_and_counts_nobody():
+    progress, stream = start()
+    progress.tick(START_S + 10, lambda: figures(ready=False, members_alive=1, partner=None, loss=None))
+    assert "loss -  joining  150 exchanges" in stream.getvalue()
+
+
 def test_a_node_alone_says_so_instead_of_counting_members():
     progress, stream = start()
     progress.tick(START_S + 10, lambda: figures(alone=True, members_alive=1, partner=None, loss=None))
