@@ -14,8 +14,8 @@ from tests.engines.launched import (
     Log,
     children,
     environment,
+    goes_on,
     kill,
-    until,
     variable_of,
 )  # fmt: skip
 
@@ -25,12 +25,6 @@ EXAMPLE = EXAMPLES / "ranks_digits.py"
 SLOWLY = ("--samples", ENDLESS, "--step-delay", "0.005")
 ALONE = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_oob_tcp_if_include": "lo"}  # Open MPI over loopback
 EARLY = 12_000  # samples of a swarm that has learned most of what there is
-
-
-def goes_on(logs):
-    """Each of them mixes further, now."""
-    before = [log.figure("exchanges_done") for log in logs]
-    until(lambda: all(log.mixed(more=count + 5) for log, count in zip(logs, before, strict=True)))
 
 
 def comes_back_alone(launch, folder, log, others):
@@ -77,8 +71,7 @@ def test_mpiruns_rank_0_dies_and_the_others_go_on(launch, tmp_path, free_port, n
     )  # fmt: skip
     for log in logs:
         job.until(lambda log=log: log.mixed(members=3) and log.figure("swarm_samples") > EARLY)
-    (first,) = [pid for pid in children(job.pid) if variable_of(pid, "OMPI_COMM_WORLD_RANK") == "0"]
-    kill(first)
+    kill(logs[0].pid)
     goes_on(logs[1:])
     assert job.process.poll() is None
     comes_back_alone(launch, tmp_path, logs[0], logs[1:])
@@ -131,4 +124,4 @@ def test_a_host_of_two_ranks_is_started_again_as_who_it_was_and_the_other_host_g
     goes_on(logs)
     assert logs[1].lives == 1
     assert logs[1].figure("steps") > goes_on_alone
-    assert min(row["loss"] or 9.0 for row in logs[0].rows("progress")[-20:]) < 1.0, "not knowing anything is 2.3"
+    assert logs[0].learned

@@ -1,0 +1,53 @@
+"""A name server that stands in for a cluster's: where the pods of a headless service are, as they come and go."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+
+ADDRESS = "127.77.0.53"  # on loopback, and nobody's: the port has to be 53, which is all that resolv.conf can say
+HEADER = struct.Struct("!6H")
+QUERY_TYPE_A = 1
+NO_SUCH_NAME, NOBODY_YET = 3, 0  # a service without pods exists, and has no addresses
+SEARCH = "default.svc.cluster.local"
+CONFIG = f"search {SEARCH} svc.cluster.local cluster.local\nnameserver {ADDRESS}\noptions ndots:5\n"
+
+
+class Resolver(threading.Thread):
+    """``pods`` of each service: a list of IPv4 addresses; ``asked``: the names that somebody wanted to know."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.pods: dict[str, list[str]] = {}
+        self.asked: list[str] = []
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind((ADDRESS, 53))
+
+    def run(self):
+        while True:
+            try:
+                query, sender = self.socket.recvfrom(512)
+            except OSError:  # closed
+                return
+            self.socket.sendto(self.answer(query), sender)
+
+    def answer(self, query):
+        number, flags, *_ = HEADER.unpack_from(query)
+        labels, at = [], HEADER.size
+        while query[at]:
+            labels.append(query[at + 1 : at + 1 + query[at]].decode())
+            at += 1 + query[at]
+        question = query[HEADER.size : at + 5]
+        (kind,) = struct.unpack_from("!H", query, at + 1)
+        name = ".".join(labels)
+        self.asked.append(name)
+        service = name.removesuffix(f".{SEARCH}")
+        known = name.endswith(SEARCH) and service in self.pods
+        hosts = self.pods.get(service, []) if known and kind == QUERY_TYPE_A else []
+        rows = [struct.pack("!3HIH", 0xC00C, kind, 1, 5, 4) + socket.inet_aton(host) for host in hosts]
+        code = NOBODY_YET if known else NO_SUCH_NAME
+        return HEADER.pack(number, 0x8580 | (flags & 0x100) | code, 1, len(rows), 0, 0) + question + b"".join(rows)
+
+    def close(self):
+        self.socket.close()

@@ -1,0 +1,85 @@
+"""A Slurm of one machine: munged, slurmctld and slurmd of this test, over loopback, with files of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+
+from tests.engines.launched import PATIENCE_S, environment
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+CONFIG = """
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={controller}
+SlurmdPort={daemon}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+NodeName=localhost NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+
+def free_ports(count):
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+class Slurm:
+    """``sbatch``, ``scontrol`` and ``squeue`` of a cluster whose daemons are children of this process."""
+
+    def __init__(self, folder, launch):
+        self.folder = folder
+        for name in ("munge", "state", "spool"):
+            (folder / name).mkdir(parents=True, mode=0o755)
+        controller, daemon = free_ports(2)
+        config = folder / "slurm.conf"
+        config.write_text(CONFIG.format(folder=folder, controller=controller, daemon=daemon))
+        (folder / "cgroup.conf").write_text(
+            "CgroupPlugin=cgroup/v1\n"
+        )  # loaded, and not used: a container may have none
+        key = folder / "munge" / "key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        self.variables = {"SLURM_CONF": str(config)}
+        munge = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed", "key-file": "key"}
+        options = [f"--{option}={folder}/munge/{name}" for option, name in munge.items()]
+        self.daemons = [launch("munged", folder, shutil.which("munged"), "--foreground", "--force", *options)]
+        self.daemons[0].until((folder / "munge" / "socket").exists)
+        for name in ("slurmctld", "slurmd"):
+            more = ["-N", "localhost"] if name == "slurmd" else []
+            self.daemons.append(launch(name, folder, shutil.which(name), "-D", "-f", config, *more, **self.variables))
+        self.daemons[-1].until(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T"))
+
+    def said(self):
+        return "\n".join(daemon.said() for daemon in self.daemons)
+
+    def run(self, *command, folder=None, check=False, **variables):
+        done = subprocess.run(
+            command, env=environment(**self.variables, **variables), cwd=folder, timeout=PATIENCE_S, check=False,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout

@@ -1,0 +1,131 @@
+"""The manifests against Kubernetes' own schemas, and the environment that they give to pods, on loopback with a name
+server in the place of the cluster's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import urllib.request
+
+import pytest
+
+from node.identity.keys import new_secret
+from tests.engines.launched import ENDLESS, ROOT, Log, goes_on, kill, until
+from tests.engines.resolver import CONFIG, Resolver
+
+pytestmark = pytest.mark.engines
+
+MANIFESTS = ROOT / "deploy" / "kubernetes"
+VERSION = "1.37"
+
+
+def objects(file):
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not here: make test-engines")
+    return list(yaml.safe_load_all((MANIFESTS / file).read_text()))
+
+
+def container(kind, file):
+    (found,) = [one for one in objects(file) if one["kind"] == kind]
+    return found["spec"]["template"]["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("file", "kinds"),
+    [("statefulset.yaml", ["Service", "StatefulSet"]), ("job.yaml", ["Service", "PersistentVolumeClaim", "Job"])],
+)
+def test_every_object_is_as_kubernetes_wants_it(file, kinds):
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not here: make test-engines")
+    found = objects(file)
+    assert [one["kind"] for one in found] == kinds
+    for one in found:
+        validate.validate(one, VERSION, strict=True)
+    found[-1]["spec"]["template"]["spec"]["containers"][0]["enviroment"] = []
+    with pytest.raises(validate.ValidationError):
+        validate.validate(found[-1], VERSION, strict=True)
+
+
+def test_what_becomes_of_a_pod_follows_from_our_exit_codes():
+    (job,) = [one for one in objects("job.yaml") if one["kind"] == "Job"]
+    codes = {
+        code: rule["action"]
+        for rule in job["spec"]["podFailurePolicy"]["rules"]
+        for code in rule.get("onExitCodes", {"values": []})["values"]
+    }
+    assert codes == {2: "FailJob", 1: "FailIndex", 143: "Ignore"}
+    page = (ROOT / "docs" / "cli.md").read_text()
+    assert all(f"\n| {code} | " in page for code in codes)
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never", "or the policy is refused"
+
+
+@pytest.fixture
+def resolver():
+    made = Resolver()
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pod(launch, tmp_path):
+    """``pod(number, ip)`` starts the container of statefulset.yaml as the pod of that number, at that address."""
+    if os.geteuid() or shutil.which("unshare") is None:
+        pytest.skip("a resolv.conf for some processes alone needs root and unshare")
+    (tmp_path / "resolv.conf").write_text(CONFIG)
+    secret = tmp_path / "swarm.secret"
+    secret.touch(mode=0o600)
+    secret.write_text(new_secret())
+    spec = container("StatefulSet", "statefulset.yaml")
+    own_file = 'mount --bind "$0" "$(readlink -f /etc/resolv.conf)" && exec "$@"'
+
+    def start(number, ip):
+        state = tmp_path / f"volume-{number}"
+        state.mkdir(exist_ok=True)
+        here = {"$(POD_IP)": ip, "0.0.0.0": ip, "/secret": str(tmp_path), "/state": str(state)}
+        variables = {row["name"]: replaced(row["value"], here) for row in spec["env"] if "value" in row}
+        args = [replaced(text, here) for text in spec["args"]]
+        args[0] = str(ROOT / args[0])
+        return launch(
+            f"pod-{number}-{ip}", tmp_path, "unshare", "--mount", "sh", "-c", own_file, tmp_path / "resolv.conf",
+            sys.executable, "-m", "gossip", "run", "--quiet", *args, "--samples", ENDLESS, "--step-delay", "0.005",
+            GOSSIP_LOG=str(state / "log.jsonl"), **variables,
+        )  # fmt: skip
+
+    return start
+
+
+def replaced(text, values):
+    for old, new in values.items():
+        text = text.replace(old, new)
+    return text
+
+
+def test_pods_find_each_other_by_a_name_and_one_that_comes_back_elsewhere_is_who_it_was(pod, resolver, tmp_path):
+    logs = [Log(tmp_path / f"volume-{number}" / "log.jsonl") for number in range(3)]
+    pods = [pod(number, f"127.0.1.{number + 1}") for number in range(3)]
+    until(lambda: resolver.asked)  # before the service has any pod: the name is not there yet
+    resolver.pods["swarm"] = []
+    for number in range(3):  # one after another, and each finds itself there too
+        pods[number].until(lambda log=logs[number]: log.addresses)
+        resolver.pods["swarm"] = [*resolver.pods["swarm"], f"127.0.1.{number + 1}"]
+    until(lambda: all(log.mixed(members=3) for log in logs), lambda: "\n".join(one.said() for one in pods))
+    with urllib.request.urlopen("http://127.0.1.2:7780/healthz", timeout=30) as answer:  # as the probe asks
+        assert answer.status == 200
+
+    kill(logs[0].pid)
+    resolver.pods["swarm"] = ["127.0.1.2", "127.0.1.3"]
+    goes_on(logs[1:])
+    again = pod(0, "127.0.1.9")
+    resolver.pods["swarm"] = ["127.0.1.9", *resolver.pods["swarm"]]
+    again.until(lambda: logs[0].lives == 2 and logs[0].mixed(members=3))
+    assert len(set(logs[0].ids)) == 1, "its volume says who it is"
+    assert logs[0].addresses == ["127.0.1.1:7700", "127.0.1.9:7700"]
+    assert logs[0].rows("joined"), "the swarm's weights"
+    goes_on(logs)
+    assert [log.lives for log in logs] == [2, 1, 1]
+
+    pods[2].send(signal.SIGTERM)  # as a drained machine does
+    assert pods[2].process.wait(60) == 143
+    assert (tmp_path / "volume-2" / "run.safetensors").exists(), "saved before it went"
+    until(lambda: any("has left" in row["sentence"] for row in logs[1].rows("member")))
