@@ -195,7 +195,7 @@ def play(job):
         last = simulation.measures.row()
         ready = [host.row for host in hosts if not host.gone and host.peer.ready]
         mixed[~had] = learners.matrix[~had]  # who never mixed is taken as it is
-        _, accuracies = learners.evaluate(mixed[ready])
+        _, accuracies, _ = learners.evaluate(mixed[ready])
     signal.setitimer(signal.ITIMER_PROF, 0)
     failed = sum(host.peer.exchanges.failures for host in hosts)
     began = failed + sum(host.peer.exchanges.done for host in hosts)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gossip.errors import ConfigError
 from replay.plan import Plan
 from replay.seen import Seen, Watch
 from sim.simulation import Simulation, uncollected
@@ -22,6 +23,11 @@ def predict(plan: Plan) -> Seen:
     torch.set_num_threads(1)
     with uncollected(), np.errstate(all="ignore"):
         simulation = Simulation(plan.scenario)
+        if simulation.learners.parameters < simulation.learners.elements:
+            raise ConfigError(
+                f"task.model = {plan.scenario.task.model!r} has buffers, as the running statistics of BatchNorm are, "
+                "which cannot be replayed yet: use GroupNorm or LayerNorm."
+            )
         swarm, seen = simulation.swarm, Seen(plan)
         watches = [Watch(node) for node in range(len(plan.names))]
         for kind in Watch.WATCHED:

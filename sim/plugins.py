@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gossip.errors import ConfigError
 
-__all__ = ["call"]
+__all__ = ["call", "find"]
 
 
 def call(named: str, key: str) -> Any:
-    """What the function returns. It is looked up in the current folder as well, as a script beside the scenario is.
+    """What the function returns, as :func:`find` finds it; what it raises is its author's to read, and passes."""
+    return find(named, key)()
 
-    Raises ConfigError, naming the scenario's ``key``, for a module that cannot be imported and a function it lacks;
-    what the function itself raises is its author's to read, and passes.
+
+def find(named: str, key: str) -> Callable[..., Any]:
+    """The function. It is looked up in the current folder as well, as a script beside the scenario is.
+
+    Raises ConfigError, naming the scenario's ``key``, for a module that cannot be imported and a function it lacks.
     """
     module_name, _, function_name = named.partition(":")
     before = sys.path
@@ -32,4 +37,5 @@ def call(named: str, key: str) -> Any:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigError(f"{key} = {named!r}: {module_name} has no function {function_name}: name one that it has.")
-    return function()
+    found: Callable[..., Any] = function
+    return found

@@ -114,6 +114,11 @@ class ExchangeSimulation(Played):
         self.scenario = scenario
         names = [str(index) for index in range(scenario.peers)]
         learners = Learners(scenario.task, names, scenario.seed, device=device)
+        if learners.parameters < learners.elements:
+            raise ConfigError(
+                f"task.model = {scenario.task.model!r} has buffers, as the running statistics of BatchNorm are, which "
+                "is beyond fidelity = 'exchange': use GroupNorm or LayerNorm, or play it with fidelity = 'whole'."
+            )
         network = network_of(scenario.network, scenario.seed, True, scenario.fleet)
         churn = churn_of(scenario.churn, scenario.seed, scenario.peers)
         sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
@@ -145,7 +150,7 @@ class Simulation(Played):
             )
         self.swarm = Swarm(
             seed, network, scenario.config, trainer=self.learners if scenario.trains else None,
-            ideal=ideal,
+            ideal=ideal, parameters=self.learners.parameters,
         )  # fmt: skip
         self.times = StepTimes(scenario.compute, seed, scenario.fleet)
         churn = churn_of(scenario.churn, seed, scenario.peers)

@@ -32,13 +32,15 @@ Text = Callable[[float], str]
 
 # What is kept of each run, in the order of sweep.csv.
 COLUMNS = (
-    "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_average_model", "loss", "consensus_distance",
+    "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_average_model", "loss", "metric_mean", "metric_min",
+    "metric_max", "metric_average_model", "consensus_distance",
     "exchanges_done", "exchanges_failed", "bytes_sent", "virtual_s", "wall_s", "digest",
 )  # fmt: skip
 # What the table shows of them, by their heads; a terminal of 80 columns has no room for the last three.
 SHOWN: tuple[tuple[str, str, Text], ...] = (
     ("accuracy_mean", "accuracy", share_text), ("accuracy_min", "worst peer", share_text),
     ("accuracy_average_model", "average model", share_text), ("loss", "loss", figure_text),
+    ("metric_mean", "metric", figure_text),
     ("consensus_distance", "consensus distance", figure_text), ("bytes_sent", "sent", bytes_text),
     ("virtual_s", "virtual time", duration_text), ("exchanges_done", "exchanges", lambda mean: count_text(round(mean))),
     ("exchanges_failed", "failed", lambda mean: count_text(round(mean))),
@@ -101,7 +103,9 @@ class Sweep:
     def add(self, point: Point, result: Result) -> None:
         """Note what came of a point."""
         summary = result.summary
-        flat = {f"accuracy_{key}": value for key, value in summary["accuracy"].items()} | summary
+        flat = summary | {
+            f"{name}_{key}": value for name in ("accuracy", "metric") for key, value in summary[name].items()
+        }
         row: dict[str, Any] = dict(point.values) | {"seed": point.scenario.seed}
         self.rows.append(row | {key: flat[key] for key in COLUMNS})
 
@@ -127,7 +131,10 @@ class Sweep:
         """Heads and rows of text: a row for each combination, means over the seeds, with half the spread of accuracy.
         ``brief``: what fits the 80 columns of a terminal."""
         learns = any(not math.isnan(value) for value in self.column("accuracy_mean", self.rows))
-        shown = [row for row in SHOWN if learns or not row[0].startswith("accuracy")]
+        unknown = [] if learns else [row for row in SHOWN if row[0].startswith("accuracy")]
+        if np.isnan(self.column("metric_mean", self.rows)).all():
+            unknown += [row for row in SHOWN if row[0].startswith("metric")]
+        shown = [row for row in SHOWN if row not in unknown]
         if brief:
             shown = [row for row in shown[:-3] if not (learns and row[0] == "loss")]
         rows = []
@@ -224,6 +231,8 @@ class Sweep:
             made.append(("Accuracy, worst peer", lambda axes: self.draw(axes, "accuracy_min")))
         else:
             made.append(("Loss", lambda axes: self.draw(axes, "loss")))
+        if np.isfinite(self.column("metric_mean", self.rows)).any():
+            made.append(("Metric, mean of peers", lambda axes: self.draw(axes, "metric_mean")))
         made.append(("Consensus distance", lambda axes: self.draw(axes, "consensus_distance")))
         return made
 
@@ -256,7 +265,9 @@ class Sweep:
             axes.set_yscale("log")
             panels.plain_ticks(axes, min(drawn), max(drawn))
         self.label_swept(axes, first, texts, values)
-        axes.set_ylabel({"loss": "loss (nats)", "consensus_distance": "distance (L2 norm)"}.get(key, "accuracy (%)"))
+        loss = panels.loss_label([point.scenario for point in self.points])
+        labels_of = {"loss": loss, "metric_mean": "metric", "consensus_distance": "distance (L2 norm)"}
+        axes.set_ylabel(labels_of.get(key, "accuracy (%)"))
 
     @staticmethod
     def label_swept(axes: Axes, key: str, texts: Sequence[str], values: Sequence[float] | None) -> None:

@@ -89,11 +89,13 @@ class Host:
         self.armed = math.inf  # when the one timer that counts goes off
         self.rest_until = -math.inf  # no tick before this
 
-    def make_averager(self, config: Config, wish: Callable[[Host], None], recall: Callable[[Host], bool]) -> None:
+    def make_averager(
+        self, config: Config, wish: Callable[[Host], None], recall: Callable[[Host], bool], parameters: int | None
+    ) -> None:
         """``wish``: the network wants something at the next boundary; ``recall``: whether the vector is what it was at
-        the last one."""
+        the last one; ``parameters``: how many elements the outer step takes, all without it."""
         vector = self.vector
-        outer = OuterStep(vector.size, *config.outer, config.averaged)
+        outer = OuterStep(parameters or vector.size, *config.outer, config.averaged)
         outer.reset(vector)
         vectors = HostVectors(lambda: vector.copy() if recall(self) else None)
         model, kept = VectorModel(vector), KeptVector(vector)

@@ -61,7 +61,8 @@ class Swarm:
 
     ``on_step(index, vector, steps)`` is called for each step that a ready peer takes, and may change the vector; or a
     ``trainer`` computes the steps of many peers at once. By default nothing trains, and the swarm averages what it
-    began with. ``ideal``: everybody knows at once who is there (:mod:`sim.engine.ideal`), in place of the membership
+    began with. ``parameters``: how many elements of a vector the outer step takes; buffers behind them are averaged
+    plainly. ``ideal``: everybody knows at once who is there (:mod:`sim.engine.ideal`), in place of the membership
     protocol.
     """
 
@@ -74,8 +75,9 @@ class Swarm:
         trainer: Trainer | None = None,
         *,
         ideal: bool = False,
+        parameters: int | None = None,
     ) -> None:
-        self.seed, self.network, self.config = seed, network, config
+        self.seed, self.network, self.config, self.parameters = seed, network, config, parameters
         self.hosts: list[Host] = []
         self.lives: list[int] = []  # how often each was started
         self.events = Events()
@@ -185,7 +187,7 @@ class Swarm:
         host = Host(
             index, name, peer, vector, times, samples_per_step, rng, key, row, self.events, self.perform, liar
         )  # fmt: skip
-        host.make_averager(self.config, self.training.wish, self.training.recall)
+        host.make_averager(self.config, self.training.wish, self.training.recall, self.parameters)
         if index == len(self.hosts):
             self.hosts.append(host)
         else:

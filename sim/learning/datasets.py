@@ -18,11 +18,13 @@ TEST_SAMPLES = 1000
 # A window predicts CONTEXT bytes, so that fewer do: 8,192 predictions.
 TEST_WINDOWS = 128
 CONTEXT = 64  # bytes in a window of text
+TOKENS = (torch.int32, torch.int64)  # of x: numbers of tokens; smaller integers are brightnesses and the like
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Tensors on the CPU. x float32 (samples, ...) and y int64 (samples,); for text both are bytes as uint8 (samples,
+    """Tensors on the CPU. x float32 (samples, ...), or tokens as int64; y class numbers as int64 (samples,) or, one for
+    each place, (samples, ...), or real numbers as float32 (samples, ...). For text both are bytes as uint8 (samples,
     context), y being x one byte later. ``clients`` int64 (samples,) says who made each training sample."""
 
     name: str
@@ -35,20 +37,35 @@ class Dataset:
 
     @property
     def tokens(self) -> bool:
-        """Text: one prediction for each place of a sample, not for each sample."""
-        return self.y_train.dim() == 2
+        """x are numbers of tokens, which a module is given as int64."""
+        return not self.x_train.is_floating_point()
 
     @property
-    def classes(self) -> int:
-        """How many answers there are."""
-        return 256 if self.tokens else 1 + int(max(self.y_train.max(), self.y_test.max()))
+    def labelled(self) -> bool:
+        """y are class numbers, and not real numbers."""
+        return not self.y_train.is_floating_point()
+
+    @property
+    def text(self) -> bool:
+        """One prediction of a token for each place of a sample."""
+        return self.tokens and self.labelled and self.y_train.dim() > 1
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample, or for a place of it: one for each class, or as many as y."""
+        if not self.labelled:
+            return self.y_train[0].numel()
+        if self.y_train.dtype == torch.uint8:
+            return 256
+        return 1 + int(max(self.y_train.max(), self.y_test.max()))
 
 
 def load(name: str) -> Dataset:
     """A data set by the name that a scenario gives it, or by "module:function".
 
-    The function takes nothing and returns the tensors (x_train, y_train, x_test, y_test), x float32 and y int64 class
-    numbers from 0, or both uint8 (samples, context) for text; a fifth tensor may number each training sample's client.
+    The function takes nothing and returns the tensors (x_train, y_train, x_test, y_test): x float32, or int64 for
+    tokens; y int64 class numbers from 0, of a sample or of each place of it, or float32; or both uint8 (samples,
+    context) for text. A fifth tensor may number each training sample's client.
     Raises DataError where data is missing or of another form, ConfigError where the function cannot be found.
     """
     if name == "digits":
@@ -113,12 +130,18 @@ def _custom(name: str) -> Dataset:
             raise DataError(f"{name} returns text, whose y must have the shape of x and lie one byte ahead.")
         split = x_train, y_train, x_test, y_test
     else:
-        whole = not (y_train.is_floating_point() or y_test.is_floating_point())
-        if y_train.dim() != 1 or y_test.dim() != 1 or not whole or min(int(y_train.min()), int(y_test.min())) < 0:
-            raise DataError(f"{name} must return class numbers from 0 as y, an integer tensor of one dimension.")
-        split = x_train.float(), y_train.long(), x_test.float(), y_test.long()
+        real = y_train.is_floating_point()
+        if real != y_test.is_floating_point() or y_train.shape[1:] != y_test.shape[1:]:
+            raise DataError(f"{name} returns y of one kind or shape for training and of another for the test.")
+        if not real and min(int(y_train.min()), int(y_test.min())) < 0:
+            raise DataError(f"{name} must return class numbers from 0 as y, or real numbers as float32.")
+        xs = [x.long() if x.dtype in TOKENS else x.float() for x in (x_train, x_test)]
+        ys = [y.float() if real else y.long() for y in (y_train, y_test)]
+        split = xs[0], ys[0], xs[1], ys[1]
     clients = parts[4].detach().cpu().long() if len(parts) == 5 else None
     if clients is not None and clients.shape != (len(x_train),):
         raise DataError(f"{name} must return one client number for each training sample as its fifth tensor.")
     shape = tuple(x_train.shape[1:])
-    return _held_out(name, split, TEST_SAMPLES, clients=clients, picture=shape if len(shape) == 3 else None)
+    # Of sequences a sample is many predictions.
+    most = TEST_WINDOWS if y_train.dim() > 1 and not y_train.is_floating_point() else TEST_SAMPLES
+    return _held_out(name, split, most, clients=clients, picture=shape if len(shape) == 3 else None)

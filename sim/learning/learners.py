@@ -14,7 +14,9 @@ from gossip.arithmetic.mixing import finite
 from gossip.errors import ConfigError
 from sim.learning import datasets, models, partitions
 from sim.learning.batches import Batches
+from sim.learning.dropout import StepKeys
 from sim.learning.modules import StackedModule
+from sim.learning.objectives import Objective
 from sim.learning.optimizers import BatchedQuasiGlobal, schedule, stepper
 from sim.learning.perceptrons import StackedLinear, linear_layers
 from sim.seeds import derive, generator
@@ -37,12 +39,14 @@ class Stack(Protocol):
     """Models of one kind, each a row: what :class:`StackedLinear` and :class:`StackedModule` offer."""
 
     elements: int
+    parameters: int  # the first of them, which gradients move; the others are buffers
+    draws: bool  # whether a step needs a key for what it drops out
     models_at_once: int
 
     def initial(self) -> F32: ...
     def state_dict(self, row: F32) -> dict[str, torch.Tensor]: ...
-    def gradients(self, models: F32, samples: I64, out: F32) -> None: ...
-    def evaluate(self, models: F32) -> tuple[F64, F64]: ...
+    def gradients(self, models: F32, samples: I64, out: F32, keys: I64 | None = None) -> None: ...
+    def evaluate(self, models: F32) -> tuple[F64, F64, F64]: ...
 
 
 class Learners:
@@ -61,6 +65,8 @@ class Learners:
 
     matrix: F32
     elements: int
+    parameters: int
+    """How many of the elements are trained; those behind them are buffers, which are averaged plainly."""
     samples_per_step: int
     taken: I64
     """Steps taken by each row."""
@@ -77,7 +83,7 @@ class Learners:
         self._quasi_global: BatchedQuasiGlobal | None = None
         self._stack: Stack | None = None
         if task.dataset == "averaging":
-            self.elements = task.elements
+            self.elements = self.parameters = task.elements
             self.matrix = np.empty((len(names), self.elements), np.float32)
             for row, name in zip(self.matrix, names, strict=True):
                 row[:] = generator(seed, name, "vector").standard_normal(self.elements, np.float32)
@@ -85,22 +91,26 @@ class Learners:
         dataset = datasets.load(task.dataset)
         torch_seed = int.from_bytes(derive(seed, "", "model")[:8], "little") >> 1  # torch takes 63 bits
         self._module = models.build(task, dataset, torch_seed)
-        layers = None if dataset.tokens else linear_layers(self._module)
-        if layers is not None:
+        objective = Objective(task, dataset)
+        layers = linear_layers(self._module)
+        by_hand = objective.classifies and objective.metric is None and dataset.y_train.dim() == 1
+        if layers is not None and by_hand:
             self._stack = StackedLinear(self._module, layers, dataset, task.batch_size, task.model)
         else:
-            self._stack = StackedModule(self._module, dataset, task.model)
+            self._stack = StackedModule(self._module, dataset, objective, task.model)
+        self._keys = StepKeys(names, seed) if self._stack.draws else None
         self._batches = Batches(partitions.parts(task, dataset, names, seed), names, seed, task.batch_size)
-        self.elements = self._stack.elements
+        self.elements, self.parameters = self._stack.elements, self._stack.parameters
         self.matrix = np.empty((len(names), self.elements), np.float32)
         self.matrix[:] = self._stack.initial()
-        self._moments = [np.zeros_like(self.matrix) for _ in range(self._optimizer.moments)]
+        trained = (len(names), self.parameters)
+        self._moments = [np.zeros(trained, np.float32) for _ in range(self._optimizer.moments)]
         if isinstance(self._optimizer, BatchedQuasiGlobal):
             self._quasi_global = self._optimizer
-            self._before = np.empty_like(self.matrix)  # each model just after its last mix, where it is known
-        shape = (min(self._stack.models_at_once, len(names)), self.elements)
-        self._gradients = np.empty(shape, np.float32)
-        self._copies = [np.empty(shape, np.float32) for _ in (self.matrix, *self._moments)]
+            self._before = np.empty(trained, np.float32)  # each model just after its last mix, where it is known
+        at_once = min(self._stack.models_at_once, len(names))
+        self._gradients = np.empty((at_once, self.parameters), np.float32)
+        self._copies = [np.empty((at_once, one.shape[1]), np.float32) for one in (self.matrix, *self._moments)]
 
     def train(self, rows: I64, counts: I64) -> None:
         """Row ``rows[i]`` takes its next ``counts[i]`` steps, in place. ``rows`` are unique, in any order.
@@ -112,7 +122,7 @@ class Learners:
             return
         if self._quasi_global is not None:
             begin = rows[(self._since[rows] == UNKNOWN) & (counts > 0)]
-            self._before[begin] = self.matrix[begin]
+            self._before[begin] = self.matrix[begin, : self.parameters]
             self._since[begin] = 0
             self._since[rows] += counts
         # Those with most steps first, so that the rows still to go are always a prefix.
@@ -137,12 +147,13 @@ class Learners:
         self.taken[rows] = first + counts
         ages = self._ages[rows]
         self._ages[rows] = ages + counts
-        tensor, gradients = torch.from_numpy(models), torch.from_numpy(self._gradients)
+        tensor, gradients = torch.from_numpy(models)[:, : self.parameters], torch.from_numpy(self._gradients)
         with np.errstate(all="ignore"):
             for step in range(int(counts[0])):
                 going = int(np.searchsorted(-counts, -step))  # counts > step
                 drawn = self._batches.draw(rows[:going], first[:going] + step)
-                self._stack.gradients(models[:going], drawn, self._gradients[:going])
+                keys = self._drop(rows[:going], first[:going] + step)
+                self._stack.gradients(models[:going], drawn, self._gradients[:going], keys)
                 rates = self._rates(first[:going] + step)
                 self._optimizer.step(tensor[:going], gradients[:going], (), ages[:going] + step, rates)
 
@@ -157,7 +168,7 @@ class Learners:
     def mixed(self, row: int) -> None:
         """What others sent was added to this row: quasi-global momentum takes up how far the model came."""
         if self._quasi_global is not None and self._since[row] > 0:
-            model, steps = self.matrix[row], int(self._since[row])
+            model, steps = self.matrix[row, : self.parameters], int(self._since[row])
             self._quasi_global.mixed(model, self._before[row], self._moments[0][row], steps)
             self._since[row] = 0
 
@@ -170,20 +181,22 @@ class Learners:
             self._since[row] = UNKNOWN
             self._moments[0][row] = 0
 
-    def evaluate(self, vectors: F32) -> tuple[F64, F64]:
-        """Mean loss (nats) and accuracy on the held-out samples for each row of (k, elements).
+    def evaluate(self, vectors: F32) -> tuple[F64, F64, F64]:
+        """Mean loss, accuracy, and the task's own metric, on the held-out samples for each row of (k, elements).
 
-        For text both are by predicted byte. For "averaging" the loss is half the mean square and the accuracy nan.
+        Of cross-entropy the loss is in nats; for text both are by predicted byte. What there is not is nan: the
+        accuracy where y are no class numbers. For "averaging" the loss is half the mean square.
         """
         if self._stack is None:
-            return 0.5 * np.square(vectors, dtype=np.float64).mean(1), np.full(len(vectors), np.nan)
+            unknown = np.full(len(vectors), np.nan)
+            return 0.5 * np.square(vectors, dtype=np.float64).mean(1), unknown, unknown
         return self._stack.evaluate(vectors)
 
     def module(self, vector: F32) -> nn.Module:
         """The model as an ordinary module with the weights of (elements,): always the same object."""
         if self._stack is None:
             raise ConfigError("task.dataset = 'averaging' has no model: its vectors are all there is.")
-        self._module.load_state_dict(self._stack.state_dict(vector), strict=False)  # buffers are as they were
+        self._module.load_state_dict(self._stack.state_dict(vector), strict=False)  # others are as they were
         return self._module
 
     def _train(self, rows: I64, counts: I64) -> None:
@@ -199,6 +212,10 @@ class Learners:
             stop = start + size
             self._train_block(rows[start:stop], counts[start:stop], [drawn[start:stop] for drawn in samples])
 
+    def _drop(self, rows: I64, steps: I64) -> I64 | None:
+        """What decides what these rows drop out in these steps."""
+        return None if self._keys is None else self._keys.of(rows, steps)
+
     def _train_block(self, rows: I64, counts: I64, samples: list[I64]) -> None:
         assert self._stack is not None
         live = (self.matrix, *self._moments)
@@ -210,13 +227,14 @@ class Learners:
             block = [copy[:count] for copy in self._copies]
             for whole, copy in zip(live, block, strict=True):
                 whole.take(rows, axis=0, out=copy, mode="clip")
-        tensors = [torch.from_numpy(one) for one in block]
+        tensors = [torch.from_numpy(one)[:, : self.parameters] for one in block]
         gradients = torch.from_numpy(self._gradients[:count])
         ages, taken = self._ages[rows], self.taken[rows] - counts
         for step in range(int(counts[0])):
             drawn = samples[step]
             going = len(drawn)
-            self._stack.gradients(block[0][:going], drawn, self._gradients[:going])
+            keys = self._drop(rows[:going], taken[:going] + step)
+            self._stack.gradients(block[0][:going], drawn, self._gradients[:going], keys)
             if going == count:
                 model, moments, slope = tensors[0], tensors[1:], gradients
             else:

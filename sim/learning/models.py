@@ -31,11 +31,16 @@ def build(task: Task, dataset: Dataset, seed: int) -> nn.Module:
             if not isinstance(made, nn.Module):
                 raise ConfigError(f"task.model = {name!r} returned {type(made).__name__}: return a torch.nn.Module.")
             return made
-        if dataset.tokens != (name == "gpt"):
+        if dataset.text != (name == "gpt"):
             does = "reads text: use linear, mlp or cnn, or the data set" if name == "gpt" else "cannot read text: use"
             which = "shakespeare" if name == "gpt" else "gpt"
             raise ConfigError(f"task.model = {name!r} {does} {which} ({dataset.name} was given).")
         if name == "gpt":
+            if max(dataset.outputs, 1 + int(dataset.x_train.max()), 1 + int(dataset.x_test.max())) > 256:
+                raise ConfigError(
+                    f"task.model = 'gpt' reads bytes, and {dataset.name} has tokens of 256 and more: name a model of "
+                    "your own, as 'module:function'."
+                )
             return ByteGPT(layers=2, heads=2, width=32, context=dataset.x_train.shape[1])
         if name == "cnn":
             if dataset.picture is None or min(dataset.picture[1:]) < 4:
@@ -43,9 +48,9 @@ def build(task: Task, dataset: Dataset, seed: int) -> nn.Module:
                     f"task.model = 'cnn' needs pictures of 4 x 4 pixels or more, samples of (channels, height, width), "
                     f"and those of {dataset.name} are {list(dataset.x_train.shape[1:])}: use linear or mlp."
                 )
-            return cnn(dataset.picture, dataset.classes)
-        inputs, classes = dataset.x_train[0].numel(), dataset.classes
-        return linear(inputs, classes) if name == "linear" else mlp(inputs, task.hidden or HIDDEN, classes)
+            return cnn(dataset.picture, dataset.outputs)
+        inputs, outputs = dataset.x_train[0].numel(), dataset.outputs
+        return linear(inputs, outputs) if name == "linear" else mlp(inputs, task.hidden or HIDDEN, outputs)
 
 
 def linear(inputs: int, classes: int) -> nn.Module:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,13 +13,16 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gossip.errors import ConfigError
+from sim.learning.dropout import KINDS, Dropouts
 
 if TYPE_CHECKING:
     from sim.learning.datasets import Dataset
+    from sim.learning.objectives import Function, Objective
 
 __all__ = ["StackedModule"]
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 # Small models gain up to about 64 in one call, ten times over a loop; large ones gain nothing, and activations take
@@ -29,121 +33,185 @@ TESTED_AT_ONCE = 256  # held-out samples
 
 
 class StackedModule:
-    """Copies of one module, each a row of a matrix: its parameters one after the other, in the module's order.
+    """Copies of one module, each a row of a matrix: its parameters one after the other, in the module's order, and
+    behind them its persistent buffers of floating point, as BatchNorm's running statistics are, which training moves
+    without a gradient and exchanges average as a node does.
 
     Exact, since a sum of losses of which each depends on its own parameters has their gradients as its parts. Raises
-    ConfigError for a module that cannot be stacked: one that keeps statistics, draws random numbers, has parameters
-    other than float32, or whose output is not logits.
+    ConfigError for a module that cannot be stacked: one that draws random numbers other than by a Dropout, has
+    parameters other than float32 or frozen ones, or whose output is not what the loss takes.
     """
 
-    def __init__(self, module: nn.Module, dataset: Dataset, name: str) -> None:
-        self._module, self._dataset, self._name = module.train(), dataset, name
-        self._refuse()
-        named = dict(module.named_parameters())
-        self._names, self._shapes = list(named), [parameter.shape for parameter in named.values()]
-        sizes = [parameter.numel() for parameter in named.values()]
+    def __init__(self, module: nn.Module, dataset: Dataset, objective: Objective, name: str) -> None:
+        self._dataset, self._objective, self._name = dataset, objective, name
+        self._refuse(module)
+        self._module = copy.deepcopy(module).train()  # whose dropouts are others, and which counts its batches
+        self._dropouts = Dropouts(self._module)
+        self.draws = self._dropouts.any
+        kept = self._module.state_dict(keep_vars=True)
+        parameters = dict(self._module.named_parameters())
+        self._buffers = [
+            name for name, buffer in self._module.named_buffers() if name in kept and buffer.is_floating_point()
+        ]
+        named = parameters | {name: kept[name] for name in self._buffers}
+        self._shapes = {name: tensor.shape for name, tensor in named.items()}
+        sizes = [tensor.numel() for tensor in named.values()]
         ends = np.cumsum(sizes).tolist()
-        self._pieces = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        self.elements = ends[-1]
+        self._pieces = {name: slice(end - size, end) for name, size, end in zip(named, sizes, ends, strict=True)}
+        self.parameters, self.elements = ends[len(parameters) - 1], ends[-1]
+        self._initial = torch.cat([tensor.detach().flatten() for tensor in named.values()]).numpy().copy()
         self.models_at_once = min(max(1, MOST_ELEMENTS // self.elements), MOST_MODELS)
         self._losses = vmap(self._loss)
         self._try()
 
     def initial(self) -> F32:
         """The weights that the module came with, as a row."""
-        whole: F32 = nn.utils.parameters_to_vector(self._module.parameters()).detach().numpy().copy()
-        return whole
+        return self._initial
 
     def state_dict(self, row: F32) -> dict[str, torch.Tensor]:
-        """A row as the module's parameters by name."""
+        """A row as the module's parameters and buffers by name."""
         return {name: t[0] for name, t in self._tensors(torch.from_numpy(row[None].copy())).items()}
 
-    def gradients(self, models: F32, samples: I64, out: F32) -> None:
-        """Gradients of each model's mean cross-entropy over its batch: models and ``out`` (models, elements), samples
-        (models, batch) rows of the training set; at most ``models_at_once``."""
+    def gradients(self, models: F32, samples: I64, out: F32, keys: I64 | None = None) -> None:
+        """Gradients of each model's loss over its batch: ``models`` (models, elements), whose buffers are moved in
+        place, ``out`` (models, parameters), samples (models, batch) rows of the training set; at most
+        ``models_at_once``. ``keys`` (models,) decide what is dropped out; None: nothing is."""
         rows = torch.from_numpy(samples)
-        x, y = self._dataset.x_train[rows], self._dataset.y_train[rows].long()
+        x, y = self._dataset.x_train[rows], self._targets(self._dataset.y_train[rows])
         # Plain autograd around vmap, not vmap around grad: a fifth faster, and its gradients are the same.
-        stacked = {name: tensor.requires_grad_() for name, tensor in self._tensors(torch.from_numpy(models)).items()}
+        stacked = self._tensors(torch.from_numpy(models))
+        for name in self._buffers:  # a batched call may copy what is not contiguous, and move its copy
+            stacked[name] = stacked[name].clone(memory_format=torch.contiguous_format)
+        wanted = [tensor.requires_grad_() for name, tensor in stacked.items() if name not in self._buffers]
+        key = () if keys is None else (torch.from_numpy(keys),)
         with sdpa_kernel(SDPBackend.MATH):  # the fused attentions have no batching rule
-            gradients = torch.autograd.grad(self._losses(stacked, x, y).sum(), list(stacked.values()))
-        whole = torch.from_numpy(out)
-        for piece, gradient in zip(self._pieces, gradients, strict=True):
+            gradients = torch.autograd.grad(self._losses(stacked, x, y, *key).sum(), wanted)
+        whole, live = torch.from_numpy(out), torch.from_numpy(models)
+        for piece, gradient in zip(self._pieces.values(), gradients, strict=False):
             whole[:, piece] = gradient.flatten(1)
+        for name in self._buffers:
+            live[:, self._pieces[name]] = stacked[name].flatten(1)
 
     @torch.no_grad()
-    def evaluate(self, models: F32) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean cross-entropy and accuracy of each on the held-out samples: one model at a time, because a whole test
-        set is a large call already. Modules are in training mode, having nothing that differs in the other."""
-        losses, accuracies = np.zeros(len(models)), np.zeros(len(models))
-        x_test, y_test = self._dataset.x_test, self._dataset.y_test.long()
-        pieces = [slice(start, start + TESTED_AT_ONCE) for start in range(0, len(x_test), TESTED_AT_ONCE)]
-        for index, row in enumerate(models):
-            tensors = self.state_dict(row)
-            for piece in pieces:
-                logits, labels = self._logits(tensors, x_test[piece]), y_test[piece].flatten()
-                losses[index] += nn.functional.cross_entropy(logits, labels, reduction="sum").item()
-                accuracies[index] += (logits.argmax(1) == labels).sum().item()
-        return losses / y_test.numel(), accuracies / y_test.numel()
+    def evaluate(self, models: F32) -> tuple[F64, F64, F64]:
+        """Mean loss, accuracy and the task's own metric of each on the held-out samples, nan where there is none: one
+        model at a time, because a whole test set is a large call already. The module is in evaluation mode."""
+        scores = np.array([self._scores(self.state_dict(row)) for row in models]).reshape(-1, 3)
+        return scores[:, 0], scores[:, 1], scores[:, 2]
 
-    def _logits(self, tensors: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """(predictions, classes): one for each sample, or for each place of each."""
-        x = x.long() if self._dataset.tokens else x
-        output: torch.Tensor = functional_call(self._module, tensors, (x,))
-        return output.flatten(0, -2)
+    def _scores(self, tensors: dict[str, torch.Tensor]) -> tuple[float, float, float]:
+        objective, x_test, y_test = self._objective, self._dataset.x_test, self._targets(self._dataset.y_test)
+        loss, right, outputs = 0.0, 0.0, list[torch.Tensor]()
+        self._module.eval()
+        try:
+            for start in range(0, len(x_test), TESTED_AT_ONCE):
+                piece = slice(start, start + TESTED_AT_ONCE)
+                output = self._output(tensors, x_test[piece])
+                if self._classifies:
+                    logits, labels = output.flatten(0, -2), y_test[piece].flatten()
+                    right += (logits.argmax(1) == labels).sum().item()
+                    if objective.classifies:
+                        loss += nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+                if not objective.classifies or objective.metric is not None:
+                    outputs.append(output)
+        finally:
+            self._module.train()
+        accuracy = right / y_test.numel() if self._classifies else float("nan")
+        loss /= y_test.numel()
+        if outputs:
+            whole = torch.cat(outputs)  # what is no mean over samples is right all the same
+            loss = loss if objective.classifies else float(objective.loss(whole, y_test))
+            metric = float("nan") if objective.metric is None else float(objective.metric(whole, y_test))
+            return loss, accuracy, metric
+        return loss, accuracy, float("nan")
 
-    def _loss(self, tensors: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self._logits(tensors, x), y.flatten())
+    def _targets(self, y: torch.Tensor) -> torch.Tensor:
+        return y.long() if self._dataset.labelled else y
+
+    def _output(self, tensors: dict[str, torch.Tensor], x: torch.Tensor, key: torch.Tensor | None = None) -> Any:
+        self._dropouts.begin(key)
+        return functional_call(self._module, tensors, (x.long() if self._dataset.tokens else x,))
+
+    def _loss(
+        self, tensors: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, key: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self._objective.loss(self._output(tensors, x, key), y)
 
     def _tensors(self, models: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Views (models, ...) of the parameters of stacked models."""
+        """Views (models, ...) of the parameters and buffers of stacked models."""
         count = len(models)
-        return {
-            name: models[:, piece].view(count, *shape)
-            for name, piece, shape in zip(self._names, self._pieces, self._shapes, strict=True)
-        }
+        return {name: models[:, piece].view(count, *self._shapes[name]) for name, piece in self._pieces.items()}
 
-    def _refuse(self) -> None:
+    def _refuse(self, module: nn.Module) -> None:
         where = f"task.model = {self._name!r}"
-        if not any(True for _ in self._module.parameters()):
+        if not any(True for _ in module.parameters()):
             raise ConfigError(f"{where} has no parameters: there is nothing to train.")
-        for name, parameter in self._module.named_parameters():
+        for name, parameter in module.named_parameters():
             if parameter.dtype != torch.float32 or not parameter.requires_grad:
                 state = "frozen" if parameter.dtype == torch.float32 else str(parameter.dtype).removeprefix("torch.")
                 raise ConfigError(f"{where}: parameter {name} is {state}, and all must be float32 that is trained.")
-        for module in self._module.modules():
-            kind = type(module).__name__
-            if getattr(module, "track_running_stats", False):
+        for name, buffer in module.named_buffers():
+            if buffer.is_floating_point() and buffer.dtype != torch.float32:
+                kind = str(buffer.dtype).removeprefix("torch.")
+                raise ConfigError(f"{where}: buffer {name} is {kind}, and all of floating point must be float32.")
+        for one in module.modules():
+            kind = type(one).__name__
+            if getattr(one, "track_running_stats", False) and getattr(one, "momentum", 0.1) is None:
                 raise ConfigError(
-                    f"{where} has a {kind}, whose running statistics are no parameters and would not be averaged: "
-                    "use GroupNorm or LayerNorm."
+                    f"{where} has a {kind} of momentum = None, which averages by the number of batches that each peer "
+                    "has seen: give it a momentum, as 0.1."
                 )
-            if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            if isinstance(one, nn.modules.dropout._DropoutNd) and type(one) not in KINDS and one.p > 0:
                 raise ConfigError(
-                    f"{where} has a {kind} of p = {module.p}, whose random numbers no peer's seed decides: set p = 0."
+                    f"{where} has a {kind} of p = {one.p}, whose random numbers no peer's seed decides: use "
+                    f"{', '.join(each.__name__ for each in KINDS)}, or set p = 0."
                 )
 
     def _try(self) -> None:
         """One step of one model, so that what cannot be stacked is said before the run."""
-        where, dataset = f"task.model = {self._name!r}", self._dataset
-        x, y = dataset.x_train[:2], dataset.y_train[:2]
-        shape = (*y.shape, dataset.classes)
+        where, dataset, objective = f"task.model = {self._name!r}", self._dataset, self._objective
+        x, y = dataset.x_train[:2], self._targets(dataset.y_train[:2])
         try:
             with torch.no_grad():
-                logits = self._module(x.long() if dataset.tokens else x)
+                output = self._output(self.state_dict(self._initial), x)
         except Exception as error:  # a module may raise anything
             raise ConfigError(f"{where} fails on samples of {list(x.shape[1:])} ({_first_line(error)}).") from error
-        if not isinstance(logits, torch.Tensor) or logits.shape[:-1] != y.shape or logits.shape[-1] < dataset.classes:
-            given = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-            raise ConfigError(f"{where} gives {given} for a batch of 2, where logits of {list(shape)} are needed.")
-        row = self.initial()[None]
+        if not isinstance(output, torch.Tensor):
+            raise ConfigError(f"{where} gives {type(output).__name__} for a batch of 2, where a tensor is needed.")
+        given, shape = list(output.shape), [*y.shape, dataset.outputs]
+        self._classifies = dataset.labelled and given[:-1] == shape[:-1] and given[-1:] >= shape[-1:]
+        if objective.classifies and not self._classifies:
+            raise ConfigError(f"{where} gives {given} for a batch of 2, where logits of {shape} are needed.")
+        if not objective.own and not objective.classifies and given not in (list(y.shape), [*y.shape, 1]):
+            raise ConfigError(f"{where} gives {given} for a batch of 2, where {list(y.shape)} is needed, as y has it.")
+        for key, function in (("loss", objective.loss), ("metric", objective.metric)):
+            self._try_function(key, function, output, y)
+        row = self._initial[None].copy()
+        keys = np.zeros(1, np.int64) if self.draws else None
         try:
-            self.gradients(row, np.zeros((1, 2), np.int64), np.empty_like(row))
+            self.gradients(row, np.zeros((1, 2), np.int64), np.empty((1, self.parameters), np.float32), keys)
         except Exception as error:
             raise ConfigError(
                 f"{where} cannot be computed for many peers at once ({_first_line(error)}): "
-                "use layers that torch.func.vmap supports, without random numbers."
+                "use layers and a loss that torch.func.vmap supports, and random numbers in nn.Dropout alone."
             ) from error
+
+    def _try_function(self, key: str, function: Function | None, output: torch.Tensor, y: torch.Tensor) -> None:
+        if function is None:
+            return
+        try:
+            value = function(output, y)
+        except Exception as error:
+            wrong = _first_line(error)
+            raise ConfigError(
+                f"The function of task.{key} fails on {list(output.shape)} and {list(y.shape)} ({wrong})."
+            ) from error
+        number = value.numel() == 1 if isinstance(value, torch.Tensor) else key == "metric" and isinstance(value, float)
+        if not number:
+            given = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ConfigError(
+                f"The function of task.{key} gives {given}, where one number is needed: a mean over the samples."
+            )
 
 
 def _first_line(error: Exception) -> str:

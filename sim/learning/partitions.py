@@ -36,9 +36,10 @@ def parts(task: Task, dataset: Dataset, names: Sequence[str], seed: int) -> list
     Raises DataError or ConfigError for what cannot be divided so.
     """
     count, kind = len(dataset.x_train), task.partition.kind
-    if kind == "dirichlet" and dataset.tokens:
+    if kind == "dirichlet" and not (dataset.labelled and dataset.y_train.dim() == 1):
+        what = "is text" if dataset.text else "has other targets"
         raise ConfigError(
-            f"task.partition dirichlet needs one class a sample, and {dataset.name} is text: use natural or iid."
+            f"task.partition dirichlet needs one class a sample, and {dataset.name} {what}: use natural or iid."
         )
     if kind == "natural" and dataset.clients is None:
         raise ConfigError(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["StackedLinear", "linear_layers"]
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 # Models at once: parameters, gradients and inputs of so many bytes. Enough models to share the cost of some twenty
@@ -63,7 +64,8 @@ class StackedLinear:
         sizes = [(a + 1) * b for a, b in zip(self._widths, self._widths[1:], strict=False)]
         ends = np.cumsum(sizes).tolist()
         self._pieces = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        self.elements = ends[-1]
+        self.elements = self.parameters = ends[-1]
+        self.draws = False
         self._batch = batch_size
         self._x, self._y = _with_ones(dataset.x_train), dataset.y_train.numpy()
         self._x_test, self._y_test = torch.from_numpy(_with_ones(dataset.x_test)), dataset.y_test
@@ -91,7 +93,7 @@ class StackedLinear:
             state[names[id(layer.bias)]] = whole[:, -1].contiguous()
         return state
 
-    def gradients(self, models: F32, samples: I64, out: F32) -> None:
+    def gradients(self, models: F32, samples: I64, out: F32, keys: I64 | None = None) -> None:
         """Gradients of each model's mean cross-entropy over its batch: models and ``out`` (models, elements), samples
         (models, batch) rows of the training set; at most ``models_at_once``."""
         count = len(models)
@@ -134,8 +136,8 @@ class StackedLinear:
             if index:
                 np.matmul(inner_errors, weights[index].transpose(0, 2, 1), out=space.errors[index - 1][0])
 
-    def evaluate(self, models: F32) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean cross-entropy and accuracy of each on the held-out samples."""
+    def evaluate(self, models: F32) -> tuple[F64, F64, F64]:
+        """Mean cross-entropy and accuracy of each on the held-out samples, and nan for a metric of one's own."""
         count, tests = len(models), len(self._y_test)
         losses, accuracies = np.empty(count), np.empty(count)
         step = max(1, LOGITS_AT_ONCE // (tests * max(self._widths[1:])))
@@ -150,7 +152,7 @@ class StackedLinear:
             each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
             losses[start : start + step] = each.mean(1, dtype=torch.float64)
             accuracies[start : start + step] = (logits.argmax(2) == labels).mean(1, dtype=torch.float64)
-        return losses, accuracies
+        return losses, accuracies, np.full(count, np.nan)
 
     @staticmethod
     def _refuse(layers: list[nn.Linear], dataset: Dataset, name: str) -> None:
@@ -161,10 +163,10 @@ class StackedLinear:
                     f"task.model = {name!r}: a layer of {layer.in_features} inputs follows one of {widths[-1]} outputs."
                 )
             widths.append(layer.out_features)
-        if widths[0] != inputs or widths[-1] < dataset.classes:
+        if widths[0] != inputs or widths[-1] < dataset.outputs:
             raise ConfigError(
                 f"task.model = {name!r} turns {widths[0]} inputs into {widths[-1]} classes, and {dataset.name} has "
-                f"{inputs} and {dataset.classes}."
+                f"{inputs} and {dataset.outputs}."
             )
 
     def _hidden(self) -> list[bool]:

@@ -58,9 +58,11 @@ def task(scenario: Scenario) -> str:
     falling = f", a cosine over {optimizer.schedule_steps:,} steps" if optimizer.schedule == "cosine" else ""
     how = f"{ {'sgd': 'SGD', 'adamw': 'AdamW'}[optimizer.name] } (learning rate {optimizer.lr:g}{falling}{momentum})"
     width = f" of width {what.hidden}" if what.hidden is not None else ""
+    loss = f", to make {what.loss} small" if what.loss is not None else ""
+    metric = f", and are measured by {what.metric}" if what.metric is not None else ""
     return (
         f"{peers} {many} train {model}{width} on {dataset}, {divided}{share}, "
-        f"in batches of {what.batch_size} with {how}."
+        f"in batches of {what.batch_size} with {how}{loss}{metric}."
     )
 
 

@@ -75,14 +75,14 @@ HISTORY = (
         lambda at: at.level.mixes / at.scenario.peers, "mixes", "{:.1f}".format,
     ),
     Column(
-        "loss_mean", "of the evaluated peers' own models on held-out samples, nats; for `averaging` half the mean "
-        "square", lambda at: at.losses.mean(), "loss",
+        "loss_mean", "of the evaluated peers' own models on held-out samples: of cross-entropy in nats, else as "
+        "`task.loss` has it; for `averaging` half the mean square", lambda at: at.losses.mean(), "loss",
     ),
     Column("loss_min", "the least of them", lambda at: at.losses.min()),
     Column("loss_max", "the greatest", lambda at: at.losses.max()),
     Column(
-        "accuracy_mean", "the same, 0 to 1; for text by predicted byte", lambda at: at.accuracies.mean(), "accuracy",
-        share_text,
+        "accuracy_mean", "the same, 0 to 1; for text by predicted byte; empty where nothing is classified",
+        lambda at: at.accuracies.mean(), "accuracy", share_text,
     ),
     Column("accuracy_min", "the least of them", lambda at: at.accuracies.min()),
     Column("accuracy_max", "the greatest", lambda at: at.accuracies.max()),
@@ -90,6 +90,10 @@ HISTORY = (
     Column(
         "accuracy_average_model", "the same, 0 to 1", lambda at: at.average_accuracy, "average model", share_text
     ),
+    Column("metric_mean", "of `task.metric`, the same as of the loss; empty without one", lambda at: at.metrics.mean()),
+    Column("metric_min", "the least of them", lambda at: at.metrics.min()),
+    Column("metric_max", "the greatest", lambda at: at.metrics.max()),
+    Column("metric_average_model", "of the mean of all ready peers' weights", lambda at: at.average_metric),
     Column(
         "consensus_distance", "sqrt(mean |x_i - mean|^2) over all ready peers", lambda at: at.distance,
         "consensus distance",
@@ -114,7 +118,7 @@ HISTORY = (
     Column("events", "handled so far", lambda at: at.level.handled),
 )  # fmt: skip
 COLUMNS = tuple(column.name for column in HISTORY)
-OF_ACCURACY = ("mean", "min", "max", "average_model")
+OF_ACCURACY = ("mean", "min", "max", "average_model")  # and of a metric
 
 SUMMARY = (
     Total("name", "of the scenario", lambda end: end.scenario.name),
@@ -128,6 +132,10 @@ SUMMARY = (
     Total(
         "accuracy", "`mean`, `min`, `max`, `average_model` of the last row",
         lambda end: {key: end.last[f"accuracy_{key}"] for key in OF_ACCURACY},
+    ),
+    Total(
+        "metric", "the same of `task.metric`",
+        lambda end: {key: end.last[f"metric_{key}"] for key in OF_ACCURACY},
     ),
     Total("consensus_distance", "of the last row", lambda end: end.last["consensus_distance"]),
     Total("exchanges_done", "of the last row", lambda end: int(end.last["exchanges_done"])),
@@ -159,6 +167,12 @@ def learned(one: Result, text: str) -> str:
     return "" if math.isnan(accuracy(one, "mean")) else text
 
 
+def measured(one: Result) -> str:
+    """The metric of the task, where it has one."""
+    mean, low, high = (number(one.summary["metric"][key]) for key in OF_ACCURACY[:3])
+    return "" if math.isnan(mean) else f"{figure_text(mean)} ({figure_text(low)} to {figure_text(high)})"
+
+
 def failed(one: Result) -> str:
     done, came_to_nothing = one.summary["exchanges_done"], one.summary["exchanges_failed"]
     share = came_to_nothing / (came_to_nothing + done) if came_to_nothing + done else 0.0
@@ -173,6 +187,7 @@ SHOWN: tuple[tuple[str, Callable[[Result], str]], ...] = (
     )),
     ("average model", lambda one: learned(one, share_text(accuracy(one, "average_model")))),
     ("loss, mean of peers", lambda one: figure_text(number(one.summary["loss"]))),
+    ("metric, mean of peers", measured),
     ("consensus distance", lambda one: figure_text(number(one.summary["consensus_distance"]))),
     ("alive at the end", lambda one: (
         f"{count_text(one.history[-1]['alive'] if one.history else math.nan)} of {count_text(one.summary['peers'])}"

@@ -89,17 +89,19 @@ class Look:
         self.scenario: Scenario = scenario
         self.losses: Floats = np.array([math.nan])  # (evaluated,)
         self.accuracies: Floats = self.losses
+        self.metrics: Floats = self.losses
         self.average_loss: float = math.nan
         self.average_accuracy: float = math.nan
+        self.average_metric: float = math.nan
         self.distance: float = math.nan
         self.exchange_s: Floats = np.array(level.durations_s or [math.nan])  # (sample,)
         honest = level.honest()
         if len(honest):
             mean, self.distance = spread(learners.matrix, honest)
             chosen = honest[:: -(-len(honest) // scenario.report.evaluate_peers)]
-            self.losses, self.accuracies = learners.evaluate(learners.matrix[chosen])
-            one_loss, one_accuracy = learners.evaluate(mean[None])
-            self.average_loss, self.average_accuracy = float(one_loss[0]), float(one_accuracy[0])
+            self.losses, self.accuracies, self.metrics = learners.evaluate(learners.matrix[chosen])
+            average = (float(figure[0]) for figure in learners.evaluate(mean[None]))
+            self.average_loss, self.average_accuracy, self.average_metric = average
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from sim.scenario.conditions import NetworkCut
+    from sim.scenario.scenario import Scenario
 
 __all__ = ["COLOURS", "DASHES", "GRID", "INK", "MUTED", "SHADE", "Panel", "cuts", "panels_of", "plain_ticks"]
 
@@ -57,7 +58,7 @@ class Panel:
 
     def caption_for(self, results: Sequence[Result]) -> str:
         """What these results show in it."""
-        if self.name == "loss" and all(averages(each) for each in results):
+        if self.name == "loss" and all(each.scenario.task.dataset == "averaging" for each in results):
             return "Half the mean square of the peers' vectors" + (
                 ", and of their average." if len(results) == 1 else "."
             )
@@ -110,7 +111,24 @@ def loss(axes: Axes, results: Sequence[Result]) -> None:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    axes.set_ylabel("half the mean square" if all(averages(each) for each in results) else "loss (nats)")
+    axes.set_ylabel(loss_label([each.scenario for each in results]))
+
+
+def loss_label(scenarios: Sequence[Scenario]) -> str:
+    """With its unit, where one is known of all: of data of one's own only what the scenario says."""
+    labels = set()
+    for scenario in scenarios:
+        task = scenario.task
+        known = "loss (nats)" if ":" not in task.dataset else "loss"
+        named = {"cross-entropy": "loss (nats)", "mse": "mean squared error", None: known}
+        labels.add("half the mean square" if task.dataset == "averaging" else named.get(task.loss, "loss"))
+    return labels.pop() if len(labels) == 1 else "loss"
+
+
+def metric(axes: Axes, results: Sequence[Result]) -> None:
+    band(axes, results, "metric")
+    names = {str(each.scenario.task.metric).rpartition(":")[2] for each in results}
+    axes.set_ylabel(names.pop().replace("_", " ") if len(names) == 1 else "metric")
 
 
 def accuracy(axes: Axes, results: Sequence[Result]) -> None:
@@ -221,11 +239,6 @@ def name(result: Result) -> str:
     return str(result.summary["name"])
 
 
-def averages(result: Result) -> bool:
-    """Whether nothing is trained."""
-    return result.scenario.task.dataset == "averaging"
-
-
 def positive(values: Floats) -> Floats:
     chosen: Floats = values[np.isfinite(values) & (values > 0)]
     return chosen
@@ -255,6 +268,8 @@ PANELS = (
           many_caption="On held-out samples: the mean of the peers, and the band from least to greatest."),
     Panel("accuracy", "Accuracy", "On held-out samples: each peer's own model, and the average of all models.",
           accuracy, many_caption="On held-out samples: the mean of the peers, and the band from least to greatest."),
+    Panel("metric", "Metric", "On held-out samples: each peer's own model, and the average of all models.", metric,
+          many_caption="On held-out samples: the mean of the peers, and the band from least to greatest."),
     Panel("consensus", "Consensus distance", "How far the peers' models lie from their average, root mean square.",
           consensus),
     Panel("members", "Members", "Peers that are up, and those of them that have joined and train.", members,
@@ -266,6 +281,7 @@ PANELS = (
 )  # fmt: skip
 UNLESS: dict[str, Callable[[Result], bool]] = {
     "accuracy": lambda result: bool(np.isfinite(result.column("accuracy_mean")).any()),
+    "metric": lambda result: bool(np.isfinite(result.column("metric_mean")).any()),
     "consensus": lambda result: bool(positive(result.column("consensus_distance")).size),
     "durations": lambda result: bool(positive(result.exchange_s).size),
 }

@@ -15,6 +15,7 @@ __all__ = ["LARGEST", "Optimizer", "Partition", "Task"]
 
 DATASETS = ("digits", "fashion-mnist", "mnist", "shakespeare", "averaging")
 MODELS = ("linear", "mlp", "cnn", "gpt")
+LOSSES = ("cross-entropy", "mse")
 LARGEST = 1_000_000  # peers, and sizes of a task: a slip of the keyboard is found before memory runs out
 
 
@@ -122,6 +123,8 @@ class Task:
 
     dataset: str = "digits"  # or "module:function", giving (x_train, y_train, x_test, y_test)
     model: str = "mlp"  # or "module:function", giving a torch.nn.Module
+    loss: str | None = None  # or "module:function" of (output, y); None: by what y are, cross-entropy or mse
+    metric: str | None = None  # "module:function" of (output, y), told beside the loss
     partition: Partition = Partition()
     batch_size: int = 8
     optimizer: Optimizer = Optimizer()
@@ -131,13 +134,20 @@ class Task:
 
     def __post_init__(self) -> None:
         tables.settle(self)
-        for key, value, known in (("dataset", self.dataset, DATASETS), ("model", self.model, MODELS)):
+        for key, value, known in (
+            ("dataset", self.dataset, DATASETS), ("model", self.model, MODELS), ("loss", self.loss, LOSSES),
+            ("metric", self.metric, ()),
+        ):  # fmt: skip
+            if value is None:
+                continue
+            if self.dataset == "averaging" and key in ("loss", "metric"):
+                require(False, key, value, "left out: averaging trains nothing")
             module, colon, function = value.partition(":")
             words = (*module.split("."), function)
             right = value in known or (colon == ":" and all(word.isidentifier() for word in words))
             near = difflib.get_close_matches(value, known, n=1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
-            require(right, key, value, f"{', '.join(known)} or 'module:function'{meant}")
+            require(right, key, value, f"{', '.join(known) + ' or ' if known else ''}'module:function'{meant}")
         for key in ("batch_size", "samples_per_peer", "hidden", "elements"):
             value = getattr(self, key)
             require(value is None or value >= 1, key, value, "1 or more")

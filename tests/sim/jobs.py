@@ -34,9 +34,9 @@ def unequal():
     return x_train, y_train[:-1], x_test, y_test
 
 
-def real_valued_labels():
+def half_real_labels():
     x_train, y_train, x_test, y_test, _ = vectors()
-    return x_train, y_train.float(), x_test, y_test.float()
+    return x_train, y_train.float(), x_test, y_test
 
 
 def odd_test_shape():
@@ -64,14 +64,6 @@ class Tied(nn.Module):
 
 def three_layers():
     return nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 12), nn.ReLU(), nn.Linear(12, 10))
-
-
-def batch_norm():
-    return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
-
-
-def dropout():
-    return nn.Sequential(nn.Linear(64, 8), nn.Dropout(0.5), nn.Linear(8, 10))
 
 
 def double():
@@ -112,3 +104,92 @@ def a_number():
 def deadly():
     """As the system ends a process that takes too much memory."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def curve():
+    """Real numbers to be met: two of each sample, of which 80 are trained on."""
+    random = torch.Generator().manual_seed(4)
+    x = torch.randn(120, 5, generator=random)
+    y = torch.stack([x[:, 0] - 0.5 * x[:, 1], torch.tanh(x[:, 2] + x[:, 3])], 1)
+    return x[:80], y[:80], x[80:], y[80:]
+
+
+def one_number():
+    """The same with one number a sample, of one dimension."""
+    return tuple(part if part.shape[1] == 5 else part[:, 0] for part in curve())
+
+
+def regressor():
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def tokens():
+    """Sequences of 9 of 300 tokens, each the one before plus one: what follows is known."""
+    random = torch.Generator().manual_seed(6)
+    first = torch.randint(0, 300, (80, 1), generator=random)
+    whole = (first + torch.arange(10)) % 300
+    x, y = whole[:, :-1], whole[:, 1:]
+    return x[:60], y[:60], x[60:], y[60:]
+
+
+def language_model():
+    return nn.Sequential(nn.Embedding(300, 8), nn.Linear(8, 300))
+
+
+def smoothed(output, y):
+    """A loss of one's own, of logits and class numbers."""
+    return nn.functional.cross_entropy(output.flatten(0, -2), y.flatten(), label_smoothing=0.1)
+
+
+def largest_error(output, y):
+    """No mean over samples."""
+    return (output - y).abs().max()
+
+
+def perplexity(output, y):
+    return nn.functional.cross_entropy(output.flatten(0, -2), y.flatten()).exp()
+
+
+def no_mean(output, y):
+    return (output - y).square()
+
+
+class Normed(nn.Module):
+    """Pictures, BatchNorm's statistics, and a buffer that nothing moves."""
+
+    def __init__(self):
+        super().__init__()
+        # no biases: what a norm takes away has a gradient of rounding errors, which AdamW makes steps of
+        self.convolution, self.norm = nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4)
+        self.last, self.last_norm = nn.Linear(144, 10, bias=False), nn.BatchNorm1d(10)
+        self.register_buffer("scale", torch.tensor([2.0]))
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.convolution(x.view(-1, 1, 8, 8))))
+        return self.last_norm(self.last(x.flatten(1))) * self.scale
+
+
+def counting_norm():
+    return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 10))
+
+
+def alpha_dropout():
+    return nn.Sequential(nn.Linear(64, 8), nn.AlphaDropout(0.5), nn.Linear(8, 10))
+
+
+class Functional(nn.Module):
+    """Draws random numbers that nobody's seed decides."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.layer(nn.functional.dropout(x, 0.5, self.training))
+
+
+def channel_dropout():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.Dropout2d(0.25), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1),
+        nn.Linear(144, 10),
+    )  # fmt: skip

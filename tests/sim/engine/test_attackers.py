@@ -189,7 +189,7 @@ def test_figures_are_of_the_honest_alone():
     run = played(small(attackers=AttackersSpec(share=0.34, kind="scaled", scale=30.0)))
     row, honest = run.measures.row(), honest_of(run)
     vectors = np.stack([host.vector for host in honest])
-    losses, accuracies = run.learners.evaluate(vectors)
+    losses, accuracies, _ = run.learners.evaluate(vectors)
     assert len(honest) == 4
     assert row["ready"] == 6.0
     assert row["loss_mean"] == pytest.approx(float(losses.mean()))

@@ -1,0 +1,61 @@
+"""What is made small, and what is told beside it: the loss and the metric of a scenario, named or of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from gossip.errors import ConfigError
+from sim import plugins
+
+if TYPE_CHECKING:
+    from sim.learning.datasets import Dataset
+    from sim.scenario.task import Task
+
+__all__ = ["Function", "Objective"]
+
+Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(what the module gives for a batch, y) -> one number, a mean over the samples."""
+
+CROSS_ENTROPY, SQUARED_ERROR = "cross-entropy", "mse"
+
+
+class Objective:
+    """The loss and the metric of a task on its data.
+
+    ``loss`` is cross-entropy where y are class numbers, and the mean squared error where they are real numbers, unless
+    the task names another. ``metric`` is the task's own, None without one. Raises ConfigError for a loss that such data
+    cannot have, and for a function that is not found.
+    """
+
+    def __init__(self, task: Task, dataset: Dataset) -> None:
+        named = task.loss or (CROSS_ENTROPY if dataset.labelled else SQUARED_ERROR)
+        self.classifies = named == CROSS_ENTROPY  # what the module gives must be logits of all classes
+        if self.classifies and not dataset.labelled:
+            raise ConfigError(
+                f"task.loss = 'cross-entropy' needs class numbers, and y of {dataset.name} are real numbers: "
+                "use 'mse' or a function of your own."
+            )
+        if named == SQUARED_ERROR and dataset.labelled:
+            raise ConfigError(
+                f"task.loss = 'mse' needs real numbers, and y of {dataset.name} are class numbers: "
+                "use 'cross-entropy', a function of your own, or y as float32."
+            )
+        own = None if named in (CROSS_ENTROPY, SQUARED_ERROR) else plugins.find(named, "task.loss")
+        self.own = own is not None
+        self.loss: Function = own or (cross_entropy if self.classifies else squared_error)
+        self.metric: Function | None = None if task.metric is None else plugins.find(task.metric, "task.metric")
+
+
+def cross_entropy(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Of logits (..., classes) and class numbers (...)."""
+    return F.cross_entropy(output.flatten(0, -2), y.flatten())
+
+
+def squared_error(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Of y (...) and as many numbers, (...) or (..., 1): broadcast against each other, these two would compare every
+    sample with every other."""
+    return F.mse_loss(output.reshape(y.shape), y)
