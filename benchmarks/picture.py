@@ -54,7 +54,8 @@ class Life:
 def stage(folder: Path) -> None:
     """What ``gossip demo`` does, with the logs left in ``folder``."""
     from node.cli import demo
-    from node.cli.local import LocalSwarm, Screen
+    from node.cli.local import Screen
+    from node.local import LocalSwarm
 
     script = Path(shutil.copy(Path(demo.__file__).with_name("demo_job.py"), folder / "digits.py"))
     arguments = ["--samples", str(demo.SAMPLES), "--step-delay", str(demo.STEP_DELAY_S)]

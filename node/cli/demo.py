@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gossip.errors import DataError
-from node.cli.local import ERROR_LINES, POLL_PERIOD_S, Child, LocalSwarm, Screen, ending_on_signals, last_lines
+from node.cli.local import Screen, ending_on_signals
+from node.local import ERROR_LINES, POLL_PERIOD_S, Child, LocalSwarm, last_lines
 from node.settings import paged
 
 __all__ = ["DemoResult", "run_demo"]
@@ -105,7 +106,7 @@ class Stage:
     def play(self, nodes: int, limit_s: float) -> None:
         """Until all have ended, or time is up."""
         all_here = nodes, MOST_LIMITS * limit_s
-        first = self._swarm.start(wait_for=all_here)
+        first = self._swarm.add(wait_for=all_here)
         self._tell(f"node 0 starts, then {nodes - 1} more; loading libraries takes seconds, on a busy machine a minute")
         while self._swarm.running:
             for child, row in self._swarm.new_rows():
@@ -116,7 +117,7 @@ class Stage:
             if len(self._swarm.children) < nodes and first.address is not None:
                 for number in range(1, nodes):  # the page is of one that lives to the end
                     paged_at = "127.0.0.1:0" if self._page and number == 1 else None
-                    self._swarm.start(seed=first.address, page=paged_at, wait_for=all_here)
+                    self._swarm.add(seed=first.address, page=paged_at, wait_for=all_here)
                 self._tell(f"node 0 listens on {first.address}; nodes 1 to {nodes - 1} know nothing but that address")
             trained = max(int(child.figures.get("swarm_samples", 0)) for child in self._swarm.children)
             others = [child for child in self._swarm.running if child is not first and child.address is not None]
@@ -135,11 +136,10 @@ class Stage:
         self.outcome.seconds = round(time.monotonic() - self._since_s, 1)
 
     def _turn(self, first: Child, through: Child, trained: int) -> None:
-        first.process.kill()
-        first.process.wait()
+        self._swarm.kill(first.number)
         self.killed = first
         self._tell(f"node 0 (the seed) killed with -9 at {trained:,} samples")
-        self.newcomer = self._swarm.start(seed=through.address)
+        self.newcomer = self._swarm.add(seed=through.address)
         self._tell(f"node {self.newcomer.number} starts, and knows nothing but the address of node {through.number}")
 
     def _tell(self, sentence: str) -> None:

@@ -1,7 +1,4 @@
-"""Swarms of processes on this machine, and the demo that is staged with one.
-
-Scripts here stand in for training: they write the log that a node would write, through the same Progress.
-"""
+"""`gossip local`, and the demo that is staged with a swarm of processes on this machine."""
 
 from __future__ import annotations
 
@@ -18,39 +15,8 @@ from pathlib import Path
 import pytest
 
 from node.cli import demo, demo_job, local
-
-# One pretended node: listens, logs a few rows, and ends with a JSON line.
-PRETENDED = """
-    import json, os, socket, sys, time
-    from node.observe.console import Console
-    from node.observe.figures import Reading
-
-    host, port = os.environ["GOSSIP_LISTEN"].split(":")
-    try:
-        server = socket.create_server((host, int(port)))
-    except OSError:
-        print("gossip: Cannot listen on this port.", file=sys.stderr)
-        sys.exit(3)
-    seeds = os.environ.get("GOSSIP_SEEDS")
-    progress = Console.from_environment(0.0, "ab" * 16, f"127.0.0.1:{server.getsockname()[1]}", os.environ)
-
-    def figures(step, swarm_samples):
-        return Reading(
-            steps=step, samples=16 * step, swarm_samples=swarm_samples, loss=1 / (1 + step), members_alive=2,
-            exchanges_done=step, exchanges_failed=0, exchange_seconds=0.01, bytes_sent=1000 * step, bytes_received=0,
-            partner=None, alone=False,
-        )
-"""
-
-
-def script_of(folder: Path, text: str, name: str = "train.py") -> Path:
-    path = folder / name
-    path.write_text(textwrap.dedent(text))
-    return path
-
-
-def pretended(folder: Path, text: str) -> Path:
-    return script_of(folder, textwrap.dedent(PRETENDED) + textwrap.dedent(text))
+from node.local import Child
+from tests.node.pretended import pretended
 
 
 # -- gossip local ------------------------------------------------------------------------------------------------------
@@ -119,8 +85,8 @@ def test_a_node_that_fails_is_shown_with_its_traceback_while_the_others_go_on(tm
 def test_a_node_that_loads_for_long_says_for_how_long_and_then_what_it_waits_for(tmp_path, monkeypatch):
     now_s = 100.0
     monkeypatch.setattr(local.time, "monotonic", lambda: now_s)
-    child = local.Child(2, None, tmp_path / "log", tmp_path / "out", tmp_path / "err")
-    monkeypatch.setattr(local.Child, "code", property(lambda self: None))
+    child = Child(2, None, tmp_path / "log", tmp_path / "out", tmp_path / "err")
+    monkeypatch.setattr(Child, "code", property(lambda self: None))
     now_s = 142.0
     assert child.line() == "node 2  starting: it loads its libraries, 42 s so far"
     child.log.write_text('{"t":1,"event":"listening","address":"h:1"}\n')
@@ -168,39 +134,6 @@ def test_sigterm_ends_every_process_of_a_local_swarm(tmp_path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
-def test_a_process_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "GRACE_S", 0.2)
-    script = script_of(
-        tmp_path,
-        """
-        import signal, subprocess, sys, time
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-        print(worker.pid, flush=True)
-        time.sleep(60)
-        """,
-    )
-    with local.LocalSwarm(script, [], folder=tmp_path) as swarm:
-        child = swarm.start()
-        until = time.monotonic() + 30
-        while not local.last_lines(child.out, 1) and time.monotonic() < until:
-            time.sleep(0.05)
-        worker = int(local.last_lines(child.out, 1)[0])
-    assert child.code == 128 + signal.SIGKILL
-    until = time.monotonic() + 30  # a kill is over when the kernel next runs whom it hit
-    while alive(worker) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not alive(worker)
-
-
-def alive(pid: int) -> bool:
-    """An orphan may wait as a zombie for whoever reaps it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def test_where_there_is_no_terminal_a_node_is_shown_every_ten_seconds_and_no_more_once_it_stands(monkeypatch, capsys):
     class Line(str):
         def line(self):
@@ -217,20 +150,6 @@ def test_where_there_is_no_terminal_a_node_is_shown_every_ten_seconds_and_no_mor
     lines = capsys.readouterr().err.splitlines()
     assert lines.count("node 0  ended with code 0") == 1
     assert [line for line in lines if "node 1" in line] == [f"node 1  step {step}" for step in range(0, 605, 100)]
-
-
-def test_a_row_still_being_written_is_left_for_later(tmp_path):
-    script = script_of(tmp_path, "")
-    with local.LocalSwarm(script, [], folder=tmp_path) as swarm:
-        child = swarm.start()
-        child.process.wait()
-        child.log.write_text('{"t":1,"event":"listening","address":"h:1"}\n{"t":2,"event":"al')
-        assert [row["t"] for row in child.new_rows()] == [1]
-        assert child.new_rows() == []
-        with child.log.open("a") as log:
-            log.write('one"}\n')
-        assert [row["event"] for row in child.new_rows()] == ["alone"]
-    assert child.address == "h:1"
 
 
 # -- gossip demo -------------------------------------------------------------------------------------------------------
@@ -382,7 +301,7 @@ def test_nodes_of_the_demo_train_on_until_the_newcomer_has_come(monkeypatch, cap
 
 
 def test_a_newcomer_that_found_everything_trained_is_no_failure_and_a_survivor_is(tmp_path):
-    child = local.Child(3, None, tmp_path / "log", tmp_path / "out", tmp_path / "err")
+    child = Child(3, None, tmp_path / "log", tmp_path / "out", tmp_path / "err")
     (tmp_path / "out").write_text('{"accuracy": 0.97}\n')
     type(child).code, code = property(lambda self: 0), type(child).code
     try:

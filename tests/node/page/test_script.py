@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from node.cli.local import LocalSwarm
+from node.local import LocalSwarm
 from node.observe import figures
 from tests.node.page.chromium import Browser, found
 
@@ -134,7 +134,7 @@ def test_a_browser_shows_how_one_is_killed_and_another_joins(train, browser, tmp
 
     wait(lambda rows: [row[2] for row in rows] == ["self"])
     with LocalSwarm(script, [], folder=tmp_path) as swarm:
-        child = swarm.start(seed=first.node.address)
+        child = swarm.add(seed=first.node.address)
         wait(lambda rows: [row[1] for row in rows] == ["alive", "alive"])
         wait(lambda rows: shown.evaluate("document.querySelectorAll('#graph line').length") == 1)
         child.process.kill()

@@ -1,0 +1,198 @@
+"""node.local.LocalSwarm: nodes are started, added, killed, asked to leave and read; whatever ends it ends them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from gossip.errors import ConfigError, LocalError
+from node import local
+from node.local import LocalSwarm
+from tests.node.pretended import pretended, script_of
+
+# A node that trains until it is told otherwise: says whom it was to join through, and ends in order on SIGTERM.
+LASTING = """
+    import signal
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    print(json.dumps([seeds, sys.argv[1:], os.environ.get("GOSSIP_CONFIG")]), flush=True)
+    for step in range(1, 3_000):
+        progress.tick(float(step), lambda: figures(step, 100 * step))
+        time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    return pretended(tmp_path, LASTING)
+
+
+def trains(swarm, *numbers):
+    return lambda: all(swarm.metrics()[number].get("steps", 0) >= 2 for number in numbers)
+
+
+def told(child):
+    """What the script of a node said when it began."""
+    return json.loads(child.printed)
+
+
+# -- a swarm -----------------------------------------------------------------------------------------------------------
+def test_one_is_killed_another_joins_through_who_lives_and_all_is_read(script):
+    with LocalSwarm(script, ["--rate", 0.1], nodes=2, config={"mix_every_steps": 2}) as swarm:
+        assert swarm.wait(trains(swarm, 0, 1))
+        first, second = swarm.children
+        seeds, arguments, config = told(second)
+        assert (seeds, arguments) == (first.address, ["--rate", "0.1"])
+        assert Path(config).read_text() == "mix_every_steps = 2\n"
+        assert told(first)[0] is None
+        swarm.kill(0)
+        assert [child.number for child in swarm.running] == [1]
+        third = swarm.add()
+        assert swarm.wait(trains(swarm, 2)), "who was killed by us is no error"
+        assert told(third)[0] == second.address
+        swarm.leave(1)
+        assert swarm.wait(lambda: len(swarm.running) == 1)
+        assert (first.code, second.code, third.code) == (137, 143, None)
+    assert third.code == 143
+    rows = swarm.history("progress")
+    assert {row["node"] for row in rows} == {0, 1, 2}
+    assert [row["t"] for row in rows if row["node"] == 2] == sorted(row["t"] for row in rows if row["node"] == 2)
+    assert {"listening", "progress"} <= {row["event"] for row in swarm.history()}
+    assert swarm.metrics()[0]["samples"] == 16 * swarm.metrics()[0]["steps"]
+
+
+def test_cells_of_a_notebook_do_without_a_block_and_one_that_is_run_again_ends_what_it_began(script):
+    swarm = LocalSwarm(script, nodes=1).start()
+    swarm.start()
+    (child,) = swarm.children
+    folder = child.log.parent
+    assert folder.exists()
+    del swarm
+    gc.collect()
+    assert child.code == 143
+    assert not folder.exists()
+
+
+def test_the_end_of_the_program_ends_every_node(script, tmp_path):
+    program = f"""
+        from node.local import LocalSwarm
+        swarm = LocalSwarm({str(script)!r}, nodes=1).start()
+        print(swarm.children[0].process.pid, swarm.children[0].log.parent, flush=True)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=120
+    )
+    pid, folder = done.stdout.split()
+    assert not Path(f"/proc/{pid}").exists()
+    assert not Path(folder).exists()
+
+
+def test_it_is_watched_until_all_have_ended(tmp_path):
+    script = pretended(tmp_path, "progress.close(1.0, figures(7, 7)); print('done')")
+    turns = 0
+    with LocalSwarm(script, nodes=1, folder=tmp_path / "logs") as swarm:
+        for turn in swarm.watch(0.1):
+            turns += 1
+            assert turn is swarm
+            last = swarm.running
+        assert last == []
+        assert swarm.wait() is True
+    assert turns >= 1
+    assert swarm.children[0].printed == "done\n"
+    assert swarm.history("final") == [{"node": 0, **swarm.metrics()[0]}]
+    assert (tmp_path / "logs" / "node-0.jsonl").exists(), "a folder that was named is kept"
+
+
+def test_waiting_has_an_end(script):
+    with LocalSwarm(script, nodes=1) as swarm:
+        assert swarm.wait(lambda: False, timeout_s=0.2) is False
+
+
+# -- what cannot work --------------------------------------------------------------------------------------------------
+def test_a_node_that_breaks_is_an_error_that_shows_what_it_said(tmp_path):
+    script = pretended(tmp_path, "raise KeyError('weights')")
+    with LocalSwarm(script, nodes=1) as swarm, pytest.raises(LocalError, match=r"Node 0 ended with code 1:") as raised:
+        swarm.wait()
+    assert "KeyError: 'weights'" in str(raised.value)
+
+
+def test_a_first_node_that_breaks_has_nobody_wait_for_it(tmp_path):
+    script = script_of(tmp_path, "import sys; sys.exit('no data here')")
+    with pytest.raises(LocalError, match="no data here"), LocalSwarm(script, nodes=2):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"script": "nowhere.py"}, r"There is no script nowhere.py: name a Python file\."),
+        ({"nodes": 65}, r"nodes = 65 cannot work: take 0 to 64"),
+        ({"config": {"mix_evry_steps": 2}}, "mix_every_steps"),
+        ({"config": "nowhere.toml"}, r"Cannot read the config nowhere\.toml"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(arguments, sentence, tmp_path):
+    given = {"script": script_of(tmp_path, "")} | arguments
+    with pytest.raises(ConfigError, match=sentence):
+        LocalSwarm(given.pop("script"), **given)
+
+
+def test_a_node_that_there_is_not_is_named(tmp_path):
+    with pytest.raises(LocalError, match=r"There is no node 3: this swarm has had 0"):
+        LocalSwarm(script_of(tmp_path, "")).kill(3)
+
+
+# -- processes and logs ------------------------------------------------------------------------------------------------
+def test_a_process_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "GRACE_S", 0.2)
+    script = script_of(
+        tmp_path,
+        """
+        import signal, subprocess, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print(worker.pid, flush=True)
+        time.sleep(60)
+        """,
+    )
+    with LocalSwarm(script, folder=tmp_path) as swarm:
+        child = swarm.add()
+        until = time.monotonic() + 30
+        while not local.last_lines(child.out, 1) and time.monotonic() < until:
+            time.sleep(0.05)
+        worker = int(local.last_lines(child.out, 1)[0])
+    assert child.code == 128 + signal.SIGKILL
+    until = time.monotonic() + 30  # a kill is over when the kernel next runs whom it hit
+    while alive(worker) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not alive(worker)
+
+
+def alive(pid: int) -> bool:
+    """An orphan may wait as a zombie for whoever reaps it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_row_still_being_written_is_left_for_later(tmp_path):
+    script = script_of(tmp_path, "")
+    with LocalSwarm(script, folder=tmp_path) as swarm:
+        child = swarm.add()
+        child.process.wait()
+        child.log.write_text('{"t":1,"event":"listening","address":"h:1"}\n{"t":2,"event":"al')
+        assert [row["t"] for row in child.new_rows()] == [1]
+        assert child.new_rows() == []
+        with child.log.open("a") as log:
+            log.write('one"}\n')
+        assert [row["event"] for row in child.new_rows()] == ["alone"]
+    assert child.address == "h:1"
