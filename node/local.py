@@ -165,8 +165,8 @@ class LocalSwarm:
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> Self:
-        """What entering the block does, for cells of a notebook: start the nodes, which begin to train when all are here
-        (10 minutes later at most). Returns when the first listens."""
+        """What entering the block does, for cells of a notebook: start the nodes, which begin to train when all are
+        here, or after 10 minutes. Returns when the first listens."""
         if not self.children:
             for _ in range(self._nodes):
                 self.add(wait_for=(self._nodes, TOGETHER_S))

@@ -1,0 +1,61 @@
+"""The documentation site: make docs. Its source is the repository's own folder: every page reads the same there,
+and a link from one page to another is the path from one file to another."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+project = PROJECT["name"]
+copyright = f"{PROJECT['authors'][0]['name']}, {PROJECT['license']}"
+release = version = PROJECT["version"]
+
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**", "examples/notebooks/*.ipynb", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
+]  # fmt: skip
+exclude_patterns = [".*", "build", "dist", "data", "runs", "**/.ipynb_checkpoints"]
+
+myst_heading_anchors = 4  # as a repository's pages have them, so that links to a section are checked
+myst_links_external_new_tab = False
+nb_execution_mode = "off"  # what a notebook shows is what it was saved with: make notebooks
+
+autodoc_mock_imports = ["jax", "keras", "lightning", "opentelemetry", "transformers"]  # of adapters, not needed here
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_class_signature = "mixed"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
+add_module_names = False
+
+html_theme = "furo"
+html_title = "gossip-trainer"
+html_static_path = ["site"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#00639c", "color-brand-content": "#00639c"},
+    "dark_css_variables": {"color-brand-primary": "#6cbcf0", "color-brand-content": "#6cbcf0"},
+}
+pygments_style, pygments_dark_style = "friendly", "github-dark"
+
+
+def front_door(app: Any, error: Exception | None) -> None:
+    """The site's own address leads to the first page, which lies where its file does."""
+    if error is None and app.builder.format == "html":
+        first = "docs/index.html"
+        text = f'<!doctype html><meta charset="utf-8"><title>{project}</title>'
+        text += f'<meta http-equiv="refresh" content="0; url={first}"><a href="{first}">{project}</a>\n'
+        (Path(app.outdir) / "index.html").write_text(text, encoding="utf-8")
+
+
+def setup(app: Any) -> None:
+    app.connect("build-finished", front_door)
