@@ -138,7 +138,7 @@ class ExchangeLevel:
 
     def digest(self) -> str:
         whole = self.tape.digest()
-        whole.update(self.learners.matrix.tobytes())
+        whole.update(self.learners.matrix.reshape(-1).data)
         return whole.hexdigest()
 
     def honest(self) -> I64:

@@ -16,9 +16,12 @@ from sim.learning.learners import Learners
 
 __all__ = ["Models"]
 
-# Rows of one pass: as many as keep half a dozen arrays of them in a core's caches, and as gradients need to be cheap.
-BLOCK_BYTES, LEAST_ROWS = 1 << 21, 64
-CACHED_BYTES = 1 << 19  # of an array of which four are passed over: 4,810 elements took 4 us a row so, and 8 in blocks
+# Rows of one pass: as many as a core's second cache holds with their gradients, and as gradients need to be cheap.
+# Of 4,810 elements a pass over 32 rows took 0.4 us a row, and over 103 rows 1.2.
+BLOCK_BYTES, LEAST_ROWS = 1 << 20, 32
+CACHED_BYTES = 1 << 19  # of an array of which four are passed over
+LONG = 4096  # elements: of such an outer step took 9 us each by itself, and 13 with 27 to 32 copied together
+AT_ONCE = 2048  # exchanges whose batches are drawn in one call
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -43,7 +46,8 @@ class Models:
             self.expected = self.matrix.copy() if config.plain else self.phi
         fitting = BLOCK_BYTES // (4 * learners.elements)  # rows
         self.pairs_at_once = max(min(learners.copied_at_once or fitting, max(fitting, LEAST_ROWS)) // 2, 1)
-        self.rows_in_cache = max(CACHED_BYTES // (4 * learners.elements), 1)
+        self.rows_in_cache = 1 if learners.elements >= LONG else CACHED_BYTES // (4 * learners.elements)
+        self.memory = [np.empty((2 * self.pairs_at_once, learners.elements), np.float32) for _ in range(2)]
         self.codec = get_codec(config.codec)
         self.kept: dict[int, dict[int, F32]] = {}  # snapshots of exchanges under way, by exchange and side
         self.left: dict[int, F64] = {}  # of such, what of the difference each side takes, once that is known
@@ -53,11 +57,11 @@ class Models:
     def play(self, done: I64) -> None:
         """What happened up to now, ``done`` being the steps of each row."""
         batch = self.tape.take(done)
-        units, pairs = Units(batch), self.pairs_at_once
+        units = Units(batch)
         for wave in units.waves():
             wholes, singles = wave[wave < units.wholes], wave[wave >= units.wholes]
-            for start in range(0, len(wholes), pairs):
-                some = wholes[start : start + pairs]
+            for start in range(0, len(wholes), AT_ONCE):
+                some = wholes[start : start + AT_ONCE]
                 self.exchange(batch, units.first[some], units.last[some])
             if len(singles):
                 self.apart(batch, units.first[singles])
@@ -70,46 +74,58 @@ class Models:
             self.learners.train(rows[going], counts[going])
 
     def exchange(self, batch: Batch, first: I64, second: I64) -> None:
-        """Whole exchanges, between whose entries nothing happens to either row."""
-        snaps, half = np.concatenate([first, second]), len(first)
-        rows, exchanges = batch.row[snaps], batch.exchange[first]
-        steps, until = batch.steps[snaps], batch.steps[snaps + 1]
-        counts = steps - self.learners.taken[rows]
-        more = until - np.maximum(steps, self.learners.taken[rows])
-        together = self.learners.copied_at_once >= len(rows) and (more == more[0]).all() and (counts >= 0).all()
-        if together:
-            # Copies of all rows, those with most steps first; ``place`` is where each is among them.
-            order = np.argsort(-counts, kind="stable")
-            place = np.empty(len(rows), np.int64)
-            place[order] = np.arange(len(rows))
-            models = self.matrix.take(rows[order], axis=0)
-            self.learners.train_copies(models, rows[order], counts[order])
-            ours = models.take(place, axis=0)
-        else:
-            self.train(rows, steps)
-            ours = self.matrix[rows]
+        """Whole exchanges, between whose entries nothing happens to either row: a few at a time, each copied, trained
+        to its snapshots, mixed, trained to the boundary and written back while it is in cache."""
+        learners, copied = self.learners, self.learners.copied_at_once > 0
+        steps = np.maximum(batch.steps[[first, second]], learners.taken[batch.row[[first, second]]])  # (2, exchanges)
+        before = steps - learners.taken[batch.row[[first, second]]]
+        after = batch.steps[[first + 1, second + 1]] - steps
+        # Those that train alike one after the other, and of every few all first sides before all second ones
+        alike = np.lexsort((*after, *before))
+        order = np.argsort(np.tile(np.arange(len(first)) // self.pairs_at_once, 2), kind="stable")
+        sides = np.stack([first, second])[:, alike].reshape(-1)[order]
+        rows = batch.row[sides]
+        before, after = (counts[:, alike].reshape(-1)[order] for counts in (before, after))
+        agreed = np.frombuffer(self.tape.weight)[batch.exchange[sides]]
+        late = batch.late[sides + 1]
+        if copied:
+            to_snapshot, to_boundary = learners.draw(rows, before), learners.draw(rows, after)
+        for start in range(0, len(rows), 2 * self.pairs_at_once):
+            part = slice(start, start + 2 * self.pairs_at_once)
+            some = rows[part]
+            if not copied:
+                self.train(some, learners.taken[some] + before[part])
+            ours, difference = (memory[: len(some)] for memory in self.memory)
+            self.matrix.take(some, axis=0, out=ours, mode="clip")
+            if copied:
+                learners.train_copies(ours, to_snapshot, start)
+            self.mixed(some, ours, agreed[part], late[part], difference)
+            if copied:
+                learners.train_copies(ours, to_boundary, start)
+                ours += difference
+                self.matrix[some] = ours
+            else:
+                self.train(some, learners.taken[some] + after[part])
+                self.matrix[some] += difference
+
+    def mixed(self, rows: I64, ours: F32, agreed: F64, late: Flags, difference: F32) -> None:
+        """``difference`` becomes what exchanges bring, all first sides and then all second ones: ``ours`` are the
+        snapshots (rows, elements), ``agreed`` the weights that the sides agreed on."""
+        half = len(rows) // 2
         self.watch(rows, ours)
         sent = self.decoded(ours)
-        difference = np.empty_like(ours)
         np.subtract(sent[half:], sent[:half], out=difference[:half])
-        weights = self.weights(rows[:half], rows[half:], exchanges, difference[:half], sent)
-        np.negative(difference[:half], out=difference[half:])
-        self.shift(rows, ours, difference, weights, batch.late[snaps + 1])
-        if together:
-            self.learners.train_copies(models, rows[order], more[order])
-            difference += models.take(place, axis=0, out=ours)
-            self.matrix[rows] = difference
-        else:
-            self.train(rows, until)
-            self.matrix[rows] += difference
+        weights = self.weights(rows[:half], rows[half:], agreed[:half], difference[:half], sent)
+        shares = weights.astype(np.float32)[:, None]
+        np.multiply(difference[:half], -shares[half:], out=difference[half:])
+        difference[:half] *= shares[:half]
+        self.shift(rows, ours, difference, weights, late)
 
-    def weights(self, first: I64, second: I64, exchanges: I64, difference: F32, sent: F32) -> F64:
+    def weights(self, first: I64, second: I64, agreed: F64, difference: F32, sent: F32) -> F64:
         """What of its difference each row takes, (2 pairs,): 0 where either refuses."""
         acceptance = self.acceptance
-        apart_sq = np.einsum("ij,ij->i", difference, difference).astype(np.float64)
-        own_sq = np.einsum("ij,ij->i", sent, sent).astype(np.float64).reshape(2, -1)
+        apart_sq, own_sq = squares(difference), squares(sent).reshape(2, -1)
         passed = acceptance.passes(np.stack([first, second]), apart_sq, own_sq)
-        agreed = np.frombuffer(self.tape.weight)[exchanges]
         if passed.all():
             rows, partners = np.concatenate([first, second]), np.concatenate([second, first])
             return acceptance.taken(rows, partners, np.tile(agreed, 2), np.tile(apart_sq, 2))
@@ -124,7 +140,7 @@ class Models:
         """How far local steps moved these since their last mix."""
         if self.watches:
             moved = ours - self.expected[rows]
-            self.acceptance.moved(rows, np.sqrt(np.einsum("ij,ij->i", moved, moved, dtype=np.float64)))
+            self.acceptance.moved(rows, np.sqrt(squares(moved)))
             if self.config.plain:
                 self.expected[rows] = ours
 
@@ -177,13 +193,15 @@ class Models:
             tape, some = self.tape, np.array(new)
             sent = self.decoded(np.stack([self.kept[number][side] for side in (0, 1) for number in new]))
             first, second = (np.frombuffer(values, "l")[some] for values in (tape.first, tape.second))
-            left = self.weights(first, second, some, sent[len(new) :] - sent[: len(new)], sent).reshape(2, -1)
+            agreed = np.frombuffer(tape.weight)[some]
+            left = self.weights(first, second, agreed, sent[len(new) :] - sent[: len(new)], sent).reshape(2, -1)
             self.left.update(zip(new, left.T, strict=True))
         pairs = list(zip(numbers, sides, strict=True))
         ours = np.stack([self.kept[number][side] for number, side in pairs])
         difference = self.decoded(np.stack([self.kept[number][1 - side] for number, side in pairs]))
         difference = difference - self.decoded(ours)
         weights = np.array([self.left[number][side] for number, side in pairs])
+        difference *= weights.astype(np.float32)[:, None]
         self.shift(rows, ours, difference, weights, batch.late[adds])
         self.matrix[rows] += difference
         for number in numbers:
@@ -206,8 +224,7 @@ class Models:
             self.void.add(number)
 
     def shift(self, rows: I64, ours: F32, difference: F32, weights: F64, late: Flags) -> None:
-        """``difference``, theirs less ours, becomes what is to be added."""
-        difference *= weights.astype(np.float32)[:, None]
+        """``difference``, what of theirs less ours is taken, becomes what is to be added."""
         mixed = weights > 0
         if not mixed.all():
             difference[~mixed] = 0  # what was refused may be no number
@@ -225,8 +242,14 @@ class Models:
             self.expected[rows] += difference
 
     def outer(self, rows: I64, ours: F32, difference: F32) -> None:
-        """The outer step of these rows, a few at a time: it passes over four arrays nine times."""
+        """The outer step of these rows: it passes over four arrays nine times, so that as many are taken at once as
+        stay in cache; long ones where they are, each by itself, which saves copying them to and fro."""
         alpha, beta = (np.float32(each) for each in self.config.outer)
+        if self.rows_in_cache == 1:
+            for row, snapshot, mean in zip(rows.tolist(), ours, difference, strict=True):
+                mean += snapshot
+                outer_step(mean, snapshot, self.phi[row], self.momentum[row], alpha, beta)
+            return
         for start in range(0, len(rows), self.rows_in_cache):
             part = slice(start, start + self.rows_in_cache)
             some, mean = rows[part], difference[part]
@@ -242,3 +265,9 @@ class Models:
         out = np.empty_like(values)
         self.codec.quantised(values.reshape(-1), out.reshape(-1), 0)
         return out
+
+
+def squares(rows: F32) -> F64:
+    """The sum of squares of each of (rows, elements)."""
+    found: F64 = np.matmul(rows[:, None], rows[:, :, None])[:, 0, 0].astype(np.float64)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from sim.seeds import derive, generator
 if TYPE_CHECKING:
     from sim.scenario.task import Task
 
-__all__ = ["Learners"]
+__all__ = ["Learners", "Steps"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -47,6 +48,17 @@ class Stack(Protocol):
     def state_dict(self, row: F32) -> dict[str, torch.Tensor]: ...
     def gradients(self, models: F32, samples: I64, out: F32, keys: I64 | None = None) -> None: ...
     def evaluate(self, models: F32) -> tuple[F64, F64, F64]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of some rows, to be taken: row ``rows[i]`` had taken ``first[i]`` and takes ``counts[i]`` more.
+    ``samples[step]`` are the batches of one step, (rows, batch), where a row takes that many."""
+
+    rows: I64
+    first: I64
+    counts: I64
+    samples: list[I64]
 
 
 class Learners:
@@ -139,23 +151,40 @@ class Learners:
         stateful = self._stack is None or self._optimizer.moments > 0
         return 0 if stateful or self._stack is None else min(self._stack.models_at_once, len(self.taken))
 
-    def train_copies(self, models: F32, rows: I64, counts: I64) -> None:
-        """As :meth:`train`, of copies of these rows' models, float32 (rows, elements): whoever made them writes them
-        back. ``counts`` fall, and there are ``copied_at_once`` at most."""
-        assert self._stack is not None
+    def draw(self, rows: I64, counts: I64) -> Steps:
+        """The next ``counts[i]`` steps of row ``rows[i]``, unique rows in any order: they count as taken, and whoever
+        asks has :meth:`train_copies` take them."""
         first = self.taken[rows]
         self.taken[rows] = first + counts
-        ages = self._ages[rows]
-        self._ages[rows] = ages + counts
-        tensor, gradients = torch.from_numpy(models)[:, : self.parameters], torch.from_numpy(self._gradients)
-        with np.errstate(all="ignore"):
-            for step in range(int(counts[0])):
-                going = int(np.searchsorted(-counts, -step))  # counts > step
-                drawn = self._batches.draw(rows[:going], first[:going] + step)
-                keys = self._drop(rows[:going], first[:going] + step)
-                self._stack.gradients(models[:going], drawn, self._gradients[:going], keys)
-                rates = self._rates(first[:going] + step)
-                self._optimizer.step(tensor[:going], gradients[:going], (), ages[:going] + step, rates)
+        drawn: list[I64] = []
+        for step in range(int(counts.max(initial=0))):
+            going = np.flatnonzero(counts > step)
+            some = self._batches.draw(rows[going], first[going] + step)
+            if len(going) < len(rows):  # the others' places are never read
+                whole = np.empty((len(rows), some.shape[1]), np.int64)
+                whole[going] = some
+                some = whole
+            drawn.append(some)
+        return Steps(rows, first, counts, drawn)
+
+    def train_copies(self, models: F32, steps: Steps, start: int) -> None:
+        """Take these steps on copies of the rows from ``start`` on of those they were drawn for, float32 (rows,
+        elements), of ``copied_at_once`` at most: whoever made them writes them back. Rows of as many steps, side by
+        side, share every call and are not copied once more."""
+        stack, counts = self._stack, steps.counts[start : start + len(models)]
+        assert stack is not None
+        for step in range(int(counts.max())):
+            going = np.flatnonzero(counts > step)
+            low, high = int(going[0]), int(going[-1]) + 1
+            together = high - low == len(going)
+            block = models[low:high] if together else models[going]
+            slopes, at = self._gradients[: len(going)], start + going
+            taken = steps.first[at] + step
+            stack.gradients(block, steps.samples[step][at], slopes, self._drop(steps.rows[at], taken))
+            trained = torch.from_numpy(block)[:, : self.parameters]
+            self._optimizer.step(trained, torch.from_numpy(slopes), (), taken, self._rates(taken))
+            if not together:
+                models[going] = block
 
     def reset(self, row: int) -> None:
         """The peer of this row starts anew: its optimizer's state is zero again. Its batches and its learning rate go

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -110,6 +111,16 @@ def test_a_seed_gives_one_digest_however_often_somebody_looks():
     ]
     assert len(set(digests)) == 1
     assert simulate(scenario(seed=2), progress=False).summary["digest"] != digests[0]
+
+
+def test_a_digest_copies_no_model():
+    level = ExchangeSimulation(scenario(peers=200, task=Task(model="mlp", samples_per_peer=16, batch_size=8))).level
+    level.digest()
+    tracemalloc.start()
+    level.digest()
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < level.learners.matrix.nbytes / 10
 
 
 def test_another_peer_changes_nobodys_draws():
