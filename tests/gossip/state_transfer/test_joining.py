@@ -8,94 +8,12 @@ import random
 
 import pytest
 
-from gossip.config import Config
-from gossip.effects import Adopt, Collect, CopyFrozen, Recall, Release, Send, Serve, Snapshot
-from gossip.exchange.session import Local
-from gossip.ids import PeerId
-from gossip.state_transfer.joining import RETRY_S, SERVED_AT_ONCE, STANDS, SURVEY_S, Donating, Joining, Phase
+from gossip.effects import Adopt, Collect, Release, Send
+from gossip.state_transfer.joining import RETRY_S, STANDS, SURVEY_S, Phase
 from gossip.state_transfer.survey import agree
-from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
+from gossip.wire.messages import Abort, Fetch, Serving
+from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, GENESIS, SIZE, A, B, C, D, Taker, pieces
 from tests.harness.world import World
-
-DONORS = [PeerId(bytes([65 + i]) * 16) for i in range(8)]
-A, B, C, D, E, *_ = DONORS
-GENESIS, CHUNK, SIZE = b"g" * 16, 1024, 10_000
-CONFIG = Config(chunk_elements=CHUNK)
-
-
-class Taker:
-    """A :class:`Joining` and what it has: which elements came from whom."""
-
-    def __init__(self, elements=SIZE, trained=0, config=CONFIG, frozen=0):
-        numbers = iter(range(1, 10_000))
-        self.local = Local("f", elements, trained, frozen)
-        self.joining = Joining(self.local, config, lambda: next(numbers))
-        self.fetches = {}  # session -> (donor, Fetch), as last asked
-        self.positions = {}
-        self.fetched = []  # (start, stop, donor)
-        self.comparing = set()  # sessions
-        self.apart_sq = lambda owner, other: 0.0
-        self.adopt = None
-        self.now = 0.0
-
-    def do(self, effects):
-        for effect in effects:
-            match effect:
-                case Send(to, Fetch() as fetch):
-                    self.fetches[fetch.session] = (to, fetch)
-                    self.positions[fetch.session] = fetch.start
-                case Collect(session, compare=True):
-                    self.comparing.add(session)
-                case Release(session):
-                    self.fetches.pop(session, None)
-                case Adopt():
-                    self.adopt = effect
-        return effects
-
-    def survey(self, donors=(A, B, C, D), version=1.0, keys=(), genesis=GENESIS, scalars=()):
-        """Begin, and let every donor asked answer."""
-        self.do(self.joining.begin(GENESIS, list(donors), self.now))
-        for session, (donor, _) in list(self.fetches.items()):
-            del self.fetches[session]
-            self.do(self.joining.on_serving(donor, Serving(session, version, genesis, keys, scalars), self.now))
-
-    def receive(self, session, chunks=1):
-        """Some whole chunks of a piece arrive."""
-        donor, fetch = self.fetches[session]
-        if session in self.comparing:
-            one = self.joining.comparisons[session]
-            assert (one.other, one.start, one.stop) == (donor, fetch.start, fetch.stop)
-            self.do(self.joining.compared(session, self.apart_sq(one.owner, one.other), 1e6, self.now))
-            return
-        for _ in range(chunks):
-            position = self.positions[session]
-            if position == fetch.stop or session not in self.fetches:
-                return
-            self.positions[session] = min(position + CHUNK, fetch.stop)
-            self.fetched.append((position, self.positions[session], donor))
-            self.do(self.joining.collected(session, self.positions[session], self.now))
-
-    def receive_all(self):
-        while self.fetches:
-            self.receive(next(iter(self.fetches)), 1_000)
-
-    def receive_all_but(self, kept):
-        for session in [session for session in self.fetches if session != kept]:
-            self.receive(session, 1_000)
-
-    def covered_once(self):
-        ranges = sorted((start, stop) for start, stop, _ in self.fetched)
-        ends = [0, *(stop for _, stop in ranges)]
-        return [start for start, _ in ranges] == ends[:-1] and ends[-1] == self.joining.size
-
-
-def far(odd):
-    """Two donors are far apart when one of them is odd."""
-    return lambda owner, other: 1e4 if odd in (owner, other) else 1.0
-
-
-def pieces(effects):
-    return [(e.partner, e.start, e.stop) for e in effects if isinstance(e, Collect)]
 
 
 # -- the survey ------------------------------------------------------------------------------------------------------
@@ -253,79 +171,43 @@ def test_a_donor_that_serves_something_else_than_it_said_loses_its_piece():
     assert effects[:2] == [Release(session), Send(A, Abort(session, "moved"))]
 
 
-# -- donors that differ ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("odd", [A, B, C, D])
-def test_what_the_odd_one_of_four_donors_gave_is_fetched_of_others(odd):
-    taker = Taker()
-    taker.survey()
-    taker.apart_sq = far(odd)
-    theirs = next((p.start, p.stop) for p in taker.joining.pieces.values() if p.donor == odd)
-    taker.receive_all()
-    again = [(start, stop, donor) for start, stop, donor in taker.fetched if theirs[0] <= start < theirs[1]]
-    assert {donor for *_, donor in again} > {odd}
-    assert [donor for *_, donor in again][-1] != odd
-    assert taker.joining.donors == {A, B, C, D} - {odd}
-    assert taker.adopt is not None
-
-
-def test_donors_that_agree_are_asked_a_chunk_each_more_and_two_that_differ_are_taken():
-    taker = Taker()
-    taker.survey()
-    taker.receive_all()
-    assert taker.covered_once()
-    assert len(taker.comparing) == 4
-    pair = Taker()
-    pair.survey([A, B])
-    pair.receive_all()
-    assert not pair.comparing
-    assert pair.adopt is not None
-
-
-def test_when_no_two_donors_are_near_each_other_nobody_is_odd():
-    taker = Taker()
-    taker.survey([A, B, C])
-    taker.apart_sq = lambda owner, other: 1e4
-    taker.receive_all()
-    assert taker.covered_once()
-    assert taker.joining.donors == {A, B, C}
-
-
-@pytest.mark.parametrize("odd", [A, B, C, D])
-def test_how_far_donors_are_from_each_other_is_known_afterwards_whoever_lies(odd):
-    taker = Taker()
-    taker.survey()
-    taker.apart_sq = lambda owner, other: 1e5 if odd in (owner, other) else 10.0 + DONORS.index(owner)
-    taker.receive_all()
-    assert 10.0 / CHUNK <= taker.joining.spread_sq <= 14.0 / CHUNK
-    few = Taker()
-    few.survey([A, B])
-    few.receive_all()
-    assert few.joining.spread_sq == 0.0, "of two nobody can say which lies"
-
-
-def test_only_of_the_weights_is_it_known_how_far_donors_are_from_each_other():
-    taker = Taker(elements=CHUNK, trained=CHUNK)
-    taker.survey(keys=("m", "v", "w"))
-    taker.apart_sq = lambda owner, other: 16.0 if owner == A else 1.0  # A gives the weights, and others the rest
-    taker.receive_all()
-    owners = {one.owner for one in taker.joining.compared_all if one.stop <= CHUNK}
-    assert len(owners) == 1
-    assert taker.joining.spread_sq == (16.0 if owners == {A} else 1.0) / CHUNK
-
-
-def test_a_comparison_that_fails_holds_nobody_up():
-    taker = Taker()
-    taker.survey()
-    while not taker.comparing:
-        taker.receive(next(iter(taker.fetches)), 1_000)
+def test_a_newcomer_takes_the_weights_alone_where_whoever_has_the_optimizers_state_stands():
+    taker = Taker(trained=500)
+    taker.survey([A], keys=("m",), scalars=(("step", 1.0),))
     joining = taker.joining
-    first, second, third, fourth = list(joining.comparisons)
-    taker.do(joining.on_refused(joining.comparisons[first].other, first, 1.0))
-    taker.do(joining.give_back(second, 1.0))
-    taker.do(joining.unlinked(joining.comparisons[third].other, 1.0))
-    assert joining.next_deadline() == joining.comparisons[fourth].deadline
-    taker.do(joining.tick(joining.next_deadline()))
-    assert taker.adopt is not None
+    assert pieces_of(joining) == [(0, SIZE, A)], "the weights first"
+    [session] = receive_weights(taker)
+    _, fetch = taker.fetches[session]
+    assert (fetch.start, fetch.stop) == (SIZE, SIZE + 500)
+    taker.do(joining.on_refused(A, session, 6.0, STANDS))
+    assert joining.starved
+    taker.do(joining.more_candidates([A], 7.0))
+    assert taker.adopt == Adopt((), ())
+
+
+def test_a_newcomer_waits_for_state_that_one_who_is_merely_busy_can_give():
+    taker = Taker(trained=500)
+    taker.survey([A, B], keys=("m",))
+    for code in (STANDS, ""):
+        [session] = receive_weights(taker)
+        taker.do(taker.joining.on_refused(taker.fetches.pop(session)[0], session, 6.0, code))
+    assert taker.joining.starved
+    taker.do(taker.joining.more_candidates([A, B], 7.0))
+    assert taker.adopt is None
+    taker.receive_all()
+    assert taker.covered_once()
+    assert taker.adopt == Adopt(("m",), ())
+
+
+def receive_weights(taker):
+    """Everything but the optimizer's state, which is what is asked for then."""
+    while weights := [session for session, (_, fetch) in taker.fetches.items() if fetch.start < SIZE]:
+        taker.receive(weights[0], 1_000)
+    return list(taker.fetches)
+
+
+def pieces_of(joining):
+    return [(piece.start, piece.stop, piece.donor) for piece in joining.pieces.values()]
 
 
 # -- donors that fail ------------------------------------------------------------------------------------------------
@@ -509,129 +391,6 @@ def test_equal_frozen_weights_make_nobody_odd_and_other_ones_do(odd):
         assert taker.adopt is not None
         assert (odd in taker.joining.donors) is not lies
         assert taker.joining.spread_sq == 10.0, "of what is exchanged alone"
-
-
-def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizers_state_behind_it_as_ever():
-    donating = Donating(Local("f", SIZE, 500, 300, genesis=GENESIS, ready=True, optimizer_keys=("m",)), CONFIG)
-    assert donating.on_fetch(A, Fetch(3, ("m",), SIZE + 300, SIZE + 800), (), 60.0) == [Snapshot(3, True)]
-    assert donating.tick(donating.deadline) == [Send(A, Refuse(3, STANDS)), Release(3)]
-    assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 300), (), 60.0) == [CopyFrozen(1, SIZE, SIZE + 300)]
-    assert donating.tick(60.0 + CONFIG.reply_timeout_s / 2) == []
-    assert donating.snapshotted(1) == [Send(A, Serving(1, 0.0, GENESIS, ("m",), ())), Serve(1, A, SIZE, SIZE + 300)]
-    for start, stop in ((SIZE - 1, SIZE + 1), (SIZE + 299, SIZE + 301), (SIZE + 300, SIZE + 801)):
-        assert donating.on_fetch(A, Fetch(2, ("m",), start, stop), (), 60.0) == [Send(A, Refuse(2, "range"))]
-
-
-# -- the giving side -------------------------------------------------------------------------------------------------
-def giver(**fields):
-    fields = {"genesis": GENESIS, "version": 2.0, "ready": True, "optimizer_keys": ("m",)} | fields
-    return Donating(Local("f", SIZE, 500, **fields), CONFIG)
-
-
-def test_a_donor_says_what_it_has_and_serves_a_snapshot():
-    donating = giver()
-    scalars = (("lr", 0.1),)
-    survey = donating.on_fetch(A, Fetch(1, (), 0, 0), scalars, 0.0)
-    assert survey == [Send(A, Serving(1, 2.0, GENESIS, ("m",), scalars))]
-    assert donating.table == {}
-    assert donating.on_fetch(A, Fetch(2, ("m",), SIZE, SIZE + 500), scalars, 0.0) == [Snapshot(2, True)]
-    assert donating.snapshotted(2) == [Send(A, Serving(2, 2.0, GENESIS, ("m",), ())), Serve(2, A, SIZE, SIZE + 500)]
-    assert donating.end(2) == [Release(2)]
-    assert donating.end(2) == donating.snapshotted(2) == []
-
-
-@pytest.mark.parametrize(
-    "fetch",
-    [
-        Fetch(1, (), 5, 4),
-        Fetch(1, (), 0, SIZE + 1),
-        Fetch(1, ("m",), SIZE, SIZE + 501),
-        Fetch(1, ("v",), 0, 10),
-        Fetch(1, ("m",), SIZE - 1, SIZE + 1),
-    ],
-    ids=["backwards", "beyond", "beyond the state", "other state", "weights and state"],
-)
-def test_a_range_that_is_not_there_is_refused(fetch):
-    assert giver().on_fetch(A, fetch, (), 0.0) == [Send(A, Refuse(1, "range"))]
-
-
-def test_a_donor_that_is_not_ready_busy_or_asleep_says_so():
-    assert giver(ready=False).on_fetch(A, Fetch(1, (), 0, 0), (), 0.0) == [Send(A, Refuse(1, "not-ready"))]
-    donating = giver()
-    for session in range(SERVED_AT_ONCE):
-        assert donating.on_fetch(DONORS[session], Fetch(session, (), 0, 10), (), 0.0) == [Snapshot(session, False)]
-    assert donating.on_fetch(C, Fetch(9, (), 0, 10), (), 0.0) == [Send(C, Busy(9))]
-    donating = giver()
-    assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 10), (), 60.0) == [Snapshot(1, True)]
-    assert donating.deadline == 60.0 + CONFIG.reply_timeout_s / 2, "before the newcomer gives its piece to another"
-    assert donating.tick(donating.deadline) == [Send(A, Refuse(1, STANDS)), Release(1)]
-    assert (donating.table, donating.awaited) == ({}, {})
-
-
-@pytest.mark.parametrize("stood_s", [60.0, 0.0], ids=["stands", "stops in the meantime"])
-def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_s):
-    donating = giver()
-    effects = donating.on_fetch(A, Fetch(1, ("m",), 0, SIZE), (), stood_s)
-    if not stood_s:
-        assert effects == [Snapshot(1, False)]
-        assert donating.deadline == CONFIG.boundary_patience_s
-        effects = donating.tick(donating.deadline)
-    assert effects == [Recall(1)]
-    assert donating.tick(stood_s + 3.0) == []
-    given = [Send(A, Serving(1, 2.0, GENESIS, ("m",), ())), Serve(1, A, 0, SIZE)]
-    assert donating.snapshotted(1) == given
-    assert donating.snapshotted(1) == [], "one of the next boundary comes too late"
-
-
-def test_a_newcomer_takes_the_weights_alone_where_whoever_has_the_optimizers_state_stands():
-    taker = Taker(trained=500)
-    taker.survey([A], keys=("m",), scalars=(("step", 1.0),))
-    joining = taker.joining
-    assert pieces_of(joining) == [(0, SIZE, A)], "the weights first"
-    [session] = receive_weights(taker)
-    _, fetch = taker.fetches[session]
-    assert (fetch.start, fetch.stop) == (SIZE, SIZE + 500)
-    taker.do(joining.on_refused(A, session, 6.0, STANDS))
-    assert joining.starved
-    taker.do(joining.more_candidates([A], 7.0))
-    assert taker.adopt == Adopt((), ())
-
-
-def test_a_newcomer_waits_for_state_that_one_who_is_merely_busy_can_give():
-    taker = Taker(trained=500)
-    taker.survey([A, B], keys=("m",))
-    for code in (STANDS, ""):
-        [session] = receive_weights(taker)
-        taker.do(taker.joining.on_refused(taker.fetches.pop(session)[0], session, 6.0, code))
-    assert taker.joining.starved
-    taker.do(taker.joining.more_candidates([A, B], 7.0))
-    assert taker.adopt is None
-    taker.receive_all()
-    assert taker.covered_once()
-    assert taker.adopt == Adopt(("m",), ())
-
-
-def receive_weights(taker):
-    """Everything but the optimizer's state, which is what is asked for then."""
-    while weights := [session for session, (_, fetch) in taker.fetches.items() if fetch.start < SIZE]:
-        taker.receive(weights[0], 1_000)
-    return list(taker.fetches)
-
-
-def pieces_of(joining):
-    return [(piece.start, piece.stop, piece.donor) for piece in joining.pieces.values()]
-
-
-def test_a_piece_that_takes_too_long_frees_its_place_and_the_newcomer_hears_of_it():
-    donating = giver()
-    donating.on_fetch(A, Fetch(1, (), 0, 10), (), 0.0)
-    donating.snapshotted(1)
-    assert donating.tick(donating.deadline - 0.01) == []
-    assert donating.tick(donating.deadline) == [Send(A, Abort(1, "ended")), Release(1)]
-    assert donating.deadline == float("inf")
-    donating.on_fetch(A, Fetch(2, (), 0, 10), (), 0.0)
-    assert donating.unlinked(B) == []
-    assert donating.unlinked(A) == [Release(2)]
 
 
 # -- with real peers -------------------------------------------------------------------------------------------------

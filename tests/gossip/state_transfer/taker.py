@@ -1,0 +1,90 @@
+"""A newcomer without a network: a Joining, and what it got of whom."""
+
+from __future__ import annotations
+
+from gossip.config import Config
+from gossip.effects import Adopt, Collect, Release, Send
+from gossip.exchange.session import Local
+from gossip.ids import PeerId
+from gossip.state_transfer.joining import Joining
+from gossip.wire.messages import Fetch, Serving
+
+DONORS = [PeerId(bytes([65 + i]) * 16) for i in range(8)]
+A, B, C, D, E, *_ = DONORS
+GENESIS, CHUNK, SIZE = b"g" * 16, 1024, 10_000
+CONFIG = Config(chunk_elements=CHUNK)
+
+
+class Taker:
+    """A :class:`Joining` and what it has: which elements came from whom."""
+
+    def __init__(self, elements=SIZE, trained=0, config=CONFIG, frozen=0):
+        numbers = iter(range(1, 10_000))
+        self.local = Local("f", elements, trained, frozen)
+        self.joining = Joining(self.local, config, lambda: next(numbers))
+        self.fetches = {}  # session -> (donor, Fetch), as last asked
+        self.positions = {}
+        self.fetched = []  # (start, stop, donor)
+        self.comparing = set()  # sessions
+        self.apart_sq = lambda owner, other: 0.0
+        self.adopt = None
+        self.now = 0.0
+
+    def do(self, effects):
+        for effect in effects:
+            match effect:
+                case Send(to, Fetch() as fetch):
+                    self.fetches[fetch.session] = (to, fetch)
+                    self.positions[fetch.session] = fetch.start
+                case Collect(session, compare=True):
+                    self.comparing.add(session)
+                case Release(session):
+                    self.fetches.pop(session, None)
+                case Adopt():
+                    self.adopt = effect
+        return effects
+
+    def survey(self, donors=(A, B, C, D), version=1.0, keys=(), genesis=GENESIS, scalars=()):
+        """Begin, and let every donor asked answer."""
+        self.do(self.joining.begin(GENESIS, list(donors), self.now))
+        for session, (donor, _) in list(self.fetches.items()):
+            del self.fetches[session]
+            self.do(self.joining.on_serving(donor, Serving(session, version, genesis, keys, scalars), self.now))
+
+    def receive(self, session, chunks=1):
+        """Some whole chunks of a piece arrive."""
+        donor, fetch = self.fetches[session]
+        if session in self.comparing:
+            one = self.joining.comparisons[session]
+            assert (one.other, one.start, one.stop) == (donor, fetch.start, fetch.stop)
+            self.do(self.joining.compared(session, self.apart_sq(one.owner, one.other), 1e6, self.now))
+            return
+        for _ in range(chunks):
+            position = self.positions[session]
+            if position == fetch.stop or session not in self.fetches:
+                return
+            self.positions[session] = min(position + CHUNK, fetch.stop)
+            self.fetched.append((position, self.positions[session], donor))
+            self.do(self.joining.collected(session, self.positions[session], self.now))
+
+    def receive_all(self):
+        while self.fetches:
+            self.receive(next(iter(self.fetches)), 1_000)
+
+    def receive_all_but(self, kept):
+        for session in [session for session in self.fetches if session != kept]:
+            self.receive(session, 1_000)
+
+    def covered_once(self):
+        ranges = sorted((start, stop) for start, stop, _ in self.fetched)
+        ends = [0, *(stop for _, stop in ranges)]
+        return [start for start, _ in ranges] == ends[:-1] and ends[-1] == self.joining.size
+
+
+def far(odd):
+    """Two donors are far apart when one of them is odd."""
+    return lambda owner, other: 1e4 if odd in (owner, other) else 1.0
+
+
+def pieces(effects):
+    return [(e.partner, e.start, e.stop) for e in effects if isinstance(e, Collect)]
