@@ -17,10 +17,10 @@ VISIT_S = 0.002  # between two looks at wishes of the network
 class Signals:
     """What the loop reads of the network's decisions without asking it: plain numbers, written after each of them."""
 
-    __slots__ = ("by_steps", "due_steps", "held", "mix_at")
+    __slots__ = ("by_steps", "due_steps", "held", "lockstep", "mix_at")
 
     def __init__(self, config: Config) -> None:
-        self.by_steps = config.mix_every_steps is not None
+        self.by_steps, self.lockstep = config.mix_every_steps is not None, config.max_version_gap is not None
         self.due_steps: float = 0  # the step count at which the next mix is due
         self.mix_at = math.inf  # and from when on it would begin, as far as is known
         self.held = False  # the loop must wait at its boundary
@@ -29,6 +29,8 @@ class Signals:
         """After a decision; returns whether the loop is let go on."""
         self.due_steps = peer.due_steps if self.by_steps and not peer.offering else math.inf
         self.mix_at = peer.mix_at
+        if not self.lockstep:
+            return False
         before, self.held = self.held, peer.held
         return before and not self.held
 

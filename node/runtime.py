@@ -106,16 +106,17 @@ class Runtime:
         self.streams.on_begun, self.streams.on_over = self.teller.begun, self.teller.over
         self.stalls = Stalls(peer, lambda: self.counts is not None, announce, on_event)
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
-        self.rearm = trio.Event()
-        self.armed = -math.inf  # when keep_time wakes by itself
+        self.clock = trio.lowlevel.current_clock()
+        self.timer, self.armed = trio.CancelScope(), -math.inf  # ends when the peer is to be told the time
+        self.parted = config.part != "all"
         self.stopping = False
         self.nursery: trio.Nursery | None = None
-        self.after_perform: Callable[[], None] = lambda: None
+        self.after_perform: Callable[[], object] = lambda: None
         self.counts: Callable[[], tuple[int, int]] | None = None  # steps and samples of the training loop, now
 
     @property
     def now(self) -> float:
-        return trio.current_time()
+        return self.clock.current_time()
 
     async def main(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
@@ -169,9 +170,11 @@ class Runtime:
                     self.teller.member_changed(peer, before, after)
                 case _:
                     averager.perform(effect)
-        if self.peer.deadline < self.armed:  # to wake the timer for every message would cost as much as the message
-            self.rearm.set()
-        averager.expect(self.peer.next_part)
+        deadline = self.peer.deadline
+        if deadline < self.armed:  # to set the timer anew for every message would cost as much as the message
+            self.armed = self.timer.deadline = deadline
+        if self.parted:
+            averager.expect(self.peer.next_part)
         self.after_perform()
 
     def spawn(self, task: Callable[..., Any], *args: object) -> None:
@@ -339,8 +342,8 @@ class Runtime:
 
         def cost(messages: int) -> None:
             nonlocal window, count
-            if self.now - window >= 1.0:
-                window, count = self.now, 0
+            if link.used_at - window >= 1.0:
+                window, count = link.used_at, 0
             count += messages
             if count > MESSAGES_PER_S:
                 raise FloodError("A member sends too many messages.")
@@ -358,7 +361,7 @@ class Runtime:
             elif not (link.ending and isinstance(message, Offer | Invite | Fetch)):  # no answer would go out
                 if isinstance(message, Offer | Invite | Fetch | Outcome) and self.counts is not None:
                     self.peer.counted(*self.counts())
-                self.perform(self.peer.receive(link.peer, message, self.now))
+                self.perform(self.peer.receive(link.peer, message, link.used_at))  # it is of this moment
                 if isinstance(message, Offer | Fetch | Outcome) and self.peer.is_with(message.session, link.peer):
                     self.sessions.links.setdefault(message.session, link)  # what was refused is not remembered
 
@@ -397,10 +400,10 @@ class Runtime:
     # -- time ----------------------------------------------------------------------------------------------------
     async def keep_time(self) -> None:
         while True:
-            self.rearm = trio.Event()
             self.armed = min(self.peer.deadline, self.now + 3600)
-            with trio.move_on_at(self.armed):
-                await self.rearm.wait()
+            self.timer = trio.CancelScope(deadline=self.armed)
+            with self.timer:
+                await trio.sleep_forever()
             if self.now >= self.peer.deadline:
                 self.perform(self.peer.tick(self.now))
                 if self.peer.deadline <= self.now:  # a deadline that a tick did not move must not spin

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 import math
 import os
@@ -12,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -47,9 +47,9 @@ if TYPE_CHECKING:  # it needs what is installed for it alone
 
 __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 
-REPORT_S = 0.25  # between two looks: what members and figures are at most too old
+REPORT_S = 0.25  # between two reports of a loop at work: what members and figures are at most too old
+LOOK_S = 1.0  # between two looks at the members: whether the run is over, and who is to be remembered
 REMEMBER_S = 30.0  # how often the address book is written, and whenever twice as many are known as it holds
-ENDING_LOOKS = 4  # looks, a second: between two walks of the members for whether the run is over
 OF_RUNS = frozenset({"started", "joined", "merged", "put back", "finished"})  # notices about the run that is held
 LEAVE_S = 1.0  # for LEFT to be sent
 HANDOVER_S = 3.0  # for a node that just ended in this state directory to let go of it
@@ -76,7 +76,6 @@ class Service:
         self.view = SwarmView()
         self.members: tuple[Member, ...] = ()  # as last asked for
         self.listed_at = -math.inf  # on the clock of time.monotonic
-        self.genesis = b""  # of the run that the view counts for
         self.listeners = Listeners(lambda: self.identity.id.hex())
         self.progress: Console | None = None
         self.page = None if settings.page is None else make_page(settings, settings.page)
@@ -129,7 +128,8 @@ class Service:
                 peer, settings.config, network, Greeter(settings.config.swarm, self.state.layout), contexts,
                 self.boundary, self.pool, self.outer, self.notice, self.outer_lock, lookup, self.announce,
             )  # fmt: skip
-            runtime.after_perform = self.after_perform
+            lockstep = settings.config.max_version_gap is not None  # who is held is let go on at once
+            runtime.after_perform = self.after_perform if lockstep else partial(self.signals.read, peer)
             self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {shown}."))
             if self.page is not None and page_at is not None:
                 seen = advertised(dataclasses.replace(settings, advertise=None), page_at) or page_at
@@ -149,17 +149,16 @@ class Service:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.main)
                 nursery.start_soon(self.look, runtime, progress)
-                nursery.start_soon(self.keep_memory, runtime)
                 if self.page is not None:
                     nursery.start_soon(self.page.serve, runtime, self.source)
-                self.view = self.view.refreshed(runtime.peer)
+                self.refresh()
                 started()
                 await self.leaving.wait()
                 await runtime.leave(LEAVE_S)
                 nursery.cancel_scope.cancel()
         finally:
             self.remember(runtime)
-            self.view = self.view.refreshed(runtime.peer)
+            self.refresh()
             self.list_members()
             progress.close(time.time(), self.figures())
 
@@ -185,19 +184,20 @@ class Service:
 
     def after_perform(self) -> None:
         """After every decision: what the training thread reads of it."""
+        if self.runtime is not None and self.signals.read(self.runtime.peer):
+            self.wake.set()
+
+    def refresh(self) -> None:
+        """What the training thread sees of the swarm is of this moment."""
         if self.runtime is not None:
-            peer = self.runtime.peer
-            if self.signals.read(peer):
-                self.wake.set()
-            if peer.ready and peer.genesis != self.genesis:  # the count is another run's from here on
-                self.genesis = peer.genesis
-                self.view = self.view.refreshed(self.runtime.peer)
+            self.view = self.view.refreshed(self.runtime.peer)
 
     # -- for people ----------------------------------------------------------------------------------------------
     def notice(self, kind: str, sentence: str) -> None:
         """Something worth a sentence."""
         now_s, peer = time.time(), None if self.runtime is None else self.runtime.peer
         if kind in OF_RUNS and peer is not None:
+            self.refresh()  # the count may be another run's from here on
             self.announce(RunEvent(kind, now_s, sentence, peer.genesis.hex()))
         else:
             self.announce(NoticeEvent(kind, now_s, sentence))
@@ -219,24 +219,23 @@ class Service:
             self.members, self.listed_at = members_of(self.runtime.peer), time.monotonic()
 
     async def look(self, runtime: Runtime, progress: Console) -> None:
-        for turn in itertools.count():
-            if turn % ENDING_LOOKS == 0:
-                runtime.perform(runtime.peer.look_at_the_end(runtime.now))
-            self.view = self.view.refreshed(runtime.peer)
-            progress.tick(time.time(), self.figures)
-            self.debugging = LOGGER.isEnabledFor(logging.DEBUG)
-            await trio.sleep(REPORT_S)
-
-    async def keep_memory(self, runtime: Runtime) -> None:
-        """Soon at first, and soon where much is new: a node that is killed in its first seconds, or seconds after its
-        first partner came, finds its swarm again too."""
-        pause_s, written_s, written = 1.0, runtime.now, runtime.peer.counts.alive
+        """Every second, and for a terminal more often: a turn costs as much as a message. A loop at work has the view
+        refreshed with its reports. The address book is written soon at first, and soon where much is new: a node that
+        is killed in its first seconds, or seconds after its first partner came, finds its swarm again too."""
+        looked_s, pause_s, written_s, written = -math.inf, LOOK_S, runtime.now, runtime.peer.counts.alive
         while True:
-            await trio.sleep(1.0)
-            known = runtime.peer.counts.alive
-            if known >= 2 * written or runtime.now - written_s >= pause_s:
-                self.remember(runtime)
-                pause_s, written_s, written = min(2 * pause_s, REMEMBER_S), runtime.now, known
+            progress.tick(time.time(), self.figures)
+            now = runtime.now
+            if now - looked_s >= LOOK_S:
+                looked_s = now
+                runtime.perform(runtime.peer.look_at_the_end(now))
+                self.refresh()
+                self.debugging = LOGGER.isEnabledFor(logging.DEBUG)
+                known = runtime.peer.counts.alive
+                if known >= 2 * written or now - written_s >= pause_s:
+                    self.remember(runtime)
+                    pause_s, written_s, written = min(2 * pause_s, REMEMBER_S), now, known
+            await trio.sleep(min(progress.pace_s, LOOK_S))
 
     def remember(self, runtime: Runtime) -> None:
         peer = runtime.peer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -51,9 +50,11 @@ class NetworkThread:
     def call(self, function: Callable[..., Any], *args: Any) -> bool:
         """Run ``function(*args)`` in the network thread, soon; False once it has ended, and before it began."""
         if self.token is not None:
-            with contextlib.suppress(trio.RunFinishedError):
+            try:  # contextlib.suppress would be three calls of functions at every report
                 self.token.run_sync_soon(function, *args)
-                return True
+            except trio.RunFinishedError:
+                return False
+            return True
         return False
 
     def check(self) -> None:

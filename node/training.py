@@ -60,7 +60,7 @@ class TrainingSide(HeldRun):
         self.loss = LastLoss()
         self.lost_told = False  # that the loss is no number
         self.overheads: deque[float] = deque(maxlen=512)
-        self.optimizer_at = -math.inf
+        self.optimizer_at = self.viewed_at = -math.inf
         self.own_figures = Figures()  # that others are told
         self.handler: Any = None
 
@@ -256,6 +256,9 @@ class TrainingSide(HeldRun):
         if now - self.optimizer_at > 5.0 or (self.optimizers.all and not runtime.peer.gives_optimizer):
             self.optimizer_at = now
             optimizer = self.optimizer_state()
+        if now - self.viewed_at > REPORT_S:
+            self.viewed_at = now
+            self.thread.call(self.service.refresh)
         loss = self.loss.read()
         self.tell(runtime.at_boundary, self.steps, self.samples, loss, visit, optimizer)
         self.watch_soundness(runtime)

@@ -30,9 +30,9 @@ class LastLoss:
         loss = self.given
         if isinstance(loss, Tensor) and loss.is_cuda:
             return self._read_cuda(loss)
-        if not getattr(loss, "is_ready", lambda: True)():  # of JAX: the one of the last reading, as on CUDA
-            return self._value
-        self._value = None if loss is None else self._number(float(loss))
+        ready = getattr(loss, "is_ready", None)
+        if ready is None or ready():  # else it is one of JAX: the one of the last reading stays, as on CUDA
+            self._value = None if loss is None else self._number(float(loss))
         return self._value
 
     def _number(self, loss: float) -> float | None:

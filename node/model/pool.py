@@ -35,7 +35,10 @@ class VectorPool:
             kept, last = self.free.get(size), None if self.last is None else self.last.array
             array = None
             if kept:
-                array = kept.pop(max((at for at, one in enumerate(kept) if one is not last), default=0))
+                at = len(kept) - 1
+                while at and kept[at] is last:
+                    at -= 1
+                array = kept.pop(at)
                 self.held -= size
                 if array is last:
                     self.last = None

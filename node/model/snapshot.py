@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class Copies:
 
     def done(self) -> bool:
         """Whether they have finished; always true on CPU. May be asked from any thread."""
-        return all(event.query() for event in self.events)  # type: ignore[no-untyped-call]
+        return not self.events or all(event.query() for event in self.events)  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Block until they have."""
@@ -314,11 +315,11 @@ class ModelState(State):
 
 def runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
     """Consecutive tensors on one device, with their piece of the host vector: one run, but for a split model."""
-    host = _host(vector, sum(tensor.numel() for tensor in tensors))
+    host = _host(vector, sum(map(Tensor.numel, tensors)))  # and no expression of ours for each tensor
     start = 0
-    for device, run in groupby(tensors, key=lambda tensor: tensor.device):
+    for device, run in groupby(tensors, key=attrgetter("device")):
         live = list(run)
-        end = start + sum(tensor.numel() for tensor in live)
+        end = start + sum(map(Tensor.numel, live))
         yield device, live, host[start:end]
         start = end
 

@@ -56,6 +56,7 @@ class Console:
         self._stream: TextIO | None = (stream or sys.stderr) if line else None
         self._terminal = self._stream is not None and self._stream.isatty()
         self._line_period_s = REWRITE_PERIOD_S if self._terminal else LINE_PERIOD_S
+        self.pace_s = min(ROW_PERIOD_S, self._line_period_s)  # how often to call tick
         self._log = None if log is None else _Log.open(log)
         self._row_s = self._line_s = now_s
         self._rates = _Rates(now_s)

@@ -54,6 +54,7 @@ class Streams:
         self.on_over: Callable[[Account], None] = lambda account: None
         # As long as it may get: no snapshot is taken while an update is owed, so that it holds one for each session
         # that had one before, whose number Peer bounds.
+        self.clock = trio.lowlevel.current_clock()
         self.jobs_in, self.jobs_out = trio.open_memory_channel[Job](math.inf)
         self.queued = 0
         if self.averager.movement is not None:  # from the weights as they are now, before the first step
@@ -65,7 +66,7 @@ class Streams:
     # -- the averager's driver -----------------------------------------------------------------------------------
     @property
     def now(self) -> float:
-        return trio.current_time()
+        return self.clock.current_time()
 
     def soon(self, report: Callable[..., None], *arguments: object) -> None:
         self.spawn(self.report_soon, report, *arguments)

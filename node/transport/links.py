@@ -56,11 +56,18 @@ class FrameReader:
 
     async def message(self) -> tuple[Message, int] | None:
         """The next frame's message and the length of its body, which must be read next; None at a proper end."""
-        prefix = bytearray(PREFIX_BYTES)
         if self.start == self.end:
             self.start = self.end = 0
             if not await self.fill():
                 return None
+        start, ready = self.start, self.end - self.start
+        if ready >= PREFIX_BYTES:
+            header_bytes, body_bytes = read_prefix(self.buffer[start : start + PREFIX_BYTES])
+            stop = start + PREFIX_BYTES + header_bytes
+            if stop <= self.end:  # the rule: there is nothing to wait for, nor to copy
+                self.start = stop
+                return decode(self.buffer[start + PREFIX_BYTES : stop], body_bytes, self.newer), body_bytes
+        prefix = bytearray(PREFIX_BYTES)
         await self.exactly(memoryview(prefix))
         header_bytes, body_bytes = read_prefix(prefix)
         header = bytearray(header_bytes)
@@ -114,7 +121,8 @@ class Link:
         self.sending: Bulk | None = None  # whose chunk is being sent at the moment
         self.links: Links | None = None  # all of them, once it is one of a member
         self.wake = trio.Event()
-        self.used_at = trio.current_time()
+        self.clock = trio.lowlevel.current_clock()
+        self.used_at = self.clock.current_time()
         self.bytes_sent = 0
         self.ignored = 0  # messages of a newer version
         self.fault = ""  # ours, for which this link is closed
@@ -193,19 +201,22 @@ class Link:
                 self.wake = trio.Event()
                 await self.wake.wait()
                 continue
-            await self.send_control()
-            session = next((session for session in self.bulk if self.behind[session] <= self.taken), None)
-            if session is not None:
-                bulk = self.bulk.pop(session)
+            if self.outbox:
+                await self.send_control()
+            for session, bulk in self.bulk.items():
+                if self.behind[session] > self.taken:
+                    continue
+                del self.bulk[session]
                 frame = bulk.next_frame()
                 if frame is None:
                     del self.behind[session]
                     bulk.let_go()
                     finished(session)
-                    continue
+                    break
                 self.bulk[session] = bulk  # to the back of the row
                 await self.send_chunk(session, bulk, *frame)
                 sent(session)
+                break
 
     async def send_control(self) -> None:
         frames: list[bytes] = []
@@ -214,13 +225,12 @@ class Link:
             frames.append(self.outbox.popleft())
             count += len(frames[-1])
         self.taken += len(frames)
-        if frames:
-            await self.stream.send_all(frames[0] if len(frames) == 1 else b"".join(frames))
-            self.outbox_bytes -= count
-            self.bytes_sent += count
-            self.used_at = trio.current_time()
-            if self.links is not None:
-                self.links.waits(-count)
+        await self.stream.send_all(frames[0] if len(frames) == 1 else b"".join(frames))
+        self.outbox_bytes -= count
+        self.bytes_sent += count
+        self.used_at = self.clock.current_time()
+        if self.links is not None:
+            self.links.waits(-count)
 
     async def send_chunk(self, session: int, bulk: Bulk, header: bytes, body: memoryview) -> None:
         self.sending = bulk
@@ -232,7 +242,7 @@ class Link:
             if self.bulk.get(session) is not bulk:  # stopped in the middle
                 bulk.let_go()
         self.bytes_sent += len(header) + body.nbytes
-        self.used_at = trio.current_time()
+        self.used_at = self.clock.current_time()
 
     async def read_loop(
         self,
@@ -247,7 +257,7 @@ class Link:
             if got is None:
                 return
             message, body_bytes = got
-            self.used_at = trio.current_time()
+            self.used_at = self.clock.current_time()
             if not isinstance(message, Chunk):
                 if isinstance(message, Unknown):
                     self.ignored += 1
