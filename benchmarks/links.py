@@ -6,6 +6,11 @@ is of a run in which more than one packet in twenty came over 5 ms late: it meas
 Needs root, gcc and /dev/net/tun.
 
     sudo .venv/bin/python benchmarks/links.py --repeats 3 --csv links.csv
+    sudo .venv/bin/python benchmarks/links.py --exchanges 24 --csv benchmarks/tcp_exchanges.csv
+
+With ``--exchanges`` two ends of one connection send each other as much as a pair of nodes does, so many times, with a
+rest of 1.2 to 3.6 s after each and small messages in it; which of them asks is drawn each time. Seconds are from the
+answer to the last byte on both sides.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
+import random
 import socket
 import statistics
 import sys
@@ -25,6 +31,13 @@ from replay.links import DISTURBED, EmulatedLinks, missing
 
 CONDITIONS = ((1, 100, 0.0), (25, 20, 0.0), (25, 100, 0.0), (25, 100, 0.01), (75, 20, 0.005), (50, 100, 0.01))
 SIZES = (100_000, 1_000_000, 10_000_000)
+EXCHANGES = (
+    (25, 20, 0.0, 100_000), (25, 10, 0.0, 1_000_000), (25, 20, 0.0, 1_000_000), (25, 100, 0.0, 1_000_000),
+    (75, 20, 0.0, 1_000_000), (25, 20, 0.01, 100_000), (25, 20, 0.01, 1_000_000),
+)  # fmt: skip
+REST_S = 1.2, 3.6
+MESSAGE_BYTES, MESSAGE_EVERY_S = 60, 0.7
+NOT_SENT_BYTES = 131_072  # as a node sets it
 LONGEST_S = 120.0  # of a stream: cubic at 1 % needs a minute for 10 MB over 50 ms
 PORTS = itertools.count(5_000)
 PINGS = 20
@@ -107,16 +120,110 @@ def measure(latency_ms: float, mbit_s: float, loss: float, sizes: list[int], rep
     return rows
 
 
+# -- exchanges -------------------------------------------------------------------------------------------------------
+def connected(links: EmulatedLinks) -> tuple[socket.socket, socket.socket]:
+    """The two ends of a connection from node 0 to node 1, as nodes set them."""
+    port = next(PORTS)
+    with links.inside(1):
+        server = socket.create_server((links.address(1), port))
+    with links.inside(0):
+        one = socket.socket()
+    with server:
+        one.connect((links.address(1), port))
+        other, _ = server.accept()
+    for end in (one, other):
+        end.settimeout(LONGEST_S)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
+    return one, other
+
+
+def take(end: socket.socket, size: int) -> float:
+    """Read so many bytes; when the last was there."""
+    buffer = bytearray(1 << 18)
+    while size:
+        size -= end.recv_into(buffer, min(size, len(buffer)))
+    return time.monotonic()
+
+
+def stream_both(end: socket.socket, size: int) -> float:
+    """Send and read so many bytes; when the last was read."""
+    sender = threading.Thread(target=end.sendall, args=(bytes(size),), daemon=True)
+    sender.start()
+    until = take(end, size)
+    sender.join()
+    return until
+
+
+def exchange_s(asker: socket.socket, asked: socket.socket, size: int) -> float:
+    """From the answer to the last byte on both sides."""
+    begun, until = [0.0], [0.0]
+
+    def answer() -> None:
+        take(asked, MESSAGE_BYTES)
+        asked.sendall(bytes(MESSAGE_BYTES))
+        begun[0] = time.monotonic()
+        until[0] = stream_both(asked, size)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    asker.sendall(bytes(MESSAGE_BYTES))
+    take(asker, MESSAGE_BYTES)
+    other = stream_both(asker, size)
+    thread.join()
+    return max(until[0], other) - begun[0]
+
+
+def exchanges(
+    latency_ms: float, mbit_s: float, loss: float, size: int, congestion: str, count: int
+) -> list[dict[str, Any]]:
+    rng, rows = random.Random(1), []
+    with EmulatedLinks(2) as links:
+        links.rate(-1, mbit_s, mbit_s)
+        links.latency(-1, -1, latency_ms / 1e3)
+        links.loss(-1, -1, loss)
+        for node in range(2):
+            links.congestion(node, congestion)
+        ends = connected(links)
+        with ends[0], ends[1]:
+            for number in range(count):
+                first, before = rng.randrange(2), links.stats()
+                seconds = exchange_s(ends[first], ends[1 - first], size)
+                after = links.stats()
+                rows.append({
+                    "latency_ms": latency_ms, "mbit_s": mbit_s, "loss": loss, "congestion": congestion, "bytes": size,
+                    "exchange": number, "seconds": round(seconds, 4), "dropped": after.full - before.full,
+                    "late_share": round(after.late_since(before), 4),
+                })  # fmt: skip
+                until = time.monotonic() + rng.uniform(*REST_S)
+                while (left_s := until - time.monotonic()) > 0:
+                    time.sleep(min(left_s, MESSAGE_EVERY_S))
+                    if left_s > MESSAGE_EVERY_S:
+                        for end, other in (ends, ends[::-1]):
+                            end.sendall(bytes(MESSAGE_BYTES))
+                            take(other, MESSAGE_BYTES)
+    times = sorted(row["seconds"] for row in rows[1:])
+    print(f"{latency_ms:g} ms, {mbit_s:g} Mbit/s, {loss:.1%} lost, {congestion}, {size / 1e6:g} MB both ways: first "
+          f"{rows[0]['seconds']:.3f} s, then {times[0]:.3f} to {times[-1]:.3f}, median {statistics.median(times):.3f}; "
+          f"{statistics.mean(row['late_share'] for row in rows):.1%} late", flush=True)  # fmt: skip
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes; longer streams are left out")
+    parser.add_argument("--exchanges", type=int, help="so many over one connection, in place of fresh streams")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     if why := missing():
         sys.exit(f"links: {why}")
     sizes = [size for size in SIZES if size <= arguments.largest]
-    rows = [row for each in CONDITIONS for row in measure(*each, sizes, arguments.repeats)]
+    if arguments.exchanges:
+        kinds = [(*each, name) for each in EXCHANGES for name in ("cubic", "bbr")]
+        rows = [row for each in kinds for row in exchanges(*each, arguments.exchanges)]
+    else:
+        rows = [row for each in CONDITIONS for row in measure(*each, sizes, arguments.repeats)]
     if arguments.csv is not None:
         with arguments.csv.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

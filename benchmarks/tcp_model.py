@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from sim.world.tcp import Line, Transport
+from sim.world.line import Line
+from sim.world.tcp import Transport
 
 HERE = Path(__file__).parent
 PING_MORE_S = 0.0004

@@ -37,7 +37,7 @@ ROWS = 40
 SEEDS = 3  # that a peer which comes again is told
 PATIENCE_S = 600.0  # virtual, without a single mix: nobody is left to mix with
 REDRAW_S = 0.1
-START_S = 0.1, 0.3  # of a node: its keys, its thread and its socket took 0.13 to 0.3 s on two busy cores
+START_S = 0.03, 0.1  # of a node: its keys, its thread and its socket take 20 to 45 ms of a processor
 
 
 @dataclass(slots=True)

@@ -16,8 +16,9 @@ from typing import Any
 from sim.engine.events import Events
 from sim.engine.flows import Flow, Flows
 from sim.engine.host import Host
+from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel
-from sim.world.tcp import Line, line_key
+from sim.world.tcp import Back
 
 __all__ = ["Carrier"]
 
@@ -123,7 +124,8 @@ class Carrier:
             return self.flows.start(host.index, to.index, size_bytes, landing)
         line = self.to(host, to)
         rate, rtt = self.flows.offered(host.index, to.index), 2 * self.latency(host.index, to.index)
-        wire_bytes, ceiling, late_s = transport.stream(line, size_bytes, rate, rtt, self.events.now, duplex)
+        back = Back(self.to(to, host), self.flows.offered(to.index, host.index)) if duplex else None
+        wire_bytes, ceiling, late_s = transport.stream(line, size_bytes, rate, rtt, self.events.now, back)
         landing = partial(self.land, host, to, line, late_s, sent, stalled, number, arrived, args)
         return self.flows.start(host.index, to.index, wire_bytes, landing, ceiling)
 

@@ -24,7 +24,7 @@ from gossip.wire.messages import Message
 from sim.engine.events import Events
 from sim.engine.vector_model import Floats, HostVectors, KeptVector, VectorModel
 from sim.scenario.adversaries import Liar
-from sim.world.tcp import Line
+from sim.world.line import Line
 
 __all__ = ["Floats", "Host", "Times"]
 

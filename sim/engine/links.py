@@ -29,8 +29,9 @@ from gossip.wire.messages import MESSAGES, Fetch, Invite, Message, Offer, Outcom
 from sim.engine.carrier import Carrier
 from sim.engine.events import Events
 from sim.engine.host import Host
+from sim.world.line import Line
 from sim.world.network import NetworkModel
-from sim.world.tcp import Line, syn_again_s
+from sim.world.tcp import syn_again_s
 
 __all__ = ["VirtualLinks"]
 

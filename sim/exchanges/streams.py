@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from gossip.recent import Recent
 from sim.engine.links import CLOSED_S
 from sim.seeds import Draws, derive
+from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel
-from sim.world.tcp import Line, line_key
+from sim.world.tcp import Back
 
 __all__ = ["StreamTimes"]
 
@@ -61,16 +62,23 @@ class StreamTimes:
         size_bytes = self.size_bytes if piece_bytes is None else piece_bytes
         if piece_bytes is not None:
             self.sent += piece_bytes
-        network, moving, transport = self.network, self.moving, self.transport
-        up = network.up_bytes_s(sender) / max(moving[sender], 1)
-        down = network.down_bytes_s(receiver) / max(moving[receiver], 1)
-        rate, latency = min(up, down), self.latency(sender, receiver)
+        transport = self.transport
+        rate, latency = self.rate(sender, receiver), self.latency(sender, receiver)
         if transport is None:
             return size_bytes / rate + latency
         line = self.line(sender, receiver, now)
-        seconds = transport.seconds(line, size_bytes, rate, 2 * latency, now, duplex=piece_bytes is None)
+        back = None
+        if piece_bytes is None:
+            back = Back(self.line(receiver, sender, now), self.rate(receiver, sender))
+        seconds = transport.seconds(line, size_bytes, rate, 2 * latency, now, back)
         line.free_at = max(line.free_at, now + seconds)
         return line.free_at - now
+
+    def rate(self, sender: int, receiver: int) -> float:
+        """Of one stream beside what both have under way, bytes a second."""
+        network, moving = self.network, self.moving
+        up, down = network.up_bytes_s(sender), network.down_bytes_s(receiver)
+        return min(up / max(moving[sender], 1), down / max(moving[receiver], 1))
 
     def closed_s(self, draws: Draws) -> float:
         """From the death of a process to the end of its sockets."""

@@ -1,72 +1,46 @@
 """What TCP makes of a link: loss is delay, and a stream begins slowly.
 
-Pure: a :class:`Line` is one direction of one connection, and :class:`Transport` says how much later than on a line
-without TCP something arrives on it. The figures are those of Linux: ten segments at first (RFC 6928), which grow
-1.9-fold a round trip; a retransmission timeout of a round trip and 200 ms, doubled each time (RFC 6298, with Linux's
-minimum). What kernels did over emulated links lies beside ``benchmarks/tcp_model.py``, which compares.
+Pure: a :class:`~sim.world.line.Line` is one direction of one connection, and :class:`Transport` says how much later
+than on a line without TCP something arrives on it. The figures are those of Linux: ten segments at first (RFC 6928),
+which grow 1.9-fold a round trip; a retransmission timeout of a round trip and 200 ms, doubled each time (RFC 6298, with
+Linux's minimum). What kernels did over emulated links lies beside ``benchmarks/tcp_model.py``, which compares.
 
 ``cubic`` is what Linux begins with. It takes each loss for congestion: its window falls to 0.7 and grows by 0.53
 segments a round trip (RFC 9438, section 4.3), which holds a long stream to ``segment / rtt * sqrt(3 / 2) /
-sqrt(loss)`` (Mathis et al., 1997, equation 3). After idling it begins slowly again. ``bbr`` keeps its estimate of the
-rate over losses and idle times; loss costs it rounds in which its window does not grow while it looks for the rate,
-and every ten seconds of use it nearly stops for 200 ms to see the round trip (PROBE_RTT).
+sqrt(loss)`` (Mathis et al., 1997, equation 3). After idling it begins slowly again. Where nothing is lost at random it
+fills the queue before the slowest link, and two streams that meet wait in each other's (:mod:`sim.world.cubic`).
+``bbr`` keeps its estimate of the rate over losses and idle times, and its queues short; loss costs it rounds in which
+its window does not grow while it looks for the rate, and every ten seconds of use it nearly stops for 200 ms to see the
+round trip (PROBE_RTT).
 
-Not modelled: queues in routers, and what they drop; acknowledgements that are lost.
+Not modelled: queues that streams of several links share; acknowledgements that are lost.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sim.scenario.conditions import Congestion
-from sim.seeds import GOLDEN, MASK, mixed
+from sim.world import cubic
+from sim.world.cubic import BETA, GROWTH, RENO
+from sim.world.line import FIRST_SEGMENTS, Line, Met
 
-__all__ = ["Line", "Passage", "Transport", "line_key", "syn_again_s"]
+__all__ = ["Back", "Passage", "Transport", "syn_again_s"]
 
 SEGMENT_BYTES = 1448  # of data in a packet of 1500 bytes, whose IP, TCP and timestamp headers take 52
 PACKET_BYTES = 1500
-DUPLEX = 0.9  # of its rate an end sends while data come the other way: acknowledgements, and bursts that wait for them
-FIRST_SEGMENTS = 10.0  # initial window, RFC 6928
-GROWTH = 1.9  # of a window in a round trip of slow start: 2, but for segments acknowledged together
+ACKNOWLEDGES = 1.0173  # packets' bytes while as much comes the other way: 52 bytes more for every second one
 TIMEOUT_S = 0.2  # the least that a retransmission timeout is longer than the round trip (Linux: TCP_RTO_MIN)
 LONGEST_TIMEOUT_S = 120.0  # TCP_RTO_MAX
 REORDERED = 1.25  # round trips until a gap that others follow is filled: a quarter is waited for reordering (RFC 8985)
 UNFOLLOWED = 3  # so many last segments have too few after them to show a gap; a probe after two round trips does
 PACED = 1.5  # of a window a round trip: as fast as bbr sends while it looks for the rate (2.89 of the rate before)
 PROBE_EVERY_S, PROBE_S = 10.0, 0.2
-CUBIC_BETA, CUBIC_GROWTH = 0.7, 0.53  # RFC 9438: what is left after a loss; segments a round trip, 3 (1 - b) / (1 + b)
 EPOCHS = 64  # from one loss to the next, drawn each by itself; what is left then goes at Mathis' rate
-
-ODD = 0xD1B54A32D192ED03  # another multiplier than GOLDEN, so that a line and the one back differ
-
-
-class Line:
-    """One direction of one connection. ``key``: 64 bits, of which all its draws are made, so that another line changes
-    none of them. ``loss``: share of packets."""
-
-    __slots__ = (
-        "clear", "drawn", "free_at", "held", "key", "log_arrives", "loss", "threshold", "until_probe_s", "used_at",
-        "window",
-    )  # fmt: skip
-
-    def __init__(self, key: int, now: float, loss: float = 0.0) -> None:
-        self.key, self.drawn = key, 0
-        self.loss, self.log_arrives = loss, math.log1p(-loss)
-        self.window = FIRST_SEGMENTS
-        self.threshold = math.inf  # cubic's slow start ends there, in segments
-        self.clear = -1  # segments that arrive until one is lost; below 0: not drawn yet
-        self.until_probe_s = -1.0  # of use; the same
-        self.used_at = now
-        self.free_at = now  # what is sent on it arrives no sooner: TCP keeps order
-        self.held: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []  # sent into a cut, with when
-
-    def draw(self) -> float:
-        """Above 0, below 1: a hash of a counter, to be had in any order."""
-        self.drawn += 1
-        return ((mixed((self.key + self.drawn * GOLDEN) & MASK) >> 12) + 0.5) / (1 << 52)
+QUEUE_S = 0.1  # what a home's router holds before a slow link, of its rate,
+LEAST_QUEUE_BYTES = 65_536  # and this much at least
 
 
 class Passage(NamedTuple):
@@ -76,6 +50,13 @@ class Passage(NamedTuple):
     wire_bytes: float
     ceiling_bytes_s: float
     delay_s: float
+
+
+class Back(NamedTuple):
+    """The other direction of a line, on which as much comes the other way, and the wire bytes a second that it has."""
+
+    line: Line
+    rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,50 +109,72 @@ class Transport:
         return line.clear < 0
 
     def stream(
-        self, line: Line, size_bytes: float, rate: float, rtt: float, now: float, duplex: bool = False
+        self, line: Line, size_bytes: float, rate: float, rtt: float, now: float, back: Back | None = None
     ) -> Passage:
-        """A stream of so many bytes begins on this line. ``duplex``: as much comes the other way."""
+        """A stream of so many bytes begins on this line, and ``back`` says which one comes the other way."""
         segments = max(1.0, size_bytes / SEGMENT_BYTES)
-        wire_bytes = segments * PACKET_BYTES / (DUPLEX if duplex else 1.0)
-        at_s = rate * segments / wire_bytes  # segments a second, at most
-        self.rest(line, rtt, now)
-        if line.loss and self.congestion == "cubic":
-            took_s = self.epochs(line, segments, at_s, rtt)
-        else:
-            took_s = self.start(line, segments, at_s, rtt)
+        packet_bytes = PACKET_BYTES * (1.0 if back is None else ACKNOWLEDGES)
+        wire_bytes, at_s = segments * packet_bytes, rate / packet_bytes  # segments a second, at most
         alone_s = segments / at_s
+        if self.congestion == "cubic" and not line.loss:
+            delay_s = self.queued(line, segments, at_s, rtt, now, back, packet_bytes)
+            line.used_at = now + alone_s + delay_s
+            return Passage(wire_bytes, math.inf, delay_s)
+        self.rest(line, rtt, now)
+        if self.congestion == "cubic":
+            took_s = self.epochs(line, segments, at_s, rtt)
+            line.used_at = now + took_s
+            return Passage(wire_bytes, wire_bytes / took_s if took_s > alone_s else math.inf, 0.0)
+        took_s = self.start(line, segments, at_s, rtt)
         late_s = self.tail_s(line, min(segments, line.window), at_s, rtt) if line.loss else 0.0
-        if self.congestion == "bbr":
-            late_s += self.probes_s(line, took_s)
+        late_s += self.probes_s(line, took_s)
         line.used_at = now + took_s + late_s
-        if line.loss and self.congestion == "cubic" and took_s > alone_s:
-            return Passage(wire_bytes, wire_bytes / took_s, late_s)
         return Passage(wire_bytes, math.inf, took_s - alone_s + late_s)
 
     def seconds(
-        self, line: Line, size_bytes: float, rate: float, rtt: float, now: float, duplex: bool = False
+        self, line: Line, size_bytes: float, rate: float, rtt: float, now: float, back: Back | None = None
     ) -> float:
         """From the first byte sent to the last one there, for a stream that has this rate all the time."""
-        wire_bytes, ceiling, delay_s = self.stream(line, size_bytes, rate, rtt, now, duplex)
+        wire_bytes, ceiling, delay_s = self.stream(line, size_bytes, rate, rtt, now, back)
         return wire_bytes / min(rate, ceiling) + delay_s + rtt / 2
 
     # -- a window ------------------------------------------------------------------------------------------------
     def rest(self, line: Line, rtt: float, now: float) -> None:
-        """cubic halves its window for each timeout for which nothing was sent (RFC 2861); bbr keeps its estimate."""
-        if self.congestion == "cubic" and line.window > FIRST_SEGMENTS:
-            timeouts = int((now - line.used_at) / self.timeout_s(rtt))
-            if timeouts > 0:
-                line.window = max(FIRST_SEGMENTS, line.window / 2 ** min(timeouts, 60))
+        """cubic begins slowly again; bbr keeps its estimate."""
+        if self.congestion == "cubic":
+            cubic.rest(line, int((now - line.used_at) / self.timeout_s(rtt)))
+
+    def queued(
+        self, line: Line, segments: float, at_s: float, rtt: float, now: float, back: Back | None, packet_bytes: float
+    ) -> float:
+        """How much longer than at the full rate cubic takes where only queues lose something. Of two streams that meet
+        the one that begins first finds it out for both."""
+        met, line.met = line.met, None
+        if met is not None and met.segments == segments and now - met.at <= 2 * rtt:
+            return met.delay_s
+        if not rtt:
+            return 0.0  # an acknowledgement is there at once
+        lines, rates = [line], [at_s]
+        if back is not None and back.line.used_at <= now:
+            lines.append(back.line)
+            rates.append(back.rate / packet_bytes)
+        queue_s = max(QUEUE_S, LEAST_QUEUE_BYTES / packet_bytes / min(rates))
+        for each in lines:
+            self.rest(each, rtt, now)
+        took_s = cubic.rounds(lines, segments, rates, rtt, queue_s)
+        if len(lines) == 2:
+            lines[1].met = Met(now, segments, took_s[1] - segments / rates[1])
+        return took_s[0] - segments / at_s
 
     def start(self, line: Line, segments: float, at_s: float, rtt: float) -> float:
-        """Seconds until all segments are sent: a window a round trip while that is less than the rate. A round of bbr's
-        that lost something lets the window as it is, the next one does not."""
+        """Seconds until bbr has sent all segments: a window a round trip while that is less than the rate. A round that
+        lost something lets the window as it is, the next one does not."""
         took_s, window, held, left = 0.0, line.window, False, segments
         full = at_s * rtt if rtt else 0.0  # a rate may be infinite
         while window < full:
             if left <= window:
                 line.window = window
-                return took_s + left / (min(at_s, PACED * window / rtt) if self.congestion == "bbr" else at_s)
+                return took_s + left / min(at_s, PACED * window / rtt)
             held = not held and line.loss > 0 and self.lossy(line, window)
             left -= window
             took_s += rtt
@@ -191,26 +194,39 @@ class Transport:
         return True
 
     def epochs(self, line: Line, segments: float, at_s: float, rtt: float) -> float:
-        """Seconds until cubic has sent all segments, from one loss to the next. Its window never holds more than the
-        rate carries."""
-        took_s, left = 0.0, segments
+        """Seconds until all segments are there that cubic has sent, from one loss to the next. Its window never holds
+        more than the rate carries."""
+        took_s, left, recovers = 0.0, segments, False
         full = max(at_s * rtt, 2.0) if rtt else 2.0
         for _ in range(EPOCHS):
             if line.clear < 0:
                 line.clear = self.gap(line)
             sent = min(left, line.clear + 1.0)
-            took_s += self.epoch(line, sent, at_s, rtt, full)
+            took_s += self.epoch(line, sent, at_s, rtt, full, recovers)
             left -= sent
-            if left <= 0:
-                line.clear = max(0, line.clear - int(sent))
+            if sent <= line.clear:
+                line.clear -= int(sent)
                 return took_s
             line.clear = self.gap(line)
-            line.window = line.threshold = max(2.0, CUBIC_BETA * line.window)
+            flight = line.window  # what is sent until the loss is known
+            line.window = line.threshold = max(2.0, float(int(BETA * flight)))
+            if left < flight:
+                return took_s + left / at_s + self.found_s(line, left, segments, at_s, rtt)
+            took_s += max(flight / at_s, rtt)
+            left -= flight
+            recovers = True
+            if line.draw() < line.loss:  # what was sent again is lost too
+                took_s += self.again_s(line, rtt)
         return took_s + left * max(1 / at_s, rtt / math.sqrt(1.5 / line.loss))  # Mathis et al., equation 3
 
-    def epoch(self, line: Line, segments: float, at_s: float, rtt: float, full: float) -> float:
-        """Seconds for so many segments without a loss: slow start up to the threshold, then a line upwards."""
+    def epoch(self, line: Line, segments: float, at_s: float, rtt: float, full: float, recovers: bool) -> float:
+        """Seconds for so many segments without a loss: slow start up to the threshold, then a line upwards.
+        ``recovers``: for a round the window does not grow, since what was lost before it is sent again."""
         took_s, left = 0.0, segments
+        if recovers and line.window < full:
+            if left <= line.window:
+                return left * max(1 / at_s, rtt / line.window)
+            took_s, left = REORDERED * rtt, left - line.window
         while line.window < min(line.threshold, full):
             if left <= line.window:
                 return took_s + left / at_s
@@ -220,10 +236,10 @@ class Transport:
         window = line.window
         if window < full:
             # r rounds carry w r + g r^2 / 2 segments; it grows until the rate is full.
-            rounds = (math.sqrt(window * window + 2 * CUBIC_GROWTH * left) - window) / CUBIC_GROWTH
-            most = (full - window) / CUBIC_GROWTH
+            rounds = (math.sqrt(window * window + 2 * RENO * left) - window) / RENO
+            most = (full - window) / RENO
             if rounds <= most:
-                line.window = window + CUBIC_GROWTH * rounds
+                line.window = window + RENO * rounds
                 return took_s + max(rounds * rtt, left / at_s)
             took_s += most * rtt
             left -= most * (window + full) / 2
@@ -233,12 +249,13 @@ class Transport:
     def tail_s(self, line: Line, segments: float, at_s: float, rtt: float) -> float:
         """How much later the last byte is there for what is lost of the last window: only then nothing hides it."""
         behind = self.gap(line)  # segments after the last that was lost
-        if behind >= segments:
-            return 0.0
-        found_s = 2 * rtt if behind < UNFOLLOWED and segments > 1 else REORDERED * rtt
+        return self.found_s(line, behind, segments, at_s, rtt) if behind < segments else 0.0
+
+    def found_s(self, line: Line, behind: float, segments: float, at_s: float, rtt: float) -> float:
+        """A segment was lost that only so many follow: how much later it is there than the last of these."""
         if segments <= 1:
             return self.again_s(line, rtt)
-        late_s = found_s - behind / at_s
+        late_s = (2 * rtt if behind < UNFOLLOWED else REORDERED * rtt) - behind / at_s
         if line.draw() < line.loss:  # it is lost again, and waits for the timeout
             late_s += self.again_s(line, rtt)
         return max(0.0, late_s)
@@ -253,11 +270,6 @@ class Transport:
         probes = math.ceil(-line.until_probe_s / PROBE_EVERY_S)
         line.until_probe_s += probes * PROBE_EVERY_S
         return probes * PROBE_S
-
-
-def line_key(sender: int, receiver: int, now: float) -> int:
-    """Of the line from one to the other that opens now, of keys that are theirs alone."""
-    return (sender * GOLDEN ^ receiver * ODD) + int(now * 2**30) & MASK
 
 
 def syn_again_s(tries: int) -> float:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.world.tcp import DUPLEX, PACKET_BYTES, SEGMENT_BYTES, Line, Transport, syn_again_s
+from sim.world.line import Line
+from sim.world.tcp import ACKNOWLEDGES, PACKET_BYTES, SEGMENT_BYTES, Back, Transport, syn_again_s
 
 PAGE = Path(__file__).parents[3] / "benchmarks" / "tcp_model.py"
 spec = importlib.util.spec_from_file_location("tcp_model", PAGE)
@@ -73,9 +74,11 @@ def test_without_a_round_trip_a_stream_takes_what_its_packets_take():
     assert tcp.stream(line(), 1448e3, 1e6, 0.0, 0.0) == (1.5e6, math.inf, 0.0)
 
 
-def test_what_comes_the_other_way_takes_a_tenth_of_the_rate():
-    one, both = (Transport().stream(line(), 1e7, MBIT_20, RTT, 0.0, duplex=duplex) for duplex in (False, True))
-    assert both.wire_bytes == pytest.approx(one.wire_bytes / DUPLEX)
+@KINDS
+def test_what_comes_the_other_way_costs_its_acknowledgements(congestion):
+    backs = None, Back(line(), MBIT_20)
+    one, both = (Transport(congestion).stream(line(), 1e7, MBIT_20, RTT, 0.0, back) for back in backs)
+    assert both.wire_bytes == pytest.approx(one.wire_bytes * ACKNOWLEDGES)
 
 
 def test_bbr_keeps_its_window_while_it_idles_and_cubic_does_not():
@@ -128,7 +131,7 @@ def test_a_lost_message_is_late_and_the_share_that_is_late_is_the_loss(congestio
 def test_whatever_the_loss_everything_arrives(congestion, loss, key, size, rate, rtt):
     tcp, one = Transport(congestion), Line(key, 0.0, loss)
     assert 0 <= tcp.late_s(one, rtt) < math.inf
-    passage = tcp.stream(one, size, rate, rtt, 1.0, duplex=True)
+    passage = tcp.stream(one, size, rate, rtt, 1.0, Back(Line(key + 1, 0.0, loss), rate))
     assert passage.ceiling_bytes_s > 0
     assert -1e-6 * size / rate <= passage.delay_s < math.inf
     assert one.window > 0

@@ -1,0 +1,153 @@
+"""cubic where queues alone lose something: exchanges take what they took over Linux, and why."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.world.cubic import BETA, lost, rest, rounds
+from sim.world.line import FIRST_SEGMENTS, Line
+from sim.world.tcp import Back, Transport
+
+MEASURED = Path(__file__).parents[3] / "benchmarks" / "tcp_exchanges.csv"
+REST_S = 1.2, 3.6  # benchmarks/links.py's
+RTT, MBIT_20 = 0.0504, 20e6 / 8
+PACKETS = 1640.0  # a second, of 20 Mbit/s beside the other's acknowledgements
+SEGMENTS = 690.0  # of 1 MB
+
+
+def measured():
+    """Seconds of each exchange, by latency, rate, loss, congestion control and size."""
+    found = {}
+    with MEASURED.open(newline="") as file:
+        for row in csv.DictReader(file):
+            key = (float(row["latency_ms"]), float(row["mbit_s"]), float(row["loss"]), row["congestion"])
+            found.setdefault((*key, int(row["bytes"])), []).append(float(row["seconds"]))
+    return found
+
+
+def modelled(latency_ms, mbit_s, loss, congestion, size, count, seed=1):
+    """As benchmarks/links.py measured: over one connection, who asks drawn each time, a rest after each."""
+    rng, tcp = random.Random(seed), Transport(congestion)
+    lines = [Line(key * 0x1234_5678_9ABC_DEF1 * seed, 0.0, loss) for key in (3, 5)]
+    now, rtt, rate, found = 0.0, 2e-3 * latency_ms + 0.0004, mbit_s * 1e6 / 8, []
+    for _ in range(count):
+        asker, asked = rng.sample(lines, 2)
+        answer = tcp.seconds(asked, size, rate, rtt, now, Back(asker, rate))
+        ask = tcp.seconds(asker, size, rate, rtt, now + rtt / 2, Back(asked, rate))
+        found.append(max(answer, ask + rtt / 2))
+        now += found[-1] + rng.uniform(*REST_S)
+    return found
+
+
+ROWS = [pytest.param(*key, took, id="-".join(map(str, key))) for key, took in measured().items()]
+
+
+@pytest.mark.parametrize(("latency_ms", "mbit_s", "loss", "congestion", "size", "took"), ROWS)
+def test_exchanges_over_one_connection_take_what_linux_took(latency_ms, mbit_s, loss, congestion, size, took):
+    """The median of those after the first within 10 %; at 100 Mbit/s cubic's within 20 %, for it left slow start sooner
+    on the machine that measured, and so where packets are lost, of two dozen draws. cubic's first within 20 %."""
+    runs = [modelled(latency_ms, mbit_s, loss, congestion, size, len(took), seed) for seed in range(1, 6)]
+    later = statistics.median(each for run in runs for each in run[1:])
+    fast = congestion == "cubic" and mbit_s >= 100
+    assert later == pytest.approx(statistics.median(took[1:]), rel=0.2 if loss or fast else 0.1)
+    if congestion == "cubic" and not loss:
+        assert statistics.median(run[0] for run in runs) == pytest.approx(took[0], rel=0.2)
+
+
+def test_exchanges_become_shorter_as_the_smaller_window_grows():
+    """As Linux' did: 0.77 s for the first, 0.69 s for the twentieth."""
+    runs = [modelled(25, 20, 0.0, "cubic", 1e6, 24, seed) for seed in range(1, 6)]
+    first, last = (statistics.median(run[place] for run in runs) for place in (0, -1))
+    assert 0.05 < first - last < 0.12
+
+
+# -- two windows -----------------------------------------------------------------------------------------------------
+def settled(window):
+    """A line that has left slow start."""
+    line = Line(1, 0.0)
+    line.window = line.threshold = window
+    return line
+
+
+def test_the_smaller_window_has_its_share_of_the_rate_until_the_larger_ones_stream_ends():
+    """Both have the rounds of the larger one, of 200 segments; the smaller one sends half as many."""
+    larger, smaller = rounds([settled(200.0), settled(100.0)], SEGMENTS, [PACKETS, PACKETS], RTT, 0.1)
+    alone = rounds([settled(200.0)], SEGMENTS, [PACKETS], RTT, 0.1)[0]
+    assert alone == pytest.approx(SEGMENTS / PACKETS)
+    assert 1.05 * alone < larger < 1.2 * alone
+    assert 1.5 * alone < smaller < 1.8 * alone
+
+
+def test_a_window_that_the_queue_cannot_hold_overflows_it():
+    most = PACKETS * (RTT + 0.1)
+    below, above = settled(0.95 * most), settled(1.05 * most)
+    rounds([below], 2 * SEGMENTS, [PACKETS], RTT, 0.1)
+    rounds([above], 1.1 * above.window, [PACKETS], RTT, 0.1)
+    assert below.peak == 0.0 or below.peak > most
+    assert above.peak == pytest.approx(1.05 * most)
+    assert above.window == above.threshold == pytest.approx(BETA * above.peak)
+
+
+def test_a_deeper_queue_lets_a_window_grow_larger():
+    peaks = []
+    for queue_s in (0.05, 0.1, 0.2):
+        line = settled(100.0)
+        rounds([line], 20_000.0, [PACKETS], RTT, queue_s)
+        assert line.peak > 0
+        peaks.append(line.peak / (PACKETS * (RTT + queue_s)))
+    assert all(0.8 < peak < 1.6 for peak in peaks)
+
+
+def test_after_a_loss_a_window_comes_back_to_its_peak_on_cubics_curve():
+    """RFC 9438, equation 2: after the third root of 0.3 peaks over 0.4, in seconds of sending."""
+    line = settled(200.0)
+    lost(line)
+    back_s = (0.3 * 200.0 / 0.4) ** (1 / 3)
+    rtt = 0.2  # so long that Reno is slower
+    count = int(back_s / rtt)
+    for _ in range(count):
+        rounds([line], line.window + 0.5, [1e6], rtt, 0.1)
+    assert line.window == pytest.approx(200.0, rel=0.02)
+
+
+def test_a_rested_window_is_halved_each_timeout_and_remembered_by_the_threshold():
+    line = settled(200.0)
+    line.threshold = 120.0
+    rest(line, 2)
+    assert (line.window, line.threshold) == (50.0, 150.0)
+    rest(line, 9)
+    assert line.window == FIRST_SEGMENTS
+
+
+def test_the_second_of_two_streams_takes_what_the_first_found_and_windows_grow_once():
+    tcp, one, other = Transport("cubic"), Line(1, 0.0), Line(2, 0.0)
+    tcp.stream(one, 1e6, MBIT_20, RTT, 1.0, Back(other, MBIT_20))
+    windows = one.window, other.window
+    behind = tcp.stream(other, 1e6, MBIT_20, RTT, 1.0 + RTT / 2, Back(one, MBIT_20))
+    assert (one.window, other.window) == windows
+    assert behind.delay_s > tcp.stream(Line(3, 0.0), 1e6, MBIT_20, RTT, 1.0).delay_s
+    # One that comes much later met nobody.
+    tcp.stream(one, 1e6, MBIT_20, RTT, 10.0, Back(other, MBIT_20))
+    windows = one.window, other.window
+    tcp.stream(other, 1e6, MBIT_20, RTT, 20.0)
+    assert other.window != windows[1]
+    assert other.met is None
+
+
+@given(
+    st.lists(st.floats(2.0, 1e5), min_size=1, max_size=2), st.floats(1, 1e6), st.floats(1e-4, 1), st.floats(1, 1e6),
+    st.floats(0, 1),
+)  # fmt: skip
+def test_no_stream_is_faster_than_its_rate_and_each_ends(windows, segments, rtt, rate, queue_s):
+    lines = [settled(window) for window in windows]
+    for took_s in rounds(lines, segments, [rate] * len(lines), rtt, queue_s):
+        assert segments / rate * (1 - 1e-9) <= took_s < math.inf
+    assert all(2.0 <= line.window < math.inf for line in lines)
