@@ -84,9 +84,12 @@ class Watched(Runtime):
             watch.see(effect, time.monotonic())
         for _, took_s in watch.mixes:
             diary.note("mix", seconds=took_s)
+        for took_s in watch.streams:
+            diary.note("stream", seconds=took_s)
         for change in watch.changes:
             diary.note("member", subject=change.subject.hex(), state=change.state)
         watch.mixes.clear()
+        watch.streams.clear()
         watch.changes.clear()
         super().perform(effects)
 

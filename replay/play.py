@@ -210,6 +210,7 @@ class Playing:
                 if body.life.from_s > 0:
                     seen.joins.append(joined[0]["at_s"] - body.life.from_s)
             seen.mixes += [(row["at_s"], row["seconds"]) for row in rows if row["kind"] == "mix"]
+            seen.streams += [row["seconds"] for row in rows if row["kind"] == "stream"]
             seen.changes += [
                 Change(row["at_s"], body.life.node, PeerId(bytes.fromhex(row["subject"])), row["state"])
                 for row in rows if row["kind"] == "member"

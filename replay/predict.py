@@ -53,6 +53,7 @@ def predict(plan: Plan) -> Seen:
         seen.failed, seen.sent_bytes = int(row["exchanges_failed"]), int(row["bytes_sent"])
         for watch in watches:
             seen.mixes += watch.mixes
+            seen.streams += watch.streams
             seen.changes += watch.changes
         seen.ids = {host.id: int(host.name) for host in swarm.hosts}
     return seen

@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gossip.effects import Effect, MemberChanged, MemberState, Merge, Mix, Release, Rename, Snapshot
+from gossip.effects import (
+    Effect,
+    Gather,
+    MemberChanged,
+    MemberState,
+    Merge,
+    Mix,
+    Release,
+    Rename,
+    Snapshot,
+    Transfer,
+)
 from gossip.ids import PeerId
 from replay.plan import Plan, Separation
 from sim.report.measures import spread
@@ -30,12 +41,14 @@ class Watch:
     """One peer's effects, as its driver performs them. The same for both drivers, so that a second of one is a second
     of the other: an exchange lasts from the wish for its snapshot to the mix that both sides have committed to."""
 
-    WATCHED = (Snapshot, Rename, Mix, Merge, Release, MemberChanged)
+    WATCHED = (Snapshot, Rename, Transfer, Gather, Mix, Merge, Release, MemberChanged)
 
     def __init__(self, node: int) -> None:
         self.node = node
         self.wished: dict[int, float] = {}  # by session; as many as the peer has under way
+        self.agreed: dict[int, float] = {}  # by session: when its streams began
         self.mixes: list[tuple[float, float]] = []  # when, and how long the exchange took
+        self.streams: list[float] = []  # how long of that streams and commits took
         self.changes: list[Change] = []
 
     def see(self, effect: Effect, now: float) -> None:
@@ -45,11 +58,16 @@ class Watch:
             case Rename(session, to):
                 if session in self.wished:
                     self.wished[to] = self.wished.pop(session)
+            case Transfer(session) | Gather(session):
+                self.agreed[session] = now
             case Mix(session) | Merge(session):
+                if session in self.agreed:
+                    self.streams.append(now - self.agreed.pop(session))
                 if (began := self.wished.get(session)) is not None:
                     self.mixes.append((now, now - began))
             case Release(session):
                 self.wished.pop(session, None)
+                self.agreed.pop(session, None)
             case MemberChanged(peer, _, after):
                 self.changes.append(Change(now, self.node, peer, after.value))
             case _:
@@ -62,6 +80,7 @@ class Seen:
 
     plan: Plan
     mixes: list[tuple[float, float]] = field(default_factory=list)  # of all nodes: when, and seconds from the wish
+    streams: list[float] = field(default_factory=list)  # seconds from the agreement to the mix, of all nodes
     changes: list[Change] = field(default_factory=list)
     ids: dict[PeerId, int] = field(default_factory=dict)  # the number of each node
     joins: list[float] = field(default_factory=list)  # seconds from a start to weights that are the swarm's
@@ -81,6 +100,7 @@ class Seen:
         figures = {
             "exchange s, median": float(np.median(seconds)),
             "exchange s, p90": float(np.percentile(seconds, 90)),
+            "of it streams s, median": median(self.streams),
             "mixes a node a minute": mixes / minutes,
             "MB sent for a mix": self.sent_bytes / 1e6 / mixes if mixes else np.nan,
             "failed share": self.failed / (self.failed + mixes) if self.failed + mixes else np.nan,

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from gossip.effects import MemberChanged, MemberState, Mix, Release, Rename, Snapshot
+from gossip.effects import MemberChanged, MemberState, Mix, Release, Rename, Snapshot, Transfer
 from gossip.ids import PeerId
 from replay.predict import predict
 from replay.report import Report, gap_table
@@ -21,10 +21,15 @@ IDS = [PeerId(bytes([number]) * 16) for number in range(4)]
 
 def test_an_exchange_lasts_from_the_wish_to_the_mix():
     watch = Watch(0)
-    for at, effect in ((1.0, Snapshot(7, False)), (1.5, Rename(7, 8)), (2.5, Mix(8, 0.5)), (3.0, Release(8))):
+    effects = (
+        (1.0, Snapshot(7, False)), (1.5, Rename(7, 8)), (1.75, Transfer(8, IDS[1], "fp32")), (2.5, Mix(8, 0.5)),
+        (3.0, Release(8)),
+    )  # fmt: skip
+    for at, effect in effects:
         watch.see(effect, at)
     assert watch.mixes == [(2.5, 1.5)]
-    assert watch.wished == {}
+    assert watch.streams == [0.75]
+    assert watch.wished == watch.agreed == {}
     watch.see(MemberChanged(IDS[1], MemberState.ALIVE, MemberState.DEAD), 4.0)
     assert watch.changes == [Change(4.0, 0, IDS[1], "dead")]
 
@@ -33,11 +38,19 @@ def test_the_prediction_is_the_simulators_own_run():
     played = plan(duration_s=12, **{"task.model": "linear"})
     seen, result = predict(played), simulate(played.scenario, progress=False)
     figures = seen.figures()
-    assert len(seen.mixes) == result.summary["node_updates"] > 0
+    assert len(seen.mixes) == len(seen.streams) == result.summary["node_updates"] > 0
     assert figures["exchange s, median"] == pytest.approx(result.column("exchange_s_median")[-1])
     assert figures["consensus distance at 12 s"] == pytest.approx(result.summary["consensus_distance"])
     assert len(seen.joins) == 3
     assert all(0 < seconds < 5 for seconds in seen.joins)
+
+
+def test_who_was_killed_joins_again_when_it_is_there_again(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("peer,from_s,until_s\n0,0,\n1,0,4\n1,6,\n2,0,\n3,0,\n")
+    seen = predict(plan(duration_s=10, churn={"trace": str(trace)}, **{"task.model": "linear"}))
+    assert len(seen.joins) == 4
+    assert all(0.3 < seconds < 3 for seconds in seen.joins)
 
 
 def killed(tmp_path):

@@ -21,7 +21,7 @@ from sim.scenario.scenario import (
     Stragglers,
     Task,
 )
-from sim.simulation import Simulation, simulate
+from sim.simulation import START_S, Simulation, simulate
 from sim.world.churn import Churn, churn_of
 
 MODES = pytest.mark.parametrize("mode", ["protocol", "ideal"])
@@ -80,7 +80,7 @@ def test_as_many_are_alive_in_each_row_as_the_churn_has_up(start, mode):
     churn = churn_of(spec, scenario.seed, scenario.peers)
     told = [row["alive"] for row in history]
     for row in history:
-        started = [up_at(churn, 20, row["virtual_s"], starts_s) for starts_s in (0.3, 0.1, 0.0)]
+        started = [up_at(churn, 20, row["virtual_s"], starts_s) for starts_s in (START_S[1], START_S[0], 0.0)]
         assert started[0] <= row["alive"] <= (started[1] if mode == "protocol" else started[2])
         assert mode == "protocol" or row["alive"] == started[2]
     assert len(set(told)) > 4
@@ -150,11 +150,11 @@ def test_from_one_seed_everybody_joins_one_run(join_every_s, mode):
     membership = MembershipSpec(mode=mode, start="seed", join_every_s=join_every_s)
     run = Simulation(averaging(peers=12, membership=membership, duration_s=40.0))
     first = run.learners.matrix[0].copy()
-    starts = mode == "protocol"  # a node's start takes 0.1 to 0.3 s
-    run.swarm.run_until(0.09 if starts else 0.01)
+    starts = mode == "protocol"  # and a node's start takes a while
+    run.swarm.run_until(START_S[0] - 0.01 if starts else 0.01)
     assert len(run.swarm.hosts) == (1 if join_every_s or starts else 12)
     assert [host.name for host in run.swarm.hosts if host.peer.ready] == ["0"]
-    run.swarm.run_until(0.31 if starts else 0.01)
+    run.swarm.run_until(START_S[1] + 0.01 if starts else 0.01)
     assert len(run.swarm.hosts) == (1 if join_every_s else 12)
     run.swarm.run_until(11 * join_every_s + 8.0)
     assert len(run.swarm.hosts) == 12
