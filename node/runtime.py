@@ -57,6 +57,7 @@ from node.transfers.accounts import Teller
 from node.transfers.streams import Streams
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.connector import Doors
+from node.transport.hands import Hands
 from node.transport.handshake import Greeter
 from node.transport.links import Link, Links, Network
 from node.transport.lobby import neighbourhood
@@ -96,7 +97,7 @@ class Runtime:
         if lookup is not None:
             lookup.tell = lambda sentence: self.doors.tell(sentence, "seed")
         self.hosts_seen, self.hosts = -1, frozenset[str]()  # of members, and the turnover at which they were so
-        self.links = Links()
+        self.links, self.hands = Links(), Hands()
         self.faults = self.doors.faults
         self.streams = Streams(
             peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults, outer_lock
@@ -265,9 +266,10 @@ class Runtime:
             if member is not None:
                 self.welcome(link, member)
             with trio.CancelScope() as scope:
-                link.cancel_scope = scope
+                link.cancel_scope, link.hands = scope, self.hands
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.write, link, scope)
+                    nursery.start_soon(link.cut_when_cancelled)
                     try:
                         await self.read(link, member is None)
                     except Exception as error:
@@ -371,7 +373,13 @@ class Runtime:
                 cost(1)  # one that moves nothing is a message as others are
             return place
 
-        await link.read_loop(on_message, on_chunk, lambda chunk: self.streams.arrived(link, chunk))
+        await link.read_loop(
+            on_message,
+            on_chunk,
+            lambda chunk: self.streams.arrived(link, chunk),
+            self.streams.flow,
+            self.streams.moved,
+        )
 
     def on_close(self, link: Link, message: Close) -> None:
         link.orderly = link.orderly or message.code == "idle"
@@ -425,6 +433,8 @@ class Runtime:
                 link.close_now()
             busy = self.streams.busy()
             for link in self.links.all():
+                if link.held_up(now, self.config.stall_s):
+                    link.close_now()
                 if now - link.used_at > self.config.idle_s and link not in busy:
                     link.retire()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import trio
 
@@ -29,6 +31,28 @@ class StreamSession:
     receiver: Receiver | None = None
     moved_at: float = 0.0  # either way
     heard_at: float = 0.0  # something of theirs
+    clock: Callable[[], float] = lambda: 0.0  # trio's, for threads as well
+    over: bool = False  # its vectors are not to be touched any more
+    lock: threading.Lock = field(default_factory=threading.Lock)  # a thread may be at them at the moment
+
+    def place(self, chunk: Chunk, body_bytes: int) -> memoryview | None:
+        """The buffer for a chunk's body; None for a session that is over."""
+        assert self.receiver is not None
+        with self.lock:
+            self.heard_at = self.clock()
+            return None if self.over else self.receiver.place(chunk, body_bytes)
+
+    def arrived(self, chunk: Chunk) -> bool:
+        """The body is filled. Whether there is more to come: else all is here, or the receiver says what is wrong."""
+        assert self.receiver is not None
+        with self.lock:
+            self.moved_at = self.heard_at = self.clock()
+            return not self.over and self.receiver.arrived(chunk) and not self.receiver.done
+
+    def end(self) -> None:
+        """Waits for a thread that is in the middle of a chunk's arithmetic, which takes less than a millisecond."""
+        with self.lock:
+            self.over = True
 
 
 class StreamSessions:
@@ -39,11 +63,13 @@ class StreamSessions:
         self.links: dict[int, Link] = {}  # the link that a session began on
         self.recent: deque[int] = deque(maxlen=RECENT)
 
-    def add(self, session: StreamSession) -> None:
-        session.moved_at = session.heard_at = trio.current_time()
+    def add(self, session: StreamSession, large: bool = False) -> None:
+        """``large``: a thread pays for what is sent."""
+        session.clock = trio.lowlevel.current_clock().current_time
+        session.moved_at = session.heard_at = session.clock()
         self.table[session.id] = session
         if session.sender is not None:
-            session.link.start_bulk(session.id, session.sender)
+            session.link.start_bulk(session.id, session.sender, large)
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
         """The buffer for a chunk's body; None for a session that is over."""
@@ -54,8 +80,7 @@ class StreamSessions:
             raise ProtocolError("A chunk came for a session that was never agreed.")
         if session.link is not link:
             raise ProtocolError("A chunk came over another link than its session's.")
-        session.heard_at = trio.current_time()
-        return session.receiver.place(chunk, body_bytes)
+        return session.place(chunk, body_bytes)
 
     def rename(self, session: int) -> None:
         """Another partner is asked, under another number."""
@@ -66,8 +91,10 @@ class StreamSessions:
         self.recent.append(session)
         self.links.pop(session, None)
         entry = self.table.pop(session, None)
-        if entry is not None and entry.sender is not None:
-            entry.link.stop_bulk(session, entry.sender)
+        if entry is not None:
+            entry.end()
+            if entry.sender is not None:
+                entry.link.stop_bulk(session, entry.sender)
 
     def on(self, link: Link) -> list[int]:
         """Sessions that end with this link."""

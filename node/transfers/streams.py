@@ -13,7 +13,7 @@ from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary, Visit
 from gossip.averaging.jobs import Job
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
-from gossip.codecs import get_codec
+from gossip.codecs import Codec, get_codec
 from gossip.config import Config
 from gossip.effects import Collect, Effect, Gather, Merge, Mix, Rename, Serve, Snapshot, Transfer
 from gossip.exchange.session import State
@@ -30,6 +30,7 @@ from node.transport.links import Link, Links
 __all__ = ["Streams"]
 
 TIMED = 64  # durations kept: the median of so many is steady
+LARGE_BYTES = int(__import__("os").environ.get("LARGE", 4 << 20))
 INLINE_ELEMENTS = 1 << 20  # arithmetic on up to 4 MB is done in place, 1 to 2 ms; on more in a worker thread
 
 
@@ -141,7 +142,7 @@ class Streams:
         if effect.sends:
             lease = self.pool.lease(self.averager.snapshots[number])
             session.sender = Sender(number, pair.ours, pair.codec, self.config.chunk_elements, lease=lease)
-        self.sessions.add(session)
+        self.sessions.add(session, effect.sends and large(pair.codec, pair.elements))
 
     def gather(self, effect: Gather) -> None:
         if effect.session not in self.accounts:
@@ -171,11 +172,25 @@ class Streams:
             self.gathers.arrived(link, chunk)
             return
         session = self.sessions.table.get(chunk.session)
+        if session is not None and session.receiver is not None:
+            session.arrived(chunk)
+            self.moved(chunk)
+
+    def flow(self, chunk: Chunk) -> StreamSession | None:
+        """What a thread may take in, this chunk first: where it pays."""
+        if self.gathers.expects(chunk.session):
+            return None
+        session = self.sessions.table.get(chunk.session)
+        receiver = None if session is None else session.receiver
+        return session if isinstance(receiver, DifferenceReceiver) and large(receiver.codec, receiver.size) else None
+
+    def moved(self, chunk: Chunk) -> None:
+        """What a chunk belongs to has come as far as its receiver says."""
+        session = self.sessions.table.get(chunk.session)
         if session is None or session.receiver is None:
             return
-        session.moved_at = session.heard_at = self.now
         receiver, number, peer = session.receiver, session.id, self.peer
-        if not receiver.arrived(chunk):
+        if receiver.fault:
             self.averager.failed(number, receiver.fault)
         elif isinstance(receiver, PieceReceiver):
             self.perform(peer.collected(number, receiver.start + receiver.position, self.now))
@@ -265,4 +280,10 @@ class Streams:
         piece = snapshot.piece(effect.start, effect.stop)
         lease = self.pool.lease(snapshot)
         sender = Sender(effect.session, piece, get_codec("fp32"), self.config.chunk_elements, lease=lease)
-        self.sessions.add(StreamSession(effect.session, effect.partner, link, sender=sender))
+        session = StreamSession(effect.session, effect.partner, link, sender=sender)
+        self.sessions.add(session, large(sender.codec, piece.size))
+
+
+def large(codec: Codec, elements: int) -> bool:
+    """Whether threads pay for so many elements."""
+    return codec.encoded_bytes(elements) >= LARGE_BYTES

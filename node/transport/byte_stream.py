@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 from typing import Protocol
@@ -48,11 +49,18 @@ class ByteStream(Protocol):
         """Close abruptly, so that the other side sees a broken link and not an end; may be called twice."""
 
 
+# Trio's calls never wait in the kernel, whatever the socket is set to: threads use the same one, and wait there.
+DONT_WAIT: int = getattr(socket, "MSG_DONTWAIT", 0)
+
+
 class PlainStream:
     """A connected TCP socket. Its options (``TCP_NODELAY`` and the like) are set by whoever made it."""
 
+    blocks = DONT_WAIT > 0  # whether threads can use it beside trio
+
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._socket = sock
+        self._lent = 0  # descriptors of it that threads have
         keep_from_children(sock)
         self.heard = False  # a byte came
         try:
@@ -67,7 +75,7 @@ class PlainStream:
 
     async def receive_into(self, buffer: memoryview) -> int:
         try:
-            count = await self._socket.recv_into(buffer)
+            count = await self._socket.recv_into(buffer, flags=DONT_WAIT)
             self.heard = True
             if not count:
                 # The kernel reports a reset once, perhaps to a send, and shows the next reader an end. But a socket
@@ -82,11 +90,27 @@ class PlainStream:
         sent = 0
         try:
             while sent < len(view):
-                sent += await self._socket.send(view[sent:])
+                sent += await self._socket.send(view[sent:], DONT_WAIT)
         except (OSError, trio.ClosedResourceError) as error:
             raise self._broken() from error
 
+    def lend(self) -> socket.socket:
+        """The same connection under a descriptor of its own, whose calls wait in the thread that makes them. Whoever
+        has it closes it, and then says :meth:`take_back`. Raises :class:`BrokenLinkError`."""
+        try:
+            descriptor = os.dup(self._socket.fileno())
+        except OSError as error:  # closed
+            raise self._broken() from error
+        lent = socket.socket(self._socket.family, self._socket.type, self._socket.proto, descriptor)
+        lent.settimeout(None)  # of the connection, and so of our descriptor too
+        self._lent += 1
+        return lent
+
+    def take_back(self) -> None:
+        self._lent -= 1
+
     async def aclose(self) -> None:
+        self._wake()
         self._socket.close()
         await trio.lowlevel.checkpoint()
 
@@ -96,7 +120,14 @@ class PlainStream:
         # Linger 0 makes it a reset: what is queued is dropped, and the other side knows at once.
         with contextlib.suppress(OSError):  # some systems refuse it once the other side has reset
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._wake()
         self._socket.close()
+
+    def _wake(self) -> None:
+        """Threads that wait in the kernel hear nothing of our descriptor's end, but of the connection's."""
+        if self._lent and self._socket.fileno() >= 0:
+            with contextlib.suppress(OSError):  # the other side was faster
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _broken(self) -> BrokenLinkError:
         return BrokenLinkError(f"The connection to {self._peer_host} broke.")

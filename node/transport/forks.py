@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import weakref
 
 import trio
 
 __all__ = ["keep_from_children"]
 
-_ours: weakref.WeakSet[trio.socket.SocketType] = weakref.WeakSet()
+Socket = trio.socket.SocketType | socket.socket
+_ours: weakref.WeakSet[Socket] = weakref.WeakSet()
 
 
-def keep_from_children(sock: trio.socket.SocketType) -> None:
+def keep_from_children(sock: Socket) -> None:
     """Remember a socket until nobody holds it any more."""
     _ours.add(sock)
 

@@ -12,9 +12,10 @@ from gossip.errors import ProtocolError
 from gossip.ids import Address, PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
 from gossip.wire.messages import Chunk, Close, Message, Unknown
-from node.transport.byte_stream import BrokenLinkError, ByteStream
+from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
+from node.transport.hands import WHOLE_BYTES, BlockingStream, Hands
 
-__all__ = ["Bulk", "FrameReader", "Link", "Links", "Network"]
+__all__ = ["Bulk", "Flow", "FrameReader", "Link", "Links", "Network"]
 
 READ_AHEAD_BYTES = 16_384  # a few control frames; more would copy the start of every chunk twice
 OUTBOX_FRAMES = 1_024  # a peer that reads none of so many has stopped: the link is closed
@@ -44,6 +45,20 @@ class Bulk(Protocol):
         """The link reads nothing of it any more; may be said twice, and before all is sent."""
 
 
+class Flow(Protocol):
+    """One vector that comes over a link, and that a thread may take in. ``place`` and ``arrived`` are called from one
+    thread at a time; what came of it is asked for once that is back."""
+
+    over: bool  # nobody wants it any more
+    heard_at: float  # when something of it last came
+
+    def place(self, chunk: Chunk, body_bytes: int) -> memoryview | None:
+        """The buffer for the body of another chunk of it; None when it is over."""
+
+    def arrived(self, chunk: Chunk) -> bool:
+        """The body is filled; whether there is more to come."""
+
+
 class FrameReader:
     """Frames from a stream: small reads ahead for headers, bodies straight into the receiver's buffer."""
 
@@ -53,6 +68,11 @@ class FrameReader:
         self.start = self.end = 0
         self.bytes_received = 0
         self.newer = False  # the other side's Hello named a newer version than ours: it may send what we do not know
+
+    @property
+    def ahead(self) -> bool:
+        """Whether more was read than was asked for."""
+        return self.start < self.end
 
     async def message(self) -> tuple[Message, int] | None:
         """The next frame's message and the length of its body, which must be read next; None at a proper end."""
@@ -118,8 +138,11 @@ class Link:
         self.queued = self.taken = 0  # control frames that were ever put into the outbox, and taken out of it
         self.bulk: dict[int, Bulk] = {}  # by session
         self.behind: dict[int, int] = {}  # by session: how many control frames go before its first chunk
+        self.large: set[int] = set()  # sessions whose bulk a thread sends, where one is free
         self.sending: Bulk | None = None  # whose chunk is being sent at the moment
         self.links: Links | None = None  # all of them, once it is one of a member
+        self.hands: Hands | None = None  # threads for what is large
+        self.flow: Flow | None = None  # what a thread takes in at the moment
         self.wake = trio.Event()
         self.clock = trio.lowlevel.current_clock()
         self.used_at = self.clock.current_time()
@@ -160,9 +183,12 @@ class Link:
         if self.links is not None:
             self.links.waits(len(frame))
 
-    def start_bulk(self, session: int, bulk: Bulk) -> None:
-        """Stream this, behind what was sent before: a chunk ahead of its Accept would end the link."""
+    def start_bulk(self, session: int, bulk: Bulk, large: bool = False) -> None:
+        """Stream this, behind what was sent before: a chunk ahead of its Accept would end the link. ``large``: a thread
+        pays, in which ``next_frame`` may be called then."""
         self.bulk[session] = bulk
+        if large:
+            self.large.add(session)
         self.behind[session] = self.queued
         self.wake.set()
 
@@ -170,6 +196,7 @@ class Link:
         """Send no more of it. A chunk that is being sent is sent to its end, and the bulk let go only then."""
         self.bulk.pop(session, None)
         self.behind.pop(session, None)
+        self.large.discard(session)
         if self.sending is not bulk:
             bulk.let_go()
 
@@ -192,6 +219,19 @@ class Link:
         if self.cancel_scope is not None:
             self.cancel_scope.cancel()
 
+    def held_up(self, now: float, stall_s: float) -> bool:
+        """Whether a thread waits for the rest of a chunk that nobody wants, and that the other side does not send: it
+        is watched by no session any more, and would hold the thread for as long as the link lives."""
+        return self.flow is not None and self.flow.over and now - self.flow.heard_at > stall_s
+
+    async def cut_when_cancelled(self) -> None:
+        """Runs beside the two loops: what cancels them ends their threads as well, which wait in the kernel and hear of
+        nothing else than the connection's end."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.stream.close_now()
+
     async def write_loop(self, sent: Callable[[int], None], finished: Callable[[int], None]) -> None:
         """Send until closed: control frames first, then one chunk of each bulk stream in turn."""
         while True:
@@ -207,15 +247,15 @@ class Link:
                 if self.behind[session] > self.taken:
                     continue
                 del self.bulk[session]
-                frame = bulk.next_frame()
-                if frame is None:
-                    del self.behind[session]
-                    bulk.let_go()
-                    finished(session)
-                    break
                 self.bulk[session] = bulk  # to the back of the row
-                await self.send_chunk(session, bulk, *frame)
-                sent(session)
+                stream = None if self.hands is None or session not in self.large else self.hands.free(self.stream)
+                if stream is None:
+                    more = await self.send_chunk(session, bulk, sent)
+                else:
+                    more = await self.send_in_thread(stream, session, bulk, sent)
+                if not more and self.bulk.get(session) is bulk:
+                    self.stop_bulk(session, bulk)
+                    finished(session)
                 break
 
     async def send_control(self) -> None:
@@ -232,15 +272,49 @@ class Link:
         if self.links is not None:
             self.links.waits(-count)
 
-    async def send_chunk(self, session: int, bulk: Bulk, header: bytes, body: memoryview) -> None:
+    async def send_chunk(self, session: int, bulk: Bulk, sent: Callable[[int], None]) -> bool:
+        """One; False where there is none left."""
+        frame = bulk.next_frame()
+        if frame is None:
+            return False
         self.sending = bulk
         try:
-            await self.stream.send_all(header)
-            await self.stream.send_all(body)
+            for piece in frame:
+                await self.stream.send_all(piece)
         finally:
-            self.sending = None
-            if self.bulk.get(session) is not bulk:  # stopped in the middle
-                bulk.let_go()
+            self.let_go(session, bulk)
+        self.sent_chunk(*frame)
+        sent(session)
+        return True
+
+    async def send_in_thread(
+        self, stream: PlainStream, session: int, bulk: Bulk, sent: Callable[[int], None]
+    ) -> bool:  # fmt: skip
+        """Chunk after chunk, until something else is to be sent; False where none is left."""
+        assert self.hands is not None
+
+        async def chunks(blocking: BlockingStream) -> bool:
+            while (frame := bulk.next_frame()) is not None:
+                await blocking.send_frame(*frame)
+                self.sent_chunk(*frame)
+                sent(session)
+                if self.outbox or len(self.bulk) > 1 or self.bulk.get(session) is not bulk:
+                    return True
+            return False
+
+        self.sending = bulk
+        try:
+            return await self.hands.run(stream, "gossip-send", chunks)
+        finally:
+            self.let_go(session, bulk)
+
+    def let_go(self, session: int, bulk: Bulk) -> None:
+        """Its chunk is out."""
+        self.sending = None
+        if self.bulk.get(session) is not bulk:  # stopped in the middle
+            bulk.let_go()
+
+    def sent_chunk(self, header: bytes, body: memoryview) -> None:
         self.bytes_sent += len(header) + body.nbytes
         self.used_at = self.clock.current_time()
 
@@ -249,14 +323,18 @@ class Link:
         on_message: Callable[[Message], None],
         on_chunk: Callable[[Chunk, int], memoryview | None],
         on_body: Callable[[Chunk], None],
+        flow_of: Callable[[Chunk], Flow | None] = lambda chunk: None,
+        on_flow: Callable[[Chunk], None] = lambda chunk: None,
     ) -> None:
         """Read until the other side ends. ``on_chunk`` gives the buffer for a body of that many bytes, or None when the
-        session is over and the body is to be thrown away; ``on_body`` is called when it is filled."""
+        session is over and the body is to be thrown away; ``on_body`` is called when it is filled. Where ``flow_of``
+        says that a thread may take in what a chunk is of, ``on_flow`` is called when it has, as far as it came."""
+        got = None
         while True:
-            got = await self.reader.message()
+            got = got or await self.reader.message()
             if got is None:
                 return
-            message, body_bytes = got
+            (message, body_bytes), got = got, None
             self.used_at = self.clock.current_time()
             if not isinstance(message, Chunk):
                 if isinstance(message, Unknown):
@@ -267,11 +345,47 @@ class Link:
             if not body_bytes:
                 raise ProtocolError("A chunk came without a body.")
             place = on_chunk(message, body_bytes)
+            stream = None if self.hands is None or body_bytes < WHOLE_BYTES else self.hands.free(self.stream)
             if place is None:
                 await self.reader.discard(body_bytes)
-            else:
+            elif stream is None or (flow := flow_of(message)) is None:
                 await self.reader.exactly(place)
                 on_body(message)
+            else:
+                got = await self.receive_in_thread(stream, flow, message, place)
+                on_flow(message)
+
+    async def receive_in_thread(
+        self, stream: PlainStream, flow: Flow, chunk: Chunk, place: memoryview
+    ) -> tuple[Message, int] | None:
+        """This chunk and what follows of the same vector. What comes else is returned as :meth:`FrameReader.message`
+        returns it; None where nothing is known of what comes next."""
+        assert self.hands is not None
+        reader = self.reader
+
+        async def chunks(blocking: BlockingStream) -> tuple[Message, int] | None:
+            into, last = place, chunk
+            reader.stream = blocking
+            while True:
+                await reader.exactly(into)
+                if not flow.arrived(last) or not (reader.ahead or blocking.waits(lambda: flow.over)):
+                    return None
+                got = await reader.message()
+                if got is None:
+                    return None
+                message, body_bytes = got
+                if not isinstance(message, Chunk) or message.session != chunk.session or not body_bytes:
+                    return got
+                found = flow.place(message, body_bytes)
+                if found is None:
+                    return got
+                into, last = found, message
+
+        self.flow = flow
+        try:
+            return await self.hands.run(stream, "gossip-receive", chunks)
+        finally:
+            reader.stream, self.flow = self.stream, None
 
 
 class Links:

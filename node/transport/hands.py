@@ -1,0 +1,121 @@
+"""Threads that carry large vectors: the same coroutines as in trio's loop, each run to its end on a socket that blocks.
+
+A link's frames are read by one task and written by another. While much of a vector is under way such a task is lent a
+thread, which does what the task would have done, chunk after chunk, and comes back with the first thing that is not of
+that vector. So nothing of a link is ever touched from two sides, and a task is over when its thread is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import trio
+
+from node.transport.byte_stream import BrokenLinkError, PlainStream
+from node.transport.forks import keep_from_children
+
+__all__ = ["WHOLE_BYTES", "BlockingStream", "Hands"]
+
+THREADS = 8  # two for each stream of one exchange of our own and of two that others began, and two for a newcomer
+WHOLE_BYTES = 65_536  # what is to be filled with so much is a chunk's body, and read in one call
+LOOK_MS = 250  # between two looks at whether a vector is still wanted of which nothing comes
+
+T = TypeVar("T")
+
+
+class BlockingStream:
+    """A stream's socket under a descriptor of its own, which waits in the calling thread. Its methods are coroutines
+    that never yield, so that :class:`~node.transport.links.FrameReader` reads from it as from any other."""
+
+    def __init__(self, sock: socket.socket, peer_host: str) -> None:
+        self.socket, self.peer_host = sock, peer_host
+        self.poll = select.poll()
+        self.poll.register(sock, select.POLLIN)
+
+    def waits(self, over: Callable[[], bool]) -> bool:
+        """Until there is something to read; False once it is ``over``."""
+        while not self.poll.poll(LOOK_MS):
+            if over():
+                return False
+        return True
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """As :meth:`PlainStream.receive_into`, of what is large all of it."""
+        try:
+            count = self.socket.recv_into(buffer, 0, socket.MSG_WAITALL if len(buffer) >= WHOLE_BYTES else 0)
+            if not count:
+                self.socket.getpeername()
+            return count
+        except OSError as error:
+            raise self.broken() from error
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self.send_frame(data, b"")
+
+    async def send_frame(self, header: bytes | bytearray | memoryview, body: bytes | memoryview) -> None:
+        """Both in one call of the kernel."""
+        left = [memoryview(piece) for piece in (header, body) if len(piece)]
+        try:
+            while left:
+                sent = self.socket.sendmsg(left)
+                while left and sent >= len(left[0]):
+                    sent -= len(left.pop(0))
+                if sent:
+                    left[0] = left[0][sent:]
+        except OSError as error:
+            raise self.broken() from error
+
+    async def aclose(self) -> None:
+        self.close_now()
+
+    def close_now(self) -> None:
+        self.socket.close()
+
+    def broken(self) -> BrokenLinkError:
+        return BrokenLinkError(f"The connection to {self.peer_host} broke.")
+
+
+class Hands:
+    """Of one node: so many threads, lent to links."""
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self.limiter = trio.CapacityLimiter(threads)
+
+    def free(self, stream: object) -> PlainStream | None:
+        """The stream, where a thread can carry it and one is free."""
+        if isinstance(stream, PlainStream) and stream.blocks and self.limiter.available_tokens >= 1:
+            return stream
+        return None
+
+    async def run(
+        self, stream: PlainStream, name: str, work: Callable[[BlockingStream], Coroutine[Any, Any, T]]
+    ) -> T:  # fmt: skip
+        """``work`` in a thread. Cancelling does not end it: whoever cancels closes the stream, which does."""
+        sock = stream.lend()
+        keep_from_children(sock)
+        try:
+            return await trio.to_thread.run_sync(
+                finished, work, BlockingStream(sock, stream.peer_host), thread_name=name, limiter=self.limiter
+            )
+        except BrokenLinkError:
+            await trio.lowlevel.checkpoint_if_cancelled()  # who cancelled it closed it, and is told of nothing else
+            raise
+        finally:
+            sock.close()
+            stream.take_back()
+
+
+def finished(work: Callable[[BlockingStream], Coroutine[Any, Any, T]], stream: BlockingStream) -> T:
+    """What a coroutine returns that never yields."""
+    coroutine = work(stream)
+    with contextlib.closing(coroutine):
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+    raise RuntimeError("what runs in a thread of its own waited for the network's loop")
