@@ -15,7 +15,7 @@ from gossip.wire.messages import Chunk, Close, Message, Unknown
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 from node.transport.hands import WHOLE_BYTES, BlockingStream, Hands
 
-__all__ = ["Bulk", "Flow", "FrameReader", "Link", "Links", "Network"]
+__all__ = ["Bulk", "FrameReader", "Inflow", "Link", "Links", "Network"]
 
 READ_AHEAD_BYTES = 16_384  # a few control frames; more would copy the start of every chunk twice
 OUTBOX_FRAMES = 1_024  # a peer that reads none of so many has stopped: the link is closed
@@ -45,7 +45,7 @@ class Bulk(Protocol):
         """The link reads nothing of it any more; may be said twice, and before all is sent."""
 
 
-class Flow(Protocol):
+class Inflow(Protocol):
     """One vector that comes over a link, and that a thread may take in. ``place`` and ``arrived`` are called from one
     thread at a time; what came of it is asked for once that is back."""
 
@@ -142,7 +142,7 @@ class Link:
         self.sending: Bulk | None = None  # whose chunk is being sent at the moment
         self.links: Links | None = None  # all of them, once it is one of a member
         self.hands: Hands | None = None  # threads for what is large
-        self.flow: Flow | None = None  # what a thread takes in at the moment
+        self.flow: Inflow | None = None  # what a thread takes in at the moment
         self.wake = trio.Event()
         self.clock = trio.lowlevel.current_clock()
         self.used_at = self.clock.current_time()
@@ -323,7 +323,7 @@ class Link:
         on_message: Callable[[Message], None],
         on_chunk: Callable[[Chunk, int], memoryview | None],
         on_body: Callable[[Chunk], None],
-        flow_of: Callable[[Chunk], Flow | None] = lambda chunk: None,
+        flow_of: Callable[[Chunk], Inflow | None] = lambda chunk: None,
         on_flow: Callable[[Chunk], None] = lambda chunk: None,
     ) -> None:
         """Read until the other side ends. ``on_chunk`` gives the buffer for a body of that many bytes, or None when the
@@ -356,7 +356,7 @@ class Link:
                 on_flow(message)
 
     async def receive_in_thread(
-        self, stream: PlainStream, flow: Flow, chunk: Chunk, place: memoryview
+        self, stream: PlainStream, flow: Inflow, chunk: Chunk, place: memoryview
     ) -> tuple[Message, int] | None:
         """This chunk and what follows of the same vector. What comes else is returned as :meth:`FrameReader.message`
         returns it; None where nothing is known of what comes next."""
