@@ -200,7 +200,7 @@ async def half_a_chunk(other, theirs):
 
 def stall(end, other, nursery):
     """What the runtime does, 9 s later."""
-    (stalled,) = end.sessions.stalled(end.link.clock() + 9.0, 3.0)
+    (stalled,) = end.sessions.stalled(end.link.clock.current_time() + 9.0, 3.0)
     stalled.link.close_now()
 
 
@@ -295,7 +295,7 @@ async def test_who_leaves_a_chunk_of_a_session_that_is_over_half_sent_holds_a_th
         end.begin(nursery, both=False)
         await half_a_chunk(other, theirs)
         await until(at_work)
-        now = end.link.clock()
+        now = end.link.clock.current_time()
         assert not end.link.held_up(now + 9.0, 3.0), "which is found by its session"
         end.sessions.release(1)
         assert not end.link.held_up(now, 3.0)
