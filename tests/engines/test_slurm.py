@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 
 import pytest
 
@@ -60,3 +61,46 @@ def test_a_task_that_is_killed_comes_back_as_who_it_was_and_one_out_of_time_save
     assert [len(set(log.ids)) for log in logs] == [1, 1, 1], "their directories say who they are"
     assert [log.lives for log in logs] == [2, 2, 1], "who was not asked to leave did not"
     assert "is not loaded" in logs[1].rows("load")[0]["sentence"], "the swarm is ahead of what it saved"
+
+
+@pytest.fixture
+def turn(launch, tmp_path):
+    """``turn(node)`` runs swarm.sbatch as Slurm would, with a shell command for a node; scontrol takes notes."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+
+    def start(node):
+        for name, command in (("gossip", node), ("scontrol", f'echo "$@" >> {tmp_path}/asked')):
+            (programs / name).write_text(f"#!/bin/sh\n{command}\n")
+            (programs / name).chmod(0o755)
+        return launch(
+            "turn", tmp_path, "bash", ROOT / "deploy" / "slurm" / "swarm.sbatch", "train.py",
+            PATH=f"{programs}:{os.environ['PATH']}", SLURM_SUBMIT_DIR=str(tmp_path), SLURM_ARRAY_JOB_ID="7",
+            SLURM_ARRAY_TASK_ID="2", SWARM_HOST="127.0.0.1",
+        )  # fmt: skip
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("code", "again"), [(0, False), (1, False), (2, False), (143, False), (3, True), (137, True), (139, True)]
+)
+def test_another_turn_is_asked_for_where_it_is_worth_one(turn, tmp_path, code, again):
+    assert turn(f"exit {code}").process.wait(60) == code
+    asked = tmp_path / "asked"
+    assert (asked.read_text() if asked.exists() else "") == ("requeue 7_2\n" if again else "")
+    assert (tmp_path / "swarm-7" / "seeds").read_text() == "127.0.0.1:7702\n"
+
+
+@pytest.mark.parametrize(("number", "again"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_who_is_asked_to_leave_is_waited_for(turn, tmp_path, number, again):
+    """By the time limit, after which there is another turn; by scancel, after which there is none."""
+    saves = (
+        f"trap 'sleep 1; touch {tmp_path}/saved; exit 143' TERM; touch {tmp_path}/ready; while :; do sleep 0.1; done"
+    )
+    job = turn(saves)
+    job.until((tmp_path / "ready").exists)
+    kill(job.pid, number)
+    assert job.process.wait(60) == 143
+    assert (tmp_path / "saved").exists()
+    assert (tmp_path / "asked").exists() is again
