@@ -1,0 +1,83 @@
+"""Handwritten digits as tasks of Dask. One whose worker dies is given to another, as the node that it was where its
+directory is there, and nobody else stops.
+
+python examples/engines/dask_digits.py [--nodes 4] [--scheduler HOST:PORT] --states /var/gossip
+"""
+
+import argparse
+import json
+import os
+import time
+
+import dask
+from distributed import Client, LocalCluster, get_client
+
+
+def train(number, args):
+    """In a process of a worker that has one thread."""
+    import torch
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+    from torch import nn
+    from torch.nn import functional as F
+
+    from node import Node
+
+    torch.set_num_threads(1)
+    client = get_client()  # the scheduler keeps where the nodes are, for as long as it lives
+    own = os.path.join(args.states, f"node-{number}")
+    os.makedirs(own, exist_ok=True)
+    os.environ["GOSSIP_LOG"] = os.path.join(own, "log.jsonl")
+    # 1,797 digits of 8 x 8 pixels with values 0..16, the same fifth of every class held out on every node.
+    images, labels = load_digits(return_X_y=True)
+    parts = train_test_split(images / 16, labels, test_size=0.2, random_state=0, stratify=labels)
+    x_train, x_test = (torch.from_numpy(part).float() for part in parts[:2])  # (1437, 64), (360, 64)
+    y_train, y_test = (torch.from_numpy(part).long() for part in parts[2:])  # (1437,), (360,)
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))  # 4,810 parameters
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    node = Node(
+        model, optimizer, state_dir=own, seeds=lambda: client.get_metadata(["swarm"], {}).values(),
+        listen=args.listen, secret=args.secret, wait_for=2,
+    )  # fmt: skip
+    node.on("listening", lambda event: client.set_metadata(["swarm", str(number)], node.address))
+    samples = args.samples
+    with node:
+        while not node.finished and node.swarm_samples < samples:
+            for x, y in node.shard((x_train, y_train), batch_size=16):
+                loss = F.cross_entropy(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                node.step(loss=loss, samples=len(x))
+                optimizer.param_groups[0]["lr"] = 0.1 * max(0.0, 1 - node.swarm_samples / samples)
+                time.sleep(args.step_delay)
+                if node.finished or node.swarm_samples >= samples:
+                    break
+        node.settle(3)
+        node.finish()
+        with torch.no_grad():
+            accuracy = (model(x_test).argmax(1) == y_test).float().mean().item()
+        return {"node": node.id, "accuracy": accuracy, "samples": node.metrics().samples}
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--nodes", type=int, default=4)
+parser.add_argument("--scheduler", help="of a Dask that runs; none starts one on this machine")
+parser.add_argument("--states", required=True, help="each node keeps its identity in a directory here, on all machines")
+parser.add_argument("--listen", default="127.0.0.1:0", help="beyond one machine 0.0.0.0:0, with --secret")
+parser.add_argument("--secret", help="the path of the swarm's secret, on every machine")
+parser.add_argument("--samples", type=int, default=60_000, help="stop when the whole swarm has trained on so many")
+parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep after each step, to watch a swarm")
+
+if __name__ == "__main__":
+    args = parser.parse_args()
+    # A task is given up when so many workers have died under it; of a scheduler elsewhere its own configuration counts.
+    dask.config.set({"distributed.scheduler.allowed-failures": 100})
+    where = args.scheduler or LocalCluster(
+        n_workers=args.nodes, threads_per_worker=1, memory_limit=None, dashboard_address=None, host="127.0.0.1"
+    )
+    with Client(where) as client:
+        tasks = [client.submit(train, number, args, pure=False) for number in range(args.nodes)]
+        for result in client.gather(tasks):
+            print(json.dumps(result), flush=True)

@@ -1,0 +1,94 @@
+"""Handwritten digits in a barrier stage of Spark, whose tasks start together and tell each other where they are. When
+one fails Spark starts all of them again: each is the node that it was, and goes on from its checkpoint.
+
+spark-submit examples/engines/spark_digits.py [--nodes 4] [--master local[4,10]] --states /var/gossip
+"""
+
+import argparse
+import json
+import os
+import socket
+import time
+
+from pyspark import BarrierTaskContext
+from pyspark.sql import SparkSession
+
+
+def train(number, args):
+    """In a Python process of an executor."""
+    import torch
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+    from torch import nn
+    from torch.nn import functional as F
+
+    from node import Node
+
+    torch.set_num_threads(1)
+    own = os.path.join(args.states, f"node-{number}")
+    os.makedirs(own, exist_ok=True)
+    os.environ["GOSSIP_LOG"] = os.path.join(own, "log.jsonl")
+    # 1,797 digits of 8 x 8 pixels with values 0..16, the same fifth of every class held out on every node.
+    images, labels = load_digits(return_X_y=True)
+    parts = train_test_split(images / 16, labels, test_size=0.2, random_state=0, stratify=labels)
+    x_train, x_test = (torch.from_numpy(part).float() for part in parts[:2])  # (1437, 64), (360, 64)
+    y_train, y_test = (torch.from_numpy(part).long() for part in parts[2:])  # (1437,), (360,)
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))  # 4,810 parameters
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+    # A port that was free a moment ago, since all must be told of it before any of them listens.
+    context = BarrierTaskContext.get()
+    with socket.create_server((args.host, 0)) as probe:
+        port = probe.getsockname()[1]
+    this_host = args.host if args.host != "0.0.0.0" else context.getTaskInfos()[context.partitionId()].address
+    where = f"{this_host.partition(':')[0]}:{port}"
+    node = Node(
+        model, optimizer, state_dir=own, seeds=context.allGather(where), listen=f"{args.host}:{port}", advertise=where,
+        secret=args.secret, wait_for=2,
+    )  # fmt: skip
+    checkpoint, saved_s = os.path.join(own, "run.safetensors"), time.monotonic()
+    samples = args.samples
+    with node:
+        if os.path.exists(checkpoint) and not node.finished:
+            node.load(checkpoint)
+        while not node.finished and node.swarm_samples < samples:
+            for x, y in node.shard((x_train, y_train), batch_size=16):
+                loss = F.cross_entropy(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                node.step(loss=loss, samples=len(x))
+                optimizer.param_groups[0]["lr"] = 0.1 * max(0.0, 1 - node.swarm_samples / samples)
+                time.sleep(args.step_delay)
+                if time.monotonic() - saved_s > 5:  # a barrier stage ends without a word, so save often
+                    node.save(checkpoint)
+                    saved_s = time.monotonic()
+                if node.finished or node.swarm_samples >= samples:
+                    break
+        node.settle(3)
+        node.finish()
+        with torch.no_grad():
+            accuracy = (model(x_test).argmax(1) == y_test).float().mean().item()
+        return {"node": node.id, "accuracy": accuracy, "samples": node.metrics().samples}
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--nodes", type=int, default=4)
+parser.add_argument("--master", help="as spark-submit takes it; local[N,F] allows F failures")
+parser.add_argument("--states", required=True, help="each node keeps its identity in a directory here, on all machines")
+parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 beyond one machine, with --secret")
+parser.add_argument("--secret", help="the path of the swarm's secret, on every machine")
+parser.add_argument("--samples", type=int, default=60_000, help="stop when the whole swarm has trained on so many")
+parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep after each step, to watch a swarm")
+
+if __name__ == "__main__":
+    args = parser.parse_args()
+    builder = SparkSession.builder.appName("swarm")
+    spark = (builder.master(args.master) if args.master else builder).getOrCreate()
+    parts = spark.sparkContext.parallelize(range(args.nodes), args.nodes).barrier()
+    # Of barrier stages Spark starts only those again that a shuffle follows, which repartition is.
+    results = parts.mapPartitions(lambda numbers: [train(next(iter(numbers)), args)]).repartition(1)
+    for result in results.collect():
+        print(json.dumps(result), flush=True)
+    spark.stop()
