@@ -105,9 +105,8 @@ class Child:
         if not self.said:
             return f"starting: it loads its libraries, {passed_s:.0f} s so far"
         members = self.figures.get("members_alive", 0)
-        return f"{self.said}" + (
-            f" {members} members are here; no step yet, {passed_s:.0f} s so far" if members else ""
-        )
+        here = f"{members} members are here" if members > 1 else "Nobody else is here"
+        return f"{self.said}" + (f" {here}; no step yet, {passed_s:.0f} s so far" if members else "")
 
     def signal(self, number: int) -> None:
         """To its process and all that it started, which are a group of their own."""

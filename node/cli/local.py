@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import socket
 import sys
@@ -55,13 +56,19 @@ class Screen:
         if self._live is not None:
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
         elif now_s - self._shown_s >= LINE_PERIOD_S:
-            if new := [line for line in lines if line not in self._shown]:
+            news = [longer(line) for line in lines]
+            if new := [line for line, told in zip(lines, news, strict=True) if told not in self._shown]:
                 self.say("\n".join(new))
-            self._shown_s, self._shown = now_s, lines
+            self._shown_s, self._shown = now_s, news
 
     def say(self, sentence: str) -> None:
         """A line that stays."""
         self.console.print(sentence, soft_wrap=True)
+
+
+def longer(line: str) -> str:
+    """The line, the same as long as a wait has not doubled: that alone is no news for a file."""
+    return re.sub(r"(\d+) s so far", lambda waited: f"{int(waited[1]).bit_length()}", line)
 
 
 def run_local(

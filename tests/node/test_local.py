@@ -98,6 +98,8 @@ def test_a_node_that_loads_for_long_says_for_how_long_and_then_what_it_waits_for
         log.writelines(json.dumps({"t": 2, **row}) + "\n" for row in rows)
     child.new_rows()
     assert child.line() == "node 2  Took the weights. 2 members are here; no step yet, 42 s so far"
+    child.figures["members_alive"] = 1
+    assert child.line() == "node 2  Took the weights. Nobody else is here; no step yet, 42 s so far"
 
 
 def test_a_port_that_was_taken_and_is_free_again_is_replaced_too(tmp_path, monkeypatch, capsys):
@@ -150,6 +152,22 @@ def test_where_there_is_no_terminal_a_node_is_shown_every_ten_seconds_and_no_mor
     lines = capsys.readouterr().err.splitlines()
     assert lines.count("node 0  ended with code 0") == 1
     assert [line for line in lines if "node 1" in line] == [f"node 1  step {step}" for step in range(0, 605, 100)]
+
+
+def test_a_long_wait_is_told_in_a_file_as_it_doubles(monkeypatch, capsys):
+    class Waits:
+        def line(self):
+            return f"node 1  starting: it loads its libraries, {now_s:.0f} s so far"
+
+    now_s = 0.0
+    monkeypatch.setattr(local.time, "monotonic", lambda: now_s)
+    swarm = type("Swarm", (), {"children": [Waits()]})()
+    with local.Screen(swarm) as screen:
+        for ten in range(31):
+            now_s = 10.0 * ten
+            screen.show()
+    told = [line.split()[-4] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["0", "10", "20", "40", "70", "130", "260"]
 
 
 # -- gossip demo -------------------------------------------------------------------------------------------------------
