@@ -61,7 +61,8 @@ model = Digits()
 if args.alone:
     loader, callbacks = DataLoader(train, batch_size=16, shuffle=True), []
 else:
-    gossip = LightningGossip(samples=args.samples)  # gossip 2: joins the swarm when training begins; all stop together
+    # gossip 2: joins the swarm when training begins; all stop together, and agree for a second before each checkpoint
+    gossip = LightningGossip(samples=args.samples, settle_s=1.0)
     loader = DataLoader(train, batch_size=16, sampler=gossip.sampler(train))  # gossip 3: this node's share
     callbacks = [gossip]  # gossip 4: weights that were averaged land after each step; waits for nobody
 if args.folder:

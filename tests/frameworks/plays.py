@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
-PATIENCE_S = 300.0  # for anything: a framework is imported in seconds, or in a minute on a machine that is busy
+PATIENCE_S = 300.0  # without a step: a framework is imported in seconds, or in minutes on a machine that is busy
 
 
 class Play:
@@ -20,6 +20,7 @@ class Play:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.number = folder, len(list(folder.glob("*.jsonl")))
         self.log = folder / f"{self.number}.jsonl"
+        self.steps, self.end = None, 0.0  # at the last look, and when more are waited for no longer
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
         options = ["--quiet", "--threads", "1", "--log", str(self.log), *(["--seed", seed] if seed else [])]
         self.out, self.err = (folder / f"{self.number}.{kind}" for kind in ("out", "err"))
@@ -41,12 +42,19 @@ class Play:
 
     def until(self, what):
         """Wait until it holds, and return it; the assertion says how this process ended instead."""
-        end = time.monotonic() + PATIENCE_S
         while not (found := what()):
             assert self.process.poll() is None, self.err.read_text()[-3000:]
-            assert time.monotonic() < end, f"waited {PATIENCE_S:g} s in vain: {self.err.read_text()[-3000:]}"
-            time.sleep(0.05)
+            self.wait()
         return found
+
+    def wait(self):
+        """A moment, for as long as it takes steps: how long a training takes is the machine's affair."""
+        steps = [row["steps"] for row in self.rows("progress")[-1:]]
+        now = time.monotonic()
+        if steps != self.steps:
+            self.steps, self.end = steps, now + PATIENCE_S
+        assert now < self.end, f"no step for {PATIENCE_S:g} s: {self.err.read_text()[-3000:]}"
+        time.sleep(0.2)
 
     @property
     def address(self):
@@ -58,6 +66,7 @@ class Play:
 
     def result(self):
         """What it printed when it ended well."""
-        code = self.process.wait(PATIENCE_S)
-        assert code == 0, self.err.read_text()[-3000:]
+        while self.process.poll() is None:
+            self.wait()
+        assert self.process.returncode == 0, self.err.read_text()[-3000:]
         return json.loads(self.out.read_text().splitlines()[-1])
