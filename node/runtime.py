@@ -355,7 +355,9 @@ class Runtime:
             if isinstance(message, Unknown):
                 return
             if isinstance(message, StatusQuery):
-                link.send(status_page(self.peer, self.links, self.config.swarm, message.after, self.teller.mixes()))
+                counts = self.counts() if self.counts is not None else (0, 0)
+                swarm, mixes = self.config.swarm, self.teller.mixes()
+                link.send(status_page(self.peer, self.links, swarm, message.after, mixes, counts))
             elif isinstance(message, Close):
                 self.on_close(link, message)
             elif isinstance(message, Hello) or observer:

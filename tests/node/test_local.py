@@ -77,7 +77,9 @@ def test_a_node_that_fails_is_shown_with_its_traceback_while_the_others_go_on(tm
 
     monkeypatch.setattr(local.Screen, "say", say)
     assert local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None) == 1  # and node 0 saw it: 0
-    (told,) = [sentence for sentence in said if "ended with code" in sentence]
+    (told,) = [
+        sentence for sentence in said if "node 1 ended with code" in sentence
+    ]  # lines of ten seconds have two " "
     assert told.startswith("node 1 ended with code 1:\n  Traceback (most recent call last):\n")
     assert told.endswith("\n  ValueError: broke here")
 

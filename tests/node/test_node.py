@@ -482,6 +482,17 @@ def test_status_answers_an_observer_who_joins_nothing(train, until):
     assert alive(first) == 2
 
 
+def test_status_counts_steps_and_samples_of_the_same_life(train, until, tmp_path):
+    """A node that another one has seen before goes on counting steps in its record, for those who follow it."""
+    witness = train(linear())
+    for life in range(2):
+        one = train(linear(1), state_dir=tmp_path, seeds=[witness.node.address])
+        until(lambda one=one: alive(one) == 2 and one.node.metrics().steps > 20)
+        said = query(parse_address(one.node.address))["metrics"]
+        assert said["steps"] <= one.node.metrics().steps, f"in life {life}"
+        one.stop()
+
+
 def test_a_swarm_with_a_secret_mixes_and_answers_only_those_who_hold_it(train, until, secret):
     a, b = linear(1), linear(2)
     first = train(a, secret=secret)
