@@ -1,10 +1,12 @@
 """The two levels of the simulator beside one another: how fast each is, and whether they say the same.
 
     python benchmarks/fidelity.py [--parts speed agreement large] [--seeds 8] [--rounds 3]
+    python benchmarks/fidelity.py --parts gossipy --gossipy PYTHON
 
 speed      updates of nodes per CPU second at either level, and of all models stacked in lock-step without a network.
 agreement  means of either level over some seeds, and their difference in standard errors.
-large      swarms that are out of the whole level's reach, with their memory.
+large      swarms that are out of the whole level's reach, with their memory: 100 mixes each of 10,000 peers.
+gossipy    the fast level beside gossipy (peers/gossipy_digits.py) on one job: a mix and two steps of batch 8 a round.
 
 Every measurement has a process of its own and one thread; what is compared is measured in turn, so that a slow minute
 of the machine slows both, and medians are printed.
@@ -67,10 +69,10 @@ def measure(table):
     return found | {"updates_per_cpu_s": summary["node_updates"] / summary["cpu_s"]}
 
 
-def child(*command):
+def child(*command, python=sys.executable):
     """What a process prints as the last line, which is JSON."""
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, env=os.environ | one)
+    done = subprocess.run([python, *map(str, command)], capture_output=True, text=True, env=os.environ | one)
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command))}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -130,10 +132,27 @@ def large(args):
         line(f"{model}, {peers:,} peers", [*cells, f"{row['peak_rss_mb']:,.0f}"])
 
 
+def gossipy(args):
+    """gossipy's few rounds take longer than our many."""
+    if not args.gossipy:
+        raise SystemExit("--parts gossipy needs --gossipy PYTHON, that of an environment with gossipy-dfl.")
+    print("\nUpdates of nodes per CPU second, 1,000 peers, no latency, no filter, one thread\n")
+    line("", ["gossipy", "exchange", "times"])
+    for model in ("linear", "mlp"):
+        job_of = [HERE / "peers/gossipy_digits.py", "--model", model, "--nodes", 1000, "--rounds", 4]
+        found = {"gossipy": [], "exchange": []}
+        for _ in range(args.rounds):
+            found["gossipy"].append(child(*job_of, python=args.gossipy)["updates_per_cpu_s"])
+            found["exchange"].append(played(job(model, 1000, 60, fidelity="exchange"))["updates_per_cpu_s"])
+        theirs, ours = (statistics.median(rows) for rows in found.values())
+        line(model, [f"{theirs:,.0f}", f"{ours:,.0f}", f"{ours / theirs:.1f}"])
+
+
 def main():
-    parts = {"speed": speed, "agreement": agreement, "large": large}
+    parts = {"speed": speed, "agreement": agreement, "large": large, "gossipy": gossipy}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--parts", nargs="+", choices=parts, default=["speed", "agreement", "large"])
+    parser.add_argument("--gossipy", metavar="PYTHON", help="Python of an environment with gossipy")
     parser.add_argument("--seeds", type=int, default=8, help="of either level, for the agreement")
     parser.add_argument("--rounds", type=int, default=3, help="how often each speed is measured; medians are printed")
     parser.add_argument("--measure", metavar="SCENARIO", help=argparse.SUPPRESS)
