@@ -148,14 +148,3 @@ class World:
     def total(self) -> Fraction:
         """Of all weights, with the mixes that wait for a boundary; of the dead too."""
         return sum((host.model.sums()[1] for host in self.hosts), Fraction())
-
-    def sums(self) -> tuple[Fraction, Fraction]:
-        """Of all masses, and of each mass times its value: of the hosts, of what they are to merge, and of what is in
-        flight, which is every push that its partner has not committed and its owner not taken back."""
-        held = [host.model.sums() for host in self.hosts]
-        for host in self.hosts:
-            for number, one in host.peer.exchanges.table.items():
-                verdicts = self.by_id[one.partner].peer.exchanges.verdicts
-                if one.initiator and one.mass and (one.partner == host.id or (host.id, number) not in verdicts):
-                    held.append((host.sessions[number].given, host.sessions[number].total))
-        return sum((mass for mass, _ in held), Fraction()), sum((total for _, total in held), Fraction())

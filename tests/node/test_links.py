@@ -78,8 +78,10 @@ def test_a_stream_goes_on_between_control_frames_that_never_end():
 
 
 def pooled():
+    """A vector of a pool, and what sends it."""
     pool = VectorPool(ModelState({"x": np.zeros(SIZE, np.float32)}))
-    return pool, pool.take()
+    vector = pool.take()
+    return pool, vector, Sender(7, vector.array, FP32, SIZE, lease=pool.lease(vector))
 
 
 def test_a_vector_that_is_being_sent_goes_back_to_the_pool_when_its_chunk_is_out():
@@ -88,8 +90,7 @@ def test_a_vector_that_is_being_sent_goes_back_to_the_pool_when_its_chunk_is_out
 
     async def main():
         link, reader = linked()
-        pool, vector = pooled()
-        sender = Sender(7, vector.array, FP32, SIZE, lease=pool.lease(vector))
+        pool, vector, sender = pooled()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
             link.start_bulk(7, sender)
@@ -111,8 +112,7 @@ def test_a_vector_that_is_being_sent_goes_back_to_the_pool_when_its_chunk_is_out
 def test_a_vector_goes_back_to_the_pool_once_when_its_stream_ends(begun):
     async def main():
         link, reader = linked(1 << 20)
-        pool, vector = pooled()
-        sender = Sender(7, vector.array, FP32, SIZE, lease=pool.lease(vector))
+        pool, vector, sender = pooled()
         async with trio.open_nursery() as nursery:
             link.start_bulk(7, sender)
             if begun:
@@ -131,8 +131,7 @@ def test_a_vector_goes_back_to_the_pool_once_when_its_stream_ends(begun):
 def test_one_that_breaks_in_the_middle_of_a_chunk_lets_its_vector_go():
     async def main():
         link, _ = linked()
-        pool, vector = pooled()
-        sender = Sender(7, vector.array, FP32, SIZE, lease=pool.lease(vector))
+        pool, vector, sender = pooled()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
             link.start_bulk(7, sender)
