@@ -17,7 +17,7 @@ TOOLS_READY := $(TOOLS)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference docs dist data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -104,6 +104,12 @@ docs: $(TOOLS_READY) ## build the pages into build/site, with every link and exa
 	rm -rf build/site
 	$(TOOLS)/bin/python -m sphinx -W --keep-going -q -b html -c docs -d build/pages . build/site
 	$(TOOLS)/bin/python -m pytest -q tests/docs
+
+notebooks: $(TOOLS_READY) ## run examples/notebooks and save what they show, minutes
+	$(TOOLS)/bin/python -m tests.notebooks.playing
+
+test-notebooks: $(TOOLS_READY) ## run examples/notebooks as they stand, minutes
+	$(TOOLS)/bin/python -m pytest -q -W default -m built tests/notebooks
 
 dist: $(TOOLS_READY) ## build wheel and sdist, check both, try the wheel in fresh environments; URL=https://HOST/OWNER/NAME
 	rm -rf build/lib build/bdist* dist *.egg-info

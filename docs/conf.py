@@ -45,6 +45,7 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#00639c", "color-brand-content": "#00639c"},
     "dark_css_variables": {"color-brand-primary": "#6cbcf0", "color-brand-content": "#6cbcf0"},
 }
+highlight_language = "text"  # a block that does not say what it is
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 
 

@@ -1,0 +1,39 @@
+"""Notebooks played by nbclient: by the test, which saves nothing, and by make notebooks, which saves what they showed.
+
+python -m tests.notebooks.playing
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+CELL_S = 1_800  # for a cell on a busy machine; one that hangs is ended all the same
+
+
+def played(path: Path) -> Any:
+    """The notebook after a run of all its cells, in its own folder. Raises what a cell raised."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    resources = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=CELL_S, kernel_name="python3", resources=resources).execute()
+    return notebook
+
+
+def main() -> None:
+    import nbformat
+
+    for path in NOTEBOOKS:
+        notebook = played(path)
+        for cell in notebook.cells:
+            cell.metadata.pop("execution", None)  # when each cell ran, which is nobody's business
+        nbformat.write(notebook, path)
+        print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
