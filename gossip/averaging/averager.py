@@ -388,7 +388,9 @@ class Averager:
             self.vectors.give(update.vector)
         current = visit.decided == boundary.decided
         for session, vector, mass in visit.snapshots:
-            if current or mass > 0 or not self.peer.under_way(session):
+            if not (mass or vector.start or self.peer.concerns(session)):
+                self.use_spare(vector, current)  # another exchange took its place while the copy was made
+            elif current or mass > 0 or not self.peer.under_way(session):
                 self.snapshotted(session, vector, mass)
             else:  # an update was decided since: it is to be in what this exchange mixes
                 self.vectors.give(vector)
@@ -399,7 +401,7 @@ class Averager:
             self.keep(visit.kept, visit.lives)
 
     def use_spare(self, spare: Vector, current: bool) -> None:
-        """The exchange that began at this boundary has its snapshot already, unless an update was decided since."""
+        """Those that want what this copy holds have their snapshot already, unless an update was decided since."""
         for session in self.boundary.take_requests(spare.cut) if current else ():
             spare.users += 1
             self.snapshotted(session, spare, 0.0)

@@ -150,6 +150,29 @@ def test_a_spare_copy_from_before_an_update_was_decided_is_not_used():
     assert sum(map(len, node.streams.pool.free.values())) == 1  # and it is given back
 
 
+@pytest.mark.parametrize("decided", [False, True])
+@in_trio
+def test_a_copy_whose_exchange_made_way_is_the_snapshot_of_the_one_that_it_made_way_for(decided):
+    """A copy of a large model takes as long as an offer does to come: the second exchange waited for a boundary more,
+    and the training loop made a second copy there."""
+    node = runtime()
+    averager, peer = node.averager, node.peer
+    averager.boundary.want_snapshot(99)  # of a session that is over when the copy is here
+    done = averager.boundary.visit(ignore)
+    assert [number for number, _, _ in done.snapshots] == [99]
+    session = wants_snapshot(node)
+    if decided:
+        averager.boundary.owe()
+    node.averager.updated(done)
+    assert not peer.concerns(99)
+    assert (session in averager.snapshots) is not decided
+    assert (session in averager.boundary.requests) is decided
+    if decided:
+        assert sum(map(len, node.streams.pool.free.values())) == 1, "it is given back"
+    else:
+        assert averager.snapshots[session] is done.snapshots[0][1]
+
+
 class Copy(Copies):
     """On CUDA a copy may end between two looks at it."""
 
