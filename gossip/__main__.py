@@ -305,6 +305,56 @@ def sim_sweep(
 
 
 @app.command()
+def plan(
+    links: Annotated[
+        Path | None, typer.Argument(metavar="LINKS.toml", help="As a scenario's file: links, machines.")
+    ] = None,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="In its place: a running node that is asked; repeat for several."),
+    ] = None,
+    secret_file: SecretFile = None,
+    model_mb: Annotated[
+        float, typer.Option(metavar="MB", min=1e-6, max=1e6, help="What is trained, in float32.")
+    ] = 10.0,
+    step_s: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=1e-6, help="One training step, in place of the file's.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", min=2, max=1000, help="In place of the file's, or of 8.")
+    ] = None,
+    seed: SimSeed = None,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Runs of each candidate.")] = 3,
+    more: Annotated[
+        list[str] | None,
+        typer.Option("--try", metavar="SETTINGS", help="Another to try, as 'mix_every_steps=4 codec=int8'."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Writes the [gossip] section for --config.")] = None,
+    jobs: SimJobs = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    quiet: SimQuiet = False,
+) -> None:
+    """Say which settings suit given links, before machines are rented.
+
+    A small model that stands for yours learns on them with a dozen settings; the cheapest that does is named.
+    """
+    if (links is None) == (not measure):
+        raise ConfigError("Name the file of your links, or running nodes by --measure HOST:PORT: one of the two.")
+    from sim.planner import command
+
+    table = None
+    if measure:
+        from node.cli import main as cli
+
+        table = cli.links(measure, secret_file=secret_file)
+    code = command.plan(
+        links, table=table, model_mb=model_mb, step_s=step_s, nodes=nodes, seed=seed, seeds=seeds, more=more or (),
+        out=out, as_json=json, quiet=quiet, jobs=jobs,
+    )  # fmt: skip
+    raise typer.Exit(code)
+
+
+@app.command()
 def replay(
     scenarios: Annotated[list[Path], typer.Argument(metavar="SCENARIO.toml", show_default=False)],
     seed: SimSeed = None,

@@ -237,6 +237,11 @@ class Face:
         """Everybody else this peer knows of."""
         return self.membership.members()
 
+    def link(self, peer: PeerId) -> tuple[float | None, float | None]:
+        """Of the link to this member, as far as it is known: seconds there and back, and MB/s each way of the last
+        exchanges, with all that they waited for."""
+        return self.membership.rtt_s(peer), self.exchanges.durations.rate(peer)
+
     @property
     def turnover(self) -> int:
         """Grows whenever the members, or an address of one, may have changed."""

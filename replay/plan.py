@@ -109,6 +109,8 @@ def check(scenario: Scenario) -> None:
         raise ConfigError("network.congestion = 'none' cannot be replayed: real nodes speak TCP, so name bbr or cubic.")
     if scenario.attackers is not None and scenario.attackers.share > 0:
         raise ConfigError("attackers cannot be replayed: no real node lies; leave the table out.")
+    if scenario.task.model_mb is not None:
+        raise ConfigError("task.model_mb cannot be replayed: real nodes send what they train; leave it out.")
     if scenario.task.optimizer.quasi_global > 0:
         raise ConfigError("task.optimizer.quasi_global cannot be replayed yet: use momentum.")
     rates = {"network": scenario.network.rate_mbit_s} | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import random
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
 from sim.engine.level import WholeLevel
 from sim.engine.swarm import Swarm
@@ -119,7 +121,8 @@ class ExchangeSimulation(Played):
                 f"task.model = {scenario.task.model!r} has buffers, as the running statistics of BatchNorm are, which "
                 "is beyond fidelity = 'exchange': use GroupNorm or LayerNorm, or play it with fidelity = 'whole'."
             )
-        network = network_of(scenario.network, scenario.seed, True, scenario.fleet)
+        weight = scenario.task.weight(learners.elements)
+        network = network_of(scenario.network, scenario.seed, True, scenario.fleet, weight)
         churn = churn_of(scenario.churn, scenario.seed, scenario.peers)
         sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
         self.level = ExchangeLevel(scenario, names, network, learners, sessions)
@@ -140,7 +143,8 @@ class Simulation(Played):
         self.names = names
         self.liars = liars(scenario.attackers, names, seed)
         self.learners = Learners(scenario.task, names, seed, device=device)
-        network = network_of(scenario.network, seed, ideal, scenario.fleet)
+        weight = scenario.task.weight(self.learners.elements)
+        network = network_of(scenario.network, seed, ideal, scenario.fleet, weight)
         latencies, takes = (6, "six latencies to open with TLS") if network.tls else (4, "four latencies to open")
         if not ideal and latencies * network.longest_s >= scenario.gossip.hello_timeout_s:
             raise ConfigError(
@@ -149,7 +153,7 @@ class Simulation(Played):
                 f"{scenario.gossip.hello_timeout_s:g})."
             )
         self.swarm = Swarm(
-            seed, network, scenario.config, trainer=self.learners if scenario.trains else None,
+            seed, network, patient(scenario.config, weight), trainer=self.learners if scenario.trains else None,
             ideal=ideal, parameters=self.learners.parameters,
         )  # fmt: skip
         self.times = StepTimes(scenario.compute, seed, scenario.fleet)
@@ -221,6 +225,12 @@ class Simulation(Played):
         """Neighbours by number fall into one group; a newcomer into that of its number."""
         size = self.scenario.peers
         self.swarm.partition([[row for row in range(size) if row * groups // size == group] for group in range(groups)])
+
+
+def patient(config: Config, weight: float) -> Config:
+    """Peers that know of a small model alone, and wait for streams as those of the large one would."""
+    slowest = config.slowest_rate_mb_s
+    return config if weight == 1.0 else dataclasses.replace(config, slowest_rate_mb_s=slowest / weight)
 
 
 def simulate(

@@ -423,6 +423,11 @@ class Membership:
         """Everyone else we know of. Walks the table: for people, not for every message."""
         return [(entry.record, entry.state) for entry in self._table.entries.values() if entry is not self._table.mine]
 
+    def rtt_s(self, peer: PeerId) -> float | None:
+        """There and back, seconds, smoothed over the probes of this member; None before one was answered."""
+        entry = self._table.entries.get(peer)
+        return None if entry is None else entry.rtt_s
+
     @property
     def my_samples(self) -> int:
         """Our own, of this life and for our run."""

@@ -350,7 +350,7 @@ class StatusQuery:
 
 @message("status")
 class StatusReply:
-    """One page: the node's metrics, and members as (id, address, state, steps, samples, loss, ready)."""
+    """One page: the node's metrics, and members as (id, address, state, steps, samples, loss, ready, rtt_s, mb_s)."""
 
     metrics: tuple[Any, ...] = of("any", 4_096)
     members: tuple[Any, ...] = of("any", 49_152)

@@ -285,6 +285,15 @@ def ask(address: str, secret_file: Path | None, timeout_s: float) -> dict[str, A
     return query(where, secret, timeout_s)
 
 
+# -- gossip plan -------------------------------------------------------------------------------------------------------
+def links(addresses: Sequence[str], *, secret_file: Path | None) -> dict[str, Any]:
+    """The links among the nodes of a running swarm, as tables of a scenario's file."""
+    from node.observe.links import asked, tables
+
+    secret = None if secret_file is None else read_secret(secret_file)
+    return tables(asked([parse_address(address) for address in addresses], secret))
+
+
 def shown(value: Any) -> str:
     """A figure for a person."""
     match value:

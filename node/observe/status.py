@@ -42,7 +42,7 @@ def status_page(
     rows = sorted((record.id, record, state) for record, state in peer.members() if record.id > after)
     page = tuple(
         (record.id, str(record.address) if record.address else None, state.value, record.steps, record.samples,
-         record.loss, record.ready)
+         record.loss, record.ready, *peer.link(record.id))
         for _, record, state in rows[:PAGE]
     )  # fmt: skip
     return StatusReply((me.id.hex(), address, swarm, *figures), page, len(rows) > PAGE)
@@ -127,11 +127,11 @@ def member_of(row: Any, after: bytes) -> dict[str, Any]:
     peer = row[0] if isinstance(row, tuple) and row else None
     if type(peer) is not bytes or len(peer) != 16 or peer <= after:
         raise ProtocolError("The node's answer is not a status.")
-    values = (*row[1:], *[None] * 6)
-    where, state, steps, samples, loss, ready = (plain(value) for value in values[:6])
+    values = (*row[1:], *[None] * 8)
+    where, state, steps, samples, loss, ready, rtt_s, mb_s = (plain(value) for value in values[:8])
     return {
         "id": peer.hex(), "address": where, "state": state, "steps": steps, "samples": samples, "loss": loss,
-        "ready": ready,
+        "ready": ready, "rtt_s": rtt_s, "mb_s": mb_s,
     }  # fmt: skip
 
 

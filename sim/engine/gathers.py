@@ -55,7 +55,8 @@ class GroupStreams:
         if not values.size:
             return
         to, key = self.links.by_id[member], (host, group.session)
-        size_bytes = group.codec.encoded_bytes(values.size)
+        carrier = self.links.carrier
+        size_bytes = carrier.network.bytes_of(group.codec.encoded_bytes(values.size))
         self.sent(size_bytes)
         flow: Flow | None = None
 
@@ -64,7 +65,7 @@ class GroupStreams:
                 self.under_way[key].pop(flow, None)
 
         number, place = key[1], group.place
-        flow = self.links.carrier.stream(
+        flow = carrier.stream(
             host, to, size_bytes, True, gone, self.on_stalled, number, self.arrive, number, place, values, handler
         )  # fmt: skip
         if flow is not None:

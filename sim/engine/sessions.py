@@ -91,7 +91,7 @@ class Sessions:
             pair.values = values
         else:  # it computes with what it holds
             values, encoded = pair.send(host.liar.sends(pair.ours, pair.session))
-        to, size_bytes = self.links.by_id[pair.partner], pair.codec.encoded_bytes(values.size)
+        to, size_bytes = self.links.by_id[pair.partner], self.network.bytes_of(pair.codec.encoded_bytes(values.size))
         self.stream(host, to, pair.session, values, size_bytes, pair.receives, self.on_stream, encoded)
 
     def stream(
@@ -211,7 +211,7 @@ class Sessions:
             host.averager.fail(effect.session, "broken")
             return
         piece = snapshot.piece(effect.start, effect.stop)
-        to, size_bytes = self.links.by_id[effect.partner], self.raw.encoded_bytes(piece.size)
+        to, size_bytes = self.links.by_id[effect.partner], self.network.bytes_of(self.raw.encoded_bytes(piece.size))
         self.stream(host, to, effect.session, piece, size_bytes, False, self.on_piece)
 
     def on_served(self, host: Host, session: int) -> None:

@@ -50,7 +50,7 @@ class ExchangeLevel:
         for name in names:
             network.add(name)
         self.sizes = Sizes(scenario.config, learners.elements)
-        self.streams = StreamTimes(network, self.sizes.stream, names, seed)
+        self.streams = StreamTimes(network, network.bytes_of(self.sizes.stream), names, seed)
         draws = [Draws(seed, name, "exchanges") for name in names]
         slow = scenario.compute.step_s.mean > LEAST_S / 2
         patient = network.longest_s > 0 or network.transport is not None or slow

@@ -126,7 +126,8 @@ class Presence:
         if gives is not None:
             self.tape.put(donor, steps, GIVE, *gives)
         self.fetched += 1
-        return at, at + self.streams.stream(donor, peer, at, self.raw.encoded_bytes(elements))
+        size_bytes = self.streams.network.bytes_of(self.raw.encoded_bytes(elements))
+        return at, at + self.streams.stream(donor, peer, at, size_bytes)
 
     def on_whole(self, peer: int, life: int, number: int, given: list[tuple[int, int, float]]) -> None:
         """All pieces are here, or a donor died before it gave its own and others are asked."""

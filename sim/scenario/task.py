@@ -119,6 +119,9 @@ class Task:
     ``samples_per_peer``: None divides the data set among the peers; a number gives each so many samples of its own
     draw, which others may hold as well. Where the data set has fewer than 8 samples for each peer (1,437 digits among
     10,000 peers), None means 16 drawn with overlap.
+
+    ``model_mb``: the model stands for one of so many MB of float32. Links carry what that one's vectors weigh, and
+    nothing else is different: a small model says in seconds how a large one mixes. None: it stands for itself.
     """
 
     dataset: str = "digits"  # or "module:function", giving (x_train, y_train, x_test, y_test)
@@ -131,6 +134,7 @@ class Task:
     samples_per_peer: int | None = None
     hidden: int | None = None  # width of the mlp; None: 64
     elements: int = 1  # of a vector of "averaging"
+    model_mb: float | None = None
 
     def __post_init__(self) -> None:
         tables.settle(self)
@@ -152,3 +156,9 @@ class Task:
             value = getattr(self, key)
             require(value is None or value >= 1, key, value, "1 or more")
             require(value is None or value <= LARGEST, key, value, f"{LARGEST:,} at most")
+        right = self.model_mb is None or 0 < self.model_mb <= LARGEST
+        require(right, "model_mb", self.model_mb, f"a size in MB above 0, {LARGEST:,} at most")
+
+    def weight(self, elements: int) -> float:
+        """What a byte of these ``elements`` weighs on a link: 1, or more where they stand for a larger model."""
+        return 1.0 if self.model_mb is None else self.model_mb * 1e6 / (4 * elements)

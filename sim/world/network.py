@@ -34,6 +34,7 @@ class NetworkModel:
     loss: float = 0.0  # of packets, where there is TCP; else of messages and of streams, which then never arrive
     congestion: Congestion | None = None  # of TCP; None: there is none, and a rate is a rate from the first byte
     tls: bool = False  # over TCP
+    weight: float = 1.0  # of a byte of a vector, where a small model stands for a large one
 
     def __post_init__(self) -> None:
         if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
@@ -46,6 +47,10 @@ class NetworkModel:
             raise ConfigError(f"congestion must be one of {', '.join(get_args(Congestion))}, or None.")
         if self.tls and self.congestion is None:
             raise ConfigError("tls needs a congestion control: it is spoken over TCP.")
+
+    def bytes_of(self, encoded_bytes: int) -> int:
+        """What a link carries of a vector that is encoded in so many bytes."""
+        return encoded_bytes if self.weight == 1.0 else max(1, round(self.weight * encoded_bytes))
 
     def add(self, name: str) -> None:
         """A new peer, the next in number; its randomness comes from its name."""
@@ -177,11 +182,13 @@ class FleetNetwork(NetworkModel):
         return self.base.down_bytes_s(peer) if rate is None else rate.down_bytes_s
 
 
-def network_of(spec: NetworkSpec, seed: int, ideal: bool = False, fleet: Sequence[PeerSpec] = ()) -> NetworkModel:
+def network_of(
+    spec: NetworkSpec, seed: int, ideal: bool = False, fleet: Sequence[PeerSpec] = (), weight: float = 1.0
+) -> NetworkModel:
     """The network that a scenario describes, without its cuts: those are events of the swarm. A perfect one has no
     TCP, nor one that is said to have none; nor has that of an ``ideal`` membership, unless it loses packets: there
     links are left out, and with them what they take."""
-    common: dict[str, Any] = {"loss": spec.loss}
+    common: dict[str, Any] = {"loss": spec.loss, "weight": weight}
     if has_tcp(spec, ideal, fleet):
         common |= {"congestion": spec.congestion, "tls": spec.tls}
     base, own = base_of(spec, seed, common, by_name(fleet)), [each for each in fleet if each.links]

@@ -1,0 +1,86 @@
+"""The settings that are tried: how often, how coarsely, how much at once, and with whom."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gossip.config import Config
+from gossip.errors import ConfigError
+from sim.scenario.scenario import Scenario, value_of
+
+__all__ = ["GIVEN", "Candidate", "candidates", "parse", "played"]
+
+GIVEN = "as given"
+MOST = 12
+TRIED = ("fp32", "bf16", "int8", "int4")
+LONGEST = 128  # steps that an exchange is taken to last: beyond it all mix as often as they can
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """``changes``: what is said under ``[gossip]`` beside what the file says there."""
+
+    name: str
+    changes: Mapping[str, Any]
+
+
+def candidates(scenario: Scenario, steps_of: Callable[[str], float]) -> list[Candidate]:
+    """What the file says, and up to eleven others around the pace that these links allow: no pair can mix more often
+    than an exchange takes, and who mixes much more rarely leaves the links idle. ``steps_of``: local steps that pass
+    while two whole vectors are exchanged with a codec."""
+    often, middle, rarely = ({codec: paces(steps_of(codec))[which] for codec in TRIED} for which in range(3))
+    tried = [
+        paced("int8", middle), paced("int8", often), paced("fp32", middle), paced("int4", middle), paced("int4", often),
+        paced("int8", rarely), paced("int8", middle, "groups of 4", mixing="group", selection="grid", group_size=4),
+        paced("int8", middle, "plain means", outer_momentum=0.0, outer_rate=1.0),
+        paced("int8", often, "by quarters", part="fragments 4"), paced("bf16", middle), paced("fp32", often),
+        paced("fp32", rarely), paced("int4", rarely), paced("bf16", often),
+    ]  # fmt: skip
+    found, seen = [Candidate(GIVEN, {})], [scenario.config]
+    for candidate in tried:
+        try:
+            config = played(scenario, candidate).config
+        except ConfigError:  # it does not go with what the file says
+            continue
+        if config not in seen and len(found) < MOST:
+            found.append(candidate)
+            seen.append(config)
+    return found
+
+
+def paces(steps: float) -> tuple[int, int, int]:
+    """Steps from one mix to the next, where an exchange takes so many: half of it, twice and eight times."""
+    pace = 2 ** round(math.log2(min(max(steps, 1.0), LONGEST)))
+    return max(1, pace // 2), 2 * pace, 8 * pace
+
+
+def paced(codec: str, every: Mapping[str, int], method: str = "", **changes: Any) -> Candidate:
+    """One with this codec that mixes every so many steps."""
+    steps = every[codec]
+    name = f"{codec} every {steps}" + (f", {method}" if method else "")
+    return Candidate(name, {"codec": codec, "mix_every_steps": steps} | changes)
+
+
+def played(scenario: Scenario, candidate: Candidate) -> Scenario:
+    """The scenario with its settings. Raises :class:`ConfigError`."""
+    return scenario.replace(**{f"gossip.{key}": value for key, value in candidate.changes.items()})
+
+
+def parse(text: str) -> Candidate:
+    """``"mix_every_steps=4 codec=int8"``. Raises :class:`ConfigError`."""
+    known, changes = {field.name for field in dataclasses.fields(Config)}, dict[str, Any]()
+    for word in text.split():
+        key, equals, value = word.partition("=")
+        key = key.removeprefix("gossip.")
+        if not equals or key not in known:
+            raise ConfigError(
+                f"--try {text!r} cannot be read: write keys of [gossip], as 'mix_every_steps=4 codec=int8'."
+            )
+        changes[key] = value_of(value)
+    if not changes:
+        raise ConfigError("--try names nothing to try: write keys of [gossip], as 'mix_every_steps=4 codec=int8'.")
+    return Candidate(text, changes)

@@ -1,0 +1,94 @@
+"""What `gossip plan` does, once `gossip.__main__` has read its options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gossip.config import read_toml
+from gossip.errors import LocalError
+from sim.planner.candidates import candidates, parse
+from sim.planner.study import Study
+from sim.planner.world import World
+from sim.scenario.tables import toml_text
+
+__all__ = ["plan"]
+
+
+def plan(
+    file: Path | None,
+    *,
+    table: Mapping[str, Any] | None = None,
+    model_mb: float = 10.0,
+    step_s: float | None = None,
+    nodes: int | None = None,
+    seed: int | None = None,
+    seeds: int = 3,
+    more: Sequence[str] = (),
+    out: Path | None = None,
+    as_json: bool = False,
+    quiet: bool = False,
+    jobs: int | None = None,
+) -> int:
+    """Try settings on the links of a file, or of a ``table`` as one would hold, ``jobs`` at once (None: as many as
+    there are cores), and say which to take; the exit code, 130 after ^C. ``more``: settings to try beside ours. Raises
+    as :func:`sim.cli.run`."""
+    from sim.cli import results_of
+    from sim.jobs import Assignment
+    from sim.report.result import Result
+
+    done: dict[int, Result] = {}
+    try:
+        held = read_toml(file, "plan") if file is not None else dict(table or {})
+        world = World.from_mapping(
+            held, str(file or "what was measured"), model_mb=model_mb, step_s=step_s, nodes=nodes, seed=seed
+        )
+        tried = candidates(world.scenario, world.exchange_steps)
+        study = Study(world, [*tried, *(parse(text) for text in more)], seeds)
+        todo = [Assignment(scenario, f"{one.candidate.name}, seed {scenario.seed}") for one, scenario in study.runs]
+        done.update(results_of(todo, jobs, quiet, {}))
+    except KeyboardInterrupt:
+        print("gossip: stopped before all was played: nothing can be said yet.", file=sys.stderr)
+        return 130
+    study.take(done)
+    if out is not None:
+        try:
+            out.write_text(study.to_toml(), encoding="utf-8")
+        except OSError as error:
+            raise LocalError(f"The plan cannot be written to {out} ({error.strerror}): name another file.") from None
+    if as_json:
+        print(json.dumps(study.to_mapping(), allow_nan=False))
+    else:
+        show(study, out)
+    return 0
+
+
+def show(study: Study, out: Path | None) -> None:
+    """The table, what is advised, and the section."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    world = study.world.scenario
+    heads, rows = study.table()
+    table = Table(
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left",
+        title=f"{world.name}: {world.peers} nodes, a model of {world.task.model_mb:g} MB, {study.seeds} "
+        f"seed{'s' if study.seeds > 1 else ''}",
+    )  # fmt: skip
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    for sentence in study.sentences:
+        console.print(sentence)
+    if out is None:
+        section = toml_text({"gossip": study.settings()}).strip()
+        console.print(f"\n{section}\n\n--out FILE writes this, for gossip run --config FILE.")
+    else:
+        console.print(f"{out} has it for gossip run --config.")

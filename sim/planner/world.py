@@ -1,0 +1,103 @@
+"""The links and machines that a plan is for, and the stand-in that learns on them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gossip.codecs import get_codec
+from gossip.errors import ConfigError
+from sim.scenario.scenario import Scenario
+from sim.world.network import NetworkModel, network_of
+from sim.world.tcp import Line, line_key
+
+__all__ = ["World"]
+
+STEPS = 400  # of a peer: the stand-in learns for so long, or
+MIXES = 16.0  # as many as that many exchanges take, where links are slow,
+MOST_STEPS = 2_000  # and no longer: what is tried takes longer than anybody waits otherwise
+MOST_PEERS = 32  # whose pairs say what an exchange takes
+LEARNING_RATE = 0.1  # of SGD for so many STEPS; a longer run learns more slowly, so that it is about its whole length
+TASK: dict[str, Any] = {"dataset": "digits", "model": "mlp", "partition": {"kind": "dirichlet", "alpha": 0.3}}
+"""A perceptron of 4,810 parameters on handwritten digits, each peer with classes of its own: who mixes too rarely, or
+too coarsely, pays for it as a large model does."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """``scenario`` has the task, links, machines and churn that all candidates share, and as ``gossip`` what they are
+    compared with."""
+
+    scenario: Scenario
+
+    @classmethod
+    def from_mapping(
+        cls, held: Mapping[str, Any], source: str, *, model_mb: float, step_s: float | None = None,
+        nodes: int | None = None, seed: int | None = None,
+    ) -> World:  # fmt: skip
+        """A scenario's tables, of which none must be there: what is left out is 8 nodes, a step of 0.1 s, and the
+        stand-in as the task. ``source``: what a sentence calls them. Raises :class:`ConfigError`."""
+        table = dict(held)
+        for key in ("rounds", "fidelity", "attackers"):
+            if key in table:
+                raise ConfigError(f"{source}: {key} has no place in a plan: leave it out.")
+        given = table.get("task", {})
+        if not isinstance(given, dict):
+            raise ConfigError(f"{source}: task must be a table, written [task].")
+        name = Path(source).stem
+        table = {"name": name, "peers": 8} | table | {"task": TASK | given | {"model_mb": model_mb}}
+        if step_s is not None:
+            table["compute"] = {"step_s": step_s}
+        if nodes is not None:
+            table["peers"] = nodes
+        if seed is not None:
+            table["seed"] = seed
+        length_s = table.pop("duration_s", None)
+        try:
+            scenario = Scenario.from_mapping(table | {"duration_s": 1.0 if length_s is None else length_s})
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from error
+        if scenario.peers < 2:
+            raise ConfigError(f"{source}: a plan is for 2 nodes or more, which mix with each other.")
+        if not scenario.trains:
+            raise ConfigError(f"{source}: a plan needs a task that is learned: leave task.dataset out.")
+        world = cls(scenario)
+        if length_s is not None:
+            return world
+        steps = min(max(STEPS, MIXES * world.exchange_steps("fp32")), MOST_STEPS)
+        changes: dict[str, Any] = {"duration_s": steps * scenario.compute.step_s.mean}
+        if "optimizer" not in given:
+            changes["task.optimizer.lr"] = LEARNING_RATE * STEPS / steps
+        return cls(scenario.replace(**changes))
+
+    def exchange_steps(self, codec: str) -> float:
+        """Local steps that pass while two whole vectors are exchanged with this codec: the median over the pairs, both
+        ways at once, without anything else on their links."""
+        scenario = self.scenario
+        network = network_of(scenario.network, scenario.seed, fleet=scenario.fleet)
+        for number in range(scenario.peers):
+            network.add(str(number))
+        assert scenario.task.model_mb is not None
+        size_bytes = get_codec(codec).encoded_bytes(round(1e6 * scenario.task.model_mb / 4))
+        pairs = [(a, b) for a in range(min(scenario.peers, MOST_PEERS)) for b in range(a)]
+        takes_s = statistics.median(pair_seconds(network, a, b, size_bytes) for a, b in pairs)
+        return takes_s / scenario.compute.step_s.mean
+
+
+def pair_seconds(network: NetworkModel, a: int, b: int, size_bytes: float) -> float:
+    """Offer, answer and the slower of the two streams."""
+    latency_s = network.latency(a, b)
+    slowest_s = 0.0
+    for sender, receiver in ((a, b), (b, a)):
+        rate = min(network.up_bytes_s(sender), network.down_bytes_s(receiver))
+        if network.transport is None:
+            takes_s = latency_s + (0.0 if math.isinf(rate) else size_bytes / rate)
+        else:
+            line = Line(line_key(sender, receiver, 0.0), 0.0, network.loss_of(sender, receiver))
+            takes_s = network.transport.seconds(line, size_bytes, rate, 2 * latency_s, 0.0, duplex=True)
+        slowest_s = max(slowest_s, takes_s)
+    return 2 * latency_s + slowest_s

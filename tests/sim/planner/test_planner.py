@@ -1,0 +1,215 @@
+"""`gossip plan`: a small model weighs what a large one does; of what is tried the cheapest good settings are named."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+
+import numpy as np
+import pytest
+
+from gossip import __main__ as command
+from gossip.config import Config
+from gossip.errors import ConfigError, LocalError
+from replay.plan import Plan
+from sim.planner import command as planner
+from sim.planner.candidates import GIVEN, Candidate, candidates, parse, played
+from sim.planner.study import Study, first_at
+from sim.planner.world import STEPS, World
+from sim.scenario.scenario import Scenario
+from sim.simulation import simulate
+
+SLOW = {"network": {"latency": {"kind": "constant", "value_ms": 25}, "rate_mbit_s": 20, "loss": 0.01}}
+WORLD = {
+    "peers": 6, "duration_s": 20.0, "task": {"dataset": "averaging"},
+    "churn": {"up": {"kind": "exponential", "mean": 20}, "down": {"kind": "exponential", "mean": 2}}, **SLOW,
+}  # fmt: skip
+
+
+def world_of(**tables) -> World:
+    return World.from_mapping(tables, "links.toml", model_mb=1.0)
+
+
+@pytest.mark.parametrize(("fidelity", "codec"), [("whole", "fp32"), ("whole", "int8"), ("exchange", "fp32")])
+def test_a_model_that_stands_for_a_larger_one_takes_as_long_and_as_many_bytes(fidelity, codec):
+    """Exchanges, joins and what the protocol waits for, with packets lost and nodes that come and go."""
+    base = Scenario.from_mapping(
+        {**WORLD, "fidelity": fidelity, "gossip": {"codec": codec},
+         "membership": {"mode": "ideal" if fidelity == "exchange" else "protocol"}}
+    )  # fmt: skip
+    large = simulate(base.replace(**{"task.elements": 256_000}), progress=False)
+    small = simulate(base.replace(**{"task.elements": 2_560, "task.model_mb": 1.024}), progress=False)
+    assert len(large.exchange_s) > 20
+    assert np.allclose(large.exchange_s, small.exchange_s, rtol=1e-6)
+    said = ("exchanges_done", "exchanges_failed")
+    assert [large.summary[key] for key in said] == [small.summary[key] for key in said]
+    assert small.summary["bytes_sent"] == pytest.approx(large.summary["bytes_sent"], rel=1e-4)
+
+
+def test_what_does_not_go_with_a_stand_in_is_refused():
+    with pytest.raises(ConfigError, match=r"gossip\.codec = 'auto'"):
+        Scenario.from_mapping({**WORLD, "task": {"model_mb": 1.0}, "gossip": {"codec": "auto"}})
+    with pytest.raises(ConfigError, match="model_mb = 0"):
+        Scenario.from_mapping({**WORLD, "task": {"model_mb": 0}})
+    with pytest.raises(ConfigError, match="cannot be replayed"):
+        Plan.of(Scenario.from_mapping({"peers": 2, "duration_s": 5, "membership": {"start": "seed"},
+                                       "task": {"model_mb": 1.0}}))  # fmt: skip
+
+
+def test_candidates_are_around_the_pace_that_the_links_allow():
+    slow, fast = world_of(**SLOW), world_of(network="datacentre")
+    for world in (slow, fast):
+        tried = candidates(world.scenario, world.exchange_steps)
+        assert tried[0].name == GIVEN
+        assert len(tried) == 12
+        configs = [played(world.scenario, one).config for one in tried]
+        assert all(configs.count(one) == 1 for one in configs), "each is tried once"
+    assert slow.exchange_steps("fp32") > 3 * slow.exchange_steps("int8") > 9 * fast.exchange_steps("fp32")
+    slowest, quickest = (
+        max(one.changes.get("mix_every_steps", 0) for one in candidates(each.scenario, each.exchange_steps))
+        for each in (slow, fast)
+    )
+    assert slowest > quickest
+
+
+def test_what_does_not_go_with_the_file_is_not_tried():
+    world = world_of(gossip={"selection": "nearest", "shortcuts": 0.2}, **SLOW)
+    tried = candidates(world.scenario, world.exchange_steps)
+    assert all(
+        "nearest" in str(played(world.scenario, one).gossip.selection) or one.changes.get("selection") for one in tried
+    )
+
+
+def test_slow_links_are_watched_for_longer_and_learned_on_more_slowly():
+    fast, slow = world_of(network="lan"), world_of(network={"rate_mbit_s": 1})
+    lengths = [world.scenario.duration_s / world.scenario.compute.step_s.mean for world in (fast, slow)]
+    assert lengths[0] == STEPS < lengths[1]
+    rates = [world.scenario.task.optimizer.lr for world in (fast, slow)]
+    assert rates[0] * lengths[0] == pytest.approx(rates[1] * lengths[1])
+
+
+@pytest.mark.parametrize("tables", [{"rounds": 3}, {"peers": 1}, {"task": {"dataset": "averaging"}}, {"task": 3},
+                                    {"attackers": {"share": 0.1}}, {"network": {"rate": 3}}])  # fmt: skip
+def test_what_is_no_world_is_one_sentence(tables):
+    with pytest.raises(ConfigError, match=r"^links\.toml: "):
+        world_of(**tables)
+
+
+# -- what follows ----------------------------------------------------------------------------------------------------
+def studied(accuracies, sent, seeds=3):
+    """A study of these candidates, each with accuracies by seed and MB a minute."""
+    study = Study(
+        world_of(**SLOW), [Candidate(name, {"mix_every_steps": 4 + n}) for n, name in enumerate(accuracies)], seeds
+    )
+    for outcome in study.outcomes:
+        name = outcome.candidate.name
+        outcome.accuracy = list(accuracies[name])
+        outcome.sent = [1e6 * sent[name]] * seeds
+        outcome.curves = [(np.array([0.0, 10.0, 20.0]), np.array([0.1, a - 0.1, a])) for a in accuracies[name]]
+        outcome.exchange_s, outcome.mixes, outcome.distance = [0.5] * seeds, [30.0] * seeds, [1.0] * seeds
+    return study
+
+
+def test_the_cheapest_within_a_point_of_the_best_is_taken():
+    study = studied(
+        {
+            GIVEN: [0.80, 0.81, 0.82],
+            "best": [0.91, 0.93, 0.92],
+            "lean": [0.91, 0.925, 0.915],
+            "poor": [0.85, 0.9, 0.86],
+        },
+        {GIVEN: 50, "best": 40, "lean": 10, "poor": 1},
+    )
+    assert (study.best.candidate.name, study.choice.candidate.name) == ("best", "lean")
+    assert study.within == 3
+    assert study.settings()["mix_every_steps"] == 6
+    text = " ".join(study.sentences)
+    assert "Take lean" in text
+    assert "4 times as much" in text
+    assert "10.7 ± 0.6 points better than what is given" in text
+    heads, rows = study.table()
+    assert [row[0].strip() for row in rows] == ["best", "> lean", "poor", GIVEN]
+    assert heads[2] == "to 90 %"
+    assert rows[-1][2] == "–"  # noqa: RUF001
+
+
+def test_settings_with_which_nobody_mixed_are_not_advised():
+    study = studied({GIVEN: [0.8] * 3, "never": [0.9] * 3}, {GIVEN: 9, "never": 0})
+    study.outcomes[1].mixes = [0.0] * 3
+    assert study.best is study.choice is study.given
+
+
+def test_how_sure_it_is_follows_from_the_seeds():
+    torn = studied({GIVEN: [0.5] * 3, "a": [0.90, 0.94, 0.92], "b": [0.93, 0.90, 0.92]}, {GIVEN: 9, "a": 8, "b": 1})
+    assert torn.choice.candidate.name == "b"
+    assert torn.within == 2
+    assert torn.sureness == "How sure: within a point of the best in 2 of 3 seeds; so on average are a."
+    assert "one seed says little" in studied({GIVEN: [0.5], "a": [0.9]}, {GIVEN: 1, "a": 1}, 1).sureness
+
+
+def test_one_that_diverged_is_never_taken_and_all_of_them_are_a_sentence():
+    study = studied({GIVEN: [0.8] * 3, "wild": [math.nan] * 3}, {GIVEN: 9, "wild": 1})
+    assert study.choice is study.given
+    assert json.dumps(study.to_mapping(), allow_nan=False)
+    nobody = Study(world_of(**SLOW), [Candidate(GIVEN, {})], 1)
+    with pytest.raises(LocalError, match="Nothing was learned"):
+        nobody.take({0: Diverged(nobody.runs[0][1])})
+
+
+class Diverged:
+    """A result without a number."""
+
+    exchange_s = np.zeros(0)
+
+    def __init__(self, scenario):
+        self.scenario = scenario
+        self.summary = {"accuracy": {"mean": None}, "virtual_s": 10.0, "bytes_sent": 0, "consensus_distance": None}
+
+    def column(self, name):
+        return np.array([math.nan])
+
+
+def test_when_an_accuracy_was_there_is_read_between_two_looks():
+    seconds, accuracies = np.array([0.0, 10.0, 20.0]), np.array([0.1, 0.5, 0.9])
+    assert first_at(seconds, accuracies, 0.7) == pytest.approx(15.0)
+    assert first_at(seconds, accuracies, 0.1) == 0.0
+    assert first_at(seconds, accuracies, 0.95) == math.inf
+
+
+@pytest.mark.parametrize("text", ["", "8", "mix_every=4", "mix_every_steps"])
+def test_what_cannot_be_tried_is_one_sentence(text):
+    with pytest.raises(ConfigError, match=r"--try .*mix_every_steps=4 codec=int8"):
+        parse(text)
+    assert parse("gossip.mix_every_steps=4 codec=int8").changes == {"mix_every_steps": 4, "codec": "int8"}
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+LINKS = 'name = "two homes"\npeers = 2\nduration_s = 2\n[task]\nmodel = "linear"\n[network]\nrate_mbit_s = 20\n'
+
+
+def test_the_command_plays_names_and_writes(tmp_path, capsys, monkeypatch):
+    path, out = tmp_path / "links.toml", tmp_path / "plan.toml"
+    path.write_text(LINKS)
+    monkeypatch.setattr(
+        planner, "candidates", lambda *_: [Candidate(GIVEN, {}), Candidate("rarely", {"mix_every_steps": 16})]
+    )
+    assert planner.plan(path, model_mb=0.1, seeds=2, more=["codec=int8"], out=out, jobs=1) == 0
+    printed = capsys.readouterr().out
+    assert "two homes: 2 nodes, a model of 0.1 MB, 2 seeds" in printed
+    assert all(name in printed for name in (GIVEN, "rarely", "codec=int8", "How sure"))
+    section = tomllib.loads(out.read_text())["gossip"]
+    assert Config.from_toml(out) == Config.from_mapping(section)
+    assert planner.plan(path, model_mb=0.1, seeds=1, as_json=True, jobs=1) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["choice"] in [one["name"] for one in told["tried"]]
+    assert told["virtual_s"] == 2.0
+
+
+@pytest.mark.parametrize("words", [["plan"], ["plan", "links.toml", "--measure", "127.0.0.1:1"]])
+def test_the_command_wants_a_file_or_nodes(words, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["gossip", *words])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    assert "one of the two" in capsys.readouterr().err
