@@ -51,6 +51,11 @@ class NewerPeer(Peer):
     def linked(self, peer, record, now):
         return [*super().linked(peer, record, now), Send(peer, Dance(3, ("waltz",)))]
 
+    def tick(self, now):
+        if self.ready and self.record.extra != EXTRA:  # who takes another run's weights begins its figures afresh
+            self.membership.update_me(now, extra=EXTRA)
+        return super().tick(now)
+
     def receive(self, sender, message, now):
         if isinstance(message, Dance):
             seen["dances"] += 1
