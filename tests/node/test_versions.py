@@ -154,22 +154,23 @@ def ask(*pages):
 
 
 METRIC_VALUES = ("ab" * 16, "h:1", "swarm", *[1] * (len(METRICS) - 3))
-ROW = (b"i" * 16, "h:2", "alive", 1, 2, 0.5, True)
+ROW = (b"i" * 16, "h:2", "alive", 1, 2, 0.5, True, 0.05, 2.5)
 
 
 def test_a_status_with_more_values_is_read_for_those_that_are_known():
     answer = ask(StatusReply((*METRIC_VALUES, 5, ("new",)), ((*ROW, "more", 7),), False))
     assert set(answer["metrics"]) == set(METRICS) - {"id", "address", "swarm"}
     assert answer["members"] == [
-        {"id": "69" * 16, "address": "h:2", "state": "alive", "steps": 1, "samples": 2, "loss": 0.5, "ready": True}
-    ]
+        {"id": "69" * 16, "address": "h:2", "state": "alive", "steps": 1, "samples": 2, "loss": 0.5, "ready": True,
+         "rtt_s": 0.05, "mb_s": 2.5}
+    ]  # fmt: skip
 
 
 def test_a_status_with_fewer_values_leaves_the_others_open():
     answer = ask(StatusReply(METRIC_VALUES[:5], (ROW[:4],), False))
     assert answer["metrics"]["exchanges_done"] is None
     assert answer["metrics"]["refused"] == ()
-    assert answer["members"][0]["samples"] is None
+    assert answer["members"][0]["samples"] is answer["members"][0]["rtt_s"] is None
 
 
 @pytest.mark.parametrize(
