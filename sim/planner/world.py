@@ -12,8 +12,9 @@ from typing import Any
 from gossip.codecs import get_codec
 from gossip.errors import ConfigError
 from sim.scenario.scenario import Scenario
+from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel, network_of
-from sim.world.tcp import Line, line_key
+from sim.world.tcp import Back
 
 __all__ = ["World"]
 
@@ -90,14 +91,13 @@ class World:
 
 def pair_seconds(network: NetworkModel, a: int, b: int, size_bytes: float) -> float:
     """Offer, answer and the slower of the two streams."""
-    latency_s = network.latency(a, b)
-    slowest_s = 0.0
-    for sender, receiver in ((a, b), (b, a)):
-        rate = min(network.up_bytes_s(sender), network.down_bytes_s(receiver))
-        if network.transport is None:
-            takes_s = latency_s + (0.0 if math.isinf(rate) else size_bytes / rate)
-        else:
-            line = Line(line_key(sender, receiver, 0.0), 0.0, network.loss_of(sender, receiver))
-            takes_s = network.transport.seconds(line, size_bytes, rate, 2 * latency_s, 0.0, duplex=True)
-        slowest_s = max(slowest_s, takes_s)
-    return 2 * latency_s + slowest_s
+    latency_s, ways = network.latency(a, b), ((a, b), (b, a))
+    there, back = (min(network.up_bytes_s(one), network.down_bytes_s(other)) for one, other in ways)
+    if network.transport is None:
+        rate = min(there, back)
+        return 3 * latency_s + (0.0 if math.isinf(rate) else size_bytes / rate)
+    going, coming = (Line(line_key(one, other, 0.0), 0.0, network.loss_of(one, other)) for one, other in ways)
+    streams = ((going, there, Back(coming, back)), (coming, back, Back(going, there)))
+    seconds = network.transport.seconds
+    takes_s = [seconds(line, size_bytes, rate, 2 * latency_s, 0.0, met) for line, rate, met in streams]
+    return 2 * latency_s + max(takes_s)
