@@ -18,7 +18,7 @@ from sim.report.units import bytes_text, duration_text, figure_text, number, sha
 from sim.scenario.scenario import Scenario
 from sim.scenario.tables import toml_text
 
-__all__ = ["Outcome", "Study"]
+__all__ = ["Study", "Tried"]
 
 POINT = 0.01  # of accuracy: what is as good as the best
 SHY = 0.02  # below what the best comes to at the end, the accuracy whose time is told
@@ -26,7 +26,7 @@ NEVER = "–"  # noqa: RUF001  a dash, where it was not reached
 
 
 @dataclass(slots=True)
-class Outcome:
+class Tried:
     """One candidate's runs: a figure of each seed."""
 
     candidate: Candidate
@@ -56,7 +56,7 @@ class Outcome:
         """Median over the seeds of when the mean accuracy was there; infinity where most runs never were."""
         return statistics.median(first_at(*curve, accuracy) for curve in self.curves)
 
-    def below(self, other: Outcome) -> tuple[float, float]:
+    def below(self, other: Tried) -> tuple[float, float]:
         """How much less accurate than the other it is, paired by seed: mean, and its standard error (NaN of one)."""
         gaps = [theirs - ours for theirs, ours in zip(other.accuracy, self.accuracy, strict=True)]
         error = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
@@ -68,8 +68,8 @@ class Study:
 
     def __init__(self, world: World, tried: Sequence[Candidate], seeds: int) -> None:
         self.world, self.seeds = world, seeds
-        self.outcomes = [Outcome(candidate) for candidate in tried]
-        self.runs: list[tuple[Outcome, Scenario]] = []
+        self.outcomes = [Tried(candidate) for candidate in tried]
+        self.runs: list[tuple[Tried, Scenario]] = []
         for count in range(seeds):
             for outcome in self.outcomes:
                 scenario = played(world.scenario, outcome.candidate)
@@ -84,20 +84,20 @@ class Study:
 
     # -- what follows --------------------------------------------------------------------------------------------
     @property
-    def given(self) -> Outcome:
+    def given(self) -> Tried:
         return next(outcome for outcome in self.outcomes if outcome.candidate.name == GIVEN)
 
     @property
-    def mixing(self) -> list[Outcome]:
+    def mixing(self) -> list[Tried]:
         """Those in which nodes mixed at all while they were watched: of the others nothing follows for longer runs."""
         return [outcome for outcome in self.outcomes if sum(outcome.mixes) > 0] or self.outcomes
 
     @property
-    def best(self) -> Outcome:
+    def best(self) -> Tried:
         return max(self.mixing, key=lambda outcome: outcome.mean)
 
     @property
-    def choice(self) -> Outcome:
+    def choice(self) -> Tried:
         """The one that sends least of those within a point of the best."""
         best = self.best
         good = [outcome for outcome in self.mixing if best.mean - outcome.mean <= POINT]
@@ -182,7 +182,7 @@ class Study:
             "tried": [self.row_of(outcome) for outcome in self.outcomes],
         }  # fmt: skip
 
-    def row_of(self, outcome: Outcome) -> dict[str, Any]:
+    def row_of(self, outcome: Tried) -> dict[str, Any]:
         gap, error = outcome.below(self.best)
         figures = {
             "accuracy": outcome.mean, "below_best": gap, "below_best_error": error,
@@ -206,7 +206,7 @@ def first_at(seconds: Any, accuracies: Any, wanted: float) -> float:
     return float(seconds[first - 1] + share * (seconds[first] - seconds[first - 1]))
 
 
-def sending(outcome: Outcome) -> str:
+def sending(outcome: Tried) -> str:
     return f"for {bytes_text(statistics.fmean(outcome.sent))} that each node sends in a minute"
 
 
@@ -214,5 +214,5 @@ def points(gap: float, error: float) -> str:
     return f"{100 * gap:.1f} points" if math.isnan(error) else f"{100 * gap:.1f} ± {100 * error:.1f} points"
 
 
-def ratio(one: Outcome, other: Outcome) -> str:
+def ratio(one: Tried, other: Tried) -> str:
     return f"{statistics.fmean(one.sent) / max(statistics.fmean(other.sent), 1.0):.2g} times"
