@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -144,8 +145,9 @@ class LocalSwarm:
             raise ConfigError(f"There is no script {script}: name a Python file.")
         if not 0 <= nodes <= NODES:
             raise ConfigError(f"nodes = {nodes} cannot work: take 0 to {NODES} processes of one machine.")
+        settings = None
         if isinstance(config, Mapping):
-            Config.from_mapping(config)
+            settings = toml_of(config)
         elif config is not None:
             Config.from_toml(Path(config))
         self.children: list[Child] = []
@@ -155,9 +157,9 @@ class LocalSwarm:
         self._rows: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._job = [str(script), *map(str, args)]
         self._options = ["--quiet", "--threads", str(threads)]
-        if isinstance(config, Mapping):
-            given, config = config, self._folder / "config.toml"
-            config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items()), "utf-8")
+        if settings is not None:
+            config = self._folder / "config.toml"
+            config.write_text(settings, "utf-8")
         if config is not None:
             self._options += ["--config", str(config)]
         weakref.finalize(self, _let_go, self.children, self._folder if folder is None else None, os.getpid())
@@ -190,6 +192,8 @@ class LocalSwarm:
         """Start one more node, which joins through those that run (or through ``seed`` alone), or begins a swarm where
         none does, perhaps with a page. ``wait_for``: members before it trains, and seconds at most. Returns at once,
         but for the first that others are to join through."""
+        if len(self.running) >= NODES:
+            raise LocalError(f"{NODES} nodes run on this machine: kill one, or let one leave, before another is added.")
         seeds = self._addresses() if seed is None else [seed]
         number = len(self.children)
         log, out, err = (self._folder / f"node-{number}.{kind}" for kind in ("jsonl", "out", "err"))
@@ -242,7 +246,8 @@ class LocalSwarm:
         what belongs to it, docs/cli.md; of one event alone, as "progress", of which one comes a second. The last 20,000
         are kept."""
         self.new_rows()
-        return [row for row in self._rows if event is None or row["event"] == event]
+        rows = [row for row in self._rows if event is None or row["event"] == event]
+        return sorted(rows, key=lambda row: float(row["t"]))  # one log may be read a moment before another
 
     def new_rows(self) -> list[tuple[Child, dict[str, Any]]]:
         """What the nodes have logged since the last call of this, :meth:`metrics` or :meth:`history`."""
@@ -302,6 +307,16 @@ class LocalSwarm:
             time.sleep(POLL_PERIOD_S)
         self.check()
         return []
+
+
+def toml_of(config: Mapping[str, Any]) -> str:
+    """As a file that a node reads. Raises ConfigError for what cannot work there."""
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
+    try:
+        Config.from_mapping(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config cannot be written as TOML ({error}): leave out what is None.") from None
+    return text
 
 
 def _end(children: Sequence[Child]) -> None:

@@ -136,6 +136,7 @@ def test_a_first_node_that_breaks_has_nobody_wait_for_it(tmp_path):
         ({"script": "nowhere.py"}, r"There is no script nowhere.py: name a Python file\."),
         ({"nodes": 65}, r"nodes = 65 cannot work: take 0 to 64"),
         ({"config": {"mix_evry_steps": 2}}, "mix_every_steps"),
+        ({"config": {"mix_every_steps": None}}, r"leave out what is None\."),
         ({"config": "nowhere.toml"}, r"Cannot read the config nowhere\.toml"),
     ],
 )
@@ -143,6 +144,27 @@ def test_what_cannot_work_is_refused_before_anything_starts(arguments, sentence,
     given = {"script": script_of(tmp_path, "")} | arguments
     with pytest.raises(ConfigError, match=sentence):
         LocalSwarm(given.pop("script"), **given)
+
+
+def test_no_more_are_added_than_one_machine_is_to_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "NODES", 1)
+    with LocalSwarm(script_of(tmp_path, "import time; time.sleep(60)"), nodes=1) as swarm:
+        with pytest.raises(LocalError, match=r"1 nodes run on this machine: kill one"):
+            swarm.add(seed="127.0.0.1:1")
+        swarm.kill(0)
+        assert swarm.add(seed="127.0.0.1:1").number == 1
+
+
+def test_what_is_read_late_of_one_log_stands_where_it_belongs(tmp_path):
+    swarm = LocalSwarm(script_of(tmp_path, ""), folder=tmp_path)
+    swarm.children += [
+        local.Child(number, None, tmp_path / f"{number}.jsonl", tmp_path, tmp_path) for number in range(2)
+    ]
+    (tmp_path / "1.jsonl").write_text('{"t": 5.0, "event": "alone"}\n')
+    assert len(swarm.history()) == 1
+    (tmp_path / "0.jsonl").write_text('{"t": 4.0, "event": "alone"}\n')
+    assert [(row["node"], row["t"]) for row in swarm.history()] == [(0, 4.0), (1, 5.0)]
+    swarm.children.clear()
 
 
 def test_a_node_that_there_is_not_is_named(tmp_path):
