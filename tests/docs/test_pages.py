@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer.main
+
+from gossip.__main__ import app
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -80,6 +83,19 @@ def test_every_page_has_its_place_in_an_index():
                     assert found, f"{name(index)} names {entry}"
                     listed |= {path.resolve() for path in found}
     assert {page for page in PAGES if page not in listed} == {DOCS / "index.md"}
+
+
+def test_the_page_of_the_command_has_every_command_and_every_option_of_it():
+    page = (DOCS / "cli.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    commands = typer.main.get_command(app).commands
+    assert len(commands) > 10
+    for command, found in commands.items():
+        assert f"| `gossip {command}" in page, command
+        told = sections.get(f"gossip {command}", page)  # small ones share a section, or have a row
+        options = [name for one in found.params if one.param_type_name == "option" for name in one.opts]
+        missing = [name for name in options if name != "--help" and name not in told]
+        assert not missing, f"gossip {command}"
 
 
 def test_the_python_that_a_reader_sees_of_the_api_is_there():
