@@ -35,7 +35,7 @@ def predict(plan: Plan) -> Seen:
         waiting, due = list(plan.lives), plan.every_s
         for tick in range(1, round(plan.duration_s / LOOK_S) + 1):
             now = tick * LOOK_S
-            swarm.run_until(now)
+            swarm.events.run_until(now)
             for life in [each for each in waiting if each.from_s < now]:
                 index = simulation.indices[life.node]
                 if index is not None and not swarm.hosts[index].gone and swarm.hosts[index].peer.ready:
@@ -46,9 +46,11 @@ def predict(plan: Plan) -> Seen:
                     waiting.remove(life)
             if now >= due - 1e-9:
                 due += plan.every_s
+                swarm.run_until(now)  # and with it all steps up to now
                 row = simulation.measures.row()
                 seen.accuracy.append((now, row["accuracy_mean"]))
                 seen.distance.append((now, row["consensus_distance"]))
+        swarm.run_until(plan.duration_s)
         row = simulation.measures.row()
         seen.failed, seen.sent_bytes = int(row["exchanges_failed"]), int(row["bytes_sent"])
         for watch in watches:
