@@ -159,10 +159,12 @@ class Node:
         its ``state_dict`` is part of the node's. Raises DataError or ConfigError."""
         return self._training.samplers.make(dataset_or_length, batch_size, shuffle, drop_last, seed)
 
-    def settle(self, seconds: float = 5.0) -> float | None:
+    def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree, or for ``seconds``; returns the consensus distance (None when
-        there was nobody). Call it before evaluating or saving, on every node about the same time."""
-        return self._training.settle(seconds)
+        there was nobody). Call it before evaluating or saving, on every node about the same time; or with ``wait_s``,
+        which at the end of a run makes it a meeting point: it mixes until all other members have called it too, have
+        finished or are gone, for so many seconds at most, and then settles."""
+        return self._training.settle(seconds, wait_s)
 
     def finish(self, seconds: float = 5.0) -> None:
         """The run is complete: call it at the end, with the weights as they are to be. Newcomers get them and learn

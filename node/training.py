@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from gossip.averaging.boundary import Visit
+from gossip.effects import MemberState
 from gossip.errors import LayoutError, LocalError
 from gossip.ids import MemberRecord, from_hex
 from node import leaving, running
@@ -26,7 +27,7 @@ from node.observe.figures import Reading, Source, known, reading
 from node.observe.listeners import Listeners
 from node.observe.members import Member
 from node.observe.metrics import Metrics
-from node.observe.reduced import Figures, Reduced, reduce
+from node.observe.reduced import Figures, Reduced, reduce, settles
 from node.runtime import Runtime
 from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
@@ -40,6 +41,7 @@ LAST_S = 10.0  # and in company, where each exchange takes one
 LAST_WORK = 100.0  # times what a copy takes, between two of them
 COPY_RATE = 10e9  # bytes a second that a copy may count as, since a GPU's goes on beside the loop
 REPLACED = "Another Node over this model was still running in this process, and is closed now."
+HERE = MemberState.ALIVE, MemberState.SUSPECT
 SETTLED = 1e-4  # |theirs - ours| / |ours| of an exchange that found nothing left to agree on
 
 
@@ -62,6 +64,7 @@ class TrainingSide(HeldRun):
         self.overheads: deque[float] = deque(maxlen=512)
         self.optimizer_at = self.viewed_at = -math.inf
         self.own_figures = Figures()  # that others are told
+        self.settled_at: int | None = None  # the steps at which this loop settled last, until it goes on
         self.handler: Any = None
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -259,6 +262,9 @@ class TrainingSide(HeldRun):
         if now - self.viewed_at > REPORT_S:
             self.viewed_at = now
             self.thread.call(self.service.refresh)
+        if self.settled_at is not None and self.steps > self.settled_at:
+            self.settled_at = None
+            self.tell_settling(False)
         loss = self.loss.read()
         self.tell(runtime.at_boundary, self.steps, self.samples, loss, visit, optimizer)
         self.watch_soundness(runtime)
@@ -303,12 +309,16 @@ class TrainingSide(HeldRun):
             self.outer.reset(vector)
 
     # -- ending ----------------------------------------------------------------------------
-    def settle(self, seconds: float) -> float | None:
-        """Mix without training until the nodes agree, or for ``seconds``; returns the consensus distance."""
+    def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
+        """Mix without training until the nodes agree, or for ``seconds``, once all have come or ``wait_s`` are over;
+        returns the consensus distance."""
         runtime, peer = self.runtime, self.peer
-        until = time.monotonic() + seconds
         before = peer.counts.done
+        self.settled_at = self.steps
         self.thread.call(lambda: runtime.perform(peer.settle(True, runtime.now)))
+        if self.meet(wait_s):
+            before = peer.counts.done  # what was agreed on without those who came last is no agreement
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.wake.wait(0.02)
             self.visit()
@@ -320,6 +330,48 @@ class TrainingSide(HeldRun):
             self.reset_outer()
         distance: float | None = known(peer.consensus_distance)
         return distance
+
+    def meet(self, wait_s: float) -> bool:
+        """Say that this loop stands here, and mix until every other member has come, has finished or is gone, for
+        ``wait_s`` at most: it is their word, and one that lies or never comes costs no more. Returns whether anybody
+        was waited for."""
+        until, looked_at, waited = time.monotonic() + wait_s, -math.inf, False
+        missing: int | None = 0
+        self.tell_settling(True)
+        while (now := time.monotonic()) < until:
+            if now - looked_at >= REPORT_S:
+                looked_at, missing = now, self.missing()
+                if missing == 0:
+                    return waited
+                waited = True
+            self.wake.wait(0.02)
+            self.visit()
+        if missing:
+            text = (
+                f"Waited {wait_s:g} s to settle with {missing} members that have not come: this node settles without."
+            )
+            self.thread.call(self.runtime.on_event, "waited", text)
+        return waited
+
+    def missing(self) -> int | None:
+        """Members of this run that are neither at their meeting point nor at the run's end, suspected ones among them,
+        as slow machines are; None where the network's thread is too busy to say."""
+        found: list[list[tuple[MemberRecord, MemberState]]] = []
+        self.tell_settling(True)  # again: what was told goes with a run that is given up for another
+        self.thread.call(lambda: found.append(self.peer.members()))
+        self.heard()
+        self.thread.check()
+        if not found:
+            return None
+        run = self.peer.genesis
+        here = [one for one, state in found[0] if state in HERE and one.ready and one.genesis == run]
+        return sum(not (record.finished or settles(record)) for record in here)
+
+    def tell_settling(self, on: bool) -> None:
+        """Until the loop takes a step again, so that who comes later finds it said."""
+        runtime, peer = self.runtime, self.peer
+        packed = self.own_figures.settle(on, peer.genesis, self.swarm_samples)
+        self.thread.call(lambda: runtime.perform(peer.tell_figures(packed, runtime.now)))
 
     def finish_exchanges(self, seconds: float) -> None:
         """Let those under way land, so that what is evaluated or saved is what the partners have too."""

@@ -57,7 +57,7 @@ def main() -> None:
                 time.sleep(args.step_delay)  # digits are so easy that nobody could watch
                 if (node.finished or node.swarm_samples >= args.samples) and over():
                     break
-        distance = node.settle(3.0)
+        distance = node.settle(3.0, wait_s=60.0)
         node.finish()  # whoever comes now gets these weights, and trains nothing
         with torch.no_grad():
             accuracy = (model(x[test]).argmax(1) == y[test]).float().mean().item()

@@ -14,7 +14,9 @@ from gossip.errors import ConfigError
 from gossip.ids import MemberRecord
 from gossip.wire.records import MAX_EXTRA_BYTES, keepable, within
 
-__all__ = ["Figures", "Reduced", "reduce", "told_in"]
+__all__ = ["Figures", "Reduced", "reduce", "settles", "told_in"]
+
+SETTLING = ""  # the name, which no owner's figure has, under which a loop says that it stands in settle
 
 Told = dict[str, tuple[float, int]]
 """By name: the value, and the swarm's samples when it was measured."""
@@ -41,6 +43,12 @@ class Figures:
     def __init__(self) -> None:
         self.run = b""  # whose weights they were measured on
         self.told: Told = {}
+        self.settling = False  # others that settle need not wait for us
+
+    def settle(self, on: bool, run: bytes, swarm_samples: int) -> bytes:
+        """What a record is to carry from now on, when the loop comes to its meeting point, and when it goes on."""
+        self.settling = on
+        return self.tell({}, run, swarm_samples)
 
     def tell(self, figures: Mapping[str, Any], run: bytes, swarm_samples: int) -> bytes:
         """What a record is to carry from now on; empty for nothing. What is not finite is told no more.
@@ -54,17 +62,19 @@ class Figures:
             if math.isfinite(value):
                 told[name] = value, within("samples", swarm_samples)
         packed: bytes = msgpack.packb(told, use_bin_type=True) if told else b""
-        if not keepable((packed,)):
+        settled: bytes = msgpack.packb(told | {SETTLING: (1.0, 0)}, use_bin_type=True)  # for which room is kept
+        if not keepable((settled,)):
+            room = MAX_EXTRA_BYTES - 3 - (len(settled) - len(packed))
             raise ConfigError(
-                f"The figures {', '.join(told)} take {len(packed)} bytes, and a member's record has room for "
-                f"{MAX_EXTRA_BYTES - 3}: tell fewer of them, or by shorter names."
+                f"The figures {', '.join(told)} take {len(packed)} bytes, and a member's record has room for {room}: "
+                "tell fewer of them, or by shorter names."
             )
         self.run, self.told = run, told
-        return packed
+        return settled if self.settling else packed
 
 
 def number_of(name: object, value: Any) -> float:
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not name:
         raise ConfigError(f"A figure's name is {name!r}: give a text.")
     try:
         return float(value)
@@ -90,12 +100,18 @@ def told_in(record: MemberRecord) -> Told:
     return told
 
 
+def settles(record: MemberRecord) -> bool:
+    """Whether its owner's loop stands in settle, as it says."""
+    return SETTLING in told_in(record)
+
+
 def reduce(own: Told, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
     """By name, over ``own`` and what stands in these records."""
     rows: dict[str, list[tuple[float, int]]] = {}
     for told in (own, *map(told_in, records)):
         for name, row in told.items():
-            rows.setdefault(name, []).append(row)
+            if name:
+                rows.setdefault(name, []).append(row)
     return {name: reduced([value for value, _ in row], min(at for _, at in row)) for name, row in rows.items()}
 
 

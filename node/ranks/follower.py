@@ -136,7 +136,7 @@ class Follower:
             self.pending = self.state.add(self.vector)
 
     # -- calls that all ranks make ---------------------------------------------------------------------------------
-    def settle(self, seconds: float) -> float | None:
+    def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
         distance: float | None = self.together(Call.SETTLE)
         return distance
 

@@ -197,8 +197,8 @@ class Leader(TrainingSide):
         self.swapped = True
 
     # -- calls that all ranks make ---------------------------------------------------------------------------------
-    def settle(self, seconds: float) -> float | None:
-        return self.together(Call.SETTLE, partial(super().settle, seconds))
+    def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
+        return self.together(Call.SETTLE, partial(super().settle, seconds, wait_s))
 
     def finish(self, seconds: float) -> None:
         self.together(Call.FINISH, partial(super().finish, seconds))

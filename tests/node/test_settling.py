@@ -1,0 +1,72 @@
+"""Settling as a meeting point: who comes first waits for the others, and for nobody who is gone."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+
+from node.observe.reduced import settles
+from node.training import SETTLED
+from tests.node.test_node import linear, mixed, spread
+
+
+def settling(trainee, seconds=20.0, wait_s=60.0):
+    """Ask its loop to settle, and wait for no answer."""
+    answer = queue.SimpleQueue()
+
+    def settle(node):
+        answer.put(node.settle(seconds, wait_s=wait_s))
+        trainee.leave.wait(60)  # as at a run's end, where it evaluates and saves
+
+    trainee.leave = threading.Event()
+    trainee.tasks.put((settle, queue.SimpleQueue()))
+    return answer
+
+
+def test_whoever_settles_waits_for_a_slower_node_and_both_end_with_the_same_weights(train, until):
+    a, b = linear(1), linear(2)
+    first = train(a)
+    second = train(b, seeds=[first.node.address])
+    until(first.side.peer.sharing)  # it has heard that the other holds the weights
+    early = settling(first, 4.0)
+    until(lambda: first.side.settled_at is not None)
+    until(mixed(first, times=5))
+    until(lambda: first.side.peer.agreement() < SETTLED)  # nothing is left to agree on, and another may bring more
+    second.do(lambda node: b.weight.data.add_(1.0))
+    assert early.empty()
+    late = settling(second)
+    early.get(timeout=60)
+    first.leave.set()  # it steps on, training nothing, so that the other can end with it however busy the machine is
+    late.get(timeout=60)
+    assert spread(a, b) < 1e-3
+    second.leave.set()
+    # They train on, and so nobody need be waited for at what was: the word is taken back.
+    until(lambda: first.side.settled_at is None and second.side.settled_at is None)
+    until(lambda: second.side.peer.sharing() and not any(settles(one) for one in second.side.peer.sharing()))
+
+
+def test_whoever_waits_to_settle_waits_for_nobody_that_leaves_or_has_finished(train, until):
+    a, b = linear(1), linear(2)
+    first = train(a)
+    second = train(b, seeds=[first.node.address])
+    until(first.side.peer.sharing)  # it has heard that the other holds the weights
+    early = settling(first, 0.2)
+    until(lambda: first.side.settled_at is not None)
+    second.do(lambda node: node.finish(0.1))
+    assert isinstance(early.get(timeout=30), float | None)
+    first.leave.set()
+
+
+def test_whoever_never_comes_to_settle_costs_the_time_that_was_given_and_is_told(train, until, caplog):
+    a, b = linear(1), linear(2)
+    first = train(a)
+    train(b, seeds=[first.node.address])
+    until(first.side.peer.sharing)  # it has heard that the other holds the weights
+    began = time.monotonic()
+    early = settling(first, 0.1, wait_s=0.7)
+    first.leave.set()
+    early.get(timeout=30)
+    assert time.monotonic() - began >= 0.7
+    until(lambda: [record for record in caplog.records if getattr(record, "kind", "") == "waited"])
+    assert "Waited 0.7 s to settle with 1 members" in caplog.text
