@@ -324,6 +324,8 @@ class TrainingSide(HeldRun):
             self.visit()
             if peer.counts.done - before >= 3 and peer.agreement() < SETTLED:
                 break
+        with self.outer_lock:
+            self.outer.rest()  # or an exchange that ends from here on would add the momentum to this node alone
         self.thread.call(lambda: runtime.perform(peer.settle(False, runtime.now)))
         self.finish_exchanges(min(1.0, seconds))
         if not self.outer.plain:

@@ -156,6 +156,12 @@ class OuterStep:
         self._phi[:] = vector[: self.parameters]
         self._momentum.fill(0.0)
 
+    def rest(self) -> None:
+        """The momentum is forgotten, as nothing is trained any more: the next mix takes the plain mean of what has been
+        mixed before."""
+        if self._momentum is not None:
+            self._momentum.fill(0.0)
+
     def shift(
         self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None = None,
         late: bool = False, plain: bool = False,

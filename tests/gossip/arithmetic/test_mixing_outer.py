@@ -303,3 +303,16 @@ def test_the_limit_of_a_group_is_where_its_second_moments_neither_grow_nor_shrin
     assert group_growth(alpha, limit, group) == pytest.approx(1.0, abs=1e-6)
     assert group_growth(alpha, 0.98 * limit, group) < 1 < group_growth(alpha, 1.02 * limit, group)
     assert stability_limit(alpha, 2) == stability_limit(alpha) == pytest.approx(2 * (1 - alpha**2))
+
+
+def test_after_settling_a_mix_of_what_is_agreed_on_moves_nothing():
+    """One that began while this node settled may end when it does not any more."""
+    outer = OuterStep(3, 0.5, 0.7)
+    start = np.zeros(3, np.float32)
+    outer.reset(start)
+    trained = np.array([1.0, -2.0, 0.5], np.float32)
+    here = trained + outer.shift(trained, np.array([-1.0, 2.0, 0.0], np.float32), 0.5)  # the momentum is not 0
+    theirs = np.full(3, 0.25, np.float32)
+    agreed = here + outer.shift(here, theirs - here, 0.5, plain=True)
+    outer.rest()
+    assert not outer.shift(agreed, np.zeros(3, np.float32), 0.5).any()
