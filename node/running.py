@@ -10,12 +10,13 @@ import os
 import weakref
 from typing import Any, Protocol
 
-__all__ = ["CLOSED", "USED", "closes_with", "enter", "leave"]
+__all__ = ["CLOSED", "USED", "closes_with", "enter", "leave", "made"]
 
 USED = "This Node was used already: make a new one for each run."
 CLOSED = "This Node is closed, and what is trained reaches nobody: make a new one to go on."
 
 _running: list[Side] = []
+_made = 0  # Nodes, in this process
 
 
 class Side(Protocol):
@@ -42,9 +43,16 @@ def leave(side: Side) -> None:
         _running.remove(side)
 
 
+def made() -> int:
+    """How many Nodes this process has made."""
+    return _made
+
+
 def closes_with(face: object, side: Side) -> None:
     """Close ``side`` when nobody holds ``face`` any more, or the process ends; not in a forked child, where both may
     go and neither is running."""
+    global _made
+    _made += 1
     weakref.finalize(face, _close, side, os.getpid())
 
 

@@ -96,6 +96,11 @@ class Settings:
         if config is None:
             path = environment.get("GOSSIP_CONFIG")
             config = Config.from_toml(path) if path else Config()
+        if not isinstance(config, Config):
+            raise ConfigError(
+                f"config is a {type(config).__name__}: give a gossip.Config, as Config(mix_every_steps=4), "
+                "Config(**settings) of a mapping or Config.from_toml(path) of a file."
+            )
         return cls(
             tuple(dict.fromkeys(addresses)), expected, bound, parse_address(shown) if shown else None, key,
             Path(folder) if folder else None, config,

@@ -71,10 +71,26 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
         return 130
     except GossipError:
         raise
+    except SystemExit as end:
+        if not end.code:
+            tell_without_node(script)
+        raise
     except Exception as error:
         print_script_error(error, str(script))
         return 1
+    tell_without_node(script)
     return 0
+
+
+def tell_without_node(script: Path) -> None:
+    """A script that ran to its end and was no member of anything: else nobody would notice."""
+    from node import running
+
+    if not running.made():
+        print(
+            f"gossip: {script} has ended and made no Node in this process, so it was in no swarm: put "
+            "'with Node(model, optimizer) as node:' around its loop.", file=sys.stderr,
+        )  # fmt: skip
 
 
 def leave(_signal: int, _frame: FrameType | None) -> NoReturn:

@@ -114,6 +114,12 @@ def test_an_address_of_another_machine_cannot_be_listened_on(quick, tmp_path):
     assert "192.0.2.1:7700" in one_sentence(error)
 
 
+@pytest.mark.parametrize("config", [{"mix_every_steps": 4}, "node.toml"])
+def test_a_config_that_is_none_is_told_what_to_give(config):
+    with pytest.raises(ConfigError, match=rf"config is a {type(config).__name__}: give a gossip.Config, as Config\("):
+        Node(model(), config=config)
+
+
 @pytest.mark.parametrize("seed", ["nowhere", "host:port", "127.0.0.1:99999", "127.0.0.1:", ":7700", "http://a:1", ""])
 def test_a_malformed_seed_is_refused_before_anything_starts(seed, quick):
     with pytest.raises(LocalError) as error:

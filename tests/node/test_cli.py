@@ -248,6 +248,16 @@ def test_options_after_the_script_are_the_script_s_own(tmp_path):
 
 
 # -- gossip run: how it ends -------------------------------------------------------------------------------------------
+def test_a_script_without_a_node_is_told_that_it_was_in_no_swarm(tmp_path):
+    for text in ("print('trained')", "import sys; sys.exit(0)"):
+        done = gossip("run", script_of(tmp_path, text))
+        assert done.returncode == 0
+        assert "train.py has ended and made no Node in this process, so it was in no swarm" in done.stderr
+    script = script_of(tmp_path, "import torch, node\nnode.Node({'w': torch.zeros(4)})")
+    assert "no Node" not in gossip("run", script).stderr
+    assert "no Node" not in gossip("run", script_of(tmp_path, "import sys; sys.exit(4)")).stderr  # it says why itself
+
+
 def test_a_script_that_raises_ends_with_code_1_and_its_own_traceback(tmp_path):
     script = script_of(
         tmp_path,
