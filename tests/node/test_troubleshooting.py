@@ -30,9 +30,9 @@ def rendered(node: ast.AST) -> str:
 
 
 def texts() -> str:
-    """All texts of the two packages, a line each."""
+    """All texts of the packages, a line each."""
     found = []
-    for path in [*ROOT.glob("gossip/**/*.py"), *ROOT.glob("node/**/*.py")]:
+    for path in (path for package in ("gossip", "node", "sim") for path in ROOT.glob(f"{package}/**/*.py")):
         found += [rendered(one) for one in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     return "\n".join(re.sub("…+", "…", text) for text in found if len(text) > 3)
 
