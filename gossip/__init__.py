@@ -33,4 +33,8 @@ def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module 'gossip' has no attribute {name!r}")
     module, attribute = HOMES[name]
-    return getattr(import_module(module), attribute)
+    found = import_module(module)
+    if not hasattr(found, attribute):  # a script's own folder comes first on sys.path
+        where = getattr(found, "__file__", None) or ", ".join(getattr(found, "__path__", ()))
+        raise ImportError(f"{where} hides the package {module!r} of gossip-trainer: rename that file or folder.")
+    return getattr(found, attribute)

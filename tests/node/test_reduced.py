@@ -15,7 +15,7 @@ from gossip.errors import ConfigError
 from gossip.ids import MemberRecord, PeerId
 from gossip.wire.records import MAX_EXTRA_BYTES, keepable
 from node import Node
-from node.observe.reduced import Figures, Reduced, reduce, told_in
+from node.observe.reduced import Figures, Reduced, reduce, settles, told_in
 from tests.node.conftest import QUICK
 
 RUN, OTHER = b"r" * 16, b"o" * 16
@@ -48,6 +48,19 @@ def test_another_run_begins_without_figures():
     own.tell({"accuracy": 0.5}, RUN, 1_000)
     assert own.tell({}, OTHER, 0) == b""
     assert own.told == {}
+
+
+def test_that_a_loop_settles_is_told_beside_its_figures_and_is_none_of_them():
+    own = Figures()
+    own.tell({"accuracy": 0.5}, RUN, 1_000)
+    here = telling(own.settle(True, RUN, 2_000))
+    assert settles(here)
+    assert settles(telling(own.tell({"loss": 1.0}, RUN, 3_000)))
+    assert list(reduce({}, [here])) == ["accuracy"]
+    assert not settles(telling(own.settle(False, RUN, 4_000)))
+    assert not settles(RECORD)
+    with pytest.raises(ConfigError, match="name is ''"):
+        own.tell({"": 1.0}, RUN, 5_000)
 
 
 def test_what_is_not_finite_is_told_no_more():
