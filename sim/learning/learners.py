@@ -109,7 +109,7 @@ class Learners:
         if layers is not None and by_hand:
             self._stack = StackedLinear(self._module, layers, dataset, task.batch_size, task.model)
         else:
-            self._stack = StackedModule(self._module, dataset, objective, task.model)
+            self._stack = StackedModule(self._module, dataset, objective, task.batch_size, task.model)
         self._keys = StepKeys(names, seed) if self._stack.draws else None
         self._batches = Batches(partitions.parts(task, dataset, names, seed), names, seed, task.batch_size)
         self.elements, self.parameters = self._stack.elements, self._stack.parameters

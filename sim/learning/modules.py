@@ -42,10 +42,15 @@ class StackedModule:
     parameters other than float32 or frozen ones, or whose output is not what the loss takes.
     """
 
-    def __init__(self, module: nn.Module, dataset: Dataset, objective: Objective, name: str) -> None:
+    def __init__(
+        self, module: nn.Module, dataset: Dataset, objective: Objective, batch_size: int, name: str
+    ) -> None:  # fmt: skip
         self._dataset, self._objective, self._name = dataset, objective, name
         self._refuse(module)
-        self._module = copy.deepcopy(module).train()  # whose dropouts are others, and which counts its batches
+        try:
+            self._module = copy.deepcopy(module).train()  # whose dropouts are others, and which counts its batches
+        except Exception as error:  # a module may keep anything
+            raise ConfigError(f"task.model = {name!r} cannot be copied ({_first_line(error)}).") from error
         self._dropouts = Dropouts(self._module)
         self.draws = self._dropouts.any
         kept = self._module.state_dict(keep_vars=True)
@@ -62,7 +67,7 @@ class StackedModule:
         self._initial = torch.cat([tensor.detach().flatten() for tensor in named.values()]).numpy().copy()
         self.models_at_once = min(max(1, MOST_ELEMENTS // self.elements), MOST_MODELS)
         self._losses = vmap(self._loss)
-        self._try()
+        self._try(batch_size)
 
     def initial(self) -> F32:
         """The weights that the module came with, as a row."""
@@ -167,7 +172,7 @@ class StackedModule:
                     f"{', '.join(each.__name__ for each in KINDS)}, or set p = 0."
                 )
 
-    def _try(self) -> None:
+    def _try(self, batch_size: int) -> None:
         """One step of one model, so that what cannot be stacked is said before the run."""
         where, dataset, objective = f"task.model = {self._name!r}", self._dataset, self._objective
         x, y = dataset.x_train[:2], self._targets(dataset.y_train[:2])
@@ -189,7 +194,8 @@ class StackedModule:
         row = self._initial[None].copy()
         keys = np.zeros(1, np.int64) if self.draws else None
         try:
-            self.gradients(row, np.zeros((1, 2), np.int64), np.empty((1, self.parameters), np.float32), keys)
+            drawn, out = np.zeros((1, batch_size), np.int64), np.empty((1, self.parameters), np.float32)
+            self.gradients(row, drawn, out, keys)
         except Exception as error:
             raise ConfigError(
                 f"{where} cannot be computed for many peers at once ({_first_line(error)}): "

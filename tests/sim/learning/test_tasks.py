@@ -204,6 +204,7 @@ FAULTS = {
     "tokens": (Task(dataset=JOBS + "tokens", model="gpt"), "'gpt' reads bytes.* tokens of 256"),
     "dirichlet": (Task(**REAL, partition=Partition(kind="dirichlet", alpha=1.0)), "needs one class a sample"),
     "momentum": (Task(model=JOBS + "counting_norm"), "BatchNorm1d of momentum = None.*as 0.1"),
+    "one sample": (Task(**NORMED, batch_size=1), "Expected more than 1 value per channel"),
     "alpha": (Task(model=JOBS + "alpha_dropout"), "AlphaDropout of p = 0.5.*use Dropout, Dropout1d"),
     "functional": (Task(model=JOBS + "Functional"), "random numbers in nn.Dropout alone"),
 }
