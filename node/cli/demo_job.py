@@ -43,17 +43,19 @@ def main() -> None:
 
     def over() -> bool:
         seen.update(member.id for member in node.members)
-        return node.finished or (node.swarm_samples >= args.samples and len(seen) >= args.members)
+        return node.finished or (node.swarm_samples >= args.samples and len(seen) >= awaited)
 
     with Node(model, optimizer) as node:
+        # Whoever comes late is the one that is waited for, and may never hear of who died before.
+        awaited = args.members if node.swarm_samples < args.samples // 4 else 1
         while not over():
             for inputs, targets in node.shard((x[train], y[train]), batch_size=16):
+                optimizer.param_groups[0]["lr"] = RATE * max(0.0, 1 - node.swarm_samples / args.samples)
                 loss = F.cross_entropy(model(inputs), targets)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 node.step(loss=loss, samples=len(inputs))
-                optimizer.param_groups[0]["lr"] = RATE * max(0.0, 1 - node.swarm_samples / args.samples)
                 time.sleep(args.step_delay)  # digits are so easy that nobody could watch
                 if (node.finished or node.swarm_samples >= args.samples) and over():
                     break

@@ -318,6 +318,11 @@ def test_nodes_of_the_demo_train_on_until_the_newcomer_has_come(monkeypatch, cap
     demo_job.main()
     assert Swarm.steps == 150
     assert json.loads(capsys.readouterr().out)["consensus_distance"] == 0.0
+    Swarm.steps = 40  # one that comes now is the newcomer itself: it waits for nobody, and has not met who died
+    demo_job.main()
+    assert Swarm.steps == 50
+    demo_job.main()  # and where all is trained already it trains nothing
+    assert Swarm.steps == 50
 
 
 def test_a_newcomer_that_found_everything_trained_is_no_failure_and_a_survivor_is(tmp_path):
