@@ -28,7 +28,7 @@ __all__ = ["ExchangeLevel"]
 
 I64 = NDArray[np.int64]
 # Exchanges of each peer that are decided before the models follow, and of a few peers together: each time those under
-# way are cut in two. Their entries take 100 bytes each.
+# way are found and left on the tape. Their entries take 100 bytes each.
 EACH, ALL = 8, 1 << 15
 
 
@@ -77,7 +77,7 @@ class ExchangeLevel:
         """Decide everything up to then. The models follow where the tape is long, or somebody looks."""
         self.events.run_until(when)
         if len(self.tape.rows) > self.most:
-            self.models.play(self.done())
+            self.models.play(self.done(), cut=False)
             self.streams.bytes_sent(self.now)  # what has begun is not kept any longer
 
     def done(self) -> I64:

@@ -54,9 +54,10 @@ class Models:
         self.void = set[int]()  # exchanges that are over, of which a snapshot is still to come
         self.half = set[int]()  # of such, those of which one side is over
 
-    def play(self, done: I64) -> None:
-        """What happened up to now, ``done`` being the steps of each row."""
-        batch = self.tape.take(done)
+    def play(self, done: I64, cut: bool = True) -> None:
+        """What happened up to now, ``done`` being the steps of each row; without ``cut`` what is under way is left to
+        the next time, and its snapshots take no memory."""
+        batch = self.tape.take(done, cut)
         units = Units(batch)
         for wave in units.waves():
             wholes, singles = wave[wave < units.wholes], wave[wave >= units.wholes]

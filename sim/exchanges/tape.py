@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 __all__ = ["ADD", "DROP", "GIVE", "MOST_SIDES", "SNAP", "TAKE", "Batch", "Tape"]
 
 I64 = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 # What is done with a row at one of its boundaries, in the order of a boundary's visit: what came is added, and then
 # snapshots are taken, for an exchange or of a donor for a newcomer. DROP: the snapshots of an exchange may go. TAKE:
@@ -34,7 +35,7 @@ class Batch:
     kind: I64
     exchange: I64
     side: I64
-    late: NDArray[np.bool_]  # others were mixed with since the snapshot
+    late: Flags  # others were mixed with since the snapshot
 
     def __len__(self) -> int:
         return len(self.row)
@@ -65,16 +66,21 @@ class Tape:
         self.steps.append(steps)
         self.codes.append(exchange << 8 | side << 4 | late << 3 | kind)
 
-    def take(self, done: I64) -> Batch:
-        """The entries of boundaries that are passed, ``done`` being the steps of each row by now."""
+    def take(self, done: I64, cut: bool = True) -> Batch:
+        """The entries of boundaries that are passed, ``done`` being the steps of each row by now. Without ``cut`` what
+        is under way stays here whole, with what follows it on its rows, unless that is most of all."""
         self._note()
         row, steps, code = (np.array(values, np.int64) for values in (self.rows, self.steps, self.codes))
-        passed = steps <= done[row]
-        left = ~passed
+        order = np.lexsort((code & 7, steps, row))  # a stable sort: of one boundary in the order of decision
+        taken = (steps <= done[row])[order]
+        if not cut:
+            closed = taken & ~under_way(row[order], code[order], taken)
+            taken = closed if 2 * np.count_nonzero(closed) > np.count_nonzero(taken) else taken
+        left = np.ones(len(row), bool)
+        left[order[taken]] = False
         self.rows, self.steps, self.codes = (array("q", values[left].tobytes()) for values in (row, steps, code))
         self._hashed = len(self.rows)
-        row, steps, code = row[passed], steps[passed], code[passed]
-        order = np.lexsort((code & 7, steps, row))  # a stable sort: of one boundary in the order of decision
+        order = order[taken]
         row, steps, code = row[order], steps[order], code[order]
         return Batch(row, steps, code & 7, code >> 8, code >> 4 & 15, (code >> 3 & 1).astype(bool))
 
@@ -88,3 +94,20 @@ class Tape:
         """SHA-256 over all entries so far, to be continued."""
         self._note()
         return self._hash.copy()
+
+
+def under_way(row: I64, code: I64, passed: Flags) -> Flags:
+    """Of entries by row, which belong to exchanges with a snapshot that is passed, and whose addition is not, or follow
+    such a one on their row; and all of the exchanges that those belong to."""
+    numbers, exchange = np.unique(code >> 8, return_inverse=True)
+    kind, count = code & 7, len(numbers)
+    snaps, adds, drops = (np.bincount(exchange[passed & (kind == one)], minlength=count) for one in (SNAP, ADD, DROP))
+    unfinished = (snaps > adds) & (drops == 0)
+    first = np.searchsorted(row, row)  # the first entry of the same row
+    while True:
+        behind = np.cumsum(unfinished[exchange])
+        held: Flags = behind > np.where(first > 0, behind[first - 1], 0)
+        wider = np.bincount(exchange[held], minlength=count) > 0
+        if (wider == unfinished).all():
+            return held
+        unfinished = wider

@@ -11,6 +11,8 @@ import pytest
 
 from gossip.config import Config
 from gossip.errors import ConfigError
+from sim.exchanges import level
+from sim.exchanges.models import Models
 from sim.report.describe import in_words
 from sim.scenario.scenario import (
     ChurnSpec,
@@ -113,14 +115,39 @@ def test_a_seed_gives_one_digest_however_often_somebody_looks():
     assert simulate(scenario(seed=2), progress=False).summary["digest"] != digests[0]
 
 
+@pytest.mark.parametrize("case", ["no latency", "internet", "churn", "plain means that overlap"])
+def test_how_often_the_models_follow_changes_no_digest(case, monkeypatch):
+    digests = [simulate(scenario(**CASES[case]), progress=False).summary["digest"]]
+    monkeypatch.setattr(level, "EACH", 1)
+    monkeypatch.setattr(level, "ALL", 1)
+    digests.append(simulate(scenario(**CASES[case]), progress=False).summary["digest"])
+    assert digests[0] == digests[1]
+
+
+def test_what_is_under_way_is_not_held_while_nobody_looks(monkeypatch):
+    monkeypatch.setattr(level, "EACH", 1)
+    monkeypatch.setattr(level, "ALL", 1)
+    play, held = Models.play, []
+
+    def played(models, done, cut=True):
+        play(models, done, cut)
+        if not cut:
+            held.append(len(models.kept))
+
+    monkeypatch.setattr(Models, "play", played)
+    simulate(scenario(), progress=False)
+    assert held == [0] * len(held)
+    assert len(held) > 1
+
+
 def test_a_digest_copies_no_model():
-    level = ExchangeSimulation(scenario(peers=200, task=Task(model="mlp", samples_per_peer=16, batch_size=8))).level
-    level.digest()
+    swarm = ExchangeSimulation(scenario(peers=200, task=Task(model="mlp", samples_per_peer=16, batch_size=8))).level
+    swarm.digest()
     tracemalloc.start()
-    level.digest()
+    swarm.digest()
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak_bytes < level.learners.matrix.nbytes / 10
+    assert peak_bytes < swarm.learners.matrix.nbytes / 10
 
 
 def test_another_peer_changes_nobodys_draws():

@@ -77,6 +77,33 @@ def test_nothing_is_added_before_both_snapshots(case):
                     snapped.add((int(batch.exchange[entry]), int(batch.side[entry])))
 
 
+@given(tapes())
+@settings(max_examples=200, deadline=None)
+def test_what_is_under_way_is_left_whole_with_what_follows_it(case):
+    tape, steps = case
+    entries = len(tape.rows)
+    played = tape.take(steps, cut=False)
+    if len(played) < entries:  # or nothing is under way, or all of it is cut
+        numbers = [np.sort(played.exchange[played.kind == kind]) for kind in (SNAP, ADD)]
+        assert np.array_equal(*numbers)
+    left = tape.take(steps)
+    assert len(played) + len(left) == entries
+    for row in range(ROWS):
+        when = [(step, kind) for part in (played, left) for step, kind in zip(part.steps, part.kind, strict=True)]
+        of = np.concatenate([played.row, left.row]) == row
+        own = [each for each, here in zip(when, of.tolist(), strict=True) if here]
+        assert own == sorted(own)
+
+
+def test_where_nearly_all_is_under_way_it_is_cut():
+    tape, steps = Tape(), np.array([2, 2])
+    number = tape.exchange(0, 1, 0.5)
+    for row in (0, 1):
+        tape.put(row, 1, SNAP, number, row)
+    assert len(tape.take(steps, cut=False)) == 2
+    assert not tape.rows
+
+
 def test_what_is_to_come_waits_for_its_boundary():
     tape = Tape()
     number = tape.exchange(0, 1, 0.5)
