@@ -9,6 +9,7 @@ medians and the ratio of medians are printed. ``--hivemind`` names the Python of
 
 import argparse
 import json
+import math
 import os
 import select
 import statistics
@@ -23,14 +24,17 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 # -- one process of a pair ---------------------------------------------------------------------------------------
-def averager(megabytes, seed, secret, seconds, codec):
+def averager(megabytes, seed, secret, seconds, codec, threads):
     """Exchanges as often as it can for so many seconds; prints the seconds of each."""
     import numpy as np
 
     import node.training
+    import node.transfers.streams
     from node import Config, Node
 
     node.training.SETTLED = 0.0  # measure on after the two agree
+    if not threads:
+        node.transfers.streams.LARGE_BYTES = math.inf
     vector = np.zeros(int(megabytes * 1e6) // 4, np.float32)
     with Node(
         {"x": vector}, seeds=[seed] if seed else (), secret=secret, config=Config(codec=codec, outer_momentum=0.0)
@@ -41,12 +45,12 @@ def averager(megabytes, seed, secret, seconds, codec):
         while not select.select([sys.stdin], [], [], 0.01)[0]:
             me._training.visit()
         sys.stdin.readline()
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         me.settle(seconds)
-        elapsed = time.perf_counter() - begin
+        elapsed, cpu = time.perf_counter() - begin, time.process_time() - cpu
         done = me.metrics().exchanges_done
         right = bool(abs(float(vector[0]) - 0.5) < 1e-3)
-        print(json.dumps([took, elapsed / max(1, done), right]), flush=True)
+        print(json.dumps([took, elapsed / max(1, done), right, cpu / max(1, done)]), flush=True)
         sys.stdin.readline()
 
 
@@ -162,10 +166,11 @@ class Pair:
             process.wait(30)
 
 
-def our_exchange(megabytes, secret=None, codec="fp32", seconds=4.0):
+def our_exchange(megabytes, secret=None, codec="fp32", seconds=4.0, threads=True):
     pair = Pair(
         ["averager", "--megabytes", megabytes, "--seconds", seconds, "--codec", codec]
         + (["--secret", secret] if secret else [])
+        + ([] if threads else ["--loop"])
     )
     pair.say()
     rows = pair.hear()
@@ -173,7 +178,10 @@ def our_exchange(megabytes, secret=None, codec="fp32", seconds=4.0):
     pair.end()
     durations = [value for row in rows for value in row[0]]
     assert all(row[2] for row in rows), "the two did not end with the mean"
-    return {"median_s": statistics.median(durations), "best_s": min(durations), "cycle_s": rows[0][1]}
+    return {
+        "median_s": statistics.median(durations), "best_s": min(durations), "cycle_s": rows[0][1],
+        "cpu_s": statistics.mean(row[3] for row in rows),
+    }  # fmt: skip
 
 
 def script(python, name, *arguments):
@@ -222,9 +230,10 @@ def main():
     parser.add_argument("--seconds", type=float, default=4.0, help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--node", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.role == "averager":
-        averager(args.megabytes, args.seed, args.secret, args.seconds, args.codec)
+        averager(args.megabytes, args.seed, args.secret, args.seconds, args.codec, not args.loop)
         return
     if args.role == "trainer":
         trainer(args.kind, args.seconds, args.node, args.seed)
@@ -238,6 +247,7 @@ def main():
         jobs = {
             "raw sockets": lambda: script(sys.executable, "raw_duplex.py", args.megabytes),
             "gossip": lambda: our_exchange(args.megabytes),
+            "without threads": lambda: our_exchange(args.megabytes, threads=False),
             "gossip, bf16": lambda: our_exchange(args.megabytes, codec="bf16"),
             "gossip, TLS": lambda: our_exchange(args.megabytes, secret=str(secret)),
         }
@@ -255,10 +265,11 @@ def main():
         print(json.dumps({"exchange": rows, "median_s": medians, "training": slowed}))
         return
     print(f"\nOne exchange of {args.megabytes:g} MB each way, two processes on loopback (medians of {args.rounds})\n")
-    print(f"{'':16}{'median ms':>10}{'best ms':>10}{'x raw':>8}")
+    print(f"{'':16}{'median ms':>10}{'best ms':>10}{'x raw':>8}{'CPU ms':>9}")
     for name, value in medians.items():
         best = min(row["best_s"] for row in rows[name])
-        print(f"{name:16}{1e3 * value:10.1f}{1e3 * best:10.1f}{value / medians['raw sockets']:8.2f}")
+        cpu = statistics.median(row.get("cpu_s", math.nan) for row in rows[name])  # of one process, snapshot and all
+        print(f"{name:16}{1e3 * value:10.1f}{1e3 * best:10.1f}{value / medians['raw sockets']:8.2f}{1e3 * cpu:9.1f}")
     if "hivemind" in medians:
         print(f"\nAn exchange is {medians['hivemind'] / medians['gossip']:.1f} times as fast as a hivemind round.")
     print("\nTwo processes training side by side, a mix every 8 steps, against the same loop without Node\n")

@@ -96,11 +96,8 @@ class PlainStream:
 
     def lend(self) -> socket.socket:
         """The same connection under a descriptor of its own, whose calls wait in the thread that makes them. Whoever
-        has it closes it, and then says :meth:`take_back`. Raises :class:`BrokenLinkError`."""
-        try:
-            descriptor = os.dup(self._socket.fileno())
-        except OSError as error:  # closed
-            raise self._broken() from error
+        has it closes it, and then says :meth:`take_back`. Raises OSError: no descriptor is left, or this is closed."""
+        descriptor = os.dup(self._socket.fileno())
         lent = socket.socket(self._socket.family, self._socket.type, self._socket.proto, descriptor)
         lent.settimeout(None)  # of the connection, and so of our descriptor too
         self._lent += 1

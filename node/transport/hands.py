@@ -31,8 +31,8 @@ class BlockingStream:
     """A stream's socket under a descriptor of its own, which waits in the calling thread. Its methods are coroutines
     that never yield, so that :class:`~node.transport.links.FrameReader` reads from it as from any other."""
 
-    def __init__(self, sock: socket.socket, peer_host: str) -> None:
-        self.socket, self.peer_host = sock, peer_host
+    def __init__(self, sock: socket.socket, owner: PlainStream) -> None:
+        self.socket, self.owner, self.peer_host = sock, owner, owner.peer_host
         self.poll = select.poll()
         self.poll.register(sock, select.POLLIN)
 
@@ -74,6 +74,7 @@ class BlockingStream:
 
     def close_now(self) -> None:
         self.socket.close()
+        self.owner.take_back()
 
     def broken(self) -> BrokenLinkError:
         return BrokenLinkError(f"The connection to {self.peer_host} broke.")
@@ -85,28 +86,27 @@ class Hands:
     def __init__(self, threads: int = THREADS) -> None:
         self.limiter = trio.CapacityLimiter(threads)
 
-    def free(self, stream: object) -> PlainStream | None:
-        """The stream, where a thread can carry it and one is free."""
-        if isinstance(stream, PlainStream) and stream.blocks and self.limiter.available_tokens >= 1:
-            return stream
-        return None
-
-    async def run(
-        self, stream: PlainStream, name: str, work: Callable[[BlockingStream], Coroutine[Any, Any, T]]
-    ) -> T:  # fmt: skip
-        """``work`` in a thread. Cancelling does not end it: whoever cancels closes the stream, which does."""
-        sock = stream.lend()
-        keep_from_children(sock)
+    def lend(self, stream: object) -> BlockingStream | None:
+        """What a thread carries a stream with, for :meth:`run`; None where none can, none is free, or this process has
+        no descriptor left: then the loop carries it."""
+        if not isinstance(stream, PlainStream) or not stream.blocks or self.limiter.available_tokens < 1:
+            return None
         try:
-            return await trio.to_thread.run_sync(
-                finished, work, BlockingStream(sock, stream.peer_host), thread_name=name, limiter=self.limiter
-            )
+            sock = stream.lend()
+        except OSError:
+            return None
+        keep_from_children(sock)
+        return BlockingStream(sock, stream)
+
+    async def run(self, lent: BlockingStream, name: str, work: Callable[[BlockingStream], Coroutine[Any, Any, T]]) -> T:
+        """``work`` in a thread. Cancelling does not end it: whoever cancels closes the stream, which does."""
+        try:
+            return await trio.to_thread.run_sync(finished, work, lent, thread_name=name, limiter=self.limiter)
         except BrokenLinkError:
             await trio.lowlevel.checkpoint_if_cancelled()  # who cancelled it closed it, and is told of nothing else
             raise
         finally:
-            sock.close()
-            stream.take_back()
+            lent.close_now()
 
 
 def finished(work: Callable[[BlockingStream], Coroutine[Any, Any, T]], stream: BlockingStream) -> T:

@@ -12,7 +12,7 @@ from gossip.errors import ProtocolError
 from gossip.ids import Address, PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
 from gossip.wire.messages import Chunk, Close, Message, Unknown
-from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
+from node.transport.byte_stream import BrokenLinkError, ByteStream
 from node.transport.hands import WHOLE_BYTES, BlockingStream, Hands
 
 __all__ = ["Bulk", "FrameReader", "Inflow", "Link", "Links", "Network"]
@@ -248,11 +248,11 @@ class Link:
                     continue
                 del self.bulk[session]
                 self.bulk[session] = bulk  # to the back of the row
-                stream = None if self.hands is None or session not in self.large else self.hands.free(self.stream)
-                if stream is None:
+                lent = None if self.hands is None or session not in self.large else self.hands.lend(self.stream)
+                if lent is None:
                     more = await self.send_chunk(session, bulk, sent)
                 else:
-                    more = await self.send_in_thread(stream, session, bulk, sent)
+                    more = await self.send_in_thread(lent, session, bulk, sent)
                 if not more and self.bulk.get(session) is bulk:
                     self.stop_bulk(session, bulk)
                     finished(session)
@@ -288,7 +288,7 @@ class Link:
         return True
 
     async def send_in_thread(
-        self, stream: PlainStream, session: int, bulk: Bulk, sent: Callable[[int], None]
+        self, lent: BlockingStream, session: int, bulk: Bulk, sent: Callable[[int], None]
     ) -> bool:  # fmt: skip
         """Chunk after chunk, until something else is to be sent; False where none is left."""
         assert self.hands is not None
@@ -304,7 +304,7 @@ class Link:
 
         self.sending = bulk
         try:
-            return await self.hands.run(stream, "gossip-send", chunks)
+            return await self.hands.run(lent, "gossip-send", chunks)
         finally:
             self.let_go(session, bulk)
 
@@ -345,18 +345,20 @@ class Link:
             if not body_bytes:
                 raise ProtocolError("A chunk came without a body.")
             place = on_chunk(message, body_bytes)
-            stream = None if self.hands is None or body_bytes < WHOLE_BYTES else self.hands.free(self.stream)
             if place is None:
                 await self.reader.discard(body_bytes)
-            elif stream is None or (flow := flow_of(message)) is None:
+                continue
+            flow = None if self.hands is None or body_bytes < WHOLE_BYTES else flow_of(message)
+            lent = None if self.hands is None or flow is None else self.hands.lend(self.stream)
+            if flow is None or lent is None:
                 await self.reader.exactly(place)
                 on_body(message)
             else:
-                got = await self.receive_in_thread(stream, flow, message, place)
+                got = await self.receive_in_thread(lent, flow, message, place)
                 on_flow(message)
 
     async def receive_in_thread(
-        self, stream: PlainStream, flow: Inflow, chunk: Chunk, place: memoryview
+        self, lent: BlockingStream, flow: Inflow, chunk: Chunk, place: memoryview
     ) -> tuple[Message, int] | None:
         """This chunk and what follows of the same vector. What comes else is returned as :meth:`FrameReader.message`
         returns it; None where nothing is known of what comes next."""
@@ -383,7 +385,7 @@ class Link:
 
         self.flow = flow
         try:
-            return await self.hands.run(stream, "gossip-receive", chunks)
+            return await self.hands.run(lent, "gossip-receive", chunks)
         finally:
             reader.stream, self.flow = self.stream, None
 
