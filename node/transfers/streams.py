@@ -58,11 +58,20 @@ class Streams:
         self.clock = trio.lowlevel.current_clock()
         self.jobs_in, self.jobs_out = trio.open_memory_channel[Job](math.inf)
         self.queued = 0
+        if config.part == "all" and not config.grouped and large(get_codec("fp32"), peer.elements):
+            self.touch()
         if self.averager.movement is not None:  # from the weights as they are now, before the first step
             start = pool.take()
             pool.state.read(start.array)
             self.averager.begin(start.array)
             pool.give(start)
+
+    def touch(self) -> None:
+        """Take the memory that every exchange needs, a snapshot and a difference, before the first step: pages that
+        nobody has written to cost four times what a copy costs, and a step boundary would pay for them."""
+        for vector in [self.pool.take(), self.pool.take()]:
+            vector.array.fill(0.0)
+            self.pool.give(vector)
 
     # -- the averager's driver -----------------------------------------------------------------------------------
     @property

@@ -150,6 +150,31 @@ def test_a_spare_copy_from_before_an_update_was_decided_is_not_used():
     assert sum(map(len, node.streams.pool.free.values())) == 1  # and it is given back
 
 
+@pytest.mark.parametrize(("config", "expected"), [({}, 2), ({"part": "mask 0.5"}, 0), ({"mixing": "group"}, 0)])
+@in_trio
+def test_large_vectors_of_an_exchange_are_touched_before_the_first_step(config, expected, monkeypatch):
+    """Fresh pages of 400 MB took a boundary up to half a second. What parts and groups need is of other sizes."""
+    monkeypatch.setattr(streams, "LARGE_BYTES", 1)
+    made = []
+    plain = ModelState.buffer
+
+    def touched(self, elements):
+        array = plain(self, elements)
+        array.fill(7.0)  # as memory that is not fresh
+        made.append(array)
+        return array
+
+    monkeypatch.setattr(ModelState, "buffer", touched)
+    node = runtime(Config(filter="none", outer_momentum=0.0, **config))
+    assert len(made) == expected
+    assert not any(array.any() for array in made), "written to, and not only taken"
+    if expected:
+        visit = node.averager.boundary.visit(ignore, spare=True)
+        node.streams.pool.take()
+        assert visit.spare is not None
+        assert len(made) == 2, "an exchange takes no memory"
+
+
 @pytest.mark.parametrize("decided", [False, True])
 @in_trio
 def test_a_copy_whose_exchange_made_way_is_the_snapshot_of_the_one_that_it_made_way_for(decided):
