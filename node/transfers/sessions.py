@@ -50,7 +50,8 @@ class StreamSession:
             return not self.over and self.receiver.arrived(chunk) and not self.receiver.done
 
     def end(self) -> None:
-        """Waits for a thread that is in the middle of a chunk's arithmetic, which takes less than a millisecond."""
+        """Waits for a thread that is in the middle of a chunk's arithmetic: a millisecond as a rule, and some ten
+        for the largest chunk that a peer may send, in int8."""
         with self.lock:
             self.over = True
 
