@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.averaging.boundary import Update
 from gossip.config import Config
-from gossip.errors import CheckpointError, LocalError
 from gossip.ids import parse_address
 from node import QuasiGlobal
 from node.model.kept import KeptWeights
@@ -23,88 +20,13 @@ from node.model.snapshot import ModelState
 from node.model.state import State
 from node.ranks.boundary import RanksBoundary, UpdateTold
 from node.ranks.follower import Follower
+from tests.node.rank_loops import flat, looked, model_of, net, no_errors, pull, ranks, run, same, trained
 from tests.node.rank_threads import MemoryGroup, RankThread, play
-
-QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
 
 
 @pytest.fixture(autouse=True)
 def _channels_are_groups(monkeypatch):
     monkeypatch.setattr("node.node.GroupChannel", lambda group: group)
-
-
-def net(seed=0, dtype=torch.float32):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).to(dtype)
-
-
-def flat(model):
-    return torch.cat([value.reshape(-1).double() for value in model.state_dict().values()])
-
-
-def trained(model, optimizer, step):
-    """One step on what is the same on every rank, as all-reduced gradients are."""
-    generator = torch.Generator().manual_seed(step)
-    inputs = torch.randn(16, 6, generator=generator, dtype=model[0].weight.dtype)
-    loss = model(inputs).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-def pull(model, target):
-    """Descend on |weights - target|^2, whose loss is 1 more than that."""
-
-    def work():
-        with torch.no_grad():
-            loss = 1.0
-            for weights in model.parameters():
-                loss += float(((weights - target) ** 2).mean())
-                weights += 0.05 * (target - weights)
-        return loss
-
-    return work
-
-
-def ranks(loop, size=2, make=None, dtype=torch.float32, **options):
-    """Of each rank another model at first."""
-    group = MemoryGroup(size)
-    options = {"config": QUICK} | options
-    found = []
-    for channel in group.channels:
-        model = net(10 + channel.rank, dtype)
-        optimizer = (make or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)))(model.parameters())
-        found.append(RankThread(channel, model, optimizer, loop, options))
-    return group, found
-
-
-def no_errors(played):
-    for rank in played:
-        if rank.error is not None:
-            raise rank.error
-
-
-def model_of(node):
-    return node._training.state._model
-
-
-def looked(node):
-    """What a loop could decide by."""
-    return flat(model_of(node)), node.swarm_samples, node.finished, node.members, dict(node.metrics()), node.id
-
-
-def run(node, count, pause_s=0.0):
-    seen = []
-    for step in range(count):
-        node.step(trained(model_of(node), node._training.optimizers.all[0], step), 4)
-        time.sleep(pause_s)
-        seen.append(looked(node))
-    return seen
-
-
-def same(one, other):
-    return torch.equal(one[0], other[0]) and one[1:] == other[1:]
 
 
 def test_ranks_begin_with_the_weights_of_rank_0_and_its_optimizer(quick):
@@ -345,171 +267,3 @@ def test_what_changes_the_model_waits_for_an_open_boundary_and_copies_wait_for_i
     assert len(meeting.visit(lambda weights: None).updates) == 1
     assert (vector == 3.0).all()
     assert meeting.owed == 0
-
-
-def test_all_ranks_go_on_with_the_run_of_a_state(quick):
-    def save(node, rank):
-        run(node, 5)
-        return node.state_dict()
-
-    no_errors(play(before := ranks(save)[1]))
-    states = [json.loads(json.dumps(rank.result)) for rank in before]
-
-    def go_on(node, rank):
-        with pytest.raises(CheckpointError, match="is a mapping"):
-            node.load_state_dict([])
-        node.load_state_dict(states[rank])
-        return node.swarm_samples, node.state_dict()
-
-    no_errors(play(after := ranks(go_on)[1]))
-    assert after[0].result[0] == after[1].result[0] == 40
-    assert after[0].result[1]["genesis"] == after[1].result[1]["genesis"] == states[1]["genesis"]
-
-
-def test_all_ranks_return_to_the_weights_of_a_finished_run(tmp_path):
-    def finish(node, rank):
-        run(node, 3)
-        node.finish(0.1)
-        return flat(model_of(node)), node.state_dict()["genesis"], node.swarm_samples
-
-    def again(node, rank):
-        assert node.finished
-        return flat(model_of(node)), node.state_dict()["genesis"], node.swarm_samples
-
-    no_errors(play(before := ranks(finish, state_dir=tmp_path)[1]))
-    no_errors(play(after := ranks(again, state_dir=tmp_path)[1]))
-    for rank in after:
-        assert torch.equal(rank.result[0], before[0].result[0])
-        assert rank.result[1:] == before[0].result[1:]
-
-
-def test_an_error_in_a_call_that_all_make_is_everybodys_and_they_go_on():
-    def loop(node, rank):
-        with pytest.raises(CheckpointError, match="There is no checkpoint") as caught:
-            node.load("nowhere")
-        with pytest.raises(LocalError, match="names no run"):
-            node.merge("what")
-        run(node, 5)
-        return str(caught.value)
-
-    _, pair = ranks(loop)
-    no_errors(play(pair))
-    assert pair[0].result == pair[1].result
-
-
-def test_a_node_that_cannot_join_says_so_on_all_ranks():
-    _, pair = ranks(lambda node, rank: None, seeds=["127.0.0.1:9"], join_or_fail_s=0.5)
-    play(pair)
-    assert {str(rank.error) for rank in pair} == {str(pair[0].error)}
-    assert "Could not join within 0.5 s" in str(pair[0].error)
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_that_raises_ends_the_others_with_a_sentence_that_names_it(failing):
-    def loop(node, rank):
-        run(node, 5)
-        if rank == failing:
-            raise KeyError("a fault of the loop")
-        run(node, 10**6)
-
-    _, pair = ranks(loop, size=3)
-    play(pair)
-    assert isinstance(pair[failing].error, KeyError)
-    others = [rank.error for rank in pair if rank is not pair[failing]]
-    sentence = f"Rank {failing} of this node's group has failed (KeyError: 'a fault of the loop'), and the others end"
-    assert all(isinstance(error, LocalError) and sentence in str(error) for error in others)
-
-
-def test_ranks_in_different_calls_are_told_which():
-    def loop(node, rank):
-        run(node, 3)
-        if rank == 0:
-            node.settle(1.0)
-        else:
-            run(node, 10**6)
-
-    _, pair = ranks(loop)
-    play(pair)
-    assert "this one in settle: every rank must call" in str(pair[0].error)
-    assert "this one in step: every rank must call" in str(pair[1].error)
-
-
-def test_what_ends_in_another_ranks_death_is_told_in_a_sentence_from_what_torch_raised():
-    def loop(node, rank):
-        run(node, 3)
-        if rank == 1:
-            node._training.ranks.channel.close()  # as the kernel does for a process that is killed,
-            node._training.ranks.is_open = False  # which says nothing
-            raise SystemExit
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:10979: Connection reset by peer.")
-
-    _, pair = ranks(loop)
-    play(pair)
-    assert "Rank 1 of this node's group has ended, was killed, or left" in str(pair[0].error)
-    assert isinstance(pair[0].error.__cause__, RuntimeError)
-
-
-def test_ranks_with_other_models_or_optimizers_are_refused():
-    _, pair = ranks(lambda node, rank: None)
-    pair[1].optimizer = torch.optim.Adam(pair[1].model.parameters())
-    play(pair)
-    assert "['Adam'] and rank 0 of its group ['SGD']" in str(pair[1].error)
-    _, pair = ranks(lambda node, rank: None)
-    pair[1].model, pair[1].optimizer = nn.Linear(2, 2), None
-    play(pair)
-    assert "Rank 1 holds another model than rank 0" in str(pair[1].error)
-    assert isinstance(pair[0].error, LocalError)
-
-
-def test_an_optimizer_that_is_sharded_over_the_ranks_is_refused():
-    class Sharded(torch.optim.SGD):
-        def consolidate_state_dict(self, to=0):
-            """As torch.distributed.optim.ZeroRedundancyOptimizer has."""
-
-    _, pair = ranks(lambda node, rank: None, make=lambda p: Sharded(p, lr=0.1))
-    play(pair)
-    assert all("Sharded keeps another part of its state on each rank" in str(rank.error) for rank in pair)
-
-
-def test_a_closed_node_says_so_on_every_rank():
-    def loop(node, rank):
-        run(node, 3)
-        node.close()
-        node.close()  # once more does no harm
-        with pytest.raises(LocalError, match="This Node is closed"):
-            run(node, 20)
-        with pytest.raises(LocalError, match="used already"):
-            node.start()
-
-    no_errors(play(ranks(loop)[1]))
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_divide_a_nodes_share_in_as_many_batches_of_as_many(size):
-    def loop(node, rank):
-        shards = [batch.tolist() for batch in node.shard(torch.arange(50), 4, shuffle=False)]
-        sampler = node.sampler(50, 4)
-        return shards, len(sampler), [batch for batch in sampler], [one for one in node.sampler(50)]
-
-    _, found = ranks(loop, size=size)
-    no_errors(play(found))
-    for way in (0, 2):
-        batches = list(zip(*[rank.result[way] for rank in found], strict=True))
-        assert all(len({len(one) for one in row}) == 1 for row in batches), "a step has as many on every rank"
-        given = [index for row in batches for batch in row for index in batch]
-        assert sorted(set(given)) == list(range(50))
-        assert len(given) - 50 < size, "what comes twice fills the last step up"
-    assert all(rank.result[1] == len(rank.result[2]) for rank in found)
-    indices = [index for rank in found for index in rank.result[3]]
-    assert len(indices) == -(-50 // size) * size
-    assert sorted(set(indices)) == list(range(50))
-
-
-def test_drop_last_leaves_out_what_is_no_whole_batch_on_every_rank():
-    def loop(node, rank):
-        sampler = node.sampler(15, 4, drop_last=True)
-        return len(sampler), len(list(sampler))
-
-    _, pair = ranks(loop)
-    no_errors(play(pair))
-    assert [rank.result for rank in pair] == [(1, 1), (1, 1)]
