@@ -5,29 +5,22 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
-import pty
 import re
-import subprocess
 import sys
-import types
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
 from sim.report import charts
 from sim.report import describe as words
 from sim.report import plots as panels
-from sim.report.result import COLUMNS, Progress, compare, folder_names
-from sim.report.units import bytes_axis, bytes_text, count_text, duration_text, share_text, time_axis
+from sim.report.result import COLUMNS, compare, folder_names
 from sim.scenario.scenario import Scenario
 from sim.sweep import Sweep
 from tests.sim.fake_results import fake_result
 
-PERFECT = {"latency": {"kind": "constant", "value_ms": 0}, "rate_mbit_s": "unlimited"}
 WAN_WITH_A_CUT = {"preset": "wan", "partitions": [{"at_s": 600, "until_s": 900, "groups": 2}]}
 AVERAGING = {"dataset": "averaging"}
 
@@ -297,181 +290,6 @@ def test_more_scenarios_than_colours_are_told_apart_by_their_dashes():
     assert len(looks) == count
 
 
-# -- words and units ---------------------------------------------------------------------------------------------------
-def test_a_scenario_reads_as_sentences():
-    scenario = Scenario.from_mapping({
-        "peers": 1000, "rounds": 100, "task": {"partition": {"kind": "dirichlet", "alpha": 0.1}},
-        "compute": {"stragglers": {"share": 0.1, "slowdown": 4}},
-        "network": {
-            "latency": {"kind": "quantiles", "name": "internet"}, "rate_mbit_s": {"up": 20, "down": "unlimited"}
-        },
-        "membership": {"mode": "ideal"}, "churn": {"up": 600, "farewell": 0.5},
-    })  # fmt: skip
-    assert words.in_words(scenario) == (
-        "1,000 peers train an MLP on digits, divided unevenly by class (Dirichlet, alpha 0.1), in batches of 8 with "
-        "SGD (learning rate 0.1). Each averages with a random partner every 8 steps with an outer step (momentum 0.5, "
-        "rate 0.7), in fp32. A step takes 100 ms; 10 % of the peers are 4 times slower. Latencies are those measured "
-        "on the internet; each peer has 20 Mbit/s "
-        "up and no limit down. There is no TCP: a message takes the latency, and a stream its bytes over the rate from "
-        "the first one. A peer is up for 10 min, then gone for good; a perfect sampler says who is up. The run "
-        "lasts until each peer has mixed 100 times on average."
-    )
-
-
-@pytest.mark.parametrize(
-    ("gossip", "said"),
-    [
-        ({}, "Each averages with a random partner every 8 steps"),
-        ({"selection": "ring"}, "Each averages with a neighbour on a ring every 8 steps"),
-        ({"selection": "torus", "partners": 0}, "Each averages with all its neighbours on a torus at once every"),
-        ({"selection": "graph", "graph": "a/links.txt"}, "Each averages with a neighbour on the graph in links.txt"),
-        ({"mixing": "group", "group_size": 5}, "Each averages in random groups of up to 5 every 8 steps"),
-        ({"mixing": "group", "group_size": 0}, "Each averages with everybody, in groups of up to 16 every"),
-        ({"mixing": "group", "selection": "grid"}, "Each averages in groups of up to 4 on a grid every"),
-        ({"mixing": "push-sum"}, "Each pushes its model to a random partner every"),
-        ({"mixing": "row-stochastic", "partners": 3}, "Each pushes its model to 3 random partners every"),
-        ({"mixing": "push-sum", "selection": "exponential"}, "to a neighbour on the exponential graph"),
-        ({"part": "mask 0.005"}, "Each averages a random 0.5 % of its elements with a random partner every"),
-        ({"part": "fragments 4"}, "Each averages one of 4 fragments in turn with a random partner every"),
-    ],
-)
-def test_a_report_says_with_whom_it_really_was(gossip, said):
-    assert said in words.in_words(Scenario(rounds=1, gossip=Config(**gossip)))
-
-
-def test_of_two_peers_neither_has_a_random_partner():
-    said = words.in_words(Scenario(peers=2, rounds=1))
-    assert "Each averages with the other every 8 steps" in said
-    assert "random partner" not in said
-
-
-@pytest.mark.parametrize(
-    ("tables", "said", "unsaid"),
-    [
-        ({}, ["TCP's, with cubic: streams begin slowly, and again after a pause.", "queues in"], ["lost", "TLS"]),
-        ({"network": {"loss": 0.1}}, ["what is lost comes late and narrows a sender's window"], []),
-        ({"network": {"congestion": "bbr", "tls": True}}, ["with bbr and TLS", "nearly stops for 0.2 s"], ["lost"]),
-        ({"network": PERFECT}, ["There is no TCP"], ["routers"]),
-        ({"network": {"congestion": "none", "loss": 0.1}}, ["10 % of messages and streams are lost.", "no TCP"], []),
-        ({"membership": {"mode": "ideal"}}, ["There is no TCP"], ["routers"]),
-        ({"membership": {"mode": "ideal"}, "network": {"loss": 0.1}}, ["Links are TCP's, with cubic"], []),
-        ({"fleet": [{"number": 3, "name": "bob", "loss": 0.1, "latency_ms": 7}]},
-         ["bob (3): 7 ms further, 10 % of packets lost.", "what is lost comes late"], []),
-        ({"fleet": [{"number": 3, "to": 5, "step_s": 0.5, "rate_mbit_s": 8}]},
-         ["peers (3 to 5): 8 Mbit/s up, 8 down, steps of 0.5 s."], ["lost"]),
-    ],
-)  # fmt: skip
-def test_a_report_says_what_of_links_it_models(tables, said, unsaid):
-    text = words.in_words(Scenario.from_mapping({"rounds": 1, "peers": 9} | tables))
-    assert all(part in text for part in said), text
-    assert not any(part in text for part in unsaid), text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (0.045, "45 ms"), (12.34, "12.3 s"), (60, "1 min"), (125, "2 min 5 s"), (3599.9, "1 h"),
-     (5400, "1 h 30 min"), (86_400, "1 day"), (183_600, "2 days 3 h"), (math.nan, "–"), (math.inf, "–")],  # noqa: RUF001
-)  # fmt: skip
-def test_durations_have_at_most_two_parts(seconds, text):
-    assert duration_text(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_234_567, "1.23 MB"), (999_999, "1 MB"), (8e9, "8 GB")],
-)
-def test_bytes_are_decimal_with_three_digits(count, text):
-    assert bytes_text(count) == text
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0"), (12_345, "12,345"), (1_234_567, "1.23 million"), (0.5, "0.5")])
-def test_counts_are_written_out_up_to_a_million(count, text):
-    assert count_text(count) == text
-
-
-@pytest.mark.parametrize(
-    ("share", "text"), [(0, "0.0 %"), (0.934, "93.4 %"), (1, "100.0 %"), (0.99996, "99.996 %"), (0.00004, "0.004 %")]
-)
-def test_a_share_is_never_rounded_to_all_or_nothing(share, text):
-    assert share_text(share) == text
-
-
-def test_axes_have_units_that_keep_their_figures_short():
-    assert [time_axis(s)[1] for s in (0.2, 30, 600, 40_000, 400_000)] == ["ms", "s", "min", "h", "days"]
-    assert [bytes_axis(b) for b in (500, 2e6, 8e9)] == [(1.0, "B"), (1e6, "MB"), (1e9, "GB")]
-
-
-# -- a bar -------------------------------------------------------------------------------------------------------------
-def test_the_bar_says_virtual_time_events_a_second_and_what_is_left():
-    from sim.report.progress_bar import figures_of
-
-    shown = figures_of(Progress(125.0, 0.25, 1_000_000, 123_456.7, 90.0))
-    assert shown == "2 min 5 s virtual  123,457 events/s  1 min 30 s left"
-
-
-def test_the_bar_writes_nothing_where_nobody_looks(capfd):
-    from sim.report.progress_bar import Bar
-
-    with Bar("lan") as bar:
-        bar.update(Progress(1.0, 0.5, 10, 100.0, 1.0))
-    assert capfd.readouterr() == ("", "")
-
-
-STOPPED = """
-from sim.report.progress_bar import Bar
-from sim.report.result import Progress
-with Bar("a [red]name that is longer than there is room for") as bar:
-    bar.update(Progress(60.0, 0.5, 10, 100.0, 1.0))
-    raise KeyboardInterrupt
-"""
-
-
-def test_in_a_terminal_the_bar_is_drawn_and_at_ctrl_c_it_is_gone_and_the_cursor_is_back():
-    ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED],
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        env=environment,
-        timeout=60,
-    )
-    os.close(theirs)
-    shown = os.read(ours, 1 << 16).decode()
-    os.close(ours)
-    assert done.returncode != 0
-    assert done.stdout == b""
-    assert "a [red]name that is lon…" in shown
-    assert "50 %  1 min virtual  100 events/s  1 s left" in shown
-    hidden, gone, back = "\x1b[?25l", "\x1b[2K", "\x1b[?25h"
-    assert shown.index(hidden) < shown.index("50 %") < shown.index(back) < shown.rindex(gone) < shown.index("Traceback")
-
-
-def test_in_a_notebook_the_bar_is_an_output_of_the_cell_that_is_replaced_and_emptied_at_the_end(monkeypatch):
-    from sim.report.progress_bar import Bar
-
-    shown = []
-
-    class Output:
-        def update(self, bundle, raw):
-            shown.append(bundle)
-
-    def display(bundle, raw, display_id):
-        shown.append(bundle)
-        return Output()
-
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
-    with Bar("a <b>") as bar:
-        bar.update(Progress(60.0, 0.5, 10, 100.0, 1.0))
-    starts, half, end = shown
-    assert "a &lt;b&gt;" in starts["text/html"]
-    assert 'value="0.500"' in half["text/html"]
-    assert half["text/plain"] == "a <b> 50 %  1 min virtual  100 events/s  1 s left"
-    assert end == {"text/html": "", "text/plain": ""}
-
-
 def test_a_result_shows_itself_in_a_sentence_where_nothing_else_can_be_shown():
     result = fake_result()
     assert repr(result) == f"<Result: {result}>"
@@ -493,9 +311,3 @@ def test_a_logarithmic_axis_has_at_least_three_ticks(low, high):
 def test_peers_are_counted_in_whole_numbers():
     figure = charts.draw([fake_result(peers=20)], next(p for p in panels.PANELS if p.name == "members"))
     assert all(tick == round(tick) for tick in figure.axes[0].get_yticks())
-
-
-def test_a_rate_that_falls_is_said_to():
-    falling = {"name": "adamw", "lr": 0.003, "schedule": "cosine", "schedule_steps": 3000}
-    scenario = Scenario.from_mapping({"rounds": 10, "task": {"optimizer": falling}})
-    assert "with AdamW (learning rate 0.003, a cosine over 3,000 steps)." in words.in_words(scenario)
