@@ -3,6 +3,11 @@
 import pytest
 import torch
 
+from sim import jobs
+from sim.report import charts
+from tests.sim.commands import TINY
+from tests.sim.fake_results import fake_result
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -11,3 +16,31 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """The scenarios that were played, in order; playing gives a fake result at once, after ``at(number)``."""
+    from sim import simulation
+
+    class Played(list):
+        at = staticmethod(lambda number: None)
+
+    scenarios = Played()
+
+    def simulate(scenario, progress=True, rows=None):
+        scenarios.at(len(scenarios))
+        scenarios.append(scenario)
+        return fake_result(scenario)
+
+    monkeypatch.setattr(simulation, "simulate", simulate)
+    monkeypatch.setattr(jobs, "cores", lambda: 1)  # in this process, which alone has the fake
+    monkeypatch.setattr(charts, "save_all", lambda results, folder: None)  # seconds; test_report looks at pictures
+    return scenarios
