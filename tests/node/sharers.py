@@ -1,0 +1,33 @@
+"""Members that share data, without a node: a test says who is there and what is trained."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from gossip.ids import PeerId
+from node.data.sampler import Samplers, Sharers
+
+IDS = [PeerId(bytes([n]) * 16) for n in range(64)]
+groups = st.sets(st.sampled_from(IDS), min_size=1, max_size=6).map(sorted)
+
+
+class Swarm:
+    """Members that a test changes, and what their loops have trained on."""
+
+    def __init__(self, *members):
+        self.alive, self.epoch, self.trained, self.behind = list(members), 0, 0, 0
+
+    def set(self, *members):
+        self.alive, self.epoch = list(members), self.epoch + 1
+
+    def samplers(self, me=IDS[0]):
+        return Samplers(Sharers(
+            lambda: me, lambda: self.alive, lambda: self.epoch, lambda: self.trained + self.behind, lambda: self.trained
+        ))  # fmt: skip
+
+    def sampler(self, *options, me=IDS[0], **more):
+        return self.samplers(me).make(*options, **more)
+
+
+def flat(batches):
+    return [index for batch in batches for index in batch]

@@ -1,0 +1,244 @@
+"""A pass over the data goes on where a checkpoint was written, whoever came or went since."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+
+from gossip.errors import DataError
+from gossip.ids import PeerId
+from node.data.sampler import MAX_IDS, MAX_LENGTHS
+from tests.node.sharers import IDS, Swarm, flat, groups
+from tests.theory.rendezvous import owners
+
+
+def kept(sampler):
+    """As a checkpoint has it."""
+    return json.loads(json.dumps(sampler.state_dict(), allow_nan=False))
+
+
+@pytest.mark.parametrize("size", [7, None])
+def test_a_pass_goes_on_where_its_state_was_taken(size):
+    swarm = Swarm(*IDS[:3])
+    whole = list(swarm.sampler(300, size))
+    sampler = swarm.sampler(300, size)
+    pulled = iter(sampler)
+    for _ in range(5):
+        swarm.trained += len(next(pulled)) if size else bool(next(pulled) + 1)
+    state = kept(sampler)
+    assert list(pulled) == whole[5:]
+    swarm.trained = 0
+    again = swarm.sampler(300, size)
+    again.load_state_dict(state)
+    assert again.state_dict() == state, "a state that was loaded is the same until it is used"
+    assert list(again) == whole[5:]
+    swarm.trained = 300
+    assert list(again) not in (whole, whole[5:]), "the next pass"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # of Python 3.12, by workers
+def test_what_workers_fetched_ahead_and_nobody_trained_on_is_given_again():
+    swarm = Swarm(*IDS[:3])
+    data = TensorDataset(torch.arange(300))
+    sampler = swarm.sampler(data, 8)
+    loader = iter(DataLoader(data, batch_sampler=sampler, num_workers=2, prefetch_factor=2))
+    taken = []
+    for _ in range(3):
+        taken += next(loader)[0].tolist()
+        swarm.trained = len(taken)
+    state = kept(sampler)
+    given = sampler.sampler.begun[-1][0].total
+    assert given > len(taken) == 24
+    again = Swarm(*IDS[:3]).sampler(300, 8)
+    again.load_state_dict(state)
+    rest = flat(again)
+    assert sorted([*taken, *rest]) == sorted(swarm.sampler(300))
+    del loader
+
+
+@given(st.integers(20, 100), st.integers(1, 20), st.integers(0, 250), st.integers(0, 20))
+def test_a_loader_that_is_ahead_of_its_loop_by_the_end_of_a_pass_loses_nothing_of_either(length, size, pulled, behind):
+    """Pass follows pass in one stream; the loop is behind by up to so many samples, no more than a pass."""
+    swarm = Swarm(IDS[0])
+    sampler, seen = swarm.sampler(length, size), []
+    while len(seen) < pulled:
+        for batch in sampler:
+            seen += batch
+            swarm.trained = max(0, len(seen) - behind)
+            if len(seen) >= pulled:
+                break
+    state = kept(sampler)
+    trained, passes = swarm.trained, swarm.trained // length
+    again = Swarm(IDS[0]).sampler(length, size)
+    again.load_state_dict(state)
+    rest = flat(again)
+    if state["pass"] == again.sampler.number:
+        done = seen[passes * length : trained]
+        assert sorted([*done, *rest]) == list(range(length))
+    else:
+        assert trained == (state["pass"] + 1) * length, "all of the pass was trained on"
+        assert sorted(rest) == list(range(length))
+
+
+def test_what_a_loop_leaves_of_a_pass_is_not_waited_for():
+    """As a loader with workers does: five batches are fetched, three trained on, and the next pass begins."""
+    swarm = Swarm(IDS[0])
+    sampler = swarm.sampler(100, 10)
+    for _ in range(2):
+        fetched = [batch for _, batch in zip(range(5), sampler, strict=False)]
+        swarm.trained += sum(map(len, fetched[:3]))
+    for _, batch in zip(range(2), sampler, strict=False):
+        swarm.trained += len(batch)
+    again = Swarm(IDS[0]).sampler(100, 10)
+    again.load_state_dict(kept(sampler))
+    assert len(flat(again)) == 80
+    assert again.sampler.number == 2
+
+
+@settings(max_examples=150)
+@given(st.integers(20, 300), groups, st.integers(1, 20), st.booleans(), st.data())
+def test_through_any_changes_and_lives_a_pass_gives_nothing_twice_and_skips_nothing(
+    length, members, size, shuffle, data
+):
+    """Several lives of one loop, each under an identity of its own and stopped after some batches, the members changing
+    at any of them: together they are given what the last life owns, and no index twice."""
+    swarm, state, seen, me = Swarm(*members), None, [], IDS[0]
+    for life in range(data.draw(st.integers(1, 4))):
+        me = data.draw(st.sampled_from(IDS[:6]))
+        swarm.trained, swarm.behind = 0, 0
+        sampler = swarm.sampler(length, size, shuffle, seed=life, me=me)
+        if state is not None:
+            sampler.load_state_dict(state)
+            assert sampler.sampler.number == 0
+        for _, batch in zip(range(data.draw(st.integers(0, 8))), sampler, strict=False):
+            if sampler.sampler.number:
+                break  # nothing was left of the pass: this is the next one's
+            seen += batch
+            swarm.trained += len(batch)
+            if data.draw(st.booleans()):
+                swarm.set(*data.draw(groups))
+        if sampler.sampler.number:
+            break
+        state = kept(sampler)
+    assert len(seen) == len(set(seen))
+    assert state is None or state["pass"] == 0
+    last = swarm.sampler(length, size, me=me)
+    if state is not None:
+        last.load_state_dict(state)
+    rest = flat(last)
+    if last.sampler.number == 0:
+        assert not set(rest) & set(seen)
+    mine = {index for index, owner in enumerate(owners_of(length, [*swarm.alive, me])) if owner == me}
+    assert mine <= {*seen, *(rest if last.sampler.number == 0 else ())}
+
+
+def owners_of(length, members):
+    everybody = sorted(set(members))
+    return [everybody[owner] for owner in owners(length, members, b"share %d 0 " % length)]
+
+
+def test_a_state_from_before_the_swarm_went_on_is_forgotten():
+    swarm = Swarm(*IDS[:2])
+    sampler = swarm.sampler(300, 10)
+    pulled = iter(sampler)
+    swarm.trained = len(next(pulled))
+    state = kept(sampler)
+    swarm.behind = 2 * 300
+    again = swarm.sampler(300, 10)
+    again.load_state_dict(state)
+    fresh = swarm.sampler(300, 10)
+    assert flat(again) == flat(fresh)
+    assert again.sampler.number == 2
+
+
+def test_a_finished_pass_is_followed_by_the_next_one():
+    swarm = Swarm(IDS[0])
+    sampler = swarm.sampler(100, 10)
+    whole = flat(sampler)
+    swarm.trained = 100
+    again = swarm.sampler(100, 10)
+    again.load_state_dict(kept(sampler))
+    following = flat(again)
+    assert sorted(following) == sorted(whole)
+    assert following != whole
+    assert again.sampler.number == 1
+
+
+def test_a_state_is_small_and_what_it_cannot_name_is_given_again():
+    swarm = Swarm(*IDS)
+    sampler = swarm.sampler(100_000, 10)
+    pulled = iter(sampler)
+    seen = []
+    for change in range(20):
+        batches = [next(pulled) for _ in range(1 + change % 3)]
+        seen += flat(batches)
+        swarm.trained += 10 * len(batches)
+        swarm.set(*IDS[: 60 + change % 5])
+    state = kept(sampler)
+    assert len(json.dumps(state)) < 6_000
+    assert 0 < sum(1 + len(row["beside"]) for row in state["given"]) <= MAX_IDS
+    again = swarm.sampler(100_000, 10)
+    again.load_state_dict(state)
+    rest = flat(again)
+    assert set(rest) >= {*swarm.sampler(100_000)} - {*seen}, "nothing is skipped"
+    crowd = Swarm(*[PeerId(number.to_bytes(16, "big")) for number in range(MAX_IDS + 1)])
+    many = crowd.sampler(100_000, 10)
+    crowd.trained = len(next(iter(many)))
+    assert kept(many) == {"samples": 100_000, "pass": 0, "given": []}
+
+
+def test_a_loop_that_makes_one_for_each_epoch_goes_on_counting():
+    swarm = Swarm(*IDS[:2])
+    samplers, once = swarm.samplers(), swarm.sampler(300, 10)
+    assert [list(samplers.make(300, 10)) for _ in range(3)] == [list(once) for _ in range(3)]
+    assert list(samplers.make(200, 10)) == list(swarm.sampler(200, 10)), "of other data apart"
+
+
+def test_a_nodes_state_has_the_last_sampler_of_each_length_made_before_or_after_it_is_loaded():
+    swarm = Swarm(*IDS[:2])
+    samplers = swarm.samplers()
+    pulled = iter(samplers.make(300, 10))
+    samplers.make(200)
+    swarm.trained = len(next(pulled))
+    state, rest = json.loads(json.dumps(samplers.state())), list(pulled)
+    assert [one["samples"] for one in state] == [300, 200]
+    swarm.trained = 0
+    early, late = swarm.samplers(), swarm.samplers()
+    made = early.make(300, 10)
+    early.load(state)
+    late.load(state)
+    assert list(made) == list(late.make(300, 10)) == rest
+    assert list(late.make(300, 10)) == list(made) != rest, "used once"
+    late.load(None), late.load("no list"), late.load([3, {}, {"samples": "many"}])
+
+
+def test_what_a_node_remembers_of_samplers_is_bounded():
+    samplers = Swarm(IDS[0]).samplers()
+    for length in range(1, 50):
+        samplers.make(length)
+        samplers.load([{"samples": 1_000 + length}])
+    assert len(samplers.state()) == MAX_LENGTHS
+    assert len(samplers.states) == MAX_LENGTHS
+
+
+@pytest.mark.parametrize(
+    "state",
+    [None, {}, {"samples": 10}, {"samples": 10, "pass": "0", "given": []}, {"samples": 10, "pass": -1, "given": []},
+     {"samples": 10, "pass": 0, "given": [{"node": "xy", "beside": [], "seed": 0, "last": 1}]},
+     {"samples": 10, "pass": 0, "given": [{"node": "ab", "beside": [], "seed": "", "last": 1}]},
+     {"samples": 10, "pass": 0, "given": [{"node": "ab", "beside": [], "seed": 0, "last": 1.5}]},
+     {"samples": 10, "pass": 0, "given": 3}],
+)  # fmt: skip
+def test_what_is_no_state_is_refused_in_a_sentence(state):
+    with pytest.raises(DataError, match="no state of a sampler"):
+        Swarm(IDS[0]).sampler(10).load_state_dict(state)
+
+
+def test_the_state_of_another_dataset_is_refused():
+    with pytest.raises(DataError, match=r"of 11 samples, this dataset has 10"):
+        Swarm(IDS[0]).sampler(10).load_state_dict(Swarm(IDS[0]).sampler(11).state_dict())
