@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -59,6 +61,13 @@ class Play:
     @property
     def address(self):
         return self.until(lambda: self.rows("listening"))[0]["address"]
+
+    @contextlib.contextmanager
+    def held(self):
+        """It takes no step meanwhile: another one loads its libraries, which may take longer than training does."""
+        self.process.send_signal(signal.SIGSTOP)
+        yield
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self):
         self.process.kill()

@@ -38,10 +38,15 @@ def test_two_learn_as_well_as_one_process_and_one_that_was_killed_goes_on(script
     total = 20_000 if script == TEXT else 40_000
     slowly = ("--samples", str(total), "--step-delay", "0.0" if script == TEXT else "0.02")
     first = start(tmp_path / "first", *slowly)
-    second = start(tmp_path / "second", *slowly, seed=first.address)
+    address = first.address
+    with first.held():
+        second = start(tmp_path / "second", *slowly, seed=address)
+        assert second.address
     second.until(lambda: list(second.folder.glob(CHECKPOINT[script])))
     second.kill()
-    again = start(tmp_path / "second", *slowly, seed=first.address)
+    with first.held():
+        again = start(tmp_path / "second", *slowly, seed=address)
+        assert again.address
     results = [first.result(), again.result()]
     alone = start(tmp_path / "alone", "--samples", str(total), "--alone").result()
     with capsys.disabled():
