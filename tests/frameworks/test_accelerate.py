@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from gossip.config import Config
 from node import Node
 
 accelerate = pytest.importorskip("accelerate", reason="make test-frameworks")
+from accelerate.data_loader import prepare_data_loader  # noqa: E402
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("default")]
 QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
@@ -57,3 +59,14 @@ def test_accelerates_checkpoint_holds_the_run(tmp_path):
     with node:
         assert node.swarm_samples == 8
         assert torch.equal(model.weight, weight)
+
+
+def test_a_prepared_loader_of_several_processes_leaves_out_what_other_ranks_draw():
+    """Why such a loader is left out of ``prepare``: each rank's sampler has that rank's part alone already."""
+    with Node(nn.Linear(4, 3), config=QUICK) as node:
+        loader = DataLoader(range(64), batch_sampler=node.sampler(64, 8))
+        parts = [
+            prepare_data_loader(loader, num_processes=2, process_index=rank, put_on_device=False) for rank in range(2)
+        ]
+        assert [sum(len(batch) for batch in part) for part in parts] == [32, 32]
+        assert sum(len(batch) for batch in loader) == 64
