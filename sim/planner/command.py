@@ -80,7 +80,8 @@ def show(study: Study, out: Path | None) -> None:
         f"seed{'s' if study.seeds > 1 else ''}",
     )  # fmt: skip
     for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number == 0 else "right", no_wrap=True)
+        width = max(len(text) for text in (head, *(row[number] for row in rows)))
+        table.add_column(head, justify="left" if number == 0 else "right", min_width=width)
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)

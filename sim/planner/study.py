@@ -14,7 +14,7 @@ from gossip.errors import LocalError
 from sim.planner.candidates import GIVEN, Candidate, played
 from sim.planner.world import World
 from sim.report.result import Result, plain
-from sim.report.units import bytes_text, duration_text, figure_text, number, share_text
+from sim.report.units import bytes_text, duration_text, number, share_text
 from sim.scenario.scenario import Scenario
 from sim.scenario.tables import toml_text
 
@@ -148,7 +148,7 @@ class Study:
     # -- tables --------------------------------------------------------------------------------------------------
     def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
         """Heads and a row for each candidate, the most accurate first."""
-        heads = ["settings", "accuracy", f"to {100 * self.target:.0f} %", "sent/min", "exchange", "mixes/min"]
+        heads = ["settings", "accuracy", f"to {100 * self.target:.0f} %", "sent/min", "exchange"]
         rows = list[tuple[str, ...]]()
         for outcome in sorted(self.outcomes, key=lambda one: -one.mean):
             spread = f" ±{100 * np.ptp(outcome.accuracy) / 2:.1f}" if self.seeds > 1 else ""
@@ -157,7 +157,7 @@ class Study:
             rows.append((
                 mark + outcome.candidate.name, f"{100 * outcome.mean:.1f}{spread} %",
                 duration_text(to_s) if math.isfinite(to_s) else NEVER, bytes_text(statistics.fmean(outcome.sent)),
-                duration_text(statistics.median(outcome.exchange_s)), figure_text(statistics.fmean(outcome.mixes)),
+                duration_text(statistics.median(outcome.exchange_s)),
             ))  # fmt: skip
         return heads, rows
 

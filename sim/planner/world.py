@@ -20,7 +20,7 @@ __all__ = ["World"]
 
 STEPS = 400  # of a peer: the stand-in learns for so long, or
 MIXES = 16.0  # as many as that many exchanges take, where links are slow,
-MOST_STEPS = 2_000  # and no longer: what is tried takes longer than anybody waits otherwise
+MOST_STEPS = 800  # and no longer: what is tried takes longer than anybody waits otherwise
 MOST_PEERS = 32  # whose pairs say what an exchange takes
 LEARNING_RATE = 0.1  # of SGD for so many STEPS; a longer run learns more slowly, so that it is about its whole length
 TASK: dict[str, Any] = {"dataset": "digits", "model": "mlp", "partition": {"kind": "dirichlet", "alpha": 0.3}}
