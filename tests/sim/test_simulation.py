@@ -142,13 +142,14 @@ def test_a_perfect_sampler_knows_of_no_cut_network():
 # -- what is told ----------------------------------------------------------------------------------------------------
 COLUMNS = [
     "virtual_s", "alive", "ready", "steps", "mixes", "loss_mean", "loss_min", "loss_max", "accuracy_mean",
-    "accuracy_min", "accuracy_max", "loss_average_model", "accuracy_average_model", "consensus_distance",
-    "exchanges_done", "exchanges_failed", "bytes_sent", "exchange_s_median", "exchange_s_p95", "events",
+    "accuracy_min", "accuracy_max", "loss_average_model", "accuracy_average_model", "metric_mean", "metric_min",
+    "metric_max", "metric_average_model", "consensus_distance", "exchanges_done", "exchanges_failed", "bytes_sent",
+    "exchange_s_median", "exchange_s_p95", "events",
 ]  # fmt: skip
 SUMMARY = {
     "name", "seed", "peers", "virtual_s", "wall_s", "cpu_s", "events", "node_updates", "updates_per_cpu_s",
-    "peak_rss_mb", "loss", "accuracy", "consensus_distance", "exchanges_done", "exchanges_failed", "bytes_sent",
-    "digest",
+    "peak_rss_mb", "loss", "accuracy", "metric", "consensus_distance", "exchanges_done", "exchanges_failed",
+    "bytes_sent", "digest",
 }  # fmt: skip
 
 
@@ -175,7 +176,7 @@ def test_history_and_summary_have_what_was_promised():
     summary, last = strictly(result.to_json()), result.history[-1]
     assert summary.keys() >= SUMMARY
     assert (summary["name"], summary["seed"], summary["peers"]) == ("told", 1, 6)
-    assert summary["accuracy"].keys() == {"mean", "min", "max", "average_model"}
+    assert summary["accuracy"].keys() == summary["metric"].keys() == {"mean", "min", "max", "average_model"}
     for key in ("virtual_s", "events", "consensus_distance", "exchanges_done", "exchanges_failed", "bytes_sent"):
         assert summary[key] == last[key]
     assert summary["loss"] == last["loss_mean"]
