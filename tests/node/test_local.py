@@ -182,6 +182,7 @@ PLOT = """
     assert sys.argv[-2:] == ["--members", "4"]  # the newcomer as well, before anybody ends
     half = int(sys.argv[2]) // 2
     if seeds is None:
+        joined.unlink(missing_ok=True)  # of a demo before this one
         first.write_text(f"127.0.0.1:{{server.getsockname()[1]}}")
     elif seeds != first.read_text():  # the newcomer, through another than the first
         progress.event(0.5, "joined", "Took the weights.")
