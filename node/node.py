@@ -190,7 +190,8 @@ class Node:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Everybody this node knows of, itself included, at most a quarter of a second old."""
+        """Everybody this node knows of, itself included, at most a quarter of a second old, or a second where no steps
+        are taken."""
         return self._training.members()
 
     @property

@@ -170,7 +170,7 @@ class TrainingSide(HeldRun):
         return self.service.listeners
 
     def members(self) -> tuple[Member, ...]:
-        """At most a quarter of a second old."""
+        """At most a quarter of a second old, or, where no steps are taken, a second."""
         service = self.service
         if time.monotonic() - service.listed_at > REPORT_S:
             self.thread.call(service.list_members)
@@ -308,7 +308,7 @@ class TrainingSide(HeldRun):
         with self.outer_lock:
             self.outer.reset(vector)
 
-    # -- ending ----------------------------------------------------------------------------
+    # -- ending --------------------------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree, or for ``seconds``, once all have come or ``wait_s`` are over;
         returns the consensus distance."""

@@ -32,7 +32,8 @@ def candidates(scenario: Scenario, steps_of: Callable[[str], float]) -> list[Can
     """What the file says, and up to eleven others around the pace that these links allow: no pair can mix more often
     than an exchange takes, and who mixes much more rarely leaves the links idle. ``steps_of``: local steps that pass
     while two whole vectors are exchanged with a codec."""
-    often, middle, rarely = ({codec: paces(steps_of(codec))[which] for codec in TRIED} for which in range(3))
+    every = {codec: paces(steps_of(codec)) for codec in TRIED}
+    often, middle, rarely = ({codec: steps[which] for codec, steps in every.items()} for which in range(3))
     tried = [
         paced("int8", middle), paced("int8", often), paced("fp32", middle), paced("int4", middle), paced("int4", often),
         paced("int8", rarely), paced("int8", middle, "groups of 4", mixing="group", selection="grid", group_size=4),
