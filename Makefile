@@ -58,8 +58,9 @@ types: $(READY) ## check types
 bench: $(READY) ## measure the exchange beside raw sockets
 	$(PY) benchmarks/exchange.py
 
-bench-codecs: $(READY) ## measure the codecs, GB/s on one core
+bench-codecs: $(READY) ## measure the codecs with their compiled passes and without, GB/s on one core
 	$(PY) benchmarks/codecs.py
+	GOSSIP_KERNEL=numpy $(PY) benchmarks/codecs.py
 
 bench-bytes: $(READY) ## compare accuracy with bytes for every codec, minutes
 	$(PY) benchmarks/bytes.py
@@ -113,7 +114,7 @@ test-notebooks: $(TOOLS_READY) ## run examples/notebooks as they stand, minutes
 
 dist: $(TOOLS_READY) ## build wheel and sdist, check both, try the wheel in fresh environments; URL=https://HOST/OWNER/NAME
 	rm -rf build/lib build/bdist* dist *.egg-info
-	GOSSIP_URL=$(URL) $(TOOLS)/bin/python -m build --no-isolation
+	GOSSIP_URL=$(URL) GOSSIP_KERNEL=numpy $(TOOLS)/bin/python -m build --no-isolation
 	$(TOOLS)/bin/python -m twine check --strict dist/*
 	$(TOOLS)/bin/python -m pytest -q -m built tests/release
 

@@ -1,8 +1,12 @@
-"""What pyproject.toml cannot say: how README.md reads on a page of its own, away from the files that it points to.
+"""What pyproject.toml cannot say: how README.md reads on a page of its own, away from the files that it points to; and
+what is compiled where that is possible.
 
 Where this project is published is said by who publishes it, GOSSIP_URL=https://HOST/OWNER/NAME: pictures and links then
 lead to the files of this version there. Without it nothing is invented: pictures are left out, since a broken one is
 worse than none, and a link to a file is its words alone. Everything else is in pyproject.toml.
+
+Without a compiler, or Python's headers, the extension is left out and all else installed: numpy computes the same.
+GOSSIP_KERNEL=numpy leaves it out as well, and makes a wheel for every machine.
 """
 
 import os
@@ -10,9 +14,15 @@ import re
 import tomllib
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 HERE = Path(__file__).parent
+# Neither a product and a sum as one operation nor any other order: numpy's result, bit for bit.
+AS_WRITTEN = ["-O3", "-ffp-contract=off", "-fno-fast-math"]
+KERNEL = Extension(
+    "gossip.kernel._passes", ["gossip/kernel/passes.c"], extra_compile_args=AS_WRITTEN, py_limited_api=True,
+    optional=True,
+)  # fmt: skip
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)")  # what leads to a file beside this one
 
 
@@ -33,5 +43,7 @@ if __name__ == "__main__":
     setup(
         long_description=long_description((HERE / "README.md").read_text(encoding="utf-8"), url, project["version"]),
         long_description_content_type="text/markdown",
+        ext_modules=[] if os.environ.get("GOSSIP_KERNEL") == "numpy" else [KERNEL],
+        options={"bdist_wheel": {"py_limited_api": "cp311"}} if os.environ.get("GOSSIP_KERNEL") != "numpy" else {},
         project_urls={name: url + path for name, path in beneath.items()} if url else {},
     )

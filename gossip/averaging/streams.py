@@ -135,30 +135,28 @@ class DifferenceReceiver(Receiver):
         blocks = 0 if spread is None else -(-ours.size // ALIGN)
         self.peaks, self.errors = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
         self.difference_sq = self.own_sq = 0.0
-        self.theirs = self.quantised = np.empty(0, np.float32)
+        self.own = np.empty(0, np.float32)  # of a chunk: ours as the partner decodes it
 
     def buffer(self, where: slice, expected: int) -> memoryview:
         if self.codec.raw:
             return memoryview(self.out[where].data).cast("B")
-        elements = where.stop - where.start
-        if self.theirs.size < elements:
-            self.theirs, self.quantised = np.empty(elements, np.float32), np.empty(elements, np.float32)
+        if self.own.size < where.stop - where.start and not self.plain:
+            self.own = np.empty(where.stop - where.start, np.float32)
         return self.scratch(expected)
 
     def use(self, where: slice) -> None:
         ours, out = self.ours[where], self.out[where]
-        if self.codec.raw:
+        if self.codec.raw or self.plain:
+            if not self.codec.raw:
+                self.codec.decode(self.body, out, ours, self.session, self.origin + where.start)
             self.difference_sq += difference(out, ours, out)
             self.own_sq += float(np.dot(ours, ours))
         else:
-            theirs, quantised = self.theirs[: out.size], self.quantised[: out.size]
-            self.codec.decode(self.body, theirs, ours, self.session, self.origin + where.start)
-            if self.plain:
-                quantised = ours
-            else:
-                self.codec.quantised(ours, quantised, self.session, self.origin + where.start)
-            self.difference_sq += difference(theirs, quantised, out)
-            self.own_sq += float(np.dot(quantised, quantised))
+            own = self.own[: out.size]
+            self.codec.subtract(self.body, ours, out, own, self.session, self.origin + where.start)
+            with np.errstate(all="ignore"):  # not finite, or too large: the sums tell
+                self.difference_sq += float(np.dot(out, out))
+                self.own_sq += float(np.dot(own, own))
         if self.spread is not None:
             blocks = slice(where.start // ALIGN, -(-where.stop // ALIGN))
             self.peaks[blocks] = peaks(out, ALIGN)

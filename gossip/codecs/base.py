@@ -63,6 +63,16 @@ class Codec(ABC):
             self.encode(block, encoded, seed, start + first)
             self.decode(encoded, out[first : first + BLOCK_ELEMENTS], None, seed, start + first)
 
+    def subtract(
+        self, data: Buffer, values: Floats, out: Floats, own: Floats, seed: int = 0, start: int = 0
+    ) -> None:  # fmt: skip
+        """``own = Q(values)`` and ``out = Q(theirs) - own``, theirs being encoded in ``data``: :meth:`decode`, then
+        :meth:`quantised`, then a subtraction. None of the four overlap."""
+        self.decode(data, out, values, seed, start)
+        self.quantised(values, own, seed, start)
+        with np.errstate(all="ignore"):  # what it would warn of, the difference's norm tells
+            np.subtract(out, own, out=out)
+
     def bound(self, spread: Spread) -> Codec:
         """The codec to use for one session: itself, unless it needs the bounds that ``spread`` has learned."""
         return self

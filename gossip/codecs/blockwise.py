@@ -19,13 +19,14 @@ the others are the same.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gossip import kernel
 from gossip.codecs.base import BLOCK_ELEMENTS, Buffer, Codec, Floats, numbers, peaks
-from gossip.codecs.dither import noise_table, segments
+from gossip.codecs.dither import beginnings, noise_table, segments
 from gossip.codecs.grid import INVERSES, LARGEST_SCALE, NOT_FINITE, SCALES, SMALLEST_SCALE, scale_bytes
 from gossip.codecs.packing import pack, packed_bytes, unpack
 
@@ -39,8 +40,8 @@ class Blockwise(Codec):
     """``k = round(x / s + u)`` with one scale ``s`` a block, back as ``s (k - u)``: see dither.py.
 
     The body is a byte a block (grid.py), then the codes, packed (packing.py) in pieces that end where an absolute
-    segment of 32,768 does. A block that holds a NaN, an infinity or anything above ``largest`` is NaN as a whole; a
-    block of zeros stays zero.
+    segment of 32,768 does. A block that holds a NaN, an infinity or anything above ``largest`` is NaN as a whole, and
+    its codes are 0; a block of zeros stays zero.
     """
 
     bits: ClassVar[int]
@@ -55,10 +56,17 @@ class Blockwise(Codec):
     def noise(self) -> Floats:
         return noise_table(self.centre)
 
+    @cached_property
+    def share(self) -> float:
+        """A scale, as a share of the block's largest magnitude, before it is rounded up; a float32."""
+        return float(np.float32(1.0 / (self.centre - SLACK)))
+
     def encoded_bytes(self, elements: int) -> int:
         return -(-elements // self.block) + packed_bytes(elements, self.bits)
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:
+        if kernel.passes is not None:
+            return self.compiled(kernel.passes, values.size, values, None, out, None, None, seed, start)
         body = numbers(out, "u1", self.encoded_bytes(values.size))
         scales = self.scales(values)
         body[: scales.size] = scales
@@ -66,16 +74,19 @@ class Blockwise(Codec):
         scratch = np.empty(min(values.size, BLOCK_ELEMENTS), np.float32)
         codes = np.empty(scratch.size, np.uint8)
         position = scales.size
-        with np.errstate(invalid="ignore"):  # codes of a block that is not finite: any
+        with np.errstate(invalid="ignore"):  # a cast of a block that is not finite
             for where, noise in segments(self.noise, seed, start, values.size):
                 steps, whole = scratch[: noise.size], codes[: noise.size]
                 self.grid(values[where], inverses[where.start // self.block :], noise, steps)
                 np.copyto(whole, steps, casting="unsafe")
+                self.silence(whole, scales[where.start // self.block :])
                 width = packed_bytes(noise.size, self.bits)
                 pack(whole, self.bits, body[position : position + width])
                 position += width
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
+        if kernel.passes is not None:
+            return self.compiled(kernel.passes, out.size, None, data, None, None, out, seed, start)
         body = numbers(data, "u1", self.encoded_bytes(out.size))
         position = -(-out.size // self.block)
         scales = SCALES[body[:position]]
@@ -90,6 +101,8 @@ class Blockwise(Codec):
             by_rows(steps, scales[where.start // self.block :], self.block, steps)
 
     def quantised(self, values: Floats, out: Floats, seed: int = 0, start: int = 0) -> None:
+        if kernel.passes is not None:
+            return self.compiled(kernel.passes, values.size, values, None, None, out, None, seed, start)
         chosen = self.scales(values)
         scales, inverses = SCALES[chosen], INVERSES[chosen]
         with np.errstate(invalid="ignore"):
@@ -101,6 +114,29 @@ class Blockwise(Codec):
         for row in np.flatnonzero(chosen == NOT_FINITE):  # as a rule none; a NaN's sign is its operands', so it is set
             out[row * self.block : (row + 1) * self.block] = SCALES[NOT_FINITE]
 
+    def subtract(
+        self, data: Buffer, values: Floats, out: Floats, own: Floats, seed: int = 0, start: int = 0
+    ) -> None:  # fmt: skip
+        if kernel.passes is None:
+            return super().subtract(data, values, out, own, seed, start)
+        return self.compiled(kernel.passes, values.size, values, data, None, own, out, seed, start)
+
+    def compiled(
+        self, passes: kernel.Passes, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any,
+        seed: int, start: int,
+    ) -> None:  # fmt: skip
+        """What these places ask for, in one pass."""
+        passes.blockwise(
+            elements, values, data, encoded, own, out, start, self.block, self.bits, self.share, SCALES, INVERSES,
+            self.noise, beginnings(seed, start, elements),
+        )  # fmt: skip
+
+    def silence(self, codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> None:
+        """What a cast makes of a NaN is the machine's choice."""
+        if scales.max() == NOT_FINITE:
+            for row in np.flatnonzero(scales[: -(-codes.size // self.block)] == NOT_FINITE):
+                codes[row * self.block : (row + 1) * self.block] = 0
+
     def grid(self, values: Floats, inverses: Floats, noise: Floats, steps: Floats) -> None:
         """The codes of one piece, still as floats. ``steps`` may be ``values``."""
         by_rows(values, inverses, self.block, steps)
@@ -109,7 +145,7 @@ class Blockwise(Codec):
 
     def scales(self, values: Floats) -> NDArray[np.uint8]:
         largest = peaks(values, self.block)
-        chosen = scale_bytes(largest * np.float32(1.0 / (self.centre - SLACK)))
+        chosen = scale_bytes(largest * np.float32(self.share))
         chosen[largest == 0.0] = 0
         return chosen
 

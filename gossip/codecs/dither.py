@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Floats
 
-__all__ = ["TABLE_ELEMENTS", "noise_table", "segments"]
+__all__ = ["TABLE_ELEMENTS", "beginnings", "noise_table", "segments"]
 
 TABLE_ELEMENTS = 32_768
 """Strata of the noise, and places in the table at which a segment may begin. Odd multiples of 2**-16, so that float32
@@ -43,6 +43,18 @@ def noise_table(shift: float) -> Floats:
     return table
 
 
+def beginning(seed: int, segment: int) -> int:
+    """Where in the table the noise of an absolute segment of BLOCK_ELEMENTS begins."""
+    return xxhash.xxh3_64_intdigest(pack("<QQ", seed & (1 << 64) - 1, segment)) % TABLE_ELEMENTS
+
+
+def beginnings(seed: int, start: int, elements: int) -> NDArray[np.int32]:
+    """The same of each segment that some of the stream's positions from ``start`` on lie in: (segments,)."""
+    assert start % ALIGN == 0, f"a chunk begins at {start}, which is no multiple of {ALIGN}"
+    touched = range(start // BLOCK_ELEMENTS, -(-(start + elements) // BLOCK_ELEMENTS) if elements else 0)
+    return np.array([beginning(seed, segment) for segment in touched], np.int32)
+
+
 def segments(table: Floats, seed: int, start: int, elements: int) -> Iterator[tuple[slice, Floats]]:
     """The stream's positions from ``start`` on in pieces of at most BLOCK_ELEMENTS, each with its noise.
 
@@ -53,7 +65,6 @@ def segments(table: Floats, seed: int, start: int, elements: int) -> Iterator[tu
     while first < elements:
         segment, inside = divmod(start + first, BLOCK_ELEMENTS)
         count = min(BLOCK_ELEMENTS - inside, elements - first)
-        offset = xxhash.xxh3_64_intdigest(pack("<QQ", seed & (1 << 64) - 1, segment)) % TABLE_ELEMENTS + inside
-        offset %= TABLE_ELEMENTS
+        offset = (beginning(seed, segment) + inside) % TABLE_ELEMENTS
         yield slice(first, first + count), table[offset : offset + count]
         first += count

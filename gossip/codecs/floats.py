@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gossip import kernel
 from gossip.codecs.base import BLOCK_ELEMENTS, Buffer, Codec, Floats, numbers
 
 __all__ = ["Bf16", "Fp16", "Fp32"]
@@ -50,6 +51,8 @@ class Bf16(Codec):
         return 2 * elements
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:
+        if kernel.passes is not None:
+            return kernel.passes.bf16(values.size, values, None, out, None, None)
         target = numbers(out, "<u2", values.size)
         scratch = np.empty(min(values.size, BLOCK_ELEMENTS), np.uint32)
         for first in range(0, values.size, BLOCK_ELEMENTS):
@@ -60,17 +63,28 @@ class Bf16(Codec):
             target[first : first + BLOCK_ELEMENTS] = rounded
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
+        if kernel.passes is not None:
+            return kernel.passes.bf16(out.size, None, data, None, None, out)
         bits = out.view(np.uint32)
         bits[:] = numbers(data, "<u2", out.size)
         bits <<= 16
 
     def quantised(self, values: Floats, out: Floats, seed: int = 0, start: int = 0) -> None:
+        if kernel.passes is not None:
+            return kernel.passes.bf16(values.size, values, None, None, out, None)
         scratch = np.empty(min(values.size, BLOCK_ELEMENTS), np.uint32)
         for first in range(0, values.size, BLOCK_ELEMENTS):
             block = values[first : first + BLOCK_ELEMENTS]
             rounded = scratch[: block.size]
             self.round(block, rounded)
             np.bitwise_and(rounded, 0xFFFF0000, out=out[first : first + BLOCK_ELEMENTS].view(np.uint32))
+
+    def subtract(
+        self, data: Buffer, values: Floats, out: Floats, own: Floats, seed: int = 0, start: int = 0
+    ) -> None:  # fmt: skip
+        if kernel.passes is None:
+            return super().subtract(data, values, out, own, seed, start)
+        return kernel.passes.bf16(values.size, values, data, None, own, out)
 
     @staticmethod
     def round(block: Floats, rounded: NDArray[np.uint32]) -> None:

@@ -15,6 +15,8 @@ from importlib import metadata
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from gossip import kernel
+
 if TYPE_CHECKING:  # a command that shows rows of a log starts without them
     from gossip.peer import Peer
     from node.transport.links import Links
@@ -234,6 +236,10 @@ FIGURES = (
         heading="exchanges failed", heads=("", "times"),
     ),
     Figure("version", "of this library", "", lambda at: VERSION, logged=False, status=True),
+    Figure(
+        "kernel", "what codecs compute with: `compiled` passes, or `numpy` where none were built", "",
+        lambda at: kernel.built(), logged=False, status=True,
+    ),
 )  # fmt: skip
 MEASURED = tuple(figure for figure in FIGURES if figure.of is not None and not figure.heading)
 RATES = tuple(figure for figure in FIGURES if figure.rate_of)

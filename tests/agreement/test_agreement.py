@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gossip import kernel
 from gossip.config import Config
 from sim.engine.sessions import Sessions
 from tests.agreement import scenario
 from tests.agreement.scenario import Floats, Outcome, Scenario, Script, identity, run_nodes, simulate, start_vector
+from tests.gossip.kernel.building import passes
 
 
 def trio_of_peers() -> Script:
@@ -33,7 +35,10 @@ def trio_of_peers() -> Script:
 
 def both(scenario: Scenario) -> dict[int, Outcome]:
     """Run it through both drivers, hold the outcomes equal, and return them."""
-    simulated, real = simulate(scenario), run_nodes(scenario)
+    return equal(simulate(scenario), run_nodes(scenario))
+
+
+def equal(simulated: dict[int, Outcome], real: dict[int, Outcome]) -> dict[int, Outcome]:
     assert simulated.keys() == real.keys()
     for index, outcome in simulated.items():
         for name in Outcome.__dataclass_fields__:
@@ -97,6 +102,18 @@ def test_every_method_ends_the_same_in_both(changes: dict[str, Any]) -> None:
         assert {end.mass for end in ends.values()} != {1.0}
     if changes.get("max_version_gap") == 0.0:
         assert all(end.steps < 90 for end in ends.values())  # of 0.1 s each: some of the time they stood
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4"])
+def test_nodes_with_compiled_passes_end_as_a_simulator_that_has_numpy(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(chunk_elements=1024, codec=codec)
+    outcomes = []
+    for play, with_what in ((simulate, None), (run_nodes, passes())):
+        monkeypatch.setattr(kernel, "passes", with_what)
+        outcomes.append(play(Scenario(trio_of_peers(), 9.0, config)))
+    assert all(end.exchanges[0] > 3 for end in equal(*outcomes).values())
 
 
 @pytest.mark.parametrize(

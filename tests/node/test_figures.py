@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gossip.kernel import built
 from node import Metrics
 from node.observe.figures import FIGURES, VERSION, Source, page, reading, status_values
 from node.observe.status import METRICS
@@ -40,10 +41,10 @@ def test_the_log_has_these_figures_and_what_is_not_known_is_null():
 
 
 def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
-    assert METRICS[:21] == (
+    assert METRICS[:22] == (
         "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
         "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone", "refused",
-        "messages_ignored", "suspicious", "mixed", "failures", "version",
+        "messages_ignored", "suspicious", "mixed", "failures", "version", "kernel",
     )  # fmt: skip
     assert status_values(source()) == (
         7,
@@ -64,6 +65,7 @@ def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
         (),
         (),
         VERSION,
+        built(),
     )
 
 
@@ -74,6 +76,7 @@ def test_metrics_are_a_mapping_of_every_figure_that_is_one_value_and_none_before
         "exchanges_failed": 0, "exchange_seconds": None, "step_overhead_seconds": None, "bytes_sent": 1234,
         "bytes_received": 56, "consensus_distance": None, "partner": None, "ready": True, "alone": False,
         "messages_ignored": 3, "events_dropped": 0, "version": VERSION,
+        "kernel": built(),
     }  # fmt: skip
     assert all(getattr(metrics, name) == value for name, value in metrics.items())
     assert set(metrics) <= set(dir(metrics))

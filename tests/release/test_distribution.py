@@ -64,7 +64,8 @@ def full(tmp_path_factory):
     return Environment(tmp_path_factory.mktemp("full"), built("*.whl"), "examples,page,sim")
 
 
-def test_the_wheel_holds_the_packages_and_nothing_else(tracked):
+def test_the_wheel_is_for_every_machine_and_holds_the_packages_and_nothing_else(tracked):
+    assert built("*.whl").name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(built("*.whl")).namelist()
     assert {name for name in names if ".dist-info/" not in name} == {
         name for name in tracked if name.startswith(PACKAGES) and not name.endswith(".md")

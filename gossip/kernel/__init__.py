@@ -1,0 +1,46 @@
+"""Passes over a chunk in C (``passes.c``), where a compiler was there when this was installed; elsewhere numpy does the
+same in several, and every byte and every difference is equal. ``GOSSIP_KERNEL=numpy`` leaves them out."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Protocol, cast
+
+__all__ = ["EDITION", "Passes", "built", "passes"]
+
+EDITION = 1  # passes.c has the same: what an older one built, in a folder that has changed since, is not used
+
+
+class Passes(Protocol):
+    """One pass each, in place of several of numpy's. Of ``values`` (what a codec is given), ``data`` (a body),
+    ``encoded`` (another, to be written), ``own`` (what others decode of ``values``) and ``out``, what is None is not
+    wanted; the interpreter is left to others meanwhile. Raises AssertionError for a buffer of any other length."""
+
+    EDITION: int
+
+    def bf16(self, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any, /) -> None: ...
+
+    def blockwise(
+        self, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any, start: int, block: int,
+        bits: int, share: float, scales: Any, inverses: Any, noise: Any, offsets: Any, /,
+    ) -> None: ...  # fmt: skip
+
+
+def found() -> Passes | None:
+    if os.environ.get("GOSSIP_KERNEL") == "numpy":
+        return None
+    try:
+        module = cast(Passes, importlib.import_module("gossip.kernel._passes"))
+    except ImportError:
+        return None
+    return module if module.EDITION == EDITION else None
+
+
+passes = found()
+"""None where numpy does it."""
+
+
+def built() -> str:
+    """Which of the two is in use: "compiled" or "numpy"."""
+    return "numpy" if passes is None else "compiled"

@@ -1,0 +1,325 @@
+/* One pass over a chunk where numpy takes several: each block of it is read once, and is in the first cache for all that
+ * follows.
+ *
+ * What comes out is what gossip/codecs computes with numpy, bit for bit, since two peers must agree whichever they have:
+ * the same operations on float32 in the same order, none contracted and none reordered (setup.py says so to the compiler).
+ * Norms are not here: a sum depends on its order, and numpy's is nobody's promise; both have them from numpy.
+ *
+ * Plain C99 over blocks, in loops that compilers make vectors of; on x86-64 each pass is there a second time for AVX2,
+ * chosen when the module is loaded. Nothing here knows Python but the last part, and no pass touches the interpreter.
+ */
+#define Py_LIMITED_API 0x030B0000 /* one build for 3.11 and all later ones */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <float.h>
+#include <stdint.h>
+#include <string.h>
+
+#if FLT_EVAL_METHOD != 0 || (defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__)
+#error "float32 is not computed as float32 here, or bytes are in another order: numpy does it all"
+#endif
+
+#define PASS static inline __attribute__((always_inline)) void
+#if defined(__x86_64__)
+#define WIDE __attribute__((target("avx2")))
+#else
+#define WIDE
+#endif
+
+#define EDITION 1 /* another whenever a pass is given or computes something else: gossip/kernel/__init__.py has the same */
+#define ROW 256             /* values at a time, and the most that share a scale: values.py's ALIGN */
+#define SEGMENT 32768       /* dither.py's TABLE_ELEMENTS, and where its pieces end: values.py's BLOCK_ELEMENTS */
+#define SHIFT 21            /* grid.py's: of a float32's bits to its exponent and two bits of mantissa */
+#define BIAS 323            /* grid.py's */
+#define NOT_FINITE 255      /* grid.py's */
+#define INFINITE 0x7F800000 /* as float32's bits */
+#define QUIET_NAN 0x7FC00000
+#define WHOLE 12582912.0f   /* 3 * 2**22, whose neighbours are 1 apart: adding it rounds to whole numbers, ties to even */
+#define WORTH_LETTING_GO 4096 /* elements: a pass takes a microsecond then, as much as giving the interpreter away */
+
+typedef uint16_t __attribute__((may_alias, aligned(1))) half; /* of a body, which may begin anywhere */
+typedef uint32_t __attribute__((may_alias)) bits;             /* of a float32 */
+
+static inline float float_of(uint32_t pattern) {
+    float value;
+    memcpy(&value, &pattern, sizeof value);
+    return value;
+}
+
+static inline uint32_t bits_of(float value) {
+    uint32_t pattern;
+    memcpy(&pattern, &value, sizeof pattern);
+    return pattern;
+}
+
+/* What a pass is given; a place that is NULL is not wanted. One of these is done:
+ *
+ *     values -> encoded             encode
+ *     data -> out                   decode
+ *     values -> own                 what others decode of values; own may be values
+ *     values, data -> own, out      the same, and out = decoded data - own
+ */
+struct chunk {
+    Py_ssize_t elements;
+    const float *values;
+    const uint8_t *data;
+    uint8_t *encoded;
+    float *own, *out;
+};
+
+struct blockwise {
+    struct chunk chunk;
+    Py_ssize_t start, block;     /* where the chunk begins in its vector; values that share a scale */
+    int width;                   /* bits of a code, 8 or 4 */
+    float share;                 /* scales are the largest magnitude times this, rounded up */
+    const float *scales, *inverses, *noise; /* (256,), (256,), (2 * SEGMENT,) */
+    const int32_t *offsets;      /* where the noise of each segment begins in its table */
+};
+
+/* -- bf16: floats.py -- */
+
+static inline uint32_t rounded(uint32_t x) { /* the upper half counts */
+    return (x & 0x7FFFFFFF) > INFINITE ? x | 0x400000 : x + 0x7FFF + (x >> 16 & 1);
+}
+
+PASS bf16(const struct chunk *c) {
+    for (Py_ssize_t first = 0; first < c->elements; first += ROW) {
+        const int n = c->elements - first < ROW ? (int)(c->elements - first) : ROW;
+        uint32_t own[ROW];
+        if (c->values) {
+            const bits *values = (const bits *)(c->values + first);
+            for (int i = 0; i < n; i++) own[i] = rounded(values[i]);
+            if (c->encoded) {
+                half *encoded = (half *)c->encoded + first;
+                for (int i = 0; i < n; i++) encoded[i] = (uint16_t)(own[i] >> 16);
+                continue;
+            }
+            bits *kept = (bits *)(c->own + first);
+            for (int i = 0; i < n; i++) kept[i] = own[i] &= 0xFFFF0000;
+        }
+        if (c->data) {
+            const half *data = (const half *)c->data + first;
+            uint32_t theirs[ROW];
+            for (int i = 0; i < n; i++) theirs[i] = (uint32_t)data[i] << 16;
+            if (!c->own) {
+                memcpy(c->out + first, theirs, sizeof(float) * n);
+                continue;
+            }
+            float *restrict out = c->out + first;
+            for (int i = 0; i < n; i++) out[i] = float_of(theirs[i]) - float_of(own[i]);
+        }
+    }
+}
+
+/* -- int8 and int4: blockwise.py -- */
+
+static inline __attribute__((always_inline)) int chosen(const float *values, int n, float share) {
+    const bits *patterns = (const bits *)values;
+    int32_t largest = 0;
+    for (int i = 0; i < n; i++) {
+        const int32_t size = (int32_t)(patterns[i] & 0x7FFFFFFF); /* magnitudes order as their bits do */
+        largest = size > largest ? size : largest;
+    }
+    if (largest == 0) return 0;
+    const int32_t scale = (int32_t)bits_of(float_of(largest > INFINITE ? QUIET_NAN : (uint32_t)largest) * share);
+    const int32_t ceiling = (scale >> SHIFT) + ((scale & ((1 << SHIFT) - 1)) != 0) - BIAS;
+    return ceiling < 1 ? 1 : ceiling > NOT_FINITE ? NOT_FINITE : ceiling;
+}
+
+/* Codes i to i + n of a piece of so many bytes, in which byte j holds code j and, of 4 bits, code j + bytes: packing.py. */
+PASS pack(const uint8_t *codes, Py_ssize_t i, int n, uint8_t *body, Py_ssize_t bytes) {
+    const int low = i >= bytes ? 0 : bytes - i < n ? (int)(bytes - i) : n;
+    memcpy(body + i, codes, low);
+    for (int k = low; k < n; k++) body[i + k - bytes] |= (uint8_t)(codes[k] << 4);
+}
+
+PASS unpack(uint8_t *codes, Py_ssize_t i, int n, const uint8_t *body, Py_ssize_t bytes, uint8_t mask) {
+    const int low = i >= bytes ? 0 : bytes - i < n ? (int)(bytes - i) : n;
+    for (int k = 0; k < low; k++) codes[k] = body[i + k] & mask;
+    for (int k = low; k < n; k++) codes[k] = body[i + k - bytes] >> 4;
+}
+
+PASS blockwise(const struct blockwise *b) {
+    const struct chunk *c = &b->chunk;
+    const Py_ssize_t rows = (c->elements + b->block - 1) / b->block;
+    const uint8_t mask = b->width == 8 ? 255 : 15;
+    Py_ssize_t position = rows; /* of a piece's codes in the body, behind the bytes of the scales */
+    int piece = 0;
+    for (Py_ssize_t from = 0; from < c->elements; piece++) {
+        const Py_ssize_t inside = (b->start + from) % SEGMENT;
+        const Py_ssize_t count = SEGMENT - inside < c->elements - from ? SEGMENT - inside : c->elements - from;
+        const Py_ssize_t bytes = b->width == 8 ? count : (count + 1) / 2;
+        const float *noises = b->noise + (b->offsets[piece] + inside) % SEGMENT;
+        for (Py_ssize_t i = 0; i < count; i += b->block) {
+            const int n = count - i < b->block ? (int)(count - i) : (int)b->block;
+            const Py_ssize_t first = from + i, row = first / b->block;
+            const float *noise = noises + i;
+            uint8_t codes[ROW];
+            float own[ROW];
+            if (c->values) {
+                const float *values = c->values + first;
+                const int scale = chosen(values, n, b->share);
+                const float inverse = b->inverses[scale], step = b->scales[scale];
+                if (c->encoded) {
+                    for (int k = 0; k < n; k++) codes[k] = (uint8_t)bits_of(values[k] * inverse + noise[k] + WHOLE);
+                    if (scale == NOT_FINITE) memset(codes, 0, n);
+                    c->encoded[row] = (uint8_t)scale;
+                    pack(codes, i, n, c->encoded + position, bytes);
+                    continue;
+                }
+                for (int k = 0; k < n; k++) {
+                    const float whole = values[k] * inverse + noise[k] + WHOLE - WHOLE;
+                    own[k] = (whole - noise[k]) * step;
+                }
+                if (scale == NOT_FINITE)
+                    for (int k = 0; k < n; k++) own[k] = step;
+                memcpy(c->own + first, own, sizeof(float) * n);
+            }
+            if (c->data) {
+                const float step = b->scales[c->data[row]];
+                float *restrict out = c->out + first;
+                unpack(codes, i, n, c->data + position, bytes, mask);
+                if (c->own)
+                    for (int k = 0; k < n; k++) out[k] = ((float)codes[k] - noise[k]) * step - own[k];
+                else
+                    for (int k = 0; k < n; k++) out[k] = ((float)codes[k] - noise[k]) * step;
+            }
+        }
+        position += bytes;
+        from += count;
+    }
+}
+
+/* -- each for AVX2, and for any -- */
+
+WIDE static void bf16_wide(const struct chunk *c) { bf16(c); }
+static void bf16_any(const struct chunk *c) { bf16(c); }
+WIDE static void blockwise_wide(const struct blockwise *b) { blockwise(b); }
+static void blockwise_any(const struct blockwise *b) { blockwise(b); }
+
+static int wide(void) {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx2");
+#else
+    return 0;
+#endif
+}
+
+/* -- as Python sees them -- */
+
+enum { MOST = 9 }; /* buffers of one call */
+
+struct views {
+    Py_buffer held[MOST];
+    int count;
+};
+
+static void release(struct views *views) {
+    while (views->count) PyBuffer_Release(&views->held[--views->count]);
+}
+
+/* The bytes of a buffer that has exactly so many, NULL in *place for None; 0 with an exception where it has not. */
+static int take(struct views *views, PyObject *object, Py_ssize_t bytes, int writable, void *place) {
+    void *found = NULL;
+    if (object != Py_None) {
+        Py_buffer *view = &views->held[views->count];
+        if (PyObject_GetBuffer(object, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) return 0;
+        views->count++;
+        if (view->len != bytes) {
+            PyErr_Format(PyExc_AssertionError, "%zd bytes of values or encoded elements where %zd belong", view->len, bytes);
+            return 0;
+        }
+        found = view->buf;
+    }
+    memcpy(place, &found, sizeof found);
+    return 1;
+}
+
+static int take_table(struct views *views, PyObject *object, Py_ssize_t bytes, void *place) {
+    if (object != Py_None) return take(views, object, bytes, 0, place);
+    PyErr_SetString(PyExc_AssertionError, "a table is missing");
+    return 0;
+}
+
+/* The five places of a chunk, whose bodies have so many bytes. */
+static int take_chunk(struct views *views, PyObject *const *given, Py_ssize_t body, struct chunk *c) {
+    const Py_ssize_t floats = c->elements * (Py_ssize_t)sizeof(float);
+    if (!take(views, given[0], floats, 0, &c->values) || !take(views, given[1], body, 0, &c->data) ||
+        !take(views, given[2], body, 1, &c->encoded) || !take(views, given[3], floats, 1, &c->own) ||
+        !take(views, given[4], floats, 1, &c->out))
+        return 0;
+    if ((c->values ? !c->encoded == !c->own : c->encoded || c->own || !c->data) || !c->data != !c->out ||
+        (c->data && c->encoded)) {
+        PyErr_SetString(PyExc_AssertionError, "these places are of no pass");
+        return 0;
+    }
+    return 1;
+}
+
+#define DO(pass, given, elements)                               \
+    do {                                                        \
+        PyThreadState *state = NULL;                            \
+        if ((elements) >= WORTH_LETTING_GO) state = PyEval_SaveThread(); \
+        if (wide()) pass##_wide(given);                         \
+        else pass##_any(given);                                 \
+        if (state) PyEval_RestoreThread(state);                 \
+    } while (0)
+
+static PyObject *call_bf16(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    (void)module;
+    if (count != 6) return PyErr_Format(PyExc_TypeError, "6 arguments belong here, not %zd", count);
+    struct views views = {.count = 0};
+    struct chunk c = {.elements = PyLong_AsSsize_t(given[0])};
+    if (PyErr_Occurred()) return NULL;
+    const int right = take_chunk(&views, given + 1, c.elements * 2, &c);
+    if (right) DO(bf16, &c, c.elements);
+    release(&views);
+    if (!right) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *call_blockwise(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    (void)module;
+    if (count != 14) return PyErr_Format(PyExc_TypeError, "14 arguments belong here, not %zd", count);
+    struct views views = {.count = 0};
+    struct blockwise b = {.chunk = {.elements = PyLong_AsSsize_t(given[0])}};
+    struct chunk *c = &b.chunk;
+    b.start = PyLong_AsSsize_t(given[6]);
+    b.block = PyLong_AsSsize_t(given[7]);
+    b.width = (int)PyLong_AsLong(given[8]);
+    b.share = (float)PyFloat_AsDouble(given[9]);
+    if (PyErr_Occurred()) return NULL;
+    if (b.block < 1 || ROW % b.block || (b.width != 8 && b.width != 4) || b.start < 0 || b.start % ROW)
+        return PyErr_Format(PyExc_AssertionError, "no codec has such blocks");
+    Py_ssize_t codes = c->elements; /* bytes of them: pieces before the last have an even number of values */
+    if (b.width == 4) codes = (codes + 1) / 2;
+    const Py_ssize_t body = (c->elements + b.block - 1) / b.block + codes;
+    const Py_ssize_t pieces = c->elements ? (b.start % SEGMENT + c->elements + SEGMENT - 1) / SEGMENT : 0;
+    const Py_ssize_t floats = sizeof(float), places = pieces * (Py_ssize_t)sizeof(int32_t);
+    int right = take_chunk(&views, given + 1, body, c) && take_table(&views, given[10], 256 * floats, &b.scales) &&
+                take_table(&views, given[11], 256 * floats, &b.inverses) &&
+                take_table(&views, given[12], 2 * SEGMENT * floats, &b.noise) &&
+                take_table(&views, given[13], places, &b.offsets);
+    for (Py_ssize_t i = 0; right && i < pieces; i++) {
+        right = b.offsets[i] >= 0 && b.offsets[i] < SEGMENT;
+        if (!right) PyErr_SetString(PyExc_AssertionError, "a segment's noise begins outside its table");
+    }
+    if (right) DO(blockwise, &b, c->elements);
+    release(&views);
+    if (!right) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef METHODS[] = {
+    {"bf16", (PyCFunction)(void (*)(void))call_bf16, METH_FASTCALL, NULL},
+    {"blockwise", (PyCFunction)(void (*)(void))call_blockwise, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static int begun(PyObject *module) { return PyModule_AddIntConstant(module, "EDITION", EDITION); }
+
+static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, begun}, {0, NULL}};
+
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_passes", NULL, 0, METHODS, SLOTS, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__passes(void) { return PyModuleDef_Init(&MODULE); }

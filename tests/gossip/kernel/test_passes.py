@@ -1,0 +1,205 @@
+"""What the passes in C compute is what numpy does: every byte, every value, every sum."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossip import kernel
+from gossip.averaging.streams import DifferenceReceiver, Sender, ValuesReceiver
+from gossip.codecs import BLOCK_ELEMENTS, Codec, get_codec, self_test
+from gossip.wire.messages import Chunk
+from tests.gossip.kernel.building import build, passes
+
+COMPILED = ("bf16", "int8", "int4")
+each = pytest.mark.parametrize("codec", [get_codec(name) for name in COMPILED], ids=COMPILED)
+
+WHERE = [
+    (0, 0), (1, 0), (63, 256), (64, 0), (255, 512), (256, 256), (257, 0), (701, 32_512), (BLOCK_ELEMENTS, 0),
+    (BLOCK_ELEMENTS + 1, 256), (BLOCK_ELEMENTS - 257, 65_536 + 512), (3 * BLOCK_ELEMENTS + 5_001, 1_280),
+]  # fmt: skip
+"""(elements, start): chunks that end within a scale, a byte of two codes and a segment of noise, and on their ends."""
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Call it with True to have the passes, with False to have numpy."""
+    built = passes()
+    return lambda wanted: monkeypatch.setattr(kernel, "passes", built if wanted else None)
+
+
+def weights(elements: int, seed: int) -> np.ndarray:
+    """Of every size that float32 has, with zeros, and here and there what is not finite."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(elements).astype(np.float32)
+    for first in range(0, elements, 256):
+        values[first : first + 256] *= np.float32(10.0) ** rng.integers(-42, 38)
+    if elements > 3_000:
+        values[512:1_024] = 0.0
+        values[rng.integers(0, elements, 20)] = -0.0
+        values[rng.integers(0, elements, 3)] = [np.nan, np.inf, -np.inf]
+        values.view(np.uint32)[rng.integers(0, elements)] = 0xFF800001  # a signalling NaN
+        values[2_000] = 3.4e38
+    return values
+
+
+def all_that_it_does(codec: Codec, ours: np.ndarray, theirs: np.ndarray, start: int) -> dict[str, np.ndarray]:
+    body = np.full(codec.encoded_bytes(theirs.size), 77, np.uint8)
+    codec.encode(theirs, body, 2**63 + 5, start)
+    decoded, own, out, alone = (np.full(ours.size, 7.0, np.float32) for _ in range(4))
+    codec.decode(body, decoded, None, 2**63 + 5, start)
+    codec.subtract(body, ours, out, own, 2**63 + 5, start)
+    codec.quantised(ours, alone, 2**63 + 5, start)
+    same = ours.copy()
+    codec.quantised(same, same, 2**63 + 5, start)
+    return {"encoded": body, "decoded": decoded, "own": own, "out": out, "quantised": alone, "in place": same}
+
+
+def equal(one: np.ndarray, other: np.ndarray) -> None:
+    """Bit for bit, but for which NaN it is."""
+    assert one.dtype == other.dtype
+    np.testing.assert_array_equal(one, other)
+    if one.dtype == np.float32:
+        number = ~np.isnan(one)
+        np.testing.assert_array_equal(one.view(np.uint32)[number], other.view(np.uint32)[number])
+
+
+@each
+@pytest.mark.parametrize(("elements", "start"), WHERE)
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_each_pass_has_the_bits_of_numpys(codec, elements, start, compiled):
+    ours, theirs = weights(elements, 1), weights(elements, 2)
+    both = []
+    for wanted in (False, True):
+        compiled(wanted)
+        both.append(all_that_it_does(codec, ours, theirs, start))
+    for name in both[0]:
+        equal(both[0][name], both[1][name])
+
+
+@each
+@settings(max_examples=40)
+@given(data=st.data(), elements=st.integers(1, 700), start=st.integers(0, 300).map(lambda n: 256 * n))
+def test_whatever_bytes_a_peer_sends_both_make_the_same_of_them(codec, data, elements, start):
+    size = codec.encoded_bytes(elements)
+    body = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), np.uint8)
+    ours = weights(elements, 3)
+    both = []
+    for wanted in (None, passes()):
+        with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+            patch.setattr(kernel, "passes", wanted)
+            out, own = np.empty(elements, np.float32), np.empty(elements, np.float32)
+            codec.subtract(body, ours, out, own, 9, start)
+            both.append((out, own))
+    equal(both[0][0], both[1][0])
+    equal(both[0][1], both[1][1])
+
+
+@each
+def test_a_stream_ends_with_the_same_sums(codec, compiled):
+    ours, theirs = (np.random.default_rng(seed).standard_normal(100_001).astype(np.float32) for seed in (1, 2))
+    both = []
+    for wanted in (False, True):
+        compiled(wanted)
+        sender = Sender(5, theirs, codec, 40_960)
+        values, out = np.empty_like(ours), np.empty_like(ours)
+        receivers = DifferenceReceiver(5, ours, out, codec), ValuesReceiver(5, values, codec)
+        while not sender.done:
+            position = sender.position
+            _, body = sender.next_frame()
+            chunk = Chunk(5, position, sender.position - position, xxhash.xxh3_64_intdigest(body))
+            for receiver in receivers:
+                receiver.place(chunk, len(body))[:] = body
+                assert receiver.arrived(chunk)
+        both.append((receivers[0].difference_sq, receivers[0].own_sq, out, values))
+    assert both[0][:2] == both[1][:2]
+    equal(both[0][2], both[1][2])
+    equal(both[0][3], both[1][3])
+    assert both[0][0] == pytest.approx(float(np.dot(ours - theirs, ours - theirs)), rel=0.05)
+
+
+def test_the_codecs_pass_their_own_test_with_it(compiled):
+    compiled(True)
+    self_test()
+
+
+def test_what_is_no_chunk_is_refused_and_nothing_is_written():
+    values, out = np.zeros(512, np.float32), np.full(512, 7.0, np.float32)
+    table, noise, offsets = np.zeros(256, np.float32), np.zeros(65_536, np.float32), np.zeros(1, np.int32)
+    body = bytearray(514)
+
+    def blockwise(*places, start=0, block=256, bits=8, noise=noise, offsets=offsets):
+        passes().blockwise(512, *places, start, block, bits, 1.0, table, table, noise, offsets)
+
+    refused = [
+        (lambda: passes().bf16(512, values, None, bytearray(1_023), None, None), "1023 bytes of .* where 1024"),
+        (lambda: passes().bf16(512, values[:511], None, None, out, None), "2044 bytes of .* where 2048"),
+        (lambda: passes().bf16(-1, values, None, None, out, None), "where -4"),
+        (lambda: passes().bf16(512, values, None, None, None, None), "of no pass"),
+        (lambda: passes().bf16(512, None, None, None, out, None), "of no pass"),
+        (lambda: passes().bf16(512, None, bytearray(1_024), None, None, None), "of no pass"),
+        (lambda: passes().bf16(512, values, bytearray(1_024), bytearray(1_024), None, out), "of no pass"),
+        (lambda: blockwise(values, None, bytearray(513), None, None), "513 bytes of .* where 514"),
+        (lambda: blockwise(values, None, body, None, None, noise=noise[1:]), "262140 bytes of"),
+        (lambda: blockwise(values, None, body, None, None, noise=None), "a table is missing"),
+        (lambda: blockwise(values, None, body, None, None, offsets=np.array([32_768], np.int32)), "outside its table"),
+        (lambda: blockwise(values, None, body, None, None, offsets=np.array([-1], np.int32)), "outside its table"),
+        (lambda: blockwise(values, None, body, None, None, offsets=np.zeros(2, np.int32)), "8 bytes of .* where 4"),
+        (lambda: blockwise(values, None, body, None, None, start=128), "no codec"),
+        (lambda: blockwise(values, None, body, None, None, start=-256), "no codec"),
+        (lambda: blockwise(values, None, body, None, None, block=0), "no codec"),
+        (lambda: blockwise(values, None, body, None, None, block=512), "no codec"),
+        (lambda: blockwise(values, None, body, None, None, bits=2), "no codec"),
+    ]
+    for call, words in refused:
+        with pytest.raises(AssertionError, match=words):
+            call()
+    with pytest.raises((BufferError, TypeError, ValueError)):
+        passes().bf16(512, values, None, bytes(1_024), None, None)  # nobody writes there
+    with pytest.raises((BufferError, ValueError)):
+        passes().bf16(256, values[::2], None, None, out[:256], None)
+    with pytest.raises(TypeError, match="6 arguments"):
+        passes().bf16(512)
+    assert np.all(out == 7.0)
+    assert bytes(body) == bytes(514)
+
+
+@pytest.mark.parametrize("environment", [{"CC": "/nowhere/cc"}, {"GOSSIP_KERNEL": "numpy"}], ids=str)
+def test_without_a_compiler_or_where_nobody_wants_it_nothing_is_built_and_nothing_fails(environment, tmp_path):
+    done = build(str(tmp_path), **environment)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def ran(program: str, **environment: str) -> str:
+    plain = {name: value for name, value in os.environ.items() if name != "GOSSIP_KERNEL"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=plain | environment, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
+STAND_IN = """
+import sys, types
+sys.modules["gossip.kernel._passes"] = found = types.ModuleType("_passes")
+from importlib.util import find_spec
+found.EDITION = int(open(find_spec("gossip").submodule_search_locations[0] + "/kernel/passes.c").read()
+    .split("#define EDITION ")[1].split()[0]) + {older}
+import gossip.kernel
+print(gossip.kernel.built())
+"""
+
+
+def test_who_asks_for_numpy_has_it():
+    assert ran(STAND_IN.format(older=0)) == "compiled"
+    assert ran(STAND_IN.format(older=0), GOSSIP_KERNEL="numpy") == "numpy"
+
+
+def test_what_an_older_file_was_built_from_is_left_alone():
+    assert ran(STAND_IN.format(older=-1)) == "numpy"
