@@ -24,14 +24,16 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 # -- one process of a pair ---------------------------------------------------------------------------------------
-def averager(megabytes, seed, secret, seconds, codec, threads):
+def averager(megabytes, seed, secret, seconds, codec, threads, sealed):
     """Exchanges as often as it can for so many seconds; prints the seconds of each."""
     import numpy as np
 
     import node.training
     import node.transfers.streams
+    import node.transport.sealed
     from node import Config, Node
 
+    node.transport.sealed.IN_PLACE &= sealed
     node.training.SETTLED = 0.0  # measure on after the two agree
     if not threads:
         node.transfers.streams.LARGE_BYTES = math.inf
@@ -166,11 +168,12 @@ class Pair:
             process.wait(30)
 
 
-def our_exchange(megabytes, secret=None, codec="fp32", seconds=4.0, threads=True):
+def our_exchange(megabytes, secret=None, codec="fp32", seconds=4.0, threads=True, sealed=True):
     pair = Pair(
         ["averager", "--megabytes", megabytes, "--seconds", seconds, "--codec", codec]
         + (["--secret", secret] if secret else [])
         + ([] if threads else ["--loop"])
+        + ([] if sealed else ["--tls"])
     )
     pair.say()
     rows = pair.hear()
@@ -231,9 +234,10 @@ def main():
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--node", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--tls", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.role == "averager":
-        averager(args.megabytes, args.seed, args.secret, args.seconds, args.codec, not args.loop)
+        averager(args.megabytes, args.seed, args.secret, args.seconds, args.codec, not args.loop, not args.tls)
         return
     if args.role == "trainer":
         trainer(args.kind, args.seconds, args.node, args.seed)
@@ -249,7 +253,8 @@ def main():
             "gossip": lambda: our_exchange(args.megabytes),
             "without threads": lambda: our_exchange(args.megabytes, threads=False),
             "gossip, bf16": lambda: our_exchange(args.megabytes, codec="bf16"),
-            "gossip, TLS": lambda: our_exchange(args.megabytes, secret=str(secret)),
+            "gossip, sealed": lambda: our_exchange(args.megabytes, secret=str(secret)),
+            "gossip, TLS": lambda: our_exchange(args.megabytes, secret=str(secret), sealed=False),
         }
         if args.hivemind:
             jobs["hivemind"] = lambda: script(args.hivemind, "hivemind_round.py", args.megabytes)

@@ -127,7 +127,8 @@ class Unknown:
 # -- a link's first and last words ------------------------------------------------------------
 @message("hello")
 class Hello:
-    """Both sides' first frame. ``record`` is None for an observer, which may only ask for the status."""
+    """Both sides' first frame. ``record`` is None for an observer, which may only ask for the status. ``share``, in TLS
+    alone, is of the sender's randomness, for keys that replace TLS's where both give one."""
 
     version_min: int = integer(255)
     version_max: int = integer(255)
@@ -135,6 +136,7 @@ class Hello:
     fingerprint: str = of("text", 64)
     capabilities: tuple[str, ...] = of("names", 16)
     record: MemberRecord | None = of("record?")
+    share: bytes = later("bytes", 32, default=b"")
 
 
 @message("close")

@@ -19,6 +19,7 @@ from node.transport.byte_stream import BrokenLinkError, ByteStream
 from node.transport.handshake import Greeter
 from node.transport.links import FrameReader, Link, Network
 from node.transport.lobby import Lobby, neighbourhood
+from node.transport.sealed import fresh_share, leave_tls
 from node.transport.seeds import Found
 from node.transport.tcp import is_loopback, is_private
 from node.transport.tls import Contexts, TlsStream
@@ -244,13 +245,15 @@ class Doors:
 
     async def handshake(self, stream: ByteStream, server_side: bool, expect: PeerId | None) -> tuple[Link, Hello]:
         try:
-            proven = None
+            proven, share = None, b""
             if self.contexts is not None:
                 tls = TlsStream(stream, self.contexts, server_side=server_side)
                 await tls.handshake()
-                stream, proven = tls, tls.peer_id
+                stream, proven, share = tls, tls.peer_id, fresh_share()
             reader = FrameReader(stream)
-            theirs = await self.greeter.greet(stream, reader, self.me(), proven, expect)
+            theirs = await self.greeter.greet(stream, reader, self.me(), proven, expect, share)
+            if share and theirs.share:
+                stream = reader.stream = await leave_tls(tls, share, theirs.share)
         except (OSError, RemoteError):
             stream.close_now()
             raise

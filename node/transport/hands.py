@@ -17,6 +17,7 @@ import trio
 
 from node.transport.byte_stream import BrokenLinkError, PlainStream
 from node.transport.forks import keep_from_children
+from node.transport.sealed import SealedStream
 
 __all__ = ["WHOLE_BYTES", "BlockingStream", "Hands"]
 
@@ -24,6 +25,7 @@ THREADS = 8  # two for each stream of one exchange of our own and of two that ot
 WHOLE_BYTES = 65_536  # what is to be filled with so much is a chunk's body, and read in one call
 LOOK_MS = 250  # between two looks at whether a vector is still wanted of which nothing comes
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -80,6 +82,23 @@ class BlockingStream:
         return BrokenLinkError(f"The connection to {self.peer_host} broke.")
 
 
+class BlockingSealed(BlockingStream):
+    """The same of a sealed stream, which is sealed and opened in the calling thread."""
+
+    def __init__(self, sock: socket.socket, owner: PlainStream, stream: SealedStream) -> None:
+        super().__init__(sock, owner)
+        self.sealer, self.opener = stream.sealer, stream.opener
+
+    def waits(self, over: Callable[[], bool]) -> bool:
+        return self.opener.ready or super().waits(over)
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        return await self.opener.take(super().receive_into, buffer)
+
+    async def send_frame(self, header: bytes | bytearray | memoryview, body: bytes | memoryview) -> None:
+        await self.sealer.send(super().send_frame, header, body)
+
+
 class Hands:
     """Of one node: so many threads, lent to links."""
 
@@ -89,14 +108,15 @@ class Hands:
     def lend(self, stream: object) -> BlockingStream | None:
         """What a thread carries a stream with, for :meth:`run`; None where none can, none is free, or this process has
         no descriptor left: then the loop carries it."""
-        if not isinstance(stream, PlainStream) or not stream.blocks or self.limiter.available_tokens < 1:
+        plain = stream.inner if isinstance(stream, SealedStream) and stream.sealed else stream
+        if not isinstance(plain, PlainStream) or not plain.blocks or self.limiter.available_tokens < 1:
             return None
         try:
-            sock = stream.lend()
+            sock = plain.lend()
         except OSError:
             return None
         keep_from_children(sock)
-        return BlockingStream(sock, stream)
+        return BlockingSealed(sock, plain, stream) if isinstance(stream, SealedStream) else BlockingStream(sock, plain)
 
     async def run(self, lent: BlockingStream, name: str, work: Callable[[BlockingStream], Coroutine[Any, Any, T]]) -> T:
         """``work`` in a thread. Cancelling does not end it: whoever cancels closes the stream, which does."""
@@ -109,7 +129,7 @@ class Hands:
             lent.close_now()
 
 
-def finished(work: Callable[[BlockingStream], Coroutine[Any, Any, T]], stream: BlockingStream) -> T:
+def finished(work: Callable[[S], Coroutine[Any, Any, T]], stream: S) -> T:
     """What a coroutine returns that never yields."""
     coroutine = work(stream)
     with contextlib.closing(coroutine):

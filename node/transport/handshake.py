@@ -15,6 +15,8 @@ from gossip.wire.records import check
 from node.identity.keys import verify
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 from node.transport.links import FrameReader
+from node.transport.sealed import SHARE_BYTES
+from node.transport.tls import TlsStream
 
 __all__ = ["Greeter"]
 
@@ -28,9 +30,9 @@ class Greeter:
     swarm: str
     layout: Layout | None
 
-    def hello(self, record: MemberRecord | None) -> Hello:
+    def hello(self, record: MemberRecord | None, share: bytes = b"") -> Hello:
         fingerprint = self.layout.fingerprint if self.layout is not None else ""
-        return Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), record)
+        return Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), record, share)
 
     async def greet(
         self,
@@ -39,12 +41,14 @@ class Greeter:
         record: MemberRecord | None,
         proven: PeerId | None,
         expected: PeerId | None,
+        share: bytes = b"",
     ) -> Hello:
-        """Exchange Hellos. ``proven`` is the id that TLS proved (None without TLS), ``expected`` whom we dialled.
+        """Exchange Hellos. ``proven`` is the id that TLS proved (None without TLS), ``expected`` whom we dialled,
+        ``share`` what we give for keys of our own behind TLS.
 
         Raises RefusedError with a sentence for people when the two cannot work together. The caller bounds the time.
         """
-        await stream.send_all(encode(self.hello(record)))
+        await stream.send_all(encode(self.hello(record, share)))
         try:
             got = await reader.message()
         except BrokenLinkError:  # a node that expects TLS resets what does not speak it
@@ -86,6 +90,8 @@ class Greeter:
             )
         if theirs.swarm != self.swarm and None not in (record, theirs.record):  # an observer is of no swarm
             raise RefusedError("swarm", f"{host} belongs to another swarm than {self.swarm!r}: check Config.swarm.")
+        if len(theirs.share) not in (0, SHARE_BYTES):  # or one side would seal, and the other not
+            raise ProtocolError(f"{host} gives {len(theirs.share)} bytes for keys, where {SHARE_BYTES} belong.")
         if theirs.record is None:
             return  # an observer
         check(theirs.record, verify)
@@ -126,6 +132,8 @@ class Greeter:
                 got = await reader.message()
                 if error.code == "layout" and got is not None and isinstance(got[0], Close) and layout is not None:
                     difference = layout.difference(Layout.parse(got[0].layout))
+                if got is None and isinstance(stream, TlsStream):  # it accepted our Hello, and seals
+                    await stream.outlast()
             except GossipError:
                 pass
         if error.code != "layout" or layout is None:

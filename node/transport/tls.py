@@ -100,12 +100,23 @@ class TlsStream:
         self._sending = trio.Lock()  # whoever takes ciphertext out sends it before anybody takes more
         self._torn = False  # a send was cut short within a record: nothing sent after it could be read
         self._closed = False
+        self._left = False  # close_notify was said, with what is no TLS behind it
         self._heard = False  # whether the other side is known to have let us in
         self._peer_id: PeerId | None = None
 
     @property
     def peer_host(self) -> str:
         return self._inner.peer_host
+
+    @property
+    def inner(self) -> ByteStream:
+        """What TLS is over."""
+        return self._inner
+
+    @property
+    def dialled(self) -> bool:
+        """Whether this side dialled."""
+        return not self._tls.server_side
 
     @property
     def peer_id(self) -> PeerId:
@@ -150,6 +161,8 @@ class TlsStream:
                 if not filled:
                     await self._fill()
                     continue
+            except ssl.SSLZeroReturnError:
+                pass  # the same, where we have said ours
             except ssl.SSLError as error:
                 if not filled:  # else the next call meets it
                     raise self._failed(error) from error
@@ -162,13 +175,37 @@ class TlsStream:
         view = memoryview(data).cast("B")
         for start in range(0, len(view), SLICE_BYTES):
             async with self._sending:
-                if self._torn or self._closed:
+                if self._torn or self._closed or self._left:
                     raise self._broken()
                 try:
                     self._tls.write(view[start : start + SLICE_BYTES])
                 except ssl.SSLError as error:
                     raise self._failed(error) from error
                 await self._send_outgoing()
+
+    async def leave(self) -> None:
+        """Say ``close_notify``, and go on with ``inner``: what is sent on it now is none of TLS. The other side's bytes
+        are TLS's up to its own ``close_notify``, where ``receive_into`` returns 0 and :meth:`behind` has the rest."""
+        came = self._incoming.read()  # OpenSSL would look for the other side's, and fail at anything else that it said
+        try:
+            self._tls.unwrap()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            raise self._failed(error) from error
+        self._incoming.write(came)
+        self._left = True
+        await self._flush()
+
+    def behind(self) -> bytes:
+        """What was received behind the other side's ``close_notify``."""
+        return self._incoming.read()
+
+    async def outlast(self) -> None:
+        """Read what is no more TLS, for nobody, until the other side has left: what it was told last is not to be
+        overtaken by a reset. The caller bounds the time."""
+        while await self._inner.receive_into(self._arrived):
+            pass
 
     async def aclose(self) -> None:
         """Say ``close_notify`` if it leaves within a second, and close; the other side's is not waited for."""
@@ -218,8 +255,7 @@ class TlsStream:
             return
         with trio.move_on_after(LAST_WORDS_S), contextlib.suppress(BrokenLinkError):
             await self._flush()
-            while await self._inner.receive_into(self._arrived):
-                pass
+            await self.outlast()
 
     def _failed(self, error: ssl.SSLError) -> RefusedError | ProtocolError | BrokenLinkError:
         if self._closed:

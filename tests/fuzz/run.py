@@ -18,7 +18,7 @@ TARGETS: dict[str, type[Target]] = {
         wire.Prefixes, wire.Frames, wire.Headers, wire.Records, wire.Layouts, wire.Messages, wire.Statuses,
         files.Books, files.Keys, files.Secrets, files.Invites, files.Checkpoints,
         settings.Configs, settings.Tomls, settings.Scenarios, settings.Parts, settings.Addresses, settings.Graphs,
-        vectors.Payloads, vectors.Chunks, vectors.Certificates, vectors.Handshakes,
+        vectors.Payloads, vectors.Chunks, vectors.Certificates, vectors.Handshakes, vectors.SealedRecords,
     )
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Targets: the bytes of vectors. Payloads of every codec, chunks out of order, positions, and what TLS is sent."""
+"""Targets: the bytes of vectors. Codecs' payloads, chunks out of order, and what TLS and sealed links are sent."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from gossip.wire.frames import PREFIX_BYTES, decode
 from gossip.wire.messages import Chunk
 from node.identity.keys import Identity, verify
 from node.transport.byte_stream import BrokenLinkError
+from node.transport.hands import finished
+from node.transport.sealed import ROOM_BYTES, Opener, Sealer
 from node.transport.tls import TlsStream, _ca_certificate, leaf_peer_id, swarm_contexts
 from tests.fuzz.engine import Target
 from tests.fuzz.mutations import EDGE_INTS, mutated_bytes
 from tests.gossip.codecs.spreads import observe
 
-__all__ = ["Certificates", "Chunks", "Handshakes", "Payloads"]
+__all__ = ["Certificates", "Chunks", "Handshakes", "Payloads", "SealedRecords"]
 
 
 def bound_codec(name: str, size: int) -> Any:
@@ -211,3 +213,50 @@ class Wire:
 
     def close_now(self) -> None:
         self.reads = 40
+
+
+class SealedRecords(Target):
+    """What a sealed link is sent, changed on its way: some whole records of it are taken in, and then there is a fault
+    with a name, or it was not changed."""
+
+    name, share, declared = "sealed", 0.02, (ProtocolError, BrokenLinkError)
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        said = [rng.randbytes(rng.choice((1, 16, 300, 20_000))) for _ in range(rng.randrange(4))]
+        sent = bytearray()
+
+        async def send(sealer: Sealer) -> None:
+            for piece in said:
+                await sealer.send(write, piece)
+            await sealer.end(write)
+
+        async def write(*pieces: Any) -> None:
+            for piece in pieces:
+                sent.extend(piece)
+
+        finished(send, Sealer(b"k" * 32, "fuzzed"))
+        data = mutated_bytes(rng, bytes(sent)) if rng.random() < 0.8 else bytes(sent)
+        buffer = rng.choice((8, 500, 30_000))
+        return (said, data, buffer), lambda: self.open(b"".join(said), data, memoryview(bytearray(buffer)))
+
+    def open(self, said: bytes, data: bytes, buffer: memoryview) -> None:
+        left, found = memoryview(data), bytearray()
+
+        async def read(into: memoryview) -> int:
+            nonlocal left
+            count = min(len(into), len(left))
+            into[:count], left = left[:count], left[count:]
+            return count
+
+        async def take(opener: Opener) -> None:
+            while count := await opener.take(read, buffer):
+                found.extend(buffer[:count])
+
+        opener = Opener(b"k" * 32, "fuzzed")
+        try:
+            finished(take, opener)
+            assert found == said
+        finally:
+            assert said.startswith(found)
+            assert len(opener.room) <= ROOM_BYTES

@@ -97,7 +97,7 @@ def test_a_connection_that_cannot_be_tuned_is_closed(monkeypatch):
 class Faulty:
     """A handshake, or a way to the network, that meets a fault of the program."""
 
-    async def greet(self, stream, reader, own, proven, expect):
+    async def greet(self, *_given):
         raise ZeroDivisionError
 
     async def connect(self, address):

@@ -25,6 +25,7 @@ from gossip.errors import ProtocolError
 from gossip.ids import PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import Nack
+from node.identity.keys import new_secret
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.transfers import streams
@@ -109,8 +110,8 @@ class Receiver(DifferenceReceiver):
 class End:
     """One end of a connection, with a link, and one session on it whose vector is large."""
 
-    def __init__(self, sock, ours, codec=FP32, receiver=None, hands=None):
-        stream = PlainStream(sock)
+    def __init__(self, sock, ours, codec=FP32, receiver=None, hands=None, stream=None):
+        stream = stream or PlainStream(sock)
         self.link = Link(stream, FrameReader(stream), PARTNER)
         self.link.hands = hands or Hands()
         self.sessions, self.messages, self.flowed = StreamSessions(), [], []
@@ -399,7 +400,13 @@ def test_what_waits_for_the_loop_is_no_work_for_a_thread():
         finished(waits, None)
 
 
-def test_nodes_mix_in_threads_which_end_with_them(train, until, quick, monkeypatch):
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_nodes_mix_in_threads_which_end_with_them(encrypted, train, until, quick, monkeypatch, tmp_path):
+    options = {"config": quick}
+    if encrypted:
+        options["secret"] = tmp_path / "secret"
+        options["secret"].write_text(new_secret())
+        options["secret"].chmod(0o600)
     monkeypatch.setattr(streams, "LARGE_BYTES", SIZE)
     seen = set()
     use = DifferenceReceiver.use
@@ -410,8 +417,8 @@ def test_nodes_mix_in_threads_which_end_with_them(train, until, quick, monkeypat
 
     monkeypatch.setattr(DifferenceReceiver, "use", noted)
     models = [{"x": np.full(SIZE, value, np.float32)} for value in (0.0, 0.0)]
-    first = train(models[0], config=quick)
-    second = train(models[1], config=quick, seeds=[first.node.address])
+    first = train(models[0], **options)
+    second = train(models[1], seeds=[first.node.address], **options)
     second.do(lambda _: models[1]["x"].fill(1.0))
     until(lambda: all(one.node.metrics().exchanges_done > 3 for one in (first, second)))
     assert "gossip-receive" in seen

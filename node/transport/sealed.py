@@ -1,0 +1,251 @@
+"""Links after TLS: what goes over them is sealed in large records, which threads can carry.
+
+TLS proves who is there and carries both Hellos, with a random share of each side in them. Where both gave one, TLS is
+left in order, and each direction goes on with a key of its own that is made of both. What OpenSSL keeps of a connection
+is one thing for both directions, and its records hold 16 KiB; here a direction is a key and a count, which its task
+takes along into a thread, and a record is opened where its bytes belong.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+
+import trio
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+
+from gossip.errors import ProtocolError
+from node.transport.byte_stream import BrokenLinkError, ByteStream
+from node.transport.tls import LAST_WORDS_S, TlsStream
+
+__all__ = ["SHARE_BYTES", "Opener", "SealedStream", "Sealer", "direction_keys", "fresh_share", "leave_tls"]
+
+SHARE_BYTES = 32  # of randomness from each side, as many as a key has
+LENGTH_BYTES = 4  # before each record: of what is sealed and its tag
+TAG_BYTES = 16
+RECORD_BYTES = 262_144  # sealed at a time: it stays in cache together with what it is opened into
+AHEAD_BYTES = 16_384  # read where less is needed; less than what a thread's call waits for until all of it is there
+ROOM_BYTES = LENGTH_BYTES + RECORD_BYTES + TAG_BYTES + AHEAD_BYTES
+# AES-GCM gives away less than 2^-60 of what it hides while a key seals 2^34.5 blocks (RFC 8446, 5.5): these are 2^34.
+RECORDS_A_KEY = 1 << 20
+IN_PLACE = hasattr(AESGCM, "encrypt_into") and hasattr(AESGCM, "decrypt_into")  # since cryptography 47
+
+Read = Callable[[memoryview], Awaitable[int]]
+Write = Callable[[bytes | memoryview, bytes | memoryview], Awaitable[None]]
+
+
+def fresh_share() -> bytes:
+    """What this side gives for the keys of one link; nothing where it cannot seal, and TLS is kept."""
+    return secrets.token_bytes(SHARE_BYTES) if IN_PLACE else b""
+
+
+def direction_keys(dialler: bytes, acceptor: bytes) -> tuple[bytes, bytes]:
+    """What the dialler seals with, and what the acceptor, from the shares of both: neither alone decides on a key, so
+    that none comes twice while one of them draws."""
+    both = HKDF(algorithm=hashes.SHA256(), length=64, salt=None, info=b"gossip sealed 1").derive(dialler + acceptor)
+    return both[:32], both[32:]
+
+
+class Direction:
+    """The key of one direction, and how many records it has had: nonces are counted and never sent, so that a record
+    that is missing, doubled or out of turn opens no other."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key, self.cipher = key, AESGCM(key)
+        self.records = 0
+
+    def turn(self) -> tuple[AESGCM, bytes]:
+        """Cipher and nonce of the next record. Keys follow each other by what cannot be reckoned backwards."""
+        if self.records and self.records % RECORDS_A_KEY == 0:
+            self.key = HKDFExpand(algorithm=hashes.SHA256(), length=32, info=b"gossip sealed next").derive(self.key)
+            self.cipher = AESGCM(self.key)
+        nonce = self.records.to_bytes(12, "big")
+        self.records += 1
+        return self.cipher, nonce
+
+
+class Sealer:
+    """What this side sends. One task, or its thread, uses it at a time."""
+
+    def __init__(self, key: bytes, peer_host: str) -> None:
+        self.direction, self.peer_host = Direction(key), peer_host
+        self.room = memoryview(bytearray(LENGTH_BYTES + AHEAD_BYTES + TAG_BYTES))
+        self.torn = False  # a send is under way, or was cut short: nothing sent after it could be read
+        self.ended = False
+
+    async def send(self, write: Write, header: bytes | bytearray | memoryview, body: bytes | memoryview = b"") -> None:
+        """Both by ``write``, which sends its two arguments in order: ``header`` with the body's first record."""
+        if self.torn or self.ended:
+            raise BrokenLinkError(f"The encrypted connection to {self.peer_host} broke.")
+        self.torn = True
+        head = self.sealed_copy(header) if len(header) and len(body) else b""
+        data = memoryview(body if len(body) else header).cast("B")
+        for start in range(0, len(data), RECORD_BYTES):
+            await write(head, self.seal(data[start : start + RECORD_BYTES]))
+            head = b""
+        self.torn = False
+
+    async def end(self, write: Write) -> None:
+        """Say that nothing follows, as far as there was a whole record before it."""
+        if not self.torn and not self.ended:
+            self.ended = True
+            await write(self.sealed_copy(b""), b"")
+
+    def seal(self, data: memoryview) -> memoryview:
+        """A record of at most 256 KiB, in room that the next one takes."""
+        length = len(data) + TAG_BYTES
+        if LENGTH_BYTES + length > len(self.room):
+            self.room = memoryview(bytearray(LENGTH_BYTES + RECORD_BYTES + TAG_BYTES))
+        prefix = length.to_bytes(LENGTH_BYTES, "big")
+        record = self.room[: LENGTH_BYTES + length]
+        record[:LENGTH_BYTES] = prefix
+        cipher, nonce = self.direction.turn()
+        cipher.encrypt_into(nonce, data, prefix, record[LENGTH_BYTES:])
+        return record
+
+    def sealed_copy(self, data: bytes | bytearray | memoryview) -> bytes:
+        """A record of what is small, in memory of its own."""
+        prefix = (len(data) + TAG_BYTES).to_bytes(LENGTH_BYTES, "big")
+        cipher, nonce = self.direction.turn()
+        return prefix + cipher.encrypt(nonce, data, prefix)
+
+
+class Opener:
+    """What the other side sends. One task, or its thread, uses it at a time. A read that is cancelled loses nothing."""
+
+    def __init__(self, key: bytes, peer_host: str) -> None:
+        self.direction, self.peer_host = Direction(key), peer_host
+        self.room = memoryview(bytearray(AHEAD_BYTES))
+        self.start = self.stop = 0  # of what came and was not opened yet
+        self.opened = memoryview(b"")  # and of what was, and not taken yet
+        self.ended = False
+
+    def begin(self, came: bytes) -> None:
+        """With what was read of these records before it was known that they are."""
+        if len(came) > len(self.room):
+            self.room = memoryview(bytearray(ROOM_BYTES))  # a slice of TLS is smaller
+        self.room[: len(came)] = came
+        self.stop = len(came)
+
+    @property
+    def ready(self) -> bool:
+        """Whether something can be taken without waiting."""
+        held = self.stop - self.start
+        return bool(self.opened) or self.ended or (held >= LENGTH_BYTES and held >= LENGTH_BYTES + self.length())
+
+    async def take(self, read: Read, buffer: memoryview) -> int:
+        """As :meth:`ByteStream.receive_into`, of one record at most; ``read`` reads what is sealed. Whoever has room
+        for more than a record has waits for more, or ``read`` may return with less than it is asked for."""
+        if not self.opened:
+            if self.ended:
+                return 0
+            await self.hold(read, LENGTH_BYTES)
+            length = self.length()
+            inside = length - TAG_BYTES
+            await self.hold(read, LENGTH_BYTES + length, LENGTH_BYTES if inside < len(buffer) else 0)
+            opened = self.open(length, buffer[:inside] if inside <= len(buffer) else None)
+            if opened is None:
+                return inside
+            self.opened = opened
+        count = min(len(buffer), len(self.opened))
+        buffer[:count] = self.opened[:count]
+        self.opened = self.opened[count:]
+        return count
+
+    def length(self) -> int:
+        """Of the record that begins here; its bound holds before anything is known of who wrote it."""
+        length = int.from_bytes(self.room[self.start : self.start + LENGTH_BYTES], "big")
+        if not TAG_BYTES <= length <= RECORD_BYTES + TAG_BYTES:
+            raise ProtocolError(f"{self.peer_host} sent a record of {length} bytes, which nobody seals.")
+        return length
+
+    def open(self, length: int, into: memoryview | None) -> memoryview | None:
+        """The record that is here; None where it was opened ``into`` what was given for it."""
+        begin = self.start + LENGTH_BYTES
+        record = self.room[begin : begin + length]
+        inside = record[: length - TAG_BYTES]
+        cipher, nonce = self.direction.turn()
+        try:
+            cipher.decrypt_into(nonce, record, self.room[self.start : begin], inside if into is None else into)
+        except InvalidTag:
+            raise ProtocolError(f"{self.peer_host} sent bytes that are not sealed for this link.") from None
+        self.start = begin + length
+        self.ended = not inside
+        return inside if into is None else None
+
+    async def hold(self, read: Read, count: int, more: int = 0) -> None:
+        """Until so many bytes are here, ``more`` of which will come in any case: what is certain is read in one call,
+        and never asked for is what may not come, for which a thread would wait."""
+        held = self.stop - self.start
+        if self.start + count + more > len(self.room) or not held:
+            room = self.room if count + more <= len(self.room) else memoryview(bytearray(ROOM_BYTES))
+            room[:held] = self.room[self.start : self.stop]
+            self.room, self.start, self.stop = room, 0, held
+        while self.stop - self.start < count:
+            missing = count - (self.stop - self.start)
+            asked = missing + more if missing >= AHEAD_BYTES else AHEAD_BYTES
+            got = await read(self.room[self.stop : self.stop + asked])
+            if not got:
+                raise BrokenLinkError(f"The encrypted connection to {self.peer_host} broke.")
+            self.stop += got
+
+
+class SealedStream:
+    """A :class:`ByteStream` that began as TLS: what it receives is TLS's until the other side has left it too."""
+
+    def __init__(self, tls: TlsStream, sealer: Sealer, opener: Opener) -> None:
+        self.inner: ByteStream = tls.inner
+        self.sealer, self.opener = sealer, opener
+        self.tls: TlsStream | None = tls
+        self.peer_host = tls.peer_host
+
+    @property
+    def sealed(self) -> bool:
+        """Whether both directions are."""
+        return self.tls is None
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        while self.tls is not None:
+            count = await self.tls.receive_into(buffer)
+            if count:
+                return count
+            self.opener.begin(self.tls.behind())
+            self.tls = None
+        if self.opener.ready:
+            await trio.lowlevel.checkpoint()  # nothing below waits, and a fast sender must not starve other tasks
+        return await self.opener.take(self.inner.receive_into, buffer)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self.sealer.send(self.write, data)
+
+    async def write(self, head: bytes | memoryview, record: bytes | memoryview) -> None:
+        for piece in (head, record):
+            if len(piece):
+                await self.inner.send_all(piece)
+
+    async def aclose(self) -> None:
+        """Say that it is the end if that leaves within a second, and close; the other side's is not waited for."""
+        try:
+            with trio.move_on_after(LAST_WORDS_S):
+                await self.sealer.end(self.write)
+        except BrokenLinkError:
+            pass
+        except BaseException:
+            self.close_now()
+            raise
+        await self.inner.aclose()
+
+    def close_now(self) -> None:
+        self.sealer.ended = True
+        self.inner.close_now()
+
+
+async def leave_tls(tls: TlsStream, ours: bytes, theirs: bytes) -> SealedStream:
+    """Go on sealed, with the shares that the Hellos had. Whatever either side still said in TLS is read first."""
+    dialled, host = tls.dialled, tls.peer_host
+    keys = direction_keys(ours, theirs) if dialled else direction_keys(theirs, ours)
+    await tls.leave()
+    return SealedStream(tls, Sealer(keys[0 if dialled else 1], host), Opener(keys[1 if dialled else 0], host))

@@ -1,0 +1,195 @@
+"""Threads carry sealed vectors as they carry others: bit for bit, and no longer than anybody wants them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import numpy as np
+import pytest
+import trio
+
+from gossip.averaging.streams import Sender
+from gossip.codecs import get_codec
+from gossip.errors import ProtocolError
+from gossip.wire.frames import encode
+from gossip.wire.messages import Nack
+from node.transport.byte_stream import BrokenLinkError, PlainStream
+from node.transport.hands import BlockingSealed, Hands
+from node.transport.links import FrameReader
+from node.transport.sealed import RECORD_BYTES, leave_tls
+from node.transport.tls import TlsStream
+from tests.node.test_hands import CHUNK, ENDS, FP32, SIZE, End, at_work, in_trio, loopback_pair, until, vectors
+from tests.node.test_sealed import ACCEPTOR, DIALLER
+from tests.node.test_tls import ALICE_CONTEXTS, BOB_CONTEXTS, receive_exactly
+
+
+async def sealed_pair():
+    """Two ends of which each has read that the other left TLS."""
+    near, far = await loopback_pair()
+    alice = TlsStream(PlainStream(near), ALICE_CONTEXTS, server_side=False)
+    bob = TlsStream(PlainStream(far), BOB_CONTEXTS, server_side=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(alice.handshake)
+        nursery.start_soon(bob.handshake)
+    ends = [await leave_tls(alice, DIALLER, ACCEPTOR), await leave_tls(bob, ACCEPTOR, DIALLER)]
+    for end in ends:
+        await end.send_all(b"w")
+    for end in ends:
+        await receive_exactly(end, 1)
+    return ends
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, 3 * RECORD_BYTES // 4 + 256])
+@pytest.mark.parametrize("name", ["fp32", "int8"])
+@in_trio
+async def test_a_large_vector_goes_both_ways_in_threads_bit_for_bit(name, chunk):
+    a, b = vectors()
+    codec = get_codec(name)
+    streams = await sealed_pair()
+    ends = [End(None, ours, codec, stream=stream) for ours, stream in zip((a, b), streams, strict=True)]
+    for end, ours in zip(ends, (a, b), strict=True):
+        end.session.sender = Sender(1, ours, codec, chunk)
+    async with trio.open_nursery() as nursery:
+        for end in ends:
+            end.begin(nursery)
+        await until(lambda: all(end.receiver.done and end.flowed for end in ends))
+        nursery.cancel_scope.cancel()
+    quantised = np.empty_like(a), np.empty_like(b)
+    codec.quantised(a, quantised[0], 1)
+    codec.quantised(b, quantised[1], 1)
+    assert np.array_equal(ends[0].receiver.out, quantised[1] - quantised[0])
+    assert np.array_equal(ends[1].receiver.out, quantised[0] - quantised[1])
+    assert all(end.receiver.threads == {"gossip-receive"} for end in ends)
+    assert at_work() == []
+
+
+@in_trio
+async def test_what_is_said_meanwhile_goes_both_ways_between_chunks():
+    ours, theirs = vectors()
+    near, far = await sealed_pair()
+    end, reader = End(None, ours, stream=near), FrameReader(far)
+    sender = Sender(1, theirs, FP32, CHUNK)
+    found = []
+
+    async def send():
+        for number in range(SIZE // CHUNK):
+            for piece in sender.next_frame():
+                await far.send_all(piece)
+            await far.send_all(encode(Nack(number)))
+
+    async with trio.open_nursery() as nursery:
+        end.begin(nursery)
+        nursery.start_soon(send)
+        while len(found) < SIZE // CHUNK + 1:
+            message, body_bytes = await reader.message()
+            if not found:
+                await until(lambda: "gossip-send" in at_work())
+                end.link.send(Nack(5))
+            found.append(message)
+            await reader.discard(body_bytes)
+        assert found.index(Nack(5)) in (1, 2, 3, 4, 5)
+        await until(lambda: end.receiver.done and len(end.messages) == SIZE // CHUNK)
+        nursery.cancel_scope.cancel()
+    assert end.messages == [Nack(number) for number in range(SIZE // CHUNK)]
+    assert np.array_equal(end.receiver.out, theirs - ours)
+
+
+async def some_of_a_chunk(other, theirs, count, spoiled=None):
+    """So many bytes of the first one's record; returns what is left of it, with one byte changed where that is said."""
+    header, body = Sender(1, theirs, FP32, CHUNK).next_frame()
+    sealed = bytearray()
+
+    async def gather(*pieces):
+        for piece in pieces:
+            sealed.extend(piece)
+
+    await other.sealer.send(gather, header, body)
+    if spoiled is not None:
+        sealed[spoiled] ^= 1
+    await other.inner.send_all(sealed[:count])
+    return sealed[count:]
+
+
+@pytest.mark.parametrize("how", ENDS)
+@in_trio
+async def test_what_ends_a_link_in_the_middle_of_a_sealed_chunk_ends_both_threads(how):
+    """One of them waits for the rest of a record, the other for a partner that reads nothing."""
+    ours, theirs = vectors()
+    near, far = await sealed_pair()
+    end = End(None, ours, stream=near)
+    began = time.monotonic()
+    with contextlib.suppress(BaseExceptionGroup):  # of BrokenLinkErrors; what cancels raises nothing
+        async with trio.open_nursery() as nursery:
+            end.begin(nursery)
+            await some_of_a_chunk(far, theirs, 100_000)
+            await until(lambda: at_work() == ["gossip-receive", "gossip-send"])
+            await trio.sleep(0.05)  # both wait in the kernel
+            ENDS[how](end, far, nursery)
+    assert at_work() == []
+    assert not end.receiver.threads, "nothing of it is used"
+    assert end.receiver.position == 0
+    assert time.monotonic() - began < 10
+    assert end.link.hands.lend(end.link.stream) is None
+    with pytest.raises(BrokenLinkError):  # a record may be half out
+        await near.send_all(b"more")
+
+
+@pytest.mark.parametrize("place", [200, 150_000, -1])
+@in_trio
+async def test_a_changed_byte_of_a_chunk_ends_the_link_in_a_thread_and_nothing_of_it_is_used(place):
+    ours, theirs = vectors()
+    near, far = await sealed_pair()
+    end = End(None, ours, stream=near)
+
+    async def feed():
+        async with trio.open_nursery() as nursery:
+            end.begin(nursery, both=False)
+            rest = await some_of_a_chunk(far, theirs, 100_000, spoiled=place)
+            await far.inner.send_all(rest)
+            await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await feed()
+    assert caught.group_contains(ProtocolError)
+    assert at_work() == []
+    assert not end.receiver.threads
+    assert end.receiver.position == 0
+
+
+@in_trio
+async def test_a_thread_does_not_wait_for_a_sealed_vector_that_nobody_wants():
+    ours, theirs = vectors()
+    near, far = await sealed_pair()
+    end = End(None, ours, stream=near)
+    async with trio.open_nursery() as nursery:
+        end.begin(nursery, both=False)
+        for piece in Sender(1, theirs, FP32, CHUNK).next_frame():
+            await far.send_all(piece)
+        await until(lambda: end.receiver.position == CHUNK)
+        assert at_work() == ["gossip-receive"]
+        end.sessions.release(1)
+        await until(lambda: not at_work())
+        await far.send_all(encode(Nack(1)))
+        await until(lambda: end.messages)
+        nursery.cancel_scope.cancel()
+
+
+@in_trio
+async def test_a_stream_is_lent_once_both_directions_are_sealed():
+    near, far = await loopback_pair()
+    alice = TlsStream(PlainStream(near), ALICE_CONTEXTS, server_side=False)
+    bob = TlsStream(PlainStream(far), BOB_CONTEXTS, server_side=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(alice.handshake)
+        nursery.start_soon(bob.handshake)
+    hands = Hands()
+    assert hands.lend(alice) is None
+    early = await leave_tls(alice, DIALLER, ACCEPTOR)
+    assert hands.lend(early) is None, "what comes may be TLS's still"
+    late = await leave_tls(bob, ACCEPTOR, DIALLER)
+    await late.send_all(b"w")
+    await receive_exactly(early, 1)
+    lent = hands.lend(early)
+    assert isinstance(lent, BlockingSealed)
+    lent.close_now()
