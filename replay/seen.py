@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -109,7 +110,8 @@ class Seen:
         }
         for number, cut in enumerate(plan.cuts, start=1):
             of = f" of cut {number}" if len(plan.cuts) > 1 else ""
-            figures[f"healing s{of}"] = self.healing(cut)
+            figures[f"healing s{of}"] = healing_s = self.healing(cut)
+            figures[f"suspicions after healing{of}"] = self.suspected(cut, healing_s)
         for target in plan.targets:
             figures[f"s to {target:.0%}"] = next((at for at, mean in self.accuracy if mean >= target), np.nan)
         for share in (0.25, 0.5, 0.75, 1.0):
@@ -137,26 +139,43 @@ class Seen:
         return found
 
     def healing(self, cut: Separation) -> float:
-        """Seconds from a cut's end until nobody held anybody to be suspect or dead any more who was up."""
+        """Seconds from a cut's end until, of those who were up, nobody held anybody to be suspect or dead any more."""
         held: dict[tuple[int, int], str] = {}
-        whole_at = cut.until_s
-        for change in sorted(self.changes, key=lambda each: each.at_s):
-            subject = self.ids.get(change.subject)
-            if (
-                subject is None
-                or not self.plan.up(subject, change.at_s)
-                or not self.plan.up(change.observer, change.at_s)
-            ):
-                continue
-            held[change.observer, subject] = change.state
-            if change.at_s >= cut.until_s and change.state == MemberState.ALIVE.value:
-                whole_at = change.at_s
-        apart = any(
+        whole_at = cut.until_s  # unless somebody is still held to be gone
+        for change in self.between_those_up():
+            if change.at_s > cut.until_s and not self.apart(held, whole_at):
+                break
+            held[change.observer, self.ids[change.subject]] = change.state
+            whole_at = max(whole_at, change.at_s)
+        return np.nan if self.apart(held, whole_at) else whole_at - cut.until_s
+
+    def suspected(self, cut: Separation, healing_s: float) -> float:
+        """How often, between its healing and the next cut, somebody who was up was suspected: TCP leaves a link that
+        outlived the cut silent for as long again."""
+        later = [other.at_s for other in self.plan.cuts if other.at_s >= cut.until_s]
+        until_s = min(later, default=self.plan.duration_s)
+        found = [
+            change for change in self.between_those_up()
+            if change.state == MemberState.SUSPECT.value and cut.until_s + healing_s < change.at_s <= until_s
+        ]  # fmt: skip
+        return np.nan if math.isnan(healing_s) else float(len(found))
+
+    def between_those_up(self) -> list[Change]:
+        """Changes in the order of time, without those about or of nodes that were not up, or that are not known."""
+        found = [
+            change for change in self.changes
+            if (subject := self.ids.get(change.subject)) is not None
+            and self.plan.up(subject, change.at_s) and self.plan.up(change.observer, change.at_s)
+        ]  # fmt: skip
+        return sorted(found, key=lambda each: each.at_s)
+
+    def apart(self, held: Mapping[tuple[int, int], str], at_s: float) -> bool:
+        """Whether somebody who is up holds somebody who is up to be suspect or dead."""
+        return any(
             state in (MemberState.SUSPECT.value, MemberState.DEAD.value)
+            and self.plan.up(observer, at_s) and self.plan.up(subject, at_s)
             for (observer, subject), state in held.items()
-            if self.plan.up(observer, self.plan.duration_s) and self.plan.up(subject, self.plan.duration_s)
-        )
-        return np.nan if apart else whole_at - cut.until_s
+        )  # fmt: skip
 
     def rows(self, at_s: float, accuracies: Sequence[float], vectors: NDArray[np.float32]) -> None:
         """Note all models (nodes, elements) at one time."""

@@ -9,8 +9,10 @@ message takes the latency and no more, and what is sent into a cut is lost witho
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from sim.engine.events import Events
@@ -32,7 +34,9 @@ class Carrier:
         self.latency = network.latency
         self.transport = network.transport
         self.group_of: dict[int, int] | None = None  # by row, while the network is cut into groups
-        self.holding: dict[Line, tuple[Host, Host]] = {}  # lines on which something waits for the end of a cut
+        self.cut_at = -math.inf  # when it was
+        # Lines on which something waits for the end of a cut, and since when TCP sends it again.
+        self.holding: dict[Line, tuple[Host, Host, float]] = {}
 
     def after(self, sender: Host, receiver: Host) -> float:
         """When what is sent now arrives, if nothing delays it."""
@@ -42,6 +46,7 @@ class Carrier:
     def partition(self, groups: Iterable[Iterable[int]]) -> None:
         self.group_of = {row: number for number, group in enumerate(groups, 1) for row in group}
         self.retransmit()
+        self.cut_at = self.events.now
 
     def heal(self) -> None:
         self.group_of = None
@@ -54,15 +59,15 @@ class Carrier:
         """Between those who are not cut off any more all that was held arrives with the next retransmission."""
         if self.transport is None:
             return
-        for line, (host, to) in list(self.holding.items()):
+        for line, (host, to, since) in list(self.holding.items()):
             if self.cut(host, to):
                 continue
             del self.holding[line]
             latency = self.latency(host.index, to.index)
-            again = self.transport.retransmitted_at(line.held[0][0], self.events.now, 2 * latency)
+            again = self.transport.retransmitted_at(since, self.events.now, 2 * latency)
             line.free_at = max(line.free_at, again + latency)
-            for _, handler, args in line.held:
-                self.events.push(line.free_at, handler, *args)
+            for sent_at, handler, args in line.held:
+                self.events.push(line.free_at, self.arrive, line, host, to, sent_at, handler, args, None)
             line.held.clear()
 
     # -- lines ---------------------------------------------------------------------------------------------------
@@ -80,29 +85,51 @@ class Carrier:
 
     def message(self, line: Line, host: Host, to: Host, handler: Callable[..., None], *args: object) -> float:
         """Carry one segment, where there is TCP."""
-        takes_s = self.latency(host.index, to.index)
+        takes_s, late_s = self.latency(host.index, to.index), 0.0
         if line.loss:
             assert self.transport is not None
-            takes_s += self.transport.late_s(line, 2 * takes_s)
-        return self.carry(line, host, to, takes_s, handler, args)
+            late_s = self.transport.late_s(line, 2 * takes_s)
+        return self.carry(line, host, to, takes_s, late_s, handler, args)
 
     def carry(
-        self, line: Line, host: Host, to: Host, takes_s: float, handler: Callable[..., None], args: tuple[Any, ...]
-    ) -> float:
+        self, line: Line, host: Host, to: Host, takes_s: float, late_s: float, handler: Callable[..., None],
+        args: tuple[Any, ...], stuck: Callable[[float], None] | None = None,
+    ) -> float:  # fmt: skip
         """Call the handler when what is sent now arrives, in the order of the line, and return that time; infinity if
-        it waits for the end of a cut."""
+        it waits for the end of a cut. ``stuck`` is told since when, also where that happens on its way."""
         now = self.events.now
         if self.group_of is not None and self.cut(host, to):
-            line.held.append((now, handler, args))
-            self.holding[line] = host, to
+            self.hold(line, host, to, now, handler, args, stuck)
             return math.inf
-        arrives = now + takes_s
-        if arrives < line.free_at:
-            arrives = line.free_at
+        arrives = now + takes_s + late_s
+        if late_s > 0 or arrives < line.free_at:  # a cut may begin first; within a latency alone that is left out
+            arrives = line.free_at = max(arrives, line.free_at)
+            self.events.push(arrives, self.arrive, line, host, to, now, handler, args, stuck)
         else:
             line.free_at = arrives
-        self.events.push(arrives, handler, *args)
+            self.events.push(arrives, handler, *args)
         return arrives
+
+    def arrive(
+        self, line: Line, host: Host, to: Host, sent_at: float, handler: Callable[..., None], args: tuple[Any, ...],
+        stuck: Callable[[float], None] | None,
+    ) -> None:  # fmt: skip
+        """It was on its way for longer than a latency: unless a cut has begun meanwhile, it is there."""
+        if self.group_of is not None and self.cut(host, to):
+            self.hold(line, host, to, sent_at, handler, args, stuck)
+        else:
+            handler(*args)
+
+    def hold(
+        self, line: Line, host: Host, to: Host, sent_at: float, handler: Callable[..., None], args: tuple[Any, ...],
+        stuck: Callable[[float], None] | None,
+    ) -> None:  # fmt: skip
+        """Between those two it waits for the end of the cut, before what was sent after it."""
+        since = max(sent_at, self.cut_at)
+        insort(line.held, (sent_at, handler, args), key=itemgetter(0))
+        self.holding[line] = host, to, min(since, self.holding[line][2] if line in self.holding else since)
+        if stuck is not None:
+            stuck(since)
 
     def passes(self, line: Line | None, sender: Host, receiver: Host) -> bool:
         """Whether a packet that nobody sends again arrives."""
@@ -137,10 +164,14 @@ class Carrier:
         sent()
         if host.gone:
             return
-        stops = self.cut(host, to) or self.network.loses(host.rng)
-        if stops:
-            self.events.push(self.events.now + self.stall_s, stalled, to, host, number)
         if line is not None:
-            self.carry(line, host, to, self.latency(host.index, to.index) + late_s, arrived, (to, *args))
-        elif not stops:
+            stuck = partial(self.stuck, stalled, to, host, number)
+            self.carry(line, host, to, self.latency(host.index, to.index), late_s, arrived, (to, *args), stuck)
+        elif self.cut(host, to) or self.network.loses(host.rng):
+            self.stuck(stalled, to, host, number, self.events.now)
+        else:
             self.events.push_bulk(self.after(host, to), arrived, to, *args)
+
+    def stuck(self, stalled: Callable[..., None], to: Host, host: Host, number: int, since: float) -> None:
+        """Nothing of a stream has moved since then."""
+        self.events.push(max(since + self.stall_s, self.events.now), stalled, to, host, number)

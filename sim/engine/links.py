@@ -4,9 +4,9 @@ A link is one connection for each pair, over which :mod:`sim.engine.carrier` car
 network. A message over a link that its receiver does not hold any more breaks it for the sender.
 
 Opening one takes TCP's packets, TLS's, and both Hellos: the acceptor has its link after three latencies and the
-dialler after four, with TLS two more. A first packet that is lost goes out again 1, 3 and 7 s after the first one, so
-that a healed cut is seen within seconds. A dial to a peer that is gone is refused at once by its machine, and one to
-a machine that is off fails when the Hello is overdue.
+dialler after four, with TLS two more. A first packet that is lost goes out again 1, 2, 3, 4, 5 and 7 s after the first
+one, so that a healed cut is seen within seconds. A dial to a peer that is gone is refused at once by its machine, and
+one to a machine that is off fails when the Hello is overdue.
 
 A killed peer's partners see their links break a latency later, as a kernel tells them; where the network has TCP, after
 the 50 to 200 ms that a kernel takes to free the memory of a process that held torch, before it closes the sockets. Of a
@@ -143,7 +143,8 @@ class Dials:
         """It is there in time, or the dial fails when it is overdue."""
         record = host.peer.record
         if line is not None:
-            if self.carrier.message(line, host, to, handler, dial, record) > dial.overdue:
+            direct = self.carrier.after(host, to)
+            if self.carrier.message(line, host, to, handler, dial, record) > direct:  # a cut may keep it
                 self.events.push(dial.overdue, self.on_failed, dial)
         elif self.carrier.cut(host, to):
             self.events.push(dial.overdue, self.on_failed, dial)

@@ -38,6 +38,8 @@ REORDERED = 1.25  # round trips until a gap that others follow is filled: a quar
 UNFOLLOWED = 3  # so many last segments have too few after them to show a gap; a probe after two round trips does
 PACED = 1.5  # of a window a round trip: as fast as bbr sends while it looks for the rate (2.89 of the rate before)
 PROBE_EVERY_S, PROBE_S = 10.0, 0.2
+# From one SYN to the next, while nobody answers: its timer goes off 2 % late (1.02, 2.04, 3.07, 4.09, 5.11, 7.13 s).
+SYN_S, SYN_EVEN = 1.02, 5
 EPOCHS = 64  # from one loss to the next, drawn each by itself; what is left then goes at Mathis' rate
 QUEUE_S = 0.1  # what a home's router holds before a slow link, of its rate,
 LEAST_QUEUE_BYTES = 65_536  # and this much at least
@@ -273,5 +275,7 @@ class Transport:
 
 
 def syn_again_s(tries: int) -> float:
-    """When a dial that was not answered knocks again, seconds after its first knock: 1, 3, 7, 15 ..."""
-    return float((2 << tries) - 1)
+    """When a dial that was not answered knocks again, seconds after its first knock: after 1, 2, 3, 4, 5, 7, 11 ... of
+    the kernel's seconds, of which the first are even since Linux 6.5 (tcp_syn_linear_timeouts)."""
+    even = min(tries + 1, SYN_EVEN)
+    return SYN_S * (even + 2 * (2.0 ** (tries + 1 - even) - 1))

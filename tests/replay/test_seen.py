@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gossip.effects import MemberChanged, MemberState, Mix, Release, Rename, Snapshot, Transfer
 from gossip.ids import PeerId
+from replay.plan import Plan
 from replay.predict import predict
 from replay.report import Report, gap_table
 from replay.seen import Change, Seen, Watch
-from sim import simulate
+from sim import Scenario, simulate
 from tests.replay.test_plan import plan
 
+ROOT = Path(__file__).parents[2]
 IDS = [PeerId(bytes([number]) * 16) for number in range(4)]
 
 
@@ -75,10 +78,26 @@ def test_a_cut_is_healed_when_nobody_holds_anybody_to_be_dead_any_more():
     seen.ids = {each: number for number, each in enumerate(IDS)}
     seen.changes = [Change(9.0, 0, IDS[2], "dead"), Change(16.5, 0, IDS[2], "alive")]
     assert seen.figures()["healing s"] == 1.5
-    seen.changes.append(Change(17.0, 1, IDS[3], "dead"))
+    seen.changes.append(Change(9.5, 1, IDS[3], "dead"))
     assert math.isnan(seen.figures()["healing s"])
+    seen.changes.append(Change(17.0, 1, IDS[3], "alive"))
+    assert seen.figures()["healing s"] == 2.0
     seen.changes = []
     assert seen.figures()["healing s"] == 0.0
+
+
+def test_who_is_suspected_after_a_cut_has_healed_is_counted_and_does_not_make_the_healing_longer():
+    """As of a link that outlived the cut, over which TCP sends again as late as the cut was long."""
+    seen = Seen(plan(**{"network.partitions": [{"at_s": 5, "until_s": 15}, {"at_s": 25, "until_s": 28}]}))
+    seen.ids = {each: number for number, each in enumerate(IDS)}
+    seen.changes = [
+        Change(9.0, 0, IDS[2], "dead"), Change(16.5, 0, IDS[2], "alive"), Change(20.0, 0, IDS[2], "suspect"),
+        Change(20.0, 1, IDS[2], "suspect"), Change(21.0, 0, IDS[2], "alive"), Change(21.0, 1, IDS[2], "alive"),
+        Change(26.0, 1, IDS[2], "suspect"), Change(28.5, 1, IDS[2], "alive"),
+    ]  # fmt: skip
+    figures = seen.figures()
+    assert (figures["healing s of cut 1"], figures["suspicions after healing of cut 1"]) == (1.5, 2.0)
+    assert (figures["healing s of cut 2"], figures["suspicions after healing of cut 2"]) == (0.5, 0.0)
 
 
 def test_consensus_and_times_to_targets_come_of_the_rows():
@@ -112,3 +131,15 @@ def test_a_disturbed_run_is_told_and_not_counted(late_packets, late_s, said):
     assert told["rows"][0]["gap"] == pytest.approx(-0.5)
     assert [run["disturbed"] for run in told["runs"]] == ["", said]
     assert "| exchange s, median | 0.1 / 0.2 (-50%) |" in gap_table([report])
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_a_cut_is_predicted_to_heal_within_seconds_as_real_nodes_do(seed):
+    """0.4 to 3.2 s in nine of ten runs of real nodes. 12 s were said of both: the end of one's streams had come through
+    the cut, so that no link was closed and dialled again; the other's last knock came 10 ms before the cut's end, where
+    Linux knocks 2 % later."""
+    cut = {"task.dataset": "averaging", "task.elements": 250_000, "task.hidden": None, "report.every_s": 44}
+    scenario = Scenario.from_toml(ROOT / "benchmarks" / "replay" / "cut-1MB.toml").replace(
+        seed=seed, duration_s=44, **cut
+    )
+    assert predict(Plan.of(scenario)).figures()["healing s"] < 3.5
