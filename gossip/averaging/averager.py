@@ -309,9 +309,14 @@ class Averager:
     # -- joining -------------------------------------------------------------------------------------------------
     def collect(self, effect: Collect) -> Floats:
         """The vector that pieces of another run's weights go to."""
-        if self.joining is None or self.joining.size != effect.size:
-            self.joining = np.zeros(effect.size, np.float32)
-        return self.joining
+        joining = self.joining
+        if joining is None or joining.size != effect.size:
+            # One of those that exchanges will need, where it is as long. It goes back only when it has been adopted: of
+            # what is given up sooner somebody may still write a piece.
+            whole = effect.size == self.peer.elements
+            joining = self.vectors.take(effect.size).array if whole else np.zeros(effect.size, np.float32)
+            self.joining = joining
+        return joining
 
     def take_piece(self, effect: Collect, values: Floats) -> bool:
         """A whole piece is here: kept, or compared with what is. False where it is none that a node would send."""
@@ -359,8 +364,11 @@ class Averager:
         if visit.adopted or visit.restored:
             self.vectors.forget()
         if visit.adopted:
-            if movement is not None and self.joining is not None:
-                movement.since(self.joining)
+            if self.joining is not None:
+                if movement is not None:
+                    movement.since(self.joining)
+                if self.joining.size == peer.elements:
+                    self.vectors.give(Vector(self.joining))
             self.joining = None
             driver.perform(peer.adopted(driver.now, *visit.apart))
         if visit.not_kept:
@@ -385,7 +393,8 @@ class Averager:
         for update, ratio in zip(visit.updates, visit.ratios, strict=True):
             if update.sample is not None and self.movement is not None and not visit.adopted:
                 self.movement.merged(update.sample, ratio)
-            self.vectors.give(update.vector)
+        for vector in visit.read:
+            self.vectors.give(vector)
         current = visit.decided == boundary.decided
         for session, vector, mass in visit.snapshots:
             if not (mass or vector.start or self.peer.concerns(session)):

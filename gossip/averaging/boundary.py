@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gossip.arithmetic.mixing import push_mass
@@ -108,8 +108,9 @@ class Adoption:
 class Visit:
     """What one visit fulfilled. ``copies`` must be done before anybody uses the vectors."""
 
-    updates: Sequence[Update] = ()
+    updates: Sequence[Update] = ()  # their vectors are given back already, but for those in ``read``
     ratios: Sequence[float] = ()  # of each of them: how much of a vector was merged, 0 if added
+    read: list[Vector] = field(default_factory=list)  # by copies under way
     snapshots: Sequence[tuple[int, Vector, float]] = ()  # session, and the mass that it carries
     copies: Sequence[Pending] = ()
     adopted: bool = False
@@ -131,9 +132,12 @@ class Visit:
         """Whether other weights were to take the place of those that were there."""
         return self.adopted or self.restored or bool(self.not_kept)
 
-    def await_copy(self, copy: Pending | None) -> None:
-        if copy is not None and not copy.done():
-            self.copies = (*self.copies, copy)
+    def await_copy(self, copy: Pending | None) -> bool:
+        """Whether there is something to wait for."""
+        if copy is None or copy.done():
+            return False
+        self.copies = (*self.copies, copy)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,12 +284,13 @@ class Boundary:
             visit.ratios = [self.apply(update, visit) for update in updates]
         if adoption is not None:
             self.adopt(adoption, visit, replaced)
+        copies: dict[Subset | None, Vector] = {}
         if requests:
-            visit.snapshots = self.fulfil(requests, current, visit)
+            visit.snapshots = self.fulfil(requests, current, visit, copies)
         if spare and current:
-            visit.spare = self.copy(visit, self.expected)
+            visit.spare = self.copy(visit, self.expected, copies)
         if keep:
-            visit.kept = self.copy(visit, None)
+            visit.kept = self.copy(visit, None, copies)
         visit.lives = self.lives
         return visit
 
@@ -297,16 +302,20 @@ class Boundary:
         visit.await_copy(self.model.begin_read_optimizer(vector.array))
         return vector
 
-    def copy(self, visit: Visit, cut: Cut | None) -> Vector:
+    def copy(self, visit: Visit, cut: Cut | None, copies: dict[Subset | None, Vector]) -> Vector:
         """Of the live weights, or of the elements that are asked for: a half percent of a large model is a two
-        hundredth of the memory's work."""
-        model = self.model
+        hundredth of the memory's work. One for all who want the same of this visit: ``copies``, by the part."""
+        model, part = self.model, None if cut is None else cut.part
+        vector = copies.get(part)
+        if vector is not None:
+            vector.users += 1  # nobody else knows of it yet
+            return vector
         if cut is None:
-            vector = self.vectors.take(model.size())
+            vector = copies[part] = self.vectors.take(model.size())
             visit.await_copy(model.begin_read(vector.array))
             return vector
         elements, sampled = cut.positions.size, self.sampled
-        vector = self.vectors.take(elements + (0 if sampled is None else sampled.size))
+        vector = copies[part] = self.vectors.take(elements + (0 if sampled is None else sampled.size))
         vector.cut = cut
         visit.await_copy(model.begin_read_at(vector.array[:elements], cut.positions))
         if sampled is not None:
@@ -314,19 +323,19 @@ class Boundary:
         return vector
 
     def fulfil(
-        self, requests: dict[int, Request], current: bool, visit: Visit
+        self, requests: dict[int, Request], current: bool, visit: Visit, copies: dict[Subset | None, Vector]
     ) -> list[tuple[int, Vector, float]]:  # fmt: skip
-        taken: dict[tuple[bool, Subset | None], Vector] = {}
+        optimizer: Vector | None = None
         snapshots = []
         for session, request in requests.items():
             if not (current or request.pushes):
                 continue
-            what = request.optimizer, request.part
-            vector = taken.get(what)
-            if vector is None:
-                made = self.copy_optimizer(visit) if request.optimizer else self.copy(visit, request.cut)
-                vector = taken[what] = made
+            if not request.optimizer:
+                vector = self.copy(visit, request.cut, copies)
+            elif optimizer is None:
+                vector = optimizer = self.copy_optimizer(visit)
             else:
+                vector = optimizer
                 vector.users += 1
             mass = 0.0
             if request.pushes:
@@ -346,7 +355,10 @@ class Boundary:
             ratio = update.mass / total
             pending = self.model.merge(values, ratio)
             self.mass = total
-        visit.await_copy(pending)
+        if visit.await_copy(pending):
+            visit.read.append(update.vector)
+        else:  # at once: the copies of this visit may be made where it lies
+            self.vectors.give(update.vector)
         return ratio
 
     def adopt(self, adoption: Adoption, visit: Visit, replaced: Callable[[Floats], None]) -> None:

@@ -24,12 +24,9 @@ TRIES = 4  # partners asked for each one wanted before waiting: four BUSY in a r
 
 def start(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) -> list[Effect]:
     """Prepare the offers of a mix: the snapshot first, so that a partner's stream meets ours ready."""
-    asked: set[PeerId] = set()
-    for one in exchanges.table.values():
-        if not one.idle and (one.initiator or exchanges.single):
-            return []  # what is under way is a mix already; a second one would share its bandwidth
-        if one.parked:
-            asked.add(one.partner)
+    if exchanges.engaged:
+        return []
+    asked = {one.partner for one in exchanges.table.values() if one.parked}
     partners = exchanges.partners
     if not room(exchanges, 1 + partners.incoming()):
         return []

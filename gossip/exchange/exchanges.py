@@ -199,6 +199,12 @@ class Exchanges(Ledger[One]):
 
     # -- limits --------------------------------------------------------------------------------------------------
     @property
+    def engaged(self) -> bool:
+        """Whether what is under way is a mix already; a second one would share its bandwidth."""
+        single = self.single
+        return any([not one.idle and (single or one.initiator) for one in self.table.values()])
+
+    @property
     def most_doubts(self) -> int:
         """How many are asked after at once: each holds two vectors."""
         return self.kind.most_doubts(self)

@@ -1,0 +1,145 @@
+"""How many vectors a node holds beside its model: a snapshot and a difference, and with the outer step its two."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from gossip.averaging.boundary import Boundary, Update
+from gossip.config import Config
+from gossip.effects import Collect
+from node.model.snapshot import ModelState
+from sim.engine.swarm import Swarm
+from sim.engine.vector_model import HostVectors
+from sim.world.network import NetworkModel
+from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
+from tests.node.test_boundary import boundary, ignore
+
+OUTER = Config(
+    mix_every_steps=1, filter="none", outer_momentum=0.5, outer_rate=0.7
+)  # as a node's where nothing is said
+
+
+def counting(pool):
+    made = []
+    fresh, pool.state.buffer = pool.state.buffer, lambda size: made.append(size) or fresh(size)
+    return made
+
+
+def test_whoever_wants_a_copy_of_one_boundary_has_the_same_one():
+    meeting, pool, vector = boundary(3.0)
+    made = counting(pool)
+    meeting.want_snapshot(1)
+    meeting.want_snapshot(2)
+    visit = meeting.visit(ignore, spare=True, keep=True)
+    copies = [*(copy for _, copy, _ in visit.snapshots), visit.spare, visit.kept]
+    assert len(copies) == 4
+    assert len(made) == 1
+    for copy in copies:
+        assert copy is copies[0]
+        assert (copy.array == 3.0).all()
+    for left in (3, 2, 1):
+        pool.give(copies[0])
+        assert copies[0].users == left
+        assert not pool.free.get(vector.size), "others read it"
+    pool.give(copies[0])
+    assert len(pool.free[vector.size]) == 1
+
+
+def test_the_next_copy_is_made_where_the_difference_lay_that_was_just_added():
+    meeting, pool, vector = boundary(1.0)
+    made = counting(pool)
+    brought = pool.take()
+    brought.array.fill(2.0)
+    meeting.owe()
+    meeting.want_update(Update(brought))
+    visit = meeting.visit(ignore, spare=True)
+    assert (vector == 3.0).all()
+    assert visit.spare is not None
+    assert (visit.spare.array == 3.0).all()
+    assert visit.spare.array is brought.array
+    assert len(made) == 1
+
+
+def test_a_difference_that_a_device_still_reads_is_given_back_when_it_has_been():
+    class Reading:
+        over = False
+
+        def done(self):
+            return self.over
+
+    meeting, pool, _ = boundary()
+    reading = Reading()
+    meeting.model.add = lambda values: reading
+    brought = pool.take()
+    meeting.owe()
+    meeting.want_update(Update(brought))
+    visit = meeting.visit(ignore, spare=True)
+    assert visit.read == [brought]
+    assert visit.spare is not None
+    assert visit.spare.array is not brought.array
+
+
+def test_nodes_that_want_a_mix_at_every_step_hold_two_vectors_each(monkeypatch):
+    """With the outer step there is one exchange at a time: whoever asks, and whoever is asked while a mix of its own is
+    due. What exchanges hold that wait for longer than is usual comes on top."""
+    live, most = defaultdict(set), Counter()
+
+    def take(self, elements):
+        vector = plain(self, elements)
+        live[id(self)].add(id(vector.array))
+        most[id(self)] = max(most[id(self)], len(live[id(self)]))
+        return vector
+
+    def give(self, vector):
+        vector.users -= 1
+        if not vector.users:
+            live[id(self)].remove(id(vector.array))
+
+    plain = HostVectors.take
+    monkeypatch.setattr(HostVectors, "take", take)
+    monkeypatch.setattr(HostVectors, "give", give)
+    swarm = Swarm(0, NetworkModel(rate_bytes_s=1e6), OUTER)
+    vectors = [np.full(ELEMENTS, float(index), np.float32) for index in range(3)]
+    for index, vector in enumerate(vectors):
+        swarm.add_peer(vector, seeds=[0] if index else [])
+    swarm.run_until(60.0)
+    assert all(host.peer.exchanges.done > 50 for host in swarm.alive())
+    assert list(most.values()) == [2, 2, 2]
+
+
+@in_trio
+async def test_a_newcomer_collects_where_its_exchanges_will_be(monkeypatch):
+    made = []
+    fresh = ModelState.buffer
+    monkeypatch.setattr(ModelState, "buffer", lambda self, elements: made.append(elements) or fresh(self, elements))
+    node = runtime(Config(filter="none", outer_momentum=0.0))
+    first = node.streams.pool.take()
+    node.streams.pool.give(first)
+    before = len(made)
+    collecting = node.averager.collect(Collect(1, OTHER, 0, 100, ELEMENTS))
+    assert collecting is first.array
+    assert len(made) == before
+    assert node.averager.collect(Collect(2, OTHER, 100, 200, ELEMENTS)) is collecting
+
+
+def test_no_copy_is_taken_along_for_a_mix_that_cannot_begin(monkeypatch):
+    """Others' exchanges take the place of one's own, which may be due at every boundary meanwhile."""
+    taken = []
+
+    def visit(self, replaced, spare=False, keep=False):
+        [host] = [host for host in swarm.hosts if host.boundary is self]
+        under_way = [one for one in host.peer.exchanges.table.values() if not one.idle]
+        taken.append((spare, bool(under_way)))
+        return plain(self, replaced, spare, keep)
+
+    plain = Boundary.visit
+    monkeypatch.setattr(Boundary, "visit", visit)
+    swarm = Swarm(0, NetworkModel(rate_bytes_s=1e4), OUTER)  # a stream takes longer than a step
+    for index in range(3):
+        swarm.add_peer(np.full(ELEMENTS, float(index), np.float32), seeds=[0] if index else [])
+    swarm.run_until(60.0)
+    assert taken.count((True, False)) > 50
+    assert taken.count((False, True)) > 50
+    assert (True, True) not in taken
