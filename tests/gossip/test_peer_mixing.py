@@ -60,9 +60,10 @@ def test_no_snapshot_is_taken_along_where_there_was_nobody_to_mix_with():
     assert alone.peer.mix_at == float("inf")
     swarm.start(0)
     swarm.until(lambda: alone.mixes, 20.0)
-    assert alone.peer.mix_at < swarm.now + 100.0
+    swarm.until(lambda: alone.peer.mix_at < swarm.now + 100.0, 1.0)
     swarm.run(5.0)
-    assert alone.peer.mix_at < swarm.now + 100.0, "a partner that is busy with the mix under way is somebody"
+    assert not alone.peer.lonely, "a partner that is busy with the mix under way is somebody"
+    swarm.until(lambda: alone.peer.mix_at < swarm.now + 100.0, 1.0)
 
 
 def test_settling_mixes_until_it_is_told_to_stop():
