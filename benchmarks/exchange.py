@@ -142,11 +142,13 @@ def trainer(kind, seconds, with_node, seed):
 class Pair:
     """Two processes of this file; the second is seeded with the first when they are nodes."""
 
-    def __init__(self, arguments, nodes=True):
+    def __init__(self, arguments, nodes=True, shared=False):
+        """``shared``: nodes pass each other their vectors by the host's memory, where the others take loopback."""
         self.processes, seed = [], []
+        environment = os.environ | {"GOSSIP_SHARED_MEMORY": "on" if shared else "off"}
         for _ in range(2):
             command = [sys.executable, __file__, *map(str, arguments), *seed]
-            self.processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True))
+            self.processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment))
             if nodes:
                 seed = ["--seed", self.processes[-1].stdout.readline().strip()]  # said once it has joined
 
@@ -168,12 +170,15 @@ class Pair:
             process.wait(30)
 
 
-def our_exchange(megabytes, secret=None, codec="fp32", seconds=4.0, threads=True, sealed=True):
+def our_exchange(
+    megabytes, secret=None, codec="fp32", seconds=4.0, threads=True, sealed=True, shared=False
+):  # fmt: skip
     pair = Pair(
         ["averager", "--megabytes", megabytes, "--seconds", seconds, "--codec", codec]
         + (["--secret", secret] if secret else [])
         + ([] if threads else ["--loop"])
-        + ([] if sealed else ["--tls"])
+        + ([] if sealed else ["--tls"]),
+        shared=shared,
     )
     pair.say()
     rows = pair.hear()
@@ -251,6 +256,7 @@ def main():
         jobs = {
             "raw sockets": lambda: script(sys.executable, "raw_duplex.py", args.megabytes),
             "gossip": lambda: our_exchange(args.megabytes),
+            "gossip, memory": lambda: our_exchange(args.megabytes, shared=True),
             "without threads": lambda: our_exchange(args.megabytes, threads=False),
             "gossip, bf16": lambda: our_exchange(args.megabytes, codec="bf16"),
             "gossip, sealed": lambda: our_exchange(args.megabytes, secret=str(secret)),

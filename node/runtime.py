@@ -54,6 +54,7 @@ from node.observe.events import NodeEvent
 from node.observe.stalls import STANDS_S, Stalls
 from node.observe.status import status_page
 from node.transfers.accounts import Teller
+from node.transfers.neighbours import OF_NEIGHBOURS
 from node.transfers.streams import Streams
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.connector import Doors
@@ -100,8 +101,10 @@ class Runtime:
         self.links, self.hands = Links(), Hands()
         self.faults = self.doors.faults
         self.streams = Streams(
-            peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults, outer_lock
+            peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults, outer_lock,
+            greeter.host,
         )  # fmt: skip
+        self.streams.neighbours.tell = lambda sentence: on_event("memory", sentence)
         self.averager, self.sessions = self.streams.averager, self.streams.sessions
         self.teller = Teller(peer, config, announce)
         self.streams.on_begun, self.streams.on_over = self.teller.begun, self.teller.over
@@ -264,10 +267,12 @@ class Runtime:
             self.links.add(link)
         try:
             if member is not None:
+                self.streams.neighbours.begin(link, theirs)
                 self.welcome(link, member)
             with trio.CancelScope() as scope:
                 link.cancel_scope, link.hands = scope, self.hands
                 async with trio.open_nursery() as nursery:
+                    link.nursery = nursery
                     nursery.start_soon(self.write, link, scope)
                     nursery.start_soon(link.cut_when_cancelled)
                     try:
@@ -327,12 +332,8 @@ class Runtime:
             if entry is not None:
                 entry.moved_at = self.now
 
-        def finished(session: int) -> None:
-            if self.peer.serves(session):
-                self.perform(self.peer.served(session, self.now))
-
         try:
-            await link.write_loop(sent, finished)
+            await link.write_loop(sent, self.streams.served)
             with trio.move_on_after(1.0):
                 await link.stream.aclose()
         except RemoteError:
@@ -362,6 +363,8 @@ class Runtime:
                 self.on_close(link, message)
             elif isinstance(message, Hello) or observer:
                 raise ProtocolError("A message came that does not belong here.")
+            elif isinstance(message, OF_NEIGHBOURS):
+                self.streams.neighbours.heard(link, message)
             elif not (link.ending and isinstance(message, Offer | Invite | Fetch)):  # no answer would go out
                 if isinstance(message, Offer | Invite | Fetch | Outcome) and self.counts is not None:
                     self.peer.counted(*self.counts())
@@ -389,6 +392,7 @@ class Runtime:
             self.doors.tell(f"A member refused this node: {message.sentence}")
 
     def unlink(self, link: Link) -> None:
+        self.streams.neighbours.end(link)
         broken, code = self.sessions.on(link), "idle" if link.orderly else "broken"
         last = self.links.remove(link)
         for session in broken:
@@ -433,6 +437,7 @@ class Runtime:
             for link in self.streams.gathers.stalled(now, self.config.stall_s):
                 self.on_event("transfer", f"A group's stream from {short(link.peer)} stopped; its link is closed.")
                 link.close_now()
+            self.streams.neighbours.watch(now)
             busy = self.streams.busy()
             for link in self.links.all():
                 if link.held_up(now, self.config.stall_s):

@@ -39,6 +39,7 @@ from node.runtime import Runtime
 from node.settings import Settings, advertised
 from node.transport.handshake import Greeter
 from node.transport.seeds import SeedLookup
+from node.transport.shared import host_name
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import swarm_contexts
 
@@ -124,9 +125,10 @@ class Service:
             progress = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
             contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
             self.progress = progress
+            greeter = Greeter(settings.config.swarm, self.state.layout, host_name())
             runtime = self.runtime = Runtime(
-                peer, settings.config, network, Greeter(settings.config.swarm, self.state.layout), contexts,
-                self.boundary, self.pool, self.outer, self.notice, self.outer_lock, lookup, self.announce,
+                peer, settings.config, network, greeter, contexts, self.boundary, self.pool, self.outer, self.notice,
+                self.outer_lock, lookup, self.announce,
             )  # fmt: skip
             lockstep = settings.config.max_version_gap is not None  # who is held is let go on at once
             runtime.after_perform = self.after_perform if lockstep else partial(self.signals.read, peer)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from gossip.arithmetic.mixing import difference
 from gossip.averaging.vectors import Lease
 from gossip.codecs import ALIGN, Codec, Overflow, Spread, get_codec
-from gossip.codecs.base import peaks
+from gossip.codecs.base import numbers, peaks
 from gossip.errors import ProtocolError
 from gossip.wire.frames import encode
 from gossip.wire.messages import MIN_CHUNK_ELEMENTS, Chunk
@@ -96,6 +96,26 @@ class Receiver:
         if xxhash.xxh3_64_intdigest(self.body) != chunk.checksum:
             self.fault = "checksum"
             return False
+        return self.taken(chunk)
+
+    def take(self, values: Floats) -> bool:
+        """The next of theirs where they lie, in memory that others may change meanwhile: each is read once, into ours,
+        and what was read is checked and used. What the codec makes of it is what would have come as a chunk."""
+        chunk, body = self.next(values.size)
+        if self.codec.raw:
+            numbers(body, "<f4", values.size)[:] = values
+        else:
+            self.codec.encode(values.copy(), body, self.session, chunk.start)
+        return self.taken(chunk)
+
+    def next(self, elements: int) -> tuple[Chunk, memoryview]:
+        """A chunk that nobody sent."""
+        chunk = Chunk(self.session, self.origin + self.position, elements, 0)
+        return chunk, self.place(chunk, self.codec.encoded_bytes(elements))
+
+    def taken(self, chunk: Chunk) -> bool:
+        """As :meth:`arrived`, of a body that came by a way on which no byte can change."""
+        self.filling = False
         try:
             self.use(slice(self.position, self.position + chunk.elements))
         except Overflow:
@@ -136,6 +156,18 @@ class DifferenceReceiver(Receiver):
         self.peaks, self.errors = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
         self.difference_sq = self.own_sq = 0.0
         self.own = np.empty(0, np.float32)  # of a chunk: ours as the partner decodes it
+        self.lying: Floats | None = None  # theirs, where they are read from other memory
+
+    def take(self, values: Floats) -> bool:
+        """Of what is raw the difference itself is made in the one pass over it."""
+        if not self.codec.raw:
+            return super().take(values)
+        chunk, _ = self.next(values.size)
+        self.lying = values
+        try:
+            return self.taken(chunk)
+        finally:
+            self.lying = None
 
     def buffer(self, where: slice, expected: int) -> memoryview:
         if self.codec.raw:
@@ -149,7 +181,7 @@ class DifferenceReceiver(Receiver):
         if self.codec.raw or self.plain:
             if not self.codec.raw:
                 self.codec.decode(self.body, out, ours, self.session, self.origin + where.start)
-            self.difference_sq += difference(out, ours, out)
+            self.difference_sq += difference(out if self.lying is None else self.lying, ours, out)
             self.own_sq += float(np.dot(ours, ours))
         else:
             own = self.own[: out.size]

@@ -23,6 +23,7 @@ __all__ = [
     "Ack",
     "Begin",
     "Busy",
+    "Came",
     "Chunk",
     "Close",
     "Commit",
@@ -33,6 +34,8 @@ __all__ = [
     "Hint",
     "Invite",
     "Joined",
+    "Lent",
+    "Meet",
     "Message",
     "Nack",
     "Offer",
@@ -41,6 +44,7 @@ __all__ = [
     "PingReq",
     "Reach",
     "Reached",
+    "Read",
     "Records",
     "Refuse",
     "Serving",
@@ -320,6 +324,40 @@ class Chunk:
     checksum: int = integer(2**64 - 1)  # xxh3-64 of the body
 
 
+# -- one host -------------------------------------------------------------------------------------------------
+@message("meet")
+class Meet:
+    """We are on one host, as our Hellos say: connect to the abstract socket of this name and say the token there, so
+    that we can pass each other memory."""
+
+    name: bytes = of("bytes", 16)
+    token: bytes = of("bytes", 16)
+
+
+@message("came")
+class Came:
+    """I have, or could not."""
+
+    ok: bool = of("bool")
+
+
+@message("lent")
+class Lent:
+    """A whole stream, in the place of its chunks: so many elements as float32, where this many bytes begin of the
+    memory that I have passed for the session. I leave it as it is until you have read it."""
+
+    session: int = integer()
+    offset: int = integer(2**53)  # bytes
+    elements: int = integer(2**48)
+
+
+@message("read")
+class Read:
+    """What you lent is read, or not wanted any more."""
+
+    session: int = integer()
+
+
 # -- joining ----------------------------------------------------------------------------------
 @message("fetch")
 class Fetch:
@@ -361,6 +399,6 @@ class StatusReply:
 
 Message = (
     Hello | Close | Ping | Ack | PingReq | Nack | Gossip | Digest | Records | Reach | Reached | Offer | Accept | Busy
-    | Refuse | Commit | Abort | Outcome | Settled | Invite | Joined | Begin | Chunk | Fetch | Serving | StatusQuery
-    | StatusReply | Unknown
+    | Refuse | Commit | Abort | Outcome | Settled | Invite | Joined | Begin | Chunk | Meet | Came | Lent | Read
+    | Fetch | Serving | StatusQuery | StatusReply | Unknown
 )  # fmt: skip

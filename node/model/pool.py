@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 
 from gossip.averaging.vectors import Floats, Lease, Vector
+from node.model.host_memory import HostMemory
 from node.model.state import State
 
 __all__ = ["VectorPool"]
@@ -17,11 +19,13 @@ class VectorPool:
     transfer. Used by both threads."""
 
     KEPT = 8  # 2 x (1 outgoing + 2 incoming) and a joiner's donation or two
+    SHARED_ELEMENTS = 16_384  # of a vector that other processes are given: below 64 KiB a socket costs no more
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.lock = threading.Lock()
         self.free: dict[int, list[Floats]] = {}  # by size, those given back last at the end
+        self.sharing = False  # whether large ones lie where other processes of this host can be given them
         self.largest = self.held = 0  # elements: of one, and of all in free
         # The newest snapshot, for newcomers that come while the training loop stands. It costs nothing: what is kept is
         # a vector that the next exchange takes anyway, after all others; by then it has a newer snapshot.
@@ -42,7 +46,27 @@ class VectorPool:
                 self.held -= size
                 if array is last:
                     self.last = None
-        return Vector(self.state.buffer(size) if array is None else array)
+        return Vector(self.buffer(size) if array is None else array)
+
+    def buffer(self, size: int) -> Floats:
+        if self.sharing and size >= self.SHARED_ELEMENTS:
+            with contextlib.suppress(OSError):
+                vector = HostMemory(size).vector
+                if self.state.takes(vector):
+                    return vector
+        return self.state.buffer(size)
+
+    def share(self) -> None:
+        """From now on large vectors lie in memory that others of this host can be given to read. What is in use is
+        replaced when it comes back."""
+        with self.lock:
+            if self.sharing:
+                return
+            self.sharing = True
+            for size in [size for size in self.free if size >= self.SHARED_ELEMENTS]:
+                dropped = self.free.pop(size)
+                self.held -= size * len(dropped)
+                self.drop(dropped)
 
     def lease(self, vector: Vector) -> Lease:
         """The vector is nobody else's until that, and all others, have ended."""
@@ -80,7 +104,7 @@ class VectorPool:
                 return
             size = vector.array.size
             kept = self.free[size] = self.free.pop(size, [])
-            if len(kept) == self.KEPT:
+            if len(kept) == self.KEPT or (self.sharing and self.replaced(vector.array)):
                 self.drop([vector.array])
                 return
             kept.append(vector.array)
@@ -90,6 +114,10 @@ class VectorPool:
                 oldest = next(iter(self.free))
                 self.held -= oldest * len(self.free[oldest])
                 self.drop(self.free.pop(oldest))
+
+    def replaced(self, array: Floats) -> bool:
+        """Whether it was made before vectors were shared."""
+        return array.size >= self.SHARED_ELEMENTS and HostMemory.of(array) is None and self.state.takes(array)
 
     def drop(self, arrays: list[Floats]) -> None:
         """These are no longer kept, and so the newest snapshot is not where it is among them."""

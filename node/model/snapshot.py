@@ -110,6 +110,10 @@ class ModelState(State):
         host: Floats = torch.zeros(elements, dtype=torch.float32, pin_memory=pinned).numpy()
         return host
 
+    def takes(self, vector: Floats) -> bool:
+        """Where nothing is to be page-locked."""
+        return not any(tensor.is_cuda for tensor in self._tensors.current())
+
     def read(self, out: Floats) -> None:
         """Copy the live tensors into ``out``."""
         self.begin_read(out).wait()

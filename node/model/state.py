@@ -100,6 +100,11 @@ class VectorState(ABC):
         """A vector to read into and add from: page-locked, say, where copies go to a device."""
         return np.zeros(elements, np.float32)
 
+    def takes(self, vector: Floats) -> bool:
+        """Whether a vector in other memory, which processes of this host share, does in the place of :meth:`buffer`'s.
+        It does where nobody wrote a :meth:`buffer`."""
+        return type(self).buffer is VectorState.buffer
+
     # -- an optimizer's state, behind the weights: for each key as many elements as are trained -----------------------
     @property
     def optimizer_keys(self) -> tuple[str, ...]:

@@ -240,6 +240,10 @@ FIGURES = (
         "kernel", "what codecs compute with: `compiled` passes, or `numpy` where none were built", "",
         lambda at: kernel.built(), logged=False, status=True,
     ),
+    Figure(
+        "shared_links", "those to members on this host whose vectors are read where they lie in its memory", "links",
+        lambda at: at.links.shared, logged=False, status=True,
+    ),
 )  # fmt: skip
 MEASURED = tuple(figure for figure in FIGURES if figure.of is not None and not figure.heading)
 RATES = tuple(figure for figure in FIGURES if figure.rate_of)

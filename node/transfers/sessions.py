@@ -12,7 +12,8 @@ import trio
 from gossip.averaging.streams import Receiver, Sender
 from gossip.errors import ProtocolError
 from gossip.ids import PeerId
-from gossip.wire.messages import Chunk
+from gossip.wire.messages import Chunk, Lent
+from node.transfers.loans import Loan
 from node.transport.links import Link
 
 __all__ = ["StreamSession", "StreamSessions"]
@@ -27,12 +28,13 @@ class StreamSession:
     id: int
     partner: PeerId
     link: Link
-    sender: Sender | None = None
+    sender: Sender | Loan | None = None
     receiver: Receiver | None = None
     moved_at: float = 0.0  # either way
     heard_at: float = 0.0  # something of theirs
     clock: Callable[[], float] = lambda: 0.0  # trio's, for threads as well
     over: bool = False  # its vectors are not to be touched any more
+    borrowing: bool = False  # theirs is read where it lies
     lock: threading.Lock = field(default_factory=threading.Lock)  # a thread may be at them at the moment
 
     def place(self, chunk: Chunk, body_bytes: int) -> memoryview | None:
@@ -40,6 +42,8 @@ class StreamSession:
         assert self.receiver is not None
         with self.lock:
             self.heard_at = self.clock()
+            if self.borrowing:
+                raise ProtocolError("A chunk came of a vector that was lent.")
             return None if self.over else self.receiver.place(chunk, body_bytes)
 
     def arrived(self, chunk: Chunk) -> bool:
@@ -69,19 +73,39 @@ class StreamSessions:
         session.clock = trio.lowlevel.current_clock().current_time
         session.moved_at = session.heard_at = session.clock()
         self.table[session.id] = session
-        if session.sender is not None:
+        if isinstance(session.sender, Loan):
+            session.sender.begin(session.link, session.moved_at)
+        elif session.sender is not None:
             session.link.start_bulk(session.id, session.sender, large)
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
         """The buffer for a chunk's body; None for a session that is over."""
-        session = self.table.get(chunk.session)
+        session = self.expecting(link, chunk)
+        return None if session is None else session.place(chunk, body_bytes)
+
+    def borrows(self, link: Link, lent: Lent) -> tuple[StreamSession, Receiver] | None:
+        """What takes a vector that is lent; None for a session that is over."""
+        session = self.expecting(link, lent)
         if session is None or session.receiver is None:
-            if chunk.session in self.recent:
+            return None
+        with session.lock:
+            receiver = session.receiver
+            if session.borrowing or receiver.position or receiver.filling:
+                raise ProtocolError("A vector was lent of which a part had come.")
+            if lent.elements != receiver.size:
+                raise ProtocolError(f"{lent.elements} elements were lent where {receiver.size} belong.")
+            return None if session.over else (session, receiver)
+
+    def expecting(self, link: Link, message: Chunk | Lent) -> StreamSession | None:
+        """The session to which something of its vector came; None where it is over."""
+        session = self.table.get(message.session)
+        if session is None or session.receiver is None:
+            if message.session in self.recent:
                 return None
             raise ProtocolError("A chunk came for a session that was never agreed.")
         if session.link is not link:
             raise ProtocolError("A chunk came over another link than its session's.")
-        return session.place(chunk, body_bytes)
+        return session
 
     def rename(self, session: int) -> None:
         """Another partner is asked, under another number."""
@@ -94,7 +118,7 @@ class StreamSessions:
         entry = self.table.pop(session, None)
         if entry is not None:
             entry.end()
-            if entry.sender is not None:
+            if isinstance(entry.sender, Sender):  # a loan is the partner's until it says that it has read it
                 entry.link.stop_bulk(session, entry.sender)
 
     def on(self, link: Link) -> list[int]:

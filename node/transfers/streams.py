@@ -13,17 +13,20 @@ from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary, Visit
 from gossip.averaging.jobs import Job
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
+from gossip.averaging.vectors import Floats, Vector
 from gossip.codecs import Codec, get_codec
 from gossip.config import Config
 from gossip.effects import Collect, Effect, Gather, Merge, Mix, Rename, Serve, Snapshot, Transfer
 from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.peer import Peer
-from gossip.wire.messages import Chunk
+from gossip.wire.messages import Chunk, Lent
 from node.faults import Faults
 from node.model.pool import VectorPool
 from node.transfers.accounts import Account
 from node.transfers.gathers import GroupTransfers
+from node.transfers.loans import Loan
+from node.transfers.neighbours import Neighbours
 from node.transfers.sessions import StreamSession, StreamSessions
 from node.transport.links import Link, Links
 
@@ -41,7 +44,7 @@ class Streams:
     def __init__(
         self, peer: Peer, config: Config, boundary: Boundary, pool: VectorPool, outer: OuterStep, links: Links,
         perform: Callable[[list[Effect]], None], spawn: Callable[..., None], faults: Faults,
-        lock: AbstractContextManager[object] | None = None,
+        lock: AbstractContextManager[object] | None = None, host: str | None = None,
     ) -> None:  # fmt: skip
         self.peer, self.config, self.pool = peer, config, pool
         self.links, self.perform, self.spawn, self.faults = links, perform, spawn, faults
@@ -58,7 +61,12 @@ class Streams:
         self.clock = trio.lowlevel.current_clock()
         self.jobs_in, self.jobs_out = trio.open_memory_channel[Job](math.inf)
         self.queued = 0
-        if config.part == "all" and not config.grouped and large(get_codec("fp32"), peer.elements):
+        whole = config.part == "all" and not config.grouped and large(get_codec("fp32"), peer.elements)
+        self.neighbours = Neighbours(
+            lambda: peer.record.id, host, config, self.averager, pool, self.sessions, spawn, self.moved, self.served,
+            self.touch if whole else None,
+        )  # fmt: skip
+        if whole:
             self.touch()
         if self.averager.movement is not None:  # from the weights as they are now, before the first step
             start = pool.take()
@@ -149,9 +157,13 @@ class Streams:
             return
         session = StreamSession(number, effect.partner, link, receiver=pair.stream())
         if effect.sends:
-            lease = self.pool.lease(self.averager.snapshots[number])
-            session.sender = Sender(number, pair.ours, pair.codec, self.config.chunk_elements, lease=lease)
+            session.sender = self.sender(link, number, pair.ours, pair.codec, self.averager.snapshots[number])
         self.sessions.add(session, effect.sends and large(pair.codec, pair.elements))
+
+    def sender(self, link: Link, number: int, values: Floats, codec: Codec, vector: Vector) -> Sender | Loan:
+        """What brings a partner these values of a vector: as chunks, or where they lie."""
+        loan = self.neighbours.lend(link, number, values, codec, vector)
+        return loan or Sender(number, values, codec, self.config.chunk_elements, lease=self.pool.lease(vector))
 
     def gather(self, effect: Gather) -> None:
         if effect.session not in self.accounts:
@@ -193,7 +205,12 @@ class Streams:
         receiver = None if session is None else session.receiver
         return session if isinstance(receiver, DifferenceReceiver) and large(receiver.codec, receiver.size) else None
 
-    def moved(self, chunk: Chunk) -> None:
+    def served(self, session: int) -> None:
+        """All that was sent for it has left us; of newcomers Peer wants to know."""
+        if self.peer.serves(session):
+            self.perform(self.peer.served(session, self.now))
+
+    def moved(self, chunk: Chunk | Lent) -> None:
         """What a chunk belongs to has come as far as its receiver says."""
         session = self.sessions.table.get(chunk.session)
         if session is None or session.receiver is None:
@@ -287,8 +304,7 @@ class Streams:
             self.fail(effect.session, "broken")
             return
         piece = snapshot.piece(effect.start, effect.stop)
-        lease = self.pool.lease(snapshot)
-        sender = Sender(effect.session, piece, get_codec("fp32"), self.config.chunk_elements, lease=lease)
+        sender = self.sender(link, effect.session, piece, get_codec("fp32"), snapshot)
         session = StreamSession(effect.session, effect.partner, link, sender=sender)
         self.sessions.add(session, large(sender.codec, piece.size))
 

@@ -25,14 +25,17 @@ LAST_WORDS_S = 1.0  # for the other side's Close, which names its layout
 
 @dataclass(frozen=True, slots=True)
 class Greeter:
-    """What we say of ourselves. ``layout`` None: an observer, which has no record and trains nothing."""
+    """What we say of ourselves. ``layout`` None: an observer, which has no record and trains nothing. ``host``: what
+    processes that can share memory with this one say too (:func:`node.transport.shared.host_name`)."""
 
     swarm: str
     layout: Layout | None
+    host: str | None = None
 
     def hello(self, record: MemberRecord | None, share: bytes = b"") -> Hello:
         fingerprint = self.layout.fingerprint if self.layout is not None else ""
-        return Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), record, share)
+        capabilities = (self.host,) if self.host else ()
+        return Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, capabilities, record, share)
 
     async def greet(
         self,

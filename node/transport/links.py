@@ -14,6 +14,7 @@ from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
 from gossip.wire.messages import Chunk, Close, Message, Unknown
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 from node.transport.hands import WHOLE_BYTES, BlockingStream, Hands
+from node.transport.shared import SideChannel
 
 __all__ = ["Bulk", "FrameReader", "Inflow", "Link", "Links", "Network"]
 
@@ -143,6 +144,8 @@ class Link:
         self.links: Links | None = None  # all of them, once it is one of a member
         self.hands: Hands | None = None  # threads for what is large
         self.flow: Inflow | None = None  # what a thread takes in at the moment
+        self.channel: SideChannel | None = None  # for memory, where its other end is on this host
+        self.nursery: trio.Nursery | None = None  # of what ends with it
         self.wake = trio.Event()
         self.clock = trio.lowlevel.current_clock()
         self.used_at = self.clock.current_time()
@@ -455,6 +458,11 @@ class Links:
     def ignored(self) -> int:
         """Messages of newer versions that were read past."""
         return self.closed_ignored + sum(link.ignored for link in self.all())
+
+    @property
+    def shared(self) -> int:
+        """Links by which vectors are not sent, but read where they lie."""
+        return sum(link.channel is not None and link.channel.open for link in self.all())
 
     def __len__(self) -> int:
         return sum(len(links) for links in self.by_peer.values())

@@ -1,0 +1,222 @@
+"""Members on this host: whole vectors by way of its memory, in the place of streams.
+
+Both sides' Hellos name the same host; the one with the smaller id waits at a socket, the other connects
+(:mod:`node.transport.shared`), and from then on either passes the other a descriptor of the memory in which a vector
+lies, says so over the link, and is told there when it was read. Whatever does not come about by this way streams.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import trio
+
+from gossip.averaging.averager import Averager
+from gossip.averaging.streams import Receiver
+from gossip.averaging.vectors import Floats, Vector
+from gossip.codecs import ALIGN, Codec
+from gossip.config import Config
+from gossip.errors import ProtocolError
+from gossip.ids import PeerId, short
+from gossip.wire.messages import Came, Hello, Lent, Meet, Read
+from node.model.host_memory import HostMemory, lying
+from node.model.pool import VectorPool
+from node.transfers.loans import LOANS, Loan
+from node.transfers.sessions import StreamSession, StreamSessions
+from node.transport.links import Link
+from node.transport.shared import MeetingPlace, SideChannel, connected
+
+__all__ = ["OF_NEIGHBOURS", "Neighbours"]
+
+OF_NEIGHBOURS = Meet | Came | Lent | Read
+CHANNELS = 16  # links that have one: a host runs a node for each of its devices, and each costs a descriptor or two
+INLINE_ELEMENTS = 1 << 18  # read at once, in a third of a millisecond; more in a thread
+
+
+class Borrowing:
+    """A partner's vector, read where it lies: in pieces of the length of our own chunks, so that the sums are those of
+    a stream."""
+
+    def __init__(
+        self, session: StreamSession, receiver: Receiver, descriptor: int, lent: Lent, chunk: int
+    ) -> None:  # fmt: skip
+        self.session, self.receiver, self.descriptor, self.lent = session, receiver, descriptor, lent
+        self.chunk = chunk // ALIGN * ALIGN
+        self.lost = False  # for want of room here
+
+    def run(self) -> None:
+        """In any thread; the descriptor is closed then. Raises ProtocolError: what lies there is no vector."""
+        try:
+            theirs = lying(self.descriptor, self.lent.offset, self.lent.elements)
+        except OSError:
+            self.lost = True
+            return
+        finally:
+            os.close(self.descriptor)
+        if theirs is None:
+            raise ProtocolError("What was lent is no memory that stays as it is.")
+        session, receiver, more = self.session, self.receiver, True
+        while more and not receiver.done:
+            with session.lock:
+                if session.over:
+                    return
+                session.moved_at = session.heard_at = session.clock()
+                more = receiver.take(theirs[receiver.position : receiver.position + self.chunk])
+
+
+class Neighbours:
+    """Of one node. All methods but tasks are synchronous and run in trio's thread. ``host``: what our Hello says;
+    ``arrived`` hears of a session whose vector is here, ``served`` of one whose newcomer has read its piece, ``touch``
+    takes the memory of an exchange, where that is worth a thread."""
+
+    def __init__(
+        self, me: Callable[[], PeerId], host: str | None, config: Config, averager: Averager, pool: VectorPool,
+        sessions: StreamSessions, spawn: Callable[..., None], arrived: Callable[[Lent], None],
+        served: Callable[[int], None], touch: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.me, self.host, self.config, self.averager, self.pool = me, host, config, averager, pool
+        self.sessions, self.spawn, self.arrived, self.served, self.touch = sessions, spawn, arrived, served, touch
+        self.near: dict[Link, MeetingPlace | None] = {}  # links whose other end is on this host
+        self.tell: Callable[[str], None] = lambda sentence: None
+        self.told = False  # that a neighbour cannot be reached
+        self.clock = trio.lowlevel.current_clock()
+
+    # -- a link --------------------------------------------------------------------------------------------------
+    def begin(self, link: Link, theirs: Hello) -> None:
+        if self.host is None or self.host not in theirs.capabilities or len(self.near) >= CHANNELS:
+            return
+        self.near[link] = None
+        if self.me() < link.peer:
+            try:
+                meeting = self.near[link] = MeetingPlace()
+            except OSError as error:
+                self.apart(link, (error.strerror or str(error)).lower())
+            else:
+                link.send(Meet(meeting.name, meeting.token))
+
+    def end(self, link: Link) -> None:
+        """Before its sessions fail: what they lent is not used any more from here on."""
+        meeting = self.near.pop(link, None)
+        if meeting is not None:
+            meeting.close()
+        if link.channel is not None:
+            link.channel.close()
+
+    def heard(self, link: Link, message: OF_NEIGHBOURS) -> None:
+        """Raises ProtocolError for what does not belong here."""
+        match message:
+            case Meet(name, token):
+                if link.channel is not None or self.me() < link.peer:
+                    raise ProtocolError("A place to meet was named by who should have come to ours.")
+                channel = connected(name, token) if link in self.near else None
+                link.send(Came(channel is not None))
+                self.joined(link, channel)
+            case Came(ok):
+                meeting = self.near.get(link)
+                if meeting is None:
+                    raise ProtocolError("A member came to a place to meet that was never named.")
+                self.near[link] = None
+                channel = meeting.met() if ok else None
+                meeting.close()
+                self.joined(link, channel)
+            case Lent():
+                self.borrow(link, message)
+            case Read(session):
+                self.returned(link, session)
+
+    def joined(self, link: Link, channel: SideChannel | None) -> None:
+        link.channel = channel
+        if channel is None:
+            self.apart(link, "it did not come to the socket, or is another user's")
+        elif not self.pool.sharing:
+            self.pool.share()
+            if self.touch is not None:
+                self.spawn(trio.to_thread.run_sync, self.touch)
+
+    def apart(self, link: Link, why: str) -> None:
+        if link in self.near and not self.told:
+            self.told = True
+            self.tell(f"{short(link.peer)} is on this host and is reached through its network all the same: {why}.")
+
+    # -- what we lend --------------------------------------------------------------------------------------------
+    def lend(self, link: Link, session: int, values: Floats, codec: Codec, vector: Vector) -> Loan | None:
+        """In the place of a stream, ``vector`` being what ``values`` lie in; None where it is to stream. A codec whose
+        bytes say nothing without what their receiver holds makes them of more than the values."""
+        channel = link.channel
+        if channel is None or codec.needs_spread or len(channel.lent) >= LOANS or session in channel.lent:
+            return None
+        found = HostMemory.of(values)
+        if found is None or not channel.pass_on(session, found[0].descriptor):
+            return None
+        loan = channel.lent[session] = Loan(session, values, codec, self.pool.lease(vector), *found)
+        return loan
+
+    def returned(self, link: Link, number: int) -> None:
+        """The partner has read it, and nothing of it counts any more for them."""
+        loan = None if link.channel is None else link.channel.lent.pop(number, None)
+        if not isinstance(loan, Loan):
+            return  # it was taken back
+        loan.position = loan.message.elements
+        loan.end()
+        session = self.sessions.table.get(number)
+        if session is not None and session.sender is loan:
+            session.moved_at = self.clock.current_time()
+            self.served(number)
+
+    def watch(self, now: float) -> None:
+        """Take back what a partner holds whom nobody watches any more, since its session is over."""
+        for link in self.near:
+            channel = link.channel
+            for loan in [] if channel is None else list(channel.lent.values()):
+                assert isinstance(loan, Loan)
+                if loan.session not in self.sessions.table and now - loan.since > self.config.stall_s:
+                    assert channel is not None
+                    channel.close()
+
+    # -- what we are lent ----------------------------------------------------------------------------------------
+    def borrow(self, link: Link, lent: Lent) -> None:
+        channel = link.channel
+        if channel is None:
+            raise ProtocolError("Memory was lent by who has no way to pass it.")
+        descriptor = channel.take(lent.session)
+        try:
+            found = self.sessions.borrows(link, lent)
+        except ProtocolError:
+            found = None
+            raise
+        finally:
+            if found is None and descriptor is not None:
+                os.close(descriptor)
+        if found is None or descriptor is None:
+            link.send(Read(lent.session))
+            if found is not None:  # we have none left, or the other side has closed the channel: the next one streams
+                channel.close()
+                self.averager.failed(lent.session, "broken")
+            return
+        session, receiver = found
+        borrowing = Borrowing(session, receiver, descriptor, lent, self.config.chunk_elements)
+        if lent.elements > INLINE_ELEMENTS and link.nursery is not None:
+            session.borrowing = True
+            link.nursery.start_soon(self.borrow_in_thread, link, channel, borrowing)
+        else:
+            borrowing.run()
+            self.borrowed(link, channel, borrowing)
+
+    async def borrow_in_thread(self, link: Link, channel: SideChannel, borrowing: Borrowing) -> None:
+        """Cancelling does not end it, nor need it: no partner can hold it up."""
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(borrowing.run)
+        self.borrowed(link, channel, borrowing)
+
+    def borrowed(self, link: Link, channel: SideChannel, borrowing: Borrowing) -> None:
+        """It is read, and what was read counts if it was the partner's to lend until then."""
+        session, whole = borrowing.session, channel.open and not borrowing.lost
+        session.borrowing = False
+        link.send(Read(session.id))
+        if session.over:
+            return
+        if whole:
+            self.arrived(borrowing.lent)
+        else:
+            self.averager.failed(session.id, "broken")
