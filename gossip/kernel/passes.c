@@ -26,6 +26,13 @@
 #define WIDE
 #endif
 
+#if defined(__clang__)
+#define APART _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define APART _Pragma("GCC ivdep")
+#endif
+#define EACH(i, n) APART for (int i = 0; i < (n); i++) /* no turn reads what another has written: vectors may be made */
+
 #define EDITION 1 /* another whenever a pass is given or computes something else: gossip/kernel/__init__.py has the same */
 #define ROW 256             /* values at a time, and the most that share a scale: values.py's ALIGN */
 #define SEGMENT 32768       /* dither.py's TABLE_ELEMENTS, and where its pieces end: values.py's BLOCK_ELEMENTS */
@@ -82,33 +89,29 @@ static inline uint32_t rounded(uint32_t x) { /* the upper half counts */
     return (x & 0x7FFFFFFF) > INFINITE ? x | 0x400000 : x + 0x7FFF + (x >> 16 & 1);
 }
 
-PASS bf16(const struct chunk *c) {
-    for (Py_ssize_t first = 0; first < c->elements; first += ROW) {
-        const int n = c->elements - first < ROW ? (int)(c->elements - first) : ROW;
-        uint32_t own[ROW];
-        if (c->values) {
-            const bits *values = (const bits *)(c->values + first);
-            for (int i = 0; i < n; i++) own[i] = rounded(values[i]);
-            if (c->encoded) {
-                half *encoded = (half *)c->encoded + first;
-                for (int i = 0; i < n; i++) encoded[i] = (uint16_t)(own[i] >> 16);
-                continue;
-            }
-            bits *kept = (bits *)(c->own + first);
-            for (int i = 0; i < n; i++) kept[i] = own[i] &= 0xFFFF0000;
+PASS bf16_row(const struct chunk *c, Py_ssize_t first, int n) {
+    bits *own = (bits *)(c->own + first);
+    if (c->values) {
+        const bits *values = (const bits *)(c->values + first);
+        if (c->encoded) {
+            half *encoded = (half *)c->encoded + first;
+            EACH(i, n) encoded[i] = (uint16_t)(rounded(values[i]) >> 16);
+            return;
         }
-        if (c->data) {
-            const half *data = (const half *)c->data + first;
-            uint32_t theirs[ROW];
-            for (int i = 0; i < n; i++) theirs[i] = (uint32_t)data[i] << 16;
-            if (!c->own) {
-                memcpy(c->out + first, theirs, sizeof(float) * n);
-                continue;
-            }
-            float *restrict out = c->out + first;
-            for (int i = 0; i < n; i++) out[i] = float_of(theirs[i]) - float_of(own[i]);
-        }
+        EACH(i, n) own[i] = rounded(values[i]) & 0xFFFF0000;
     }
+    if (c->data) {
+        const half *data = (const half *)c->data + first;
+        float *out = c->out + first;
+        if (c->own) EACH(i, n) out[i] = float_of((uint32_t)data[i] << 16) - float_of(own[i]);
+        else EACH(i, n) out[i] = float_of((uint32_t)data[i] << 16);
+    }
+}
+
+PASS bf16(const struct chunk *c) {
+    const Py_ssize_t whole = c->elements / ROW * ROW;
+    for (Py_ssize_t first = 0; first < whole; first += ROW) bf16_row(c, first, ROW);
+    if (whole < c->elements) bf16_row(c, whole, (int)(c->elements - whole));
 }
 
 /* -- int8 and int4: blockwise.py -- */
@@ -116,7 +119,7 @@ PASS bf16(const struct chunk *c) {
 static inline __attribute__((always_inline)) int chosen(const float *values, int n, float share) {
     const bits *patterns = (const bits *)values;
     int32_t largest = 0;
-    for (int i = 0; i < n; i++) {
+    EACH(i, n) {
         const int32_t size = (int32_t)(patterns[i] & 0x7FFFFFFF); /* magnitudes order as their bits do */
         largest = size > largest ? size : largest;
     }
@@ -126,65 +129,68 @@ static inline __attribute__((always_inline)) int chosen(const float *values, int
     return ceiling < 1 ? 1 : ceiling > NOT_FINITE ? NOT_FINITE : ceiling;
 }
 
-/* Codes i to i + n of a piece of so many bytes, in which byte j holds code j and, of 4 bits, code j + bytes: packing.py. */
+/* Codes i to i + n of a piece of so many bytes, in which byte j holds code j and, above it, code j + bytes: packing.py. */
 PASS pack(const uint8_t *codes, Py_ssize_t i, int n, uint8_t *body, Py_ssize_t bytes) {
     const int low = i >= bytes ? 0 : bytes - i < n ? (int)(bytes - i) : n;
-    memcpy(body + i, codes, low);
-    for (int k = low; k < n; k++) body[i + k - bytes] |= (uint8_t)(codes[k] << 4);
+    EACH(k, low) body[i + k] = codes[k];
+    body += i + low - bytes;
+    EACH(k, n - low) body[k] |= (uint8_t)(codes[low + k] << 4);
 }
 
-PASS unpack(uint8_t *codes, Py_ssize_t i, int n, const uint8_t *body, Py_ssize_t bytes, uint8_t mask) {
+PASS unpack(uint8_t *codes, Py_ssize_t i, int n, const uint8_t *body, Py_ssize_t bytes) {
     const int low = i >= bytes ? 0 : bytes - i < n ? (int)(bytes - i) : n;
-    for (int k = 0; k < low; k++) codes[k] = body[i + k] & mask;
-    for (int k = low; k < n; k++) codes[k] = body[i + k - bytes] >> 4;
+    EACH(k, low) codes[k] = body[i + k] & 15;
+    body += i + low - bytes;
+    EACH(k, n - low) codes[low + k] = body[k] >> 4;
 }
 
-PASS blockwise(const struct blockwise *b) {
+/* Values first to first + n of the chunk, which share a scale, i being the first of them in its piece. */
+PASS blockwise_row(
+    const struct blockwise *b, int width, Py_ssize_t row, Py_ssize_t first, Py_ssize_t i, int n, const float *noise,
+    Py_ssize_t position, Py_ssize_t bytes
+) {
     const struct chunk *c = &b->chunk;
-    const Py_ssize_t rows = (c->elements + b->block - 1) / b->block;
-    const uint8_t mask = b->width == 8 ? 255 : 15;
-    Py_ssize_t position = rows; /* of a piece's codes in the body, behind the bytes of the scales */
+    uint8_t apart[ROW]; /* codes of 4 bits before they are packed */
+    float *own = c->own + first;
+    if (c->values) {
+        const float *values = c->values + first;
+        const int scale = chosen(values, n, b->share);
+        const float inverse = b->inverses[scale], step = b->scales[scale];
+        if (c->encoded) {
+            uint8_t *codes = width == 8 ? c->encoded + position + i : apart;
+            EACH(k, n) codes[k] = (uint8_t)bits_of(values[k] * inverse + noise[k] + WHOLE);
+            if (scale == NOT_FINITE) memset(codes, 0, n);
+            c->encoded[row] = (uint8_t)scale;
+            if (width == 4) pack(codes, i, n, c->encoded + position, bytes);
+            return;
+        }
+        EACH(k, n) own[k] = (values[k] * inverse + noise[k] + WHOLE - WHOLE - noise[k]) * step;
+        if (scale == NOT_FINITE) EACH(k, n) own[k] = step;
+    }
+    if (c->data) {
+        const uint8_t *codes = width == 8 ? c->data + position + i : apart;
+        const float step = b->scales[c->data[row]];
+        float *out = c->out + first;
+        if (width == 4) unpack(apart, i, n, c->data + position, bytes);
+        if (c->own) EACH(k, n) out[k] = ((float)codes[k] - noise[k]) * step - own[k];
+        else EACH(k, n) out[k] = ((float)codes[k] - noise[k]) * step;
+    }
+}
+
+/* With block and width known where it is compiled, and rows of a known length but for the last one of a piece. */
+PASS blockwise(const struct blockwise *b, int block, int width) {
+    const struct chunk *c = &b->chunk;
+    Py_ssize_t row = 0, position = (c->elements + block - 1) / block; /* of codes in the body, behind the scales */
     int piece = 0;
     for (Py_ssize_t from = 0; from < c->elements; piece++) {
         const Py_ssize_t inside = (b->start + from) % SEGMENT;
         const Py_ssize_t count = SEGMENT - inside < c->elements - from ? SEGMENT - inside : c->elements - from;
-        const Py_ssize_t bytes = b->width == 8 ? count : (count + 1) / 2;
-        const float *noises = b->noise + (b->offsets[piece] + inside) % SEGMENT;
-        for (Py_ssize_t i = 0; i < count; i += b->block) {
-            const int n = count - i < b->block ? (int)(count - i) : (int)b->block;
-            const Py_ssize_t first = from + i, row = first / b->block;
-            const float *noise = noises + i;
-            uint8_t codes[ROW];
-            float own[ROW];
-            if (c->values) {
-                const float *values = c->values + first;
-                const int scale = chosen(values, n, b->share);
-                const float inverse = b->inverses[scale], step = b->scales[scale];
-                if (c->encoded) {
-                    for (int k = 0; k < n; k++) codes[k] = (uint8_t)bits_of(values[k] * inverse + noise[k] + WHOLE);
-                    if (scale == NOT_FINITE) memset(codes, 0, n);
-                    c->encoded[row] = (uint8_t)scale;
-                    pack(codes, i, n, c->encoded + position, bytes);
-                    continue;
-                }
-                for (int k = 0; k < n; k++) {
-                    const float whole = values[k] * inverse + noise[k] + WHOLE - WHOLE;
-                    own[k] = (whole - noise[k]) * step;
-                }
-                if (scale == NOT_FINITE)
-                    for (int k = 0; k < n; k++) own[k] = step;
-                memcpy(c->own + first, own, sizeof(float) * n);
-            }
-            if (c->data) {
-                const float step = b->scales[c->data[row]];
-                float *restrict out = c->out + first;
-                unpack(codes, i, n, c->data + position, bytes, mask);
-                if (c->own)
-                    for (int k = 0; k < n; k++) out[k] = ((float)codes[k] - noise[k]) * step - own[k];
-                else
-                    for (int k = 0; k < n; k++) out[k] = ((float)codes[k] - noise[k]) * step;
-            }
-        }
+        const Py_ssize_t bytes = width == 8 ? count : (count + 1) / 2, whole = count / block * block;
+        const float *noise = b->noise + (b->offsets[piece] + inside) % SEGMENT;
+        for (Py_ssize_t i = 0; i < whole; i += block, row++)
+            blockwise_row(b, width, row, from + i, i, block, noise + i, position, bytes);
+        if (whole < count)
+            blockwise_row(b, width, row, from + whole, whole, (int)(count - whole), noise + whole, position, bytes);
         position += bytes;
         from += count;
     }
@@ -192,10 +198,15 @@ PASS blockwise(const struct blockwise *b) {
 
 /* -- each for AVX2, and for any -- */
 
+PASS blockwise_known(const struct blockwise *b) {
+    if (b->width == 8) blockwise(b, 256, 8);
+    else blockwise(b, 64, 4);
+}
+
 WIDE static void bf16_wide(const struct chunk *c) { bf16(c); }
 static void bf16_any(const struct chunk *c) { bf16(c); }
-WIDE static void blockwise_wide(const struct blockwise *b) { blockwise(b); }
-static void blockwise_any(const struct blockwise *b) { blockwise(b); }
+WIDE static void blockwise_wide(const struct blockwise *b) { blockwise_known(b); }
+static void blockwise_any(const struct blockwise *b) { blockwise_known(b); }
 
 static int wide(void) {
 #if defined(__x86_64__)
@@ -289,8 +300,10 @@ static PyObject *call_blockwise(PyObject *module, PyObject *const *given, Py_ssi
     b.width = (int)PyLong_AsLong(given[8]);
     b.share = (float)PyFloat_AsDouble(given[9]);
     if (PyErr_Occurred()) return NULL;
-    if (b.block < 1 || ROW % b.block || (b.width != 8 && b.width != 4) || b.start < 0 || b.start % ROW)
+    if ((b.width != 8 || b.block != 256) && (b.width != 4 || b.block != 64))
         return PyErr_Format(PyExc_AssertionError, "no codec has such blocks");
+    if (b.start < 0 || b.start % ROW)
+        return PyErr_Format(PyExc_AssertionError, "a chunk begins at %zd, which is no multiple of %d", b.start, ROW);
     Py_ssize_t codes = c->elements; /* bytes of them: pieces before the last have an even number of values */
     if (b.width == 4) codes = (codes + 1) / 2;
     const Py_ssize_t body = (c->elements + b.block - 1) / b.block + codes;

@@ -152,10 +152,10 @@ def test_what_is_no_chunk_is_refused_and_nothing_is_written():
         (lambda: blockwise(values, None, body, None, None, offsets=np.array([32_768], np.int32)), "outside its table"),
         (lambda: blockwise(values, None, body, None, None, offsets=np.array([-1], np.int32)), "outside its table"),
         (lambda: blockwise(values, None, body, None, None, offsets=np.zeros(2, np.int32)), "8 bytes of .* where 4"),
-        (lambda: blockwise(values, None, body, None, None, start=128), "no codec"),
-        (lambda: blockwise(values, None, body, None, None, start=-256), "no codec"),
+        (lambda: blockwise(values, None, body, None, None, start=128), "no multiple of 256"),
+        (lambda: blockwise(values, None, body, None, None, start=-256), "no multiple of 256"),
         (lambda: blockwise(values, None, body, None, None, block=0), "no codec"),
-        (lambda: blockwise(values, None, body, None, None, block=512), "no codec"),
+        (lambda: blockwise(values, None, body, None, None, block=64), "no codec"),
         (lambda: blockwise(values, None, body, None, None, bits=2), "no codec"),
     ]
     for call, words in refused:
