@@ -54,16 +54,16 @@ async def loopback_pair():
         server, _ = await listener.accept()
     for sock in (client, server):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-        CONNECTED.append(sock)
-    return client, server
+    CONNECTED.extend([PlainStream(client), PlainStream(server)])
+    return CONNECTED[-2:]
 
 
 CONNECTED = []
 
 
 def shut_down():
-    for sock in CONNECTED:
-        with contextlib.suppress(OSError):
+    for stream in CONNECTED:
+        with contextlib.suppress(OSError), stream.lend() as sock:
             sock.shutdown(socket.SHUT_RDWR)
 
 
@@ -81,7 +81,7 @@ def in_trio(test):
             finally:
                 bound.cancel()
                 while CONNECTED:
-                    CONNECTED.pop().close()
+                    CONNECTED.pop().close_now()
 
         trio.run(main)
 
@@ -110,8 +110,7 @@ class Receiver(DifferenceReceiver):
 class End:
     """One end of a connection, with a link, and one session on it whose vector is large."""
 
-    def __init__(self, sock, ours, codec=FP32, receiver=None, hands=None, stream=None):
-        stream = stream or PlainStream(sock)
+    def __init__(self, stream, ours, codec=FP32, receiver=None, hands=None):
         self.link = Link(stream, FrameReader(stream), PARTNER)
         self.link.hands = hands or Hands()
         self.sessions, self.messages, self.flowed = StreamSessions(), [], []
@@ -168,7 +167,7 @@ async def test_a_large_vector_goes_both_ways_in_threads_bit_for_bit(name):
 async def test_what_is_sent_meanwhile_goes_between_two_chunks_of_a_thread():
     (ours,) = vectors(1)
     near, far = await loopback_pair()
-    end, reader = End(near, ours), FrameReader(PlainStream(far))
+    end, reader = End(near, ours), FrameReader(far)
     found = []
     async with trio.open_nursery() as nursery:
         end.begin(nursery)
@@ -187,8 +186,8 @@ async def test_what_is_sent_meanwhile_goes_between_two_chunks_of_a_thread():
 @in_trio
 async def test_what_comes_meanwhile_is_heard_and_the_vector_goes_on():
     ours, theirs = vectors()
-    near, far = await loopback_pair()
-    end, other = End(near, ours), PlainStream(far)
+    near, other = await loopback_pair()
+    end = End(near, ours)
     sender = Sender(1, theirs, FP32, CHUNK)
     async with trio.open_nursery() as nursery:
         end.begin(nursery, both=False)
@@ -228,8 +227,8 @@ ENDS = {
 async def test_what_ends_a_link_in_the_middle_of_a_chunk_ends_both_threads(how):
     """One of them waits for the rest of a chunk, the other for a partner that reads nothing."""
     ours, theirs = vectors()
-    near, far = await loopback_pair()
-    end, other = End(near, ours), PlainStream(far)
+    near, other = await loopback_pair()
+    end = End(near, ours)
     began = time.monotonic()
     with contextlib.suppress(BaseExceptionGroup):  # of BrokenLinkErrors; what cancels raises nothing
         async with trio.open_nursery() as nursery:
@@ -253,9 +252,9 @@ async def test_a_vector_that_nobody_wants_any_more_is_not_written(whole):
     pool = VectorPool(ModelState({"x": ours}))
     snapshot = Vector(ours.copy())
     pair = PairAverage(Transfer(1, PARTNER, "fp32"), snapshot, FP32, None, pool)
-    near, far = await loopback_pair()
+    near, other = await loopback_pair()
     pair.stream()
-    end, other = End(near, ours, receiver=pair.receiver), PlainStream(far)
+    end = End(near, ours, receiver=pair.receiver)
     async with trio.open_nursery() as nursery:
         end.begin(nursery, both=False)
         rest = await half_a_chunk(other, theirs)
@@ -282,8 +281,8 @@ async def test_a_vector_that_nobody_wants_any_more_is_not_written(whole):
 @in_trio
 async def test_a_thread_does_not_wait_for_a_vector_that_nobody_wants():
     ours, theirs = vectors()
-    near, far = await loopback_pair()
-    end, other = End(near, ours), PlainStream(far)
+    near, other = await loopback_pair()
+    end = End(near, ours)
     async with trio.open_nursery() as nursery:
         end.begin(nursery, both=False)
         for piece in Sender(1, theirs, FP32, CHUNK).next_frame():
@@ -300,8 +299,8 @@ async def test_a_thread_does_not_wait_for_a_vector_that_nobody_wants():
 @in_trio
 async def test_who_leaves_a_chunk_of_a_session_that_is_over_half_sent_holds_a_thread_no_longer_than_a_stall():
     ours, theirs = vectors()
-    near, far = await loopback_pair()
-    end, other = End(near, ours), PlainStream(far)
+    near, other = await loopback_pair()
+    end = End(near, ours)
     async with trio.open_nursery() as nursery:
         end.begin(nursery, both=False)
         await half_a_chunk(other, theirs)
@@ -318,8 +317,8 @@ async def test_who_leaves_a_chunk_of_a_session_that_is_over_half_sent_holds_a_th
 @in_trio
 async def test_a_chunk_that_does_not_fit_ends_the_link_in_a_thread_too(change):
     ours, theirs = vectors()
-    near, far = await loopback_pair()
-    end, other = End(near, ours), PlainStream(far)
+    near, other = await loopback_pair()
+    end = End(near, ours)
     sender = Sender(1, theirs, FP32, CHUNK)
 
     async def feed():
@@ -341,8 +340,8 @@ async def test_a_chunk_that_does_not_fit_ends_the_link_in_a_thread_too(change):
 @in_trio
 async def test_wrong_bytes_are_noticed_in_a_thread_and_told_in_the_loop():
     ours, theirs = vectors()
-    near, far = await loopback_pair()
-    end, other = End(near, ours), PlainStream(far)
+    near, other = await loopback_pair()
+    end = End(near, ours)
     async with trio.open_nursery() as nursery:
         end.begin(nursery, both=False)
         header, body = Sender(1, theirs, FP32, CHUNK).next_frame()
@@ -384,8 +383,7 @@ async def test_without_a_thread_or_a_descriptor_for_it_a_stream_goes_on_in_the_l
 async def test_what_is_encrypted_or_no_socket_stays_in_the_loop():
     near, _ = await memory_pair()
     assert Hands().lend(near) is None
-    inner, _ = await loopback_pair()
-    plain = PlainStream(inner)
+    plain, _ = await loopback_pair()
     assert Hands().lend(TlsStream(plain, ALICE_CONTEXTS, server_side=False)) is None
     lent = Hands().lend(plain)
     assert lent is not None

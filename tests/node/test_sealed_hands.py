@@ -14,7 +14,7 @@ from gossip.codecs import get_codec
 from gossip.errors import ProtocolError
 from gossip.wire.frames import encode
 from gossip.wire.messages import Nack
-from node.transport.byte_stream import BrokenLinkError, PlainStream
+from node.transport.byte_stream import BrokenLinkError
 from node.transport.hands import BlockingSealed, Hands
 from node.transport.links import FrameReader
 from node.transport.sealed import RECORD_BYTES, leave_tls
@@ -27,8 +27,8 @@ from tests.node.test_tls import ALICE_CONTEXTS, BOB_CONTEXTS, receive_exactly
 async def sealed_pair():
     """Two ends of which each has read that the other left TLS."""
     near, far = await loopback_pair()
-    alice = TlsStream(PlainStream(near), ALICE_CONTEXTS, server_side=False)
-    bob = TlsStream(PlainStream(far), BOB_CONTEXTS, server_side=True)
+    alice = TlsStream(near, ALICE_CONTEXTS, server_side=False)
+    bob = TlsStream(far, BOB_CONTEXTS, server_side=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(alice.handshake)
         nursery.start_soon(bob.handshake)
@@ -47,7 +47,7 @@ async def test_a_large_vector_goes_both_ways_in_threads_bit_for_bit(name, chunk)
     a, b = vectors()
     codec = get_codec(name)
     streams = await sealed_pair()
-    ends = [End(None, ours, codec, stream=stream) for ours, stream in zip((a, b), streams, strict=True)]
+    ends = [End(stream, ours, codec) for ours, stream in zip((a, b), streams, strict=True)]
     for end, ours in zip(ends, (a, b), strict=True):
         end.session.sender = Sender(1, ours, codec, chunk)
     async with trio.open_nursery() as nursery:
@@ -68,7 +68,7 @@ async def test_a_large_vector_goes_both_ways_in_threads_bit_for_bit(name, chunk)
 async def test_what_is_said_meanwhile_goes_both_ways_between_chunks():
     ours, theirs = vectors()
     near, far = await sealed_pair()
-    end, reader = End(None, ours, stream=near), FrameReader(far)
+    end, reader = End(near, ours), FrameReader(far)
     sender = Sender(1, theirs, FP32, CHUNK)
     found = []
 
@@ -117,7 +117,7 @@ async def test_what_ends_a_link_in_the_middle_of_a_sealed_chunk_ends_both_thread
     """One of them waits for the rest of a record, the other for a partner that reads nothing."""
     ours, theirs = vectors()
     near, far = await sealed_pair()
-    end = End(None, ours, stream=near)
+    end = End(near, ours)
     began = time.monotonic()
     with contextlib.suppress(BaseExceptionGroup):  # of BrokenLinkErrors; what cancels raises nothing
         async with trio.open_nursery() as nursery:
@@ -140,7 +140,7 @@ async def test_what_ends_a_link_in_the_middle_of_a_sealed_chunk_ends_both_thread
 async def test_a_changed_byte_of_a_chunk_ends_the_link_in_a_thread_and_nothing_of_it_is_used(place):
     ours, theirs = vectors()
     near, far = await sealed_pair()
-    end = End(None, ours, stream=near)
+    end = End(near, ours)
 
     async def feed():
         async with trio.open_nursery() as nursery:
@@ -161,7 +161,7 @@ async def test_a_changed_byte_of_a_chunk_ends_the_link_in_a_thread_and_nothing_o
 async def test_a_thread_does_not_wait_for_a_sealed_vector_that_nobody_wants():
     ours, theirs = vectors()
     near, far = await sealed_pair()
-    end = End(None, ours, stream=near)
+    end = End(near, ours)
     async with trio.open_nursery() as nursery:
         end.begin(nursery, both=False)
         for piece in Sender(1, theirs, FP32, CHUNK).next_frame():
@@ -178,8 +178,8 @@ async def test_a_thread_does_not_wait_for_a_sealed_vector_that_nobody_wants():
 @in_trio
 async def test_a_stream_is_lent_once_both_directions_are_sealed():
     near, far = await loopback_pair()
-    alice = TlsStream(PlainStream(near), ALICE_CONTEXTS, server_side=False)
-    bob = TlsStream(PlainStream(far), BOB_CONTEXTS, server_side=True)
+    alice = TlsStream(near, ALICE_CONTEXTS, server_side=False)
+    bob = TlsStream(far, BOB_CONTEXTS, server_side=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(alice.handshake)
         nursery.start_soon(bob.handshake)
