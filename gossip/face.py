@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -119,6 +120,11 @@ class Face:
         return bool(self.exchanges.outgoing)
 
     @property
+    def next_mix(self) -> tuple[float, float]:
+        """:attr:`due_steps`, inf while one is under way, and :attr:`mix_at`: what a driver reads after decisions."""
+        return math.inf if self.exchanges.outgoing else self.schedule.due_steps, self.mix_at
+
+    @property
     def held(self) -> bool:
         """Whether the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""
         return self.exchanges.held(self.steps)
@@ -133,7 +139,7 @@ class Face:
         """From when on a mix that is due may begin, so that a driver takes a snapshot along. Never while one is under
         way that is a mix already, nor where there was nobody to mix with the last time: the first mix with somebody
         begins a step later, and who stays alone copies nothing."""
-        return float("inf") if self.lonely or self.exchanges.engaged else self.schedule.retry_at
+        return math.inf if self.lonely or self.exchanges.engaged else self.schedule.retry_at
 
     @property
     def boundary_at(self) -> float:
@@ -222,7 +228,7 @@ class Face:
 
     def must_join(self) -> None:
         """It begins no run of its own for want of others."""
-        self.runs.join_by = float("inf")
+        self.runs.join_by = math.inf
 
     def waits_until(self, when: float) -> None:
         """Others are to come: it begins no run of its own before, for want of them."""

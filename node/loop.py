@@ -27,8 +27,8 @@ class Signals:
 
     def read(self, peer: Peer) -> bool:
         """After a decision; returns whether the loop is let go on."""
-        self.due_steps = peer.due_steps if self.by_steps and not peer.offering else math.inf
-        self.mix_at = peer.mix_at
+        due_steps, self.mix_at = peer.next_mix
+        self.due_steps = due_steps if self.by_steps else math.inf
         if not self.lockstep:
             return False
         before, self.held = self.held, peer.held

@@ -36,18 +36,27 @@ from gossip.ids import Address, MemberRecord, PeerId, short
 from gossip.peer import Peer
 from gossip.wire.messages import (
     Abort,
+    Accept,
+    Ack,
     Chunk,
     Close,
+    Commit,
+    Digest,
     Fetch,
+    Gossip,
     Hello,
     Invite,
     Message,
+    Nack,
     Offer,
     Outcome,
+    Ping,
+    PingReq,
+    Records,
     Settled,
     StatusQuery,
     Unknown,
-)
+)  # fmt: skip
 from node.faults import leaves
 from node.model.pool import VectorPool
 from node.observe.events import NodeEvent
@@ -60,7 +69,7 @@ from node.transport.byte_stream import BrokenLinkError
 from node.transport.connector import Doors
 from node.transport.hands import Hands
 from node.transport.handshake import Greeter
-from node.transport.links import Link, Links, Network
+from node.transport.links import CONTROL_BURST, Link, Links, Network
 from node.transport.lobby import neighbourhood
 from node.transport.seeds import SeedLookup
 from node.transport.tls import Contexts
@@ -69,6 +78,7 @@ __all__ = ["Runtime"]
 
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
 MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
+ORDINARY = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records, Accept, Commit})  # which begin nothing here
 STATUS_MESSAGES = 20  # for how many a page of the status counts: it is up to 64 KiB to write, a millisecond or so
 
 
@@ -134,52 +144,66 @@ class Runtime:
 
     # -- effects -------------------------------------------------------------------------------------------------
     def perform(self, effects: Iterable[Effect]) -> None:
-        streams, averager = self.streams, self.averager
-        for effect in effects:
-            match effect:
-                case Send(to, message):
-                    self.send(to, message)
-                case Snapshot():
-                    streams.snapshot(effect)
-                case Transfer():
-                    streams.transfer(effect)
-                case Gather(session):
-                    self.teller.offer_over(session)  # whoever did not answer the invitation was counted before it began
-                    streams.gather(effect)
-                case Mix():
-                    streams.mix(effect)
-                case Merge():
-                    streams.merge(effect)
-                case Rename():
-                    streams.rename(effect)
-                    self.teller.offer_over(effect.session)
-                case Release(session):
-                    begun, link = session in streams.accounts, self.sessions.links.get(session)
-                    streams.release(session)
-                    if not begun:
-                        self.teller.offer_over(session, None if link is None else link.peer)
-                case Dial(address, expect):
-                    self.doors.dial(address, expect)
-                case Collect():
-                    streams.collect(effect)
-                case Serve():
-                    streams.serve(effect)
-                case LookUp():
-                    self.look()
-                case TryDial(asker, address):
-                    self.spawn(self.try_dial, asker, address)
-                case Notice(kind, sentence):
-                    self.on_event(kind, sentence)
-                case MemberChanged(peer, before, after):
-                    self.teller.member_changed(peer, before, after)
-                case _:
-                    averager.perform(effect)
+        links = self.links
+        links.gathering += 1
+        try:
+            for effect in effects:
+                self.perform_one(effect)
+        finally:
+            links.gathering -= 1
+        if not links.gathering:
+            self.settle()
+
+    def settle(self) -> None:
+        """All has been performed that one thing brought about: a report, the time, or what came over a link at once."""
+        self.links.flush()
         deadline = self.peer.deadline
         if deadline < self.armed:  # to set the timer anew for every message would cost as much as the message
             self.armed = self.timer.deadline = deadline
         if self.parted:
-            averager.expect(self.peer.next_part)
+            self.averager.expect(self.peer.next_part)
         self.after_perform()
+
+    def perform_one(self, effect: Effect) -> None:
+        streams = self.streams
+        match effect:
+            case Send(to, message):
+                self.send(to, message)
+            case Snapshot():
+                streams.snapshot(effect)
+            case Transfer():
+                streams.transfer(effect)
+            case Gather(session):
+                self.teller.offer_over(session)  # whoever did not answer the invitation was counted before it began
+                streams.gather(effect)
+            case Mix():
+                streams.mix(effect)
+            case Merge():
+                streams.merge(effect)
+            case Rename():
+                streams.rename(effect)
+                self.teller.offer_over(effect.session)
+            case Release(session):
+                begun, link = session in streams.accounts, self.sessions.links.get(session)
+                streams.release(session)
+                if not begun:
+                    self.teller.offer_over(session, None if link is None else link.peer)
+            case Dial(address, expect):
+                self.doors.dial(address, expect)
+            case Collect():
+                streams.collect(effect)
+            case Serve():
+                streams.serve(effect)
+            case LookUp():
+                self.look()
+            case TryDial(asker, address):
+                self.spawn(self.try_dial, asker, address)
+            case Notice(kind, sentence):
+                self.on_event(kind, sentence)
+            case MemberChanged(peer, before, after):
+                self.teller.member_changed(peer, before, after)
+            case _:
+                self.averager.perform(effect)
 
     def spawn(self, task: Callable[..., Any], *args: object) -> None:
         if self.nursery is not None and not self.stopping:
@@ -341,7 +365,7 @@ class Runtime:
         scope.cancel()
 
     async def read(self, link: Link, observer: bool) -> None:
-        window, count = self.now, 0
+        links, window, count = self.links, self.now, 0
 
         def cost(messages: int) -> None:
             nonlocal window, count
@@ -352,7 +376,20 @@ class Runtime:
                 raise FloodError("A member sends too many messages.")
 
         def on_message(message: Message) -> None:
-            cost(STATUS_MESSAGES if isinstance(message, StatusQuery) else 1)
+            kind = type(message)
+            cost(STATUS_MESSAGES if kind is StatusQuery else 1)
+            links.gathering += 1
+            try:
+                if kind in ORDINARY and not observer:
+                    self.perform(self.peer.receive(link.peer, message, link.used_at))  # it is of this moment
+                else:
+                    hear(message)
+            finally:
+                links.gathering -= 1
+            if len(link.outbox) >= CONTROL_BURST:
+                links.flush()
+
+        def hear(message: Message) -> None:
             if isinstance(message, Unknown):
                 return
             if isinstance(message, StatusQuery):
@@ -368,7 +405,7 @@ class Runtime:
             elif not (link.ending and isinstance(message, Offer | Invite | Fetch)):  # no answer would go out
                 if isinstance(message, Offer | Invite | Fetch | Outcome) and self.counts is not None:
                     self.peer.counted(*self.counts())
-                self.perform(self.peer.receive(link.peer, message, link.used_at))  # it is of this moment
+                self.perform(self.peer.receive(link.peer, message, link.used_at))
                 if isinstance(message, Offer | Fetch | Outcome) and self.peer.is_with(message.session, link.peer):
                     self.sessions.links.setdefault(message.session, link)  # what was refused is not remembered
 
@@ -378,13 +415,18 @@ class Runtime:
                 cost(1)  # one that moves nothing is a message as others are
             return place
 
-        await link.read_loop(
-            on_message,
-            on_chunk,
-            lambda chunk: self.streams.arrived(link, chunk),
-            self.streams.flow,
-            self.streams.moved,
-        )
+        def on_body(chunk: Chunk) -> None:
+            links.gathering += 1
+            try:
+                self.streams.arrived(link, chunk)
+            finally:
+                links.gathering -= 1
+
+        link.reader.before_waiting = self.settle  # so that what came together is answered together
+        try:
+            await link.read_loop(on_message, on_chunk, on_body, self.streams.flow, self.streams.moved)
+        finally:
+            self.settle()
 
     def on_close(self, link: Link, message: Close) -> None:
         link.orderly = link.orderly or message.code == "idle"

@@ -245,7 +245,11 @@ class TrainingSide(HeldRun):
         self.optimizers.mixed()
 
     def updated(self, visit: Visit) -> None:
-        self.tell(self.runtime.averager.updated, visit)
+        """A vector that was added has gone back to the pool, which is both threads': the network's is not woken for it
+        alone."""
+        self.thread.check()
+        if visit.copies or any([update.sample is not None for update in visit.updates]):
+            self.tell(self.runtime.averager.updated, visit)
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
         """Have the network thread do this; raises where that is over, since going on alone would be silently wrong."""

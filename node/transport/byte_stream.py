@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import trio
@@ -84,53 +84,68 @@ class PlainStream:
         return self._peer_host
 
     async def receive_into(self, buffer: memoryview) -> int:
+        if self._turns >= TURNS:  # a fast partner must not starve others
+            self._turns = 0
+            await trio.lowlevel.checkpoint()
+        while (count := self.receive_now(buffer)) is None:
+            await self._wait(trio.lowlevel.wait_readable)
+            self._empty = False
+        return count
+
+    def receive_now(self, buffer: memoryview) -> int | None:
+        """As :meth:`receive_into`; None where it would have to wait."""
+        if self._empty or self._turns >= TURNS:
+            return None
         sock = self._socket
         try:
-            if self._empty:
-                await self._wait(trio.lowlevel.wait_readable)
-            elif self._turns >= TURNS:
-                await self._pause()
-            while True:
-                try:
-                    count = sock.recv_into(buffer, 0, DONT_WAIT)
-                    break
-                except BlockingIOError:
-                    await self._wait(trio.lowlevel.wait_readable)
-            self._turns += 1
-            self._empty = count < len(buffer)
-            self.heard = True
+            count = sock.recv_into(buffer, 0, DONT_WAIT)
             if not count:
                 # The kernel reports a reset once, perhaps to a send, and shows the next reader an end. But a socket
                 # that was reset has no peer any more, while one whose peer closed properly still has.
                 sock.getpeername()
-            return count
-        except (OSError, trio.ClosedResourceError) as error:
+        except BlockingIOError:
+            self._empty = True
+            return None
+        except OSError as error:
             raise self._broken() from error
+        self._turns += 1
+        self._empty = 0 < count < len(buffer)
+        self.heard = True
+        return count
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data).cast("B")
+        await trio.lowlevel.checkpoint()
+        while len(view):
+            try:
+                view = view[self._socket.send(view, DONT_WAIT) :]
+            except BlockingIOError:
+                await self._wait(trio.lowlevel.wait_writable)
+            except OSError as error:
+                raise self._broken() from error
+
+    def send_now(self, pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+        """What is left of them once the kernel has taken what it takes without waiting. Of whatever is wrong the next
+        call hears that waits."""
         try:
-            if self._turns >= TURNS:
-                await self._pause()
-            while len(view):
-                try:
-                    view = view[self._socket.send(view, DONT_WAIT) :]
-                except BlockingIOError:
-                    await self._wait(trio.lowlevel.wait_writable)
-            self._turns += 1
-        except (OSError, trio.ClosedResourceError) as error:
-            raise self._broken() from error
+            sent = self._socket.sendmsg(pieces, (), DONT_WAIT)
+        except OSError:
+            sent = 0
+        left = list(pieces)
+        while left and sent >= len(left[0]):
+            sent -= len(left.pop(0))
+        if sent:
+            left[0] = memoryview(left[0])[sent:]
+        return left
 
     async def _wait(self, ready: Callable[[socket.socket], Awaitable[None]]) -> None:
+        self._turns = 0
         if self._socket.fileno() < 0:
             raise self._broken()
-        self._turns = 0
-        await ready(self._socket)
-
-    async def _pause(self) -> None:
-        """A fast partner must not starve others."""
-        self._turns = 0
-        await trio.lowlevel.checkpoint()
+        try:
+            await ready(self._socket)
+        except (OSError, trio.ClosedResourceError) as error:
+            raise self._broken() from error
 
     def lend(self) -> socket.socket:
         """The same connection under a descriptor of its own, whose calls wait in the thread that makes them. Whoever

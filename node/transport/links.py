@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -12,7 +13,7 @@ from gossip.errors import ProtocolError
 from gossip.ids import Address, PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
 from gossip.wire.messages import Chunk, Close, Message, Unknown
-from node.transport.byte_stream import BrokenLinkError, ByteStream
+from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 from node.transport.hands import WHOLE_BYTES, BlockingStream, Hands
 from node.transport.shared import SideChannel
 
@@ -24,6 +25,7 @@ OUTBOX_BYTES = 8 << 20  # the same: the largest table of members, 10,000 records
 OUTBOXES_BYTES = 64 << 20  # of all links together: beyond it the one that holds most is closed
 CONTROL_BURST = 32  # control frames between two chunks, so that neither starves the other
 BURST_BYTES = 256 << 10  # of them: they are copied into one
+FLUSHED = 4  # chunks sent without a turn of a task's: all of what no thread is for, by default
 
 
 class Network(Protocol):
@@ -60,6 +62,21 @@ class Inflow(Protocol):
         """The body is filled; whether there is more to come."""
 
 
+@dataclass(slots=True)
+class Sending:
+    """What is sent together: control frames, and perhaps a chunk behind them."""
+
+    pieces: list[bytes | memoryview]  # what the kernel has not taken yet
+    control_bytes: int
+    session: int = 0
+    bulk: Bulk | None = None  # whose chunk it is
+    chunk_bytes: int = 0  # with its header
+
+
+def nothing() -> None:
+    """There is nothing to do."""
+
+
 class FrameReader:
     """Frames from a stream: small reads ahead for headers, bodies straight into the receiver's buffer."""
 
@@ -68,6 +85,7 @@ class FrameReader:
         self.buffer = memoryview(bytearray(READ_AHEAD_BYTES))
         self.start = self.end = 0
         self.bytes_received = 0
+        self.before_waiting: Callable[[], None] = nothing
         self.newer = False  # the other side's Hello named a newer version than ours: it may send what we do not know
 
     @property
@@ -96,8 +114,17 @@ class FrameReader:
         return decode(header, body_bytes, self.newer), body_bytes
 
     async def fill(self) -> int:
-        count = await self.stream.receive_into(self.buffer[self.end :])
+        count = await self.read(self.buffer[self.end :] if self.end else self.buffer)
         self.end += count
+        return count
+
+    async def read(self, out: memoryview) -> int:
+        """As :meth:`ByteStream.receive_into`; before it waits what was heard so far is answered."""
+        stream = self.stream
+        count = stream.receive_now(out) if isinstance(stream, PlainStream) else None
+        if count is None:
+            self.before_waiting()
+            count = await stream.receive_into(out)
         self.bytes_received += count
         return count
 
@@ -113,8 +140,7 @@ class FrameReader:
                 continue
             self.start = self.end = 0
             if len(out) - filled >= READ_AHEAD_BYTES:
-                count = await self.stream.receive_into(out[filled:])
-                self.bytes_received += count
+                count = await self.read(out[filled:])
                 filled += count
             else:
                 count = await self.fill()
@@ -140,7 +166,11 @@ class Link:
         self.bulk: dict[int, Bulk] = {}  # by session
         self.behind: dict[int, int] = {}  # by session: how many control frames go before its first chunk
         self.large: set[int] = set()  # sessions whose bulk a thread sends, where one is free
-        self.sending: Bulk | None = None  # whose chunk is being sent at the moment
+        self.sending: Sending | None = None  # at the moment; or it was begun, and its rest goes next
+        self.resting = False  # the writing task has nothing to do
+        self.stirred = False  # there is something to send once all is done that is being performed
+        self.on_sent: Callable[[int], None] = lambda session: None
+        self.on_finished: Callable[[int], None] = lambda session: None
         self.links: Links | None = None  # all of them, once it is one of a member
         self.hands: Hands | None = None  # threads for what is large
         self.flow: Inflow | None = None  # what a thread takes in at the moment
@@ -182,7 +212,7 @@ class Link:
         self.outbox.append(frame)
         self.outbox_bytes += len(frame)
         self.queued += 1
-        self.wake.set()
+        self.stir()
         if self.links is not None:
             self.links.waits(len(frame))
 
@@ -193,15 +223,23 @@ class Link:
         if large:
             self.large.add(session)
         self.behind[session] = self.queued
-        self.wake.set()
+        self.stir()
 
     def stop_bulk(self, session: int, bulk: Bulk) -> None:
         """Send no more of it. A chunk that is being sent is sent to its end, and the bulk let go only then."""
         self.bulk.pop(session, None)
         self.behind.pop(session, None)
         self.large.discard(session)
-        if self.sending is not bulk:
+        if self.sending is None or self.sending.bulk is not bulk:
             bulk.let_go()
+
+    def stir(self) -> None:
+        """There is something to send: now, or with all else that comes of what is being performed."""
+        if self.links is None or not self.links.gathering:
+            self.wake.set()
+        elif not self.stirred:
+            self.stirred = True
+            self.links.stirred.append(self)
 
     def finish(self) -> None:
         """Close once the outbox is sent."""
@@ -235,91 +273,148 @@ class Link:
         finally:
             self.stream.close_now()
 
+    def flush(self) -> None:
+        """Give the kernel what it takes at once: the rule for what is small, of which no task is woken. The writing one
+        sends the rest, and meets whatever is wrong."""
+        self.stirred, stream = False, self.stream
+        if self.resting and self.sending is None and isinstance(stream, PlainStream):
+            for _ in range(FLUSHED):
+                batch = self.take()
+                if batch is None:
+                    break
+                batch.pieces = stream.send_now(batch.pieces)
+                if batch.pieces:
+                    break
+                self.sent(batch)
+        if self.sending is not None or self.outbox or self.bulk:
+            self.wake.set()
+
     async def write_loop(self, sent: Callable[[int], None], finished: Callable[[int], None]) -> None:
         """Send until closed: control frames first, then one chunk of each bulk stream in turn."""
-        while True:
-            if not self.outbox and not self.bulk:
-                if self.closing:
-                    return
-                self.wake = trio.Event()
-                await self.wake.wait()
-                continue
-            if self.outbox:
-                await self.send_control()
-            for session, bulk in self.bulk.items():
-                if self.behind[session] > self.taken:
+        self.on_sent, self.on_finished = sent, finished
+        try:
+            while True:
+                if not (self.outbox or self.bulk or self.sending is not None):
+                    if self.closing:
+                        return
+                    self.wake, self.resting = trio.Event(), True
+                    await self.wake.wait()
+                    self.resting = False
                     continue
-                del self.bulk[session]
-                self.bulk[session] = bulk  # to the back of the row
-                lent = None if self.hands is None or session not in self.large else self.hands.lend(self.stream)
-                if lent is None:
-                    more = await self.send_chunk(session, bulk, sent)
-                else:
-                    more = await self.send_in_thread(lent, session, bulk, sent)
-                if not more and self.bulk.get(session) is bulk:
-                    self.stop_bulk(session, bulk)
-                    finished(session)
-                break
+                batch = self.sending or self.take()
+                if batch is not None:
+                    await self.send_batch(batch)
+                session = self.turn() if self.large else None
+                if session in self.large and self.hands is not None:
+                    await self.send_large(session, self.hands)
+        finally:
+            self.resting = False
+            if self.sending is not None:
+                self.let_go(self.sending)
 
-    async def send_control(self) -> None:
-        frames: list[bytes] = []
+    def turn(self) -> int | None:
+        """The session whose stream is next."""
+        for session, behind in self.behind.items():
+            if behind <= self.taken:
+                return session
+        return None
+
+    def take(self) -> Sending | None:
+        """What goes next, but for what a thread sends."""
+        frames: list[bytes | memoryview] = []
         count = 0
         while self.outbox and len(frames) < CONTROL_BURST and count < BURST_BYTES:
-            frames.append(self.outbox.popleft())
-            count += len(frames[-1])
+            frame = self.outbox.popleft()
+            frames.append(frame)
+            count += len(frame)
         self.taken += len(frames)
-        await self.stream.send_all(frames[0] if len(frames) == 1 else b"".join(frames))
-        self.outbox_bytes -= count
-        self.bytes_sent += count
-        self.used_at = self.clock.current_time()
-        if self.links is not None:
-            self.links.waits(-count)
+        batch = Sending(frames if len(frames) < 2 else [b"".join(frames)], count)
+        session = self.turn() if self.bulk else None
+        if session is not None and (session not in self.large or self.hands is None):
+            self.take_chunk(batch, session)
+        if not batch.pieces:
+            return None
+        self.sending = batch
+        return batch
 
-    async def send_chunk(self, session: int, bulk: Bulk, sent: Callable[[int], None]) -> bool:
-        """One; False where there is none left."""
+    def take_chunk(self, batch: Sending, session: int) -> None:
+        """Behind what is in it, if any is left."""
+        bulk = self.to_the_back(session)
         frame = bulk.next_frame()
         if frame is None:
-            return False
-        self.sending = bulk
-        try:
-            for piece in frame:
-                await self.stream.send_all(piece)
-        finally:
-            self.let_go(session, bulk)
-        self.sent_chunk(*frame)
-        sent(session)
-        return True
+            self.ended(session, bulk)
+            return
+        header, body = frame
+        batch.session, batch.bulk, batch.chunk_bytes = session, bulk, len(header) + body.nbytes
+        batch.pieces += frame
 
-    async def send_in_thread(
-        self, lent: BlockingStream, session: int, bulk: Bulk, sent: Callable[[int], None]
-    ) -> bool:  # fmt: skip
+    def to_the_back(self, session: int) -> Bulk:
+        """Of the row: others have their turn first."""
+        self.behind[session] = self.behind.pop(session)
+        return self.bulk[session]
+
+    def ended(self, session: int, bulk: Bulk) -> None:
+        """All of it is sent."""
+        self.stop_bulk(session, bulk)
+        self.on_finished(session)
+
+    async def send_batch(self, batch: Sending) -> None:
+        pieces = batch.pieces
+        if isinstance(self.stream, PlainStream):
+            pieces = batch.pieces = self.stream.send_now(pieces)  # in one call of the kernel
+            if not pieces:
+                await trio.lowlevel.checkpoint()  # others have their turn all the same
+        for piece in pieces:
+            await self.stream.send_all(piece)
+        self.sent(batch)
+
+    def sent(self, batch: Sending) -> None:
+        """All of it is out."""
+        self.let_go(batch)
+        self.bytes_sent += batch.control_bytes + batch.chunk_bytes
+        self.used_at = self.clock.current_time()
+        if batch.control_bytes:
+            self.outbox_bytes -= batch.control_bytes
+            if self.links is not None:
+                self.links.waits(-batch.control_bytes)
+        if batch.bulk is not None:
+            self.on_sent(batch.session)
+
+    async def send_large(self, session: int, hands: Hands) -> None:
+        """By a thread, where one is free."""
+        bulk, lent = self.to_the_back(session), hands.lend(self.stream)
+        if lent is None:
+            batch = self.sending = Sending([], 0)
+            self.take_chunk(batch, session)
+            await self.send_batch(batch)
+        elif not await self.send_in_thread(lent, session, bulk) and self.bulk.get(session) is bulk:
+            self.ended(session, bulk)
+
+    async def send_in_thread(self, lent: BlockingStream, session: int, bulk: Bulk) -> bool:
         """Chunk after chunk, until something else is to be sent; False where none is left."""
         assert self.hands is not None
 
         async def chunks(blocking: BlockingStream) -> bool:
             while (frame := bulk.next_frame()) is not None:
                 await blocking.send_frame(*frame)
-                self.sent_chunk(*frame)
-                sent(session)
+                self.bytes_sent += len(frame[0]) + frame[1].nbytes
+                self.used_at = self.clock.current_time()
+                self.on_sent(session)
                 if self.outbox or len(self.bulk) > 1 or self.bulk.get(session) is not bulk:
                     return True
             return False
 
-        self.sending = bulk
+        batch = self.sending = Sending([], 0, session, bulk)
         try:
             return await self.hands.run(lent, "gossip-send", chunks)
         finally:
-            self.let_go(session, bulk)
+            self.let_go(batch)
 
-    def let_go(self, session: int, bulk: Bulk) -> None:
-        """Its chunk is out."""
+    def let_go(self, batch: Sending) -> None:
+        """It is out."""
         self.sending = None
-        if self.bulk.get(session) is not bulk:  # stopped in the middle
-            bulk.let_go()
-
-    def sent_chunk(self, header: bytes, body: memoryview) -> None:
-        self.bytes_sent += len(header) + body.nbytes
-        self.used_at = self.clock.current_time()
+        if batch.bulk is not None and self.bulk.get(batch.session) is not batch.bulk:  # stopped in the middle
+            batch.bulk.let_go()
 
     async def read_loop(
         self,
@@ -386,11 +481,13 @@ class Link:
                     return got
                 into, last = found, message
 
-        self.flow = flow
+        self.flow, before_waiting = flow, reader.before_waiting
+        before_waiting()
+        reader.before_waiting = nothing
         try:
             return await self.hands.run(lent, "gossip-receive", chunks)
         finally:
-            reader.stream, self.flow = self.stream, None
+            reader.stream, reader.before_waiting, self.flow = self.stream, before_waiting, None
 
 
 class Links:
@@ -402,6 +499,8 @@ class Links:
         self.closed_bytes_received = 0
         self.closed_ignored = 0
         self.waiting_bytes = 0  # in all outboxes
+        self.gathering = 0  # decisions being performed, one within another: what they send goes together
+        self.stirred: list[Link] = []  # with something to send then
 
     def add(self, link: Link) -> bool:
         """True when this is the first link to its peer."""
@@ -429,6 +528,13 @@ class Links:
         self.waiting_bytes += count
         if self.waiting_bytes > OUTBOXES_BYTES:
             max(self.all(), key=lambda link: -1 if link.closed else link.outbox_bytes).close_now()
+
+    def flush(self) -> None:
+        """Send what came of all that has been performed."""
+        if self.stirred:
+            stirred, self.stirred = self.stirred, []
+            for link in stirred:
+                link.flush()
 
     def forget(self, link: Link) -> None:
         """What waits there is never sent."""

@@ -1,0 +1,160 @@
+"""What is small leaves in the call that decided it, and together: no task has its turn before, and nothing is lost
+where the kernel takes a part of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import trio
+import trio.testing
+
+from gossip.averaging.streams import Sender
+from gossip.ids import PeerId
+from gossip.wire.messages import Accept, Chunk, Commit, Nack
+from node.model.pool import VectorPool
+from node.model.snapshot import ModelState
+from node.transport import byte_stream
+from node.transport.byte_stream import TURNS
+from node.transport.links import FLUSHED, FrameReader, Link, Links
+from tests.node.test_hands import FP32, SOCKET_BYTES, in_trio, loopback_pair
+
+SMALL, LARGE = 1_024, 1 << 18  # elements: what both sockets hold at once, and twice what they hold
+
+
+async def linked(nursery):
+    """A link whose writing task waits, one of several of a node, and its other end."""
+    near, far = await loopback_pair()
+    link = Link(near, FrameReader(near), PeerId(bytes(16)))
+    links = Links()
+    links.add(link)
+    nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
+    await trio.testing.wait_all_tasks_blocked()
+    return links, link, far
+
+
+def pooled(elements):
+    pool = VectorPool(ModelState({"x": np.zeros(elements, np.float32)}))
+    vector = pool.take()
+    vector.array[:] = np.arange(elements)
+    return pool, vector, Sender(7, vector.array, FP32, elements, lease=pool.lease(vector))
+
+
+def agreed(links, link, sender):
+    """An Accept and its stream are decided, and performed."""
+    links.gathering += 1
+    link.send(Accept(7, 0.0, 0.5, "fp32"))
+    link.start_bulk(7, sender)
+    links.gathering -= 1
+    links.flush()
+
+
+@in_trio
+async def test_an_accept_and_its_vector_are_out_before_any_task_has_its_turn():
+    async with trio.open_nursery() as nursery:
+        links, link, far = await linked(nursery)
+        pool, vector, sender = pooled(SMALL)
+        agreed(links, link, sender)
+        pool.give(vector)  # as the session does
+        assert pool.take().array is vector.array, "the kernel has a copy"
+        assert not link.bulk
+        assert not link.outbox
+        assert links.waiting_bytes == link.outbox_bytes == 0
+        count = 0
+        with far.lend() as sock:  # whose calls wait in the kernel, and give no task its turn
+            while count < link.bytes_sent:
+                count += len(sock.recv(SOCKET_BYTES))
+        assert count == link.bytes_sent > 4 * SMALL
+        nursery.cancel_scope.cancel()
+
+
+@in_trio
+async def test_what_the_kernel_did_not_take_the_writing_task_sends_before_all_else():
+    async with trio.open_nursery() as nursery:
+        links, link, far = await linked(nursery)
+        pool, vector, sender = pooled(LARGE)
+        agreed(links, link, sender)
+        assert link.sending is not None, "two sockets of 64 KiB hold no megabyte"
+        pool.give(vector)
+        assert pool.take().array is not vector.array, "it is still being sent"
+        links.gathering += 1
+        link.send(Commit(7))
+        links.gathering -= 1
+        links.flush()
+        reader, found = FrameReader(far), []
+        for kind in (Accept, Chunk, Commit):
+            message, body_bytes = await reader.message()
+            assert type(message) is kind
+            body = bytearray(body_bytes)
+            await reader.exactly(memoryview(body))
+            found.append(body)
+        assert np.array_equal(np.frombuffer(found[1], np.float32), np.arange(LARGE, dtype=np.float32))
+        await trio.testing.wait_all_tasks_blocked()
+        assert pool.take().array is vector.array
+        assert links.waiting_bytes == link.outbox_bytes == 0
+        nursery.cancel_scope.cancel()
+
+
+@in_trio
+async def test_a_link_cut_in_the_middle_of_what_was_begun_lets_its_vector_go():
+    async with trio.open_nursery() as nursery:
+        links, link, _ = await linked(nursery)
+        pool, vector, sender = pooled(LARGE)
+        agreed(links, link, sender)
+        nursery.cancel_scope.cancel()
+    link.stop_bulk(7, sender)
+    pool.give(vector)
+    assert [len(kept) for kept in pool.free.values()] == [1]
+
+
+@in_trio
+async def test_what_is_wrong_with_a_link_is_met_by_its_own_task_and_by_nobody_who_sends():
+    ended = []
+
+    async def write(link):
+        try:
+            await link.write_loop(lambda session: None, lambda session: None)
+        except byte_stream.BrokenLinkError:
+            ended.append(link)
+
+    async with trio.open_nursery() as nursery:
+        near, _ = await loopback_pair()
+        link, links = Link(near, FrameReader(near), PeerId(bytes(16))), Links()
+        links.add(link)
+        nursery.start_soon(write, link)
+        await trio.testing.wait_all_tasks_blocked()
+        near.close_now()
+        links.gathering += 1
+        link.send(Nack(1))
+        links.gathering -= 1
+        links.flush()
+        await trio.testing.wait_all_tasks_blocked()
+    assert ended == [link]
+
+
+@in_trio
+async def test_a_vector_of_many_chunks_leaves_the_loop_to_others_meanwhile():
+    async with trio.open_nursery() as nursery:
+        links, link, _ = await linked(nursery)
+        sender = Sender(7, np.zeros(4 * FLUSHED * 256, np.float32), FP32, 256)  # all of which the sockets would hold
+        agreed(links, link, sender)
+        assert sender.position == FLUSHED * 256
+        nursery.cancel_scope.cancel()
+
+
+@in_trio
+async def test_who_always_finds_something_to_read_has_others_read_too():
+    near, far = await loopback_pair()
+    await far.send_all(bytes(4 * TURNS))
+    turns = 0
+
+    async def other():
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        for _ in range(4 * TURNS):
+            assert await near.receive_into(memoryview(bytearray(1))) == 1
+        assert turns >= 2
+        nursery.cancel_scope.cancel()
