@@ -5,6 +5,7 @@ One node of two processes:    torchrun --nproc-per-node 2 examples/ddp_digits.py
 Another one, that joins it:   GOSSIP_SEEDS=HOST:PORT torchrun --master-port 29501 ... (as above)
 On each of several hosts, started again when a process of it dies, without the others noticing more than that:
     GOSSIP_LISTEN=0.0.0.0:7700 GOSSIP_SECRET_FILE=swarm.secret GOSSIP_SEEDS=HOST0:7700 GOSSIP_STATE_DIR=state \\
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \\
         torchrun --standalone --nproc-per-node gpu --max-restarts 10 examples/ddp_digits.py
 """
 
