@@ -15,6 +15,7 @@ from gossip.ids import PeerId
 from gossip.wire.messages import Chunk, Lent
 from node.transfers.loans import Loan
 from node.transport.links import Link
+from node.transport.sealed import SealedStream
 
 __all__ = ["StreamSession", "StreamSessions"]
 
@@ -73,9 +74,13 @@ class StreamSessions:
         session.clock = trio.lowlevel.current_clock().current_time
         session.moved_at = session.heard_at = session.clock()
         self.table[session.id] = session
+        sealed = isinstance(session.link.stream, SealedStream)
+        if session.receiver is not None:
+            session.receiver.sealed = sealed
         if isinstance(session.sender, Loan):
             session.sender.begin(session.link, session.moved_at)
         elif session.sender is not None:
+            session.sender.sealed = sealed
             session.link.start_bulk(session.id, session.sender, large)
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:

@@ -27,8 +27,10 @@ SHARE_BYTES = 32  # of randomness from each side, as many as a key has
 LENGTH_BYTES = 4  # before each record: of what is sealed and its tag
 TAG_BYTES = 16
 RECORD_BYTES = 262_144  # sealed at a time: it stays in cache together with what it is opened into
+AROUND_BYTES = LENGTH_BYTES + TAG_BYTES
 AHEAD_BYTES = 16_384  # read where less is needed; less than what a thread's call waits for until all of it is there
-ROOM_BYTES = LENGTH_BYTES + RECORD_BYTES + TAG_BYTES + AHEAD_BYTES
+ROOM_BYTES = 2 * (RECORD_BYTES + AROUND_BYTES) + AHEAD_BYTES  # a chunk of the default size, in one call of the kernel
+ROOMS_KEPT = 8  # for as many threads as carry large vectors
 # AES-GCM gives away less than 2^-60 of what it hides while a key seals 2^34.5 blocks (RFC 8446, 5.5): these are 2^34.
 RECORDS_A_KEY = 1 << 20
 IN_PLACE = hasattr(AESGCM, "encrypt_into") and hasattr(AESGCM, "decrypt_into")  # since cryptography 47
@@ -67,25 +69,52 @@ class Direction:
         return self.cipher, nonce
 
 
+class Rooms:
+    """Memory for what is sealed, lent for as long as something large is under way: an idle link has none of it."""
+
+    def __init__(self) -> None:
+        self.free: list[memoryview] = []
+
+    def take(self) -> memoryview:
+        try:
+            return self.free.pop()
+        except IndexError:
+            return memoryview(bytearray(ROOM_BYTES))
+
+    def give(self, room: memoryview) -> None:
+        if len(room) == ROOM_BYTES and len(self.free) < ROOMS_KEPT:
+            self.free.append(room)
+
+
+ROOMS = Rooms()  # of the process; one of them is nobody else's while it is taken
+
+
 class Sealer:
     """What this side sends. One task, or its thread, uses it at a time."""
 
     def __init__(self, key: bytes, peer_host: str) -> None:
         self.direction, self.peer_host = Direction(key), peer_host
-        self.room = memoryview(bytearray(LENGTH_BYTES + AHEAD_BYTES + TAG_BYTES))
+        self.small = memoryview(bytearray(AHEAD_BYTES))
         self.torn = False  # a send is under way, or was cut short: nothing sent after it could be read
         self.ended = False
 
     async def send(self, write: Write, header: bytes | bytearray | memoryview, body: bytes | memoryview = b"") -> None:
-        """Both by ``write``, which sends its two arguments in order: ``header`` with the body's first record."""
+        """Both by ``write``, which sends its two arguments in order: ``header`` ahead of what fits of the body."""
         if self.torn or self.ended:
             raise BrokenLinkError(f"The encrypted connection to {self.peer_host} broke.")
         self.torn = True
         head = self.sealed_copy(header) if len(header) and len(body) else b""
         data = memoryview(body if len(body) else header).cast("B")
+        room = self.small if len(data) + AROUND_BYTES <= AHEAD_BYTES else ROOMS.take()
+        filled = 0
         for start in range(0, len(data), RECORD_BYTES):
-            await write(head, self.seal(data[start : start + RECORD_BYTES]))
-            head = b""
+            filled += self.seal(data[start : start + RECORD_BYTES], room[filled:])
+            if len(room) - filled < RECORD_BYTES + AROUND_BYTES:
+                await write(head, room[:filled])
+                head, filled = b"", 0
+        if filled:
+            await write(head, room[:filled])
+        ROOMS.give(room)
         self.torn = False
 
     async def end(self, write: Write) -> None:
@@ -94,17 +123,14 @@ class Sealer:
             self.ended = True
             await write(self.sealed_copy(b""), b"")
 
-    def seal(self, data: memoryview) -> memoryview:
-        """A record of at most 256 KiB, in room that the next one takes."""
+    def seal(self, data: memoryview, room: memoryview) -> int:
+        """A record of at most 256 KiB at the start of ``room``; its bytes."""
         length = len(data) + TAG_BYTES
-        if LENGTH_BYTES + length > len(self.room):
-            self.room = memoryview(bytearray(LENGTH_BYTES + RECORD_BYTES + TAG_BYTES))
-        prefix = length.to_bytes(LENGTH_BYTES, "big")
-        record = self.room[: LENGTH_BYTES + length]
-        record[:LENGTH_BYTES] = prefix
+        prefix = room[:LENGTH_BYTES]
+        prefix[:] = length.to_bytes(LENGTH_BYTES, "big")
         cipher, nonce = self.direction.turn()
-        cipher.encrypt_into(nonce, data, prefix, record[LENGTH_BYTES:])
-        return record
+        cipher.encrypt_into(nonce, data, prefix, room[LENGTH_BYTES : LENGTH_BYTES + length])
+        return LENGTH_BYTES + length
 
     def sealed_copy(self, data: bytes | bytearray | memoryview) -> bytes:
         """A record of what is small, in memory of its own."""
@@ -118,15 +144,14 @@ class Opener:
 
     def __init__(self, key: bytes, peer_host: str) -> None:
         self.direction, self.peer_host = Direction(key), peer_host
-        self.room = memoryview(bytearray(AHEAD_BYTES))
+        self.room = self.small = memoryview(bytearray(AHEAD_BYTES))
         self.start = self.stop = 0  # of what came and was not opened yet
         self.opened = memoryview(b"")  # and of what was, and not taken yet
         self.ended = False
 
     def begin(self, came: bytes) -> None:
         """With what was read of these records before it was known that they are."""
-        if len(came) > len(self.room):
-            self.room = memoryview(bytearray(ROOM_BYTES))  # a slice of TLS is smaller
+        self.move(len(came))  # a slice of TLS is smaller than a room
         self.room[: len(came)] = came
         self.stop = len(came)
 
@@ -137,7 +162,7 @@ class Opener:
         return bool(self.opened) or self.ended or (held >= LENGTH_BYTES and held >= LENGTH_BYTES + self.length())
 
     async def take(self, read: Read, buffer: memoryview) -> int:
-        """As :meth:`ByteStream.receive_into`, of one record at most; ``read`` reads what is sealed. Whoever has room
+        """As :meth:`ByteStream.receive_into`, of one record at most; ``read`` reads what is sealed. Whoever gives room
         for more than a record has waits for more, or ``read`` may return with less than it is asked for."""
         if not self.opened:
             if self.ended:
@@ -145,14 +170,16 @@ class Opener:
             await self.hold(read, LENGTH_BYTES)
             length = self.length()
             inside = length - TAG_BYTES
-            await self.hold(read, LENGTH_BYTES + length, LENGTH_BYTES if inside < len(buffer) else 0)
-            opened = self.open(length, buffer[:inside] if inside <= len(buffer) else None)
-            if opened is None:
+            wanted = len(buffer) - inside
+            await self.hold(read, LENGTH_BYTES + length, wanted + AROUND_BYTES if wanted > 0 else 0)
+            self.opened = self.open(length, buffer)
+            if not self.opened:
+                self.leave_room()
                 return inside
-            self.opened = opened
         count = min(len(buffer), len(self.opened))
         buffer[:count] = self.opened[:count]
         self.opened = self.opened[count:]
+        self.leave_room()
         return count
 
     def length(self) -> int:
@@ -162,28 +189,26 @@ class Opener:
             raise ProtocolError(f"{self.peer_host} sent a record of {length} bytes, which nobody seals.")
         return length
 
-    def open(self, length: int, into: memoryview | None) -> memoryview | None:
-        """The record that is here; None where it was opened ``into`` what was given for it."""
+    def open(self, length: int, buffer: memoryview) -> memoryview:
+        """The record that is here, into ``buffer`` where it fits, or else in its place, which is returned."""
         begin = self.start + LENGTH_BYTES
         record = self.room[begin : begin + length]
-        inside = record[: length - TAG_BYTES]
+        inside = length - TAG_BYTES
+        fits = inside <= len(buffer)
+        into = buffer[:inside] if fits else record[:inside]
         cipher, nonce = self.direction.turn()
         try:
-            cipher.decrypt_into(nonce, record, self.room[self.start : begin], inside if into is None else into)
+            cipher.decrypt_into(nonce, record, self.room[self.start : begin], into)
         except InvalidTag:
             raise ProtocolError(f"{self.peer_host} sent bytes that are not sealed for this link.") from None
         self.start = begin + length
         self.ended = not inside
-        return inside if into is None else None
+        return into[:0] if fits else into
 
     async def hold(self, read: Read, count: int, more: int = 0) -> None:
-        """Until so many bytes are here, ``more`` of which will come in any case: what is certain is read in one call,
-        and never asked for is what may not come, for which a thread would wait."""
-        held = self.stop - self.start
-        if self.start + count + more > len(self.room) or not held:
-            room = self.room if count + more <= len(self.room) else memoryview(bytearray(ROOM_BYTES))
-            room[:held] = self.room[self.start : self.stop]
-            self.room, self.start, self.stop = room, 0, held
+        """Until so many bytes are here, behind which ``more`` will come in any case: what is certain is read in one
+        call, and never asked for is what may not come, for which a thread would wait."""
+        self.move(count)
         while self.stop - self.start < count:
             missing = count - (self.stop - self.start)
             asked = missing + more if missing >= AHEAD_BYTES else AHEAD_BYTES
@@ -191,6 +216,21 @@ class Opener:
             if not got:
                 raise BrokenLinkError(f"The encrypted connection to {self.peer_host} broke.")
             self.stop += got
+
+    def move(self, count: int) -> None:
+        """To where so many bytes fit."""
+        held = self.stop - self.start
+        if held and self.start + count <= len(self.room):
+            return
+        room = self.room if count <= len(self.room) else ROOMS.take()
+        room[:held] = self.room[self.start : self.stop]
+        self.room, self.start, self.stop = room, 0, held
+
+    def leave_room(self) -> None:
+        """For others, where nothing is in it."""
+        if self.start == self.stop and not self.opened and self.room is not self.small:
+            ROOMS.give(self.room)
+            self.room, self.start, self.stop = self.small, 0, 0
 
 
 class SealedStream:

@@ -34,8 +34,10 @@ from node.transport.sealed import (
     RECORD_BYTES,
     RECORDS_A_KEY,
     ROOM_BYTES,
+    ROOMS_KEPT,
     TAG_BYTES,
     Opener,
+    Rooms,
     SealedStream,
     Sealer,
     direction_keys,
@@ -244,19 +246,43 @@ def test_a_length_that_nobody_seals_is_refused_before_anything_more_is_read(leng
     assert asked == [AHEAD_BYTES]
 
 
-def test_the_largest_record_takes_no_more_memory_than_any():
-    opener = Opener(KEY, "there")
-    sent = memoryview(sealed_bytes(*[bytes(RECORD_BYTES)] * 3))
+def reader_of(sent):
+    left = memoryview(sent)
 
     async def read(into):
-        nonlocal sent
-        count = min(len(into), len(sent))
-        into[:count], sent = sent[:count], sent[count:]
+        nonlocal left
+        count = min(len(into), len(left))
+        into[:count], left = left[:count], left[count:]
         return count
 
-    for _ in range(3 * RECORD_BYTES // 8_192):  # nothing fits where it belongs, and all passes through its room
+    return read
+
+
+def test_large_records_pass_through_room_that_is_given_back(monkeypatch):
+    """Nothing fits where it belongs: all goes through the room, of which an idle link has none."""
+    rooms = Rooms()
+    monkeypatch.setattr(sealed, "ROOMS", rooms)
+    opener, read = Opener(KEY, "there"), reader_of(sealed_bytes(*[bytes(RECORD_BYTES)] * 3))
+    assert len(rooms.free) == 1, "the sealer's"
+    for _ in range(3 * RECORD_BYTES // 8_192):
         assert at_once(opener.take(read, memoryview(bytearray(8_192)))) == 8_192
         assert len(opener.room) <= ROOM_BYTES
+    assert len(opener.room) == AHEAD_BYTES
+    assert [len(room) for room in rooms.free] == [ROOM_BYTES]
+    for _ in range(2 * ROOMS_KEPT):
+        rooms.give(memoryview(bytearray(ROOM_BYTES)))
+    assert len(rooms.free) == ROOMS_KEPT
+
+
+def test_two_links_in_the_middle_of_their_records_have_nothing_in_common():
+    payloads = [os.urandom(2 * RECORD_BYTES) for _ in range(2)]
+    links = [(Opener(KEY, "there"), reader_of(sealed_bytes(payload)), bytearray()) for payload in payloads]
+    while any(len(found) < 2 * RECORD_BYTES for *_, found in links):
+        for opener, read, found in links:
+            buffer = memoryview(bytearray(50_000))
+            if len(found) < 2 * RECORD_BYTES:
+                found += buffer[: at_once(opener.take(read, buffer))]
+    assert [bytes(found) for *_, found in links] == payloads
 
 
 @settings(max_examples=60, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 
 import numpy as np
@@ -12,7 +13,7 @@ import trio
 from gossip.averaging.streams import Sender
 from gossip.codecs import get_codec
 from gossip.errors import ProtocolError
-from gossip.wire.frames import encode
+from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import Nack
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.hands import BlockingSealed, Hands
@@ -155,6 +156,28 @@ async def test_a_changed_byte_of_a_chunk_ends_the_link_in_a_thread_and_nothing_o
     assert at_work() == []
     assert not end.receiver.threads
     assert end.receiver.position == 0
+
+
+@pytest.mark.parametrize(
+    ("sealed", "checksum", "fault"), [(True, 0, ""), (True, 1, "checksum"), (False, 0, "checksum")]
+)
+@in_trio
+async def test_a_chunk_without_a_checksum_is_one_of_a_sealed_link_alone(sealed, checksum, fault):
+    ours, theirs = vectors()
+    near, far = await sealed_pair() if sealed else await loopback_pair()
+    end, other = End(near, ours), End(far, theirs)
+    async with trio.open_nursery() as nursery:
+        end.begin(nursery, both=False)
+        other.sessions.add(other.session)
+        header, body = other.session.sender.next_frame()
+        chunk = decode(header[PREFIX_BYTES:], len(body))
+        assert (chunk.checksum == 0) is sealed
+        chunk = dataclasses.replace(chunk, checksum=checksum)
+        for piece in (encode(chunk, len(body)), body):
+            await far.send_all(piece)
+        await until(lambda: end.flowed or end.receiver.position)
+        assert end.receiver.fault == fault
+        nursery.cancel_scope.cancel()
 
 
 @in_trio
