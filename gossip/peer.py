@@ -134,8 +134,9 @@ class Peer(Holder):
             soonest = reach.deadline
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
-        if self.judge.on_trial:
-            soonest = min(soonest, self.judge.deadline)
+        judge = self.judge
+        if judge.since_s == judge.since_s:  # one is on trial
+            soonest = min(soonest, judge.deadline)
         return soonest
 
     # -- beginning and end ---------------------------------------------------------------------------------------
@@ -244,8 +245,8 @@ class Peer(Holder):
     def unsettled(self) -> bool:
         """Whether :meth:`after` has something to note."""
         exchanges = self.exchanges
-        busy = bool(exchanges.mixed_at) or exchanges.gave_up or self.joining.phase is not Phase.IDLE
-        return busy or bool(self.conduct.news)
+        busy = exchanges.mixed_at or exchanges.gave_up or self.joining.phase is not Phase.IDLE
+        return bool(busy or self.conduct.news)
 
     def check_reach(self, now: float) -> list[Effect]:
         reach, address = self.reach, self.membership.me.address

@@ -18,6 +18,7 @@ from gossip.ids import PeerId
 from gossip.peer import Peer
 from gossip.wire.records import within
 from node.data.sampler import Samplers, Sharers
+from node.loop import Bell
 from node.model import checkpoint
 from node.model.archive import Archive
 from node.model.kept import KeptWeights
@@ -52,7 +53,7 @@ class HeldRun:
         self.state = model if isinstance(model, State) else ModelState(model, optimizers, frozen)
         self.state.check()
         self.pool = VectorPool(self.state)
-        self.wake = threading.Event()  # for a training loop that has nothing else to do (joining, settling)
+        self.wake = Bell()  # for a training loop that has nothing else to do (joining, settling)
         self.boundary = self.make_boundary(
             self.state, self.pool, KeptWeights(self.state, optimizers, self.keep), self.config.conserves,
             threading.Lock(), self.wake.set, self.wake.clear,

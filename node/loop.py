@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any, Protocol
 
 from gossip.averaging.boundary import Boundary, Visit
 from gossip.config import Config
 from gossip.peer import Peer
 
-__all__ = ["Owner", "Signals", "StepLoop"]
+__all__ = ["Bell", "Owner", "Signals", "StepLoop"]
 
 VISIT_S = 0.002  # between two looks at wishes of the network
 
@@ -33,6 +34,30 @@ class Signals:
             return False
         before, self.held = self.held, peer.held
         return before and not self.held
+
+
+class Bell:
+    """Wakes a loop that has nothing else to do, as threading.Event does: where it does not wait, for nothing."""
+
+    __slots__ = ("event", "rung", "waited")
+
+    def __init__(self) -> None:
+        self.event, self.rung, self.waited = threading.Event(), False, False
+
+    def set(self) -> None:
+        self.rung = True
+        if self.waited:  # said before the other looks at what we said before we looked
+            self.event.set()
+
+    def clear(self) -> None:
+        self.rung = False
+
+    def wait(self, timeout_s: float) -> None:
+        self.event.clear()
+        self.waited = True
+        if not self.rung:
+            self.event.wait(timeout_s)
+        self.waited = False
 
 
 class Owner(Protocol):

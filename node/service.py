@@ -25,7 +25,7 @@ from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
 from node.identity.keys import Identity, verify
 from node.identity.statedir import OF_THIS_PROCESS, Memory, StateDir
-from node.loop import Signals
+from node.loop import Bell, Signals
 from node.model.pool import VectorPool
 from node.model.state import State
 from node.observe import notices
@@ -64,7 +64,7 @@ class Service:
 
     def __init__(
         self, settings: Settings, state: State, boundary: Boundary, pool: VectorPool, outer: OuterStep,
-        outer_lock: threading.Lock, wake: threading.Event, signals: Signals, figures: Callable[[], Reading],
+        outer_lock: threading.Lock, wake: Bell, signals: Signals, figures: Callable[[], Reading],
         source: Callable[[], Source],
     ) -> None:  # fmt: skip
         self.settings, self.state, self.boundary, self.pool, self.outer = settings, state, boundary, pool, outer

@@ -71,14 +71,14 @@ def difference(theirs: Floats, mine_quantised: Floats, out: Floats) -> float:
     """
     with np.errstate(all="ignore"):  # what it would warn of is what the result tells
         np.subtract(theirs, mine_quantised, out=out)
-        return float(np.dot(out, out))
+        return float(out.dot(out))
 
 
 def finite(values: Floats) -> bool:
     """Whether no element is NaN or infinite. A sum of squares sees it at the memory's rate; where that overflows, each
     is looked at."""
     with np.errstate(all="ignore"):
-        return math.isfinite(float(np.dot(values, values))) or bool(np.isfinite(values).all())
+        return math.isfinite(values.dot(values)) or bool(np.isfinite(values).all())
 
 
 def stability_limit(alpha: float, group: int = 2) -> float:

@@ -254,8 +254,9 @@ class Boundary:
             self.vectors.give(update.vector)
 
     def signal(self) -> None:
-        self.wanted = True
-        self.wake()
+        if not self.wanted:  # else it was woken, and has not looked since
+            self.wanted = True
+            self.wake()
 
     # -- the training loop's -------------------------------------------------------------------------------------
     def visit(self, replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:

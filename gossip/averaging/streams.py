@@ -188,7 +188,7 @@ class DifferenceReceiver(Receiver):
             if not self.codec.raw:
                 self.codec.decode(self.body, out, ours, self.session, self.origin + where.start)
             self.difference_sq += difference(out if self.lying is None else self.lying, ours, out)
-            self.own_sq += float(np.dot(ours, ours))
+            self.own_sq += float(ours.dot(ours))
         else:
             own = self.own[: out.size]
             self.codec.subtract(self.body, ours, out, own, self.session, self.origin + where.start)

@@ -101,7 +101,7 @@ def refuses(kind: type[Exchange], exchanges: Exchanges[Exchange], offer: Offer, 
 def room(exchanges: Exchanges[Exchange], limit: int, leaving: int = 0) -> bool:
     """Whether one more may begin beside the others (but for ``leaving``, which end for it). With outer momentum one at
     a time in all: two concurrent outer steps would count the same local progress twice."""
-    return exchanges.moving - leaving < (limit if exchanges.config.plain else 1)
+    return exchanges.moving - leaving < (limit if exchanges.plain else 1)
 
 
 def incoming(exchanges: Exchanges[Exchange], sender: PeerId) -> int:

@@ -65,6 +65,7 @@ class Exchanges(Ledger[One]):
         self.answers, self.streams = Patience(), Patience()  # to an Offer; from Accept to COMMIT
         self.excused = Recent[PeerId, None](EXCUSED)  # whose last exchange ended for an innocent reason
         self.single = not config.pushes and config.partners == 1  # an exchange is a mix, whoever asked for it
+        self.plain = config.plain
         self.filter = filter_of(config)
         self.fragments = fragments_of(config, local.elements)
         self.part = Subset.parse(config.part) or ALL
@@ -202,7 +203,7 @@ class Exchanges(Ledger[One]):
     def engaged(self) -> bool:
         """Whether what is under way is a mix already; a second one would share its bandwidth."""
         single = self.single
-        return any([not one.idle and (single or one.initiator) for one in self.table.values()])
+        return True in [not one.idle for one in self.table.values() if single or one.initiator]
 
     @property
     def most_doubts(self) -> int:

@@ -38,6 +38,8 @@ class Partners:
     ) -> None:  # fmt: skip
         self.me, self.members, self.local, self.config, self.rng = me, members, local, config, rng
         self.linked, self.selector = linked, selector
+        self.everybody = config.partners == 0  # a mix is with all neighbours at once
+        self.incoming_limit, self.pushes = config.incoming_limit, config.pushes
         self.bench = Bench(config.bench_s)
         self.vector_mb = 4e-6 * local.elements
         self.now = 0.0
@@ -81,11 +83,6 @@ class Partners:
         )  # fmt: skip
 
     # -- for the exchanges ---------------------------------------------------------------------------------------
-    @property
-    def everybody(self) -> bool:
-        """Whether a mix is with all neighbours at once."""
-        return self.config.partners == 0
-
     def choose(self, asked: set[PeerId], now: float, again: bool = False, crowded: bool = False) -> PeerId | None:
         """One that is not in ``asked``; where all who could be asked sit out, the one that failed longest ago.
         ``again``: another was asked for this very mix; ``crowded``: a strange one has an exchange."""
@@ -192,13 +189,13 @@ class Partners:
         """How many exchanges of others may be under way beside our own."""
         if self.everybody:
             return min(max(1, len(self.selector.neighbours(self))), AT_ONCE)
-        return self.config.incoming_limit
+        return self.incoming_limit
 
     def cap(self, partner: PeerId, others: int) -> float:
         """The largest weight of a pair: with all neighbours at once theirs by Metropolis."""
         if self.everybody:
             return min(0.5, self.selector.weight(self, partner))
-        return 0.5 if self.config.pushes else pair_cap(others)
+        return 0.5 if self.pushes else pair_cap(others)
 
     def heard(self, partner: PeerId, seconds: float) -> None:
         """An exchange of the whole vector took so long: all of it is a rate, the way there and back included."""

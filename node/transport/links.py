@@ -212,7 +212,8 @@ class Link:
         self.outbox.append(frame)
         self.outbox_bytes += len(frame)
         self.queued += 1
-        self.stir()
+        if not self.stirred:
+            self.stir()
         if self.links is not None:
             self.links.waits(len(frame))
 
@@ -223,7 +224,8 @@ class Link:
         if large:
             self.large.add(session)
         self.behind[session] = self.queued
-        self.stir()
+        if not self.stirred:
+            self.stir()
 
     def stop_bulk(self, session: int, bulk: Bulk) -> None:
         """Send no more of it. A chunk that is being sent is sent to its end, and the bulk let go only then."""
@@ -237,7 +239,7 @@ class Link:
         """There is something to send: now, or with all else that comes of what is being performed."""
         if self.links is None or not self.links.gathering:
             self.wake.set()
-        elif not self.stirred:
+        else:
             self.stirred = True
             self.links.stirred.append(self)
 
@@ -279,7 +281,7 @@ class Link:
         self.stirred, stream = False, self.stream
         if self.resting and self.sending is None and isinstance(stream, PlainStream):
             for _ in range(FLUSHED):
-                batch = self.take()
+                batch = self.take() if self.outbox or self.bulk else None
                 if batch is None:
                     break
                 batch.pieces = stream.send_now(batch.pieces)
@@ -370,7 +372,10 @@ class Link:
 
     def sent(self, batch: Sending) -> None:
         """All of it is out."""
-        self.let_go(batch)
+        if batch.bulk is None:
+            self.sending = None
+        else:
+            self.let_go(batch)
         self.bytes_sent += batch.control_bytes + batch.chunk_bytes
         self.used_at = self.clock.current_time()
         if batch.control_bytes:
@@ -531,10 +536,8 @@ class Links:
 
     def flush(self) -> None:
         """Send what came of all that has been performed."""
-        if self.stirred:
-            stirred, self.stirred = self.stirred, []
-            for link in stirred:
-                link.flush()
+        while self.stirred:
+            self.stirred.pop().flush()
 
     def forget(self, link: Link) -> None:
         """What waits there is never sent."""

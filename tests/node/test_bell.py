@@ -1,0 +1,42 @@
+"""A loop that has nothing else to do is woken, and one that does is told for nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from node.loop import Bell
+
+LONG_S = 20.0
+
+
+def test_what_rang_before_it_waits_is_not_waited_for():
+    bell = Bell()
+    bell.set()
+    began = time.monotonic()
+    bell.wait(LONG_S)
+    bell.wait(LONG_S)  # and until it is forgotten
+    assert time.monotonic() - began < LONG_S / 2
+
+
+def test_who_waits_is_woken_from_another_thread():
+    bell, began = Bell(), time.monotonic()
+
+    def ring() -> None:
+        while not bell.waited:
+            time.sleep(0.001)
+        bell.set()
+
+    other = threading.Thread(target=ring)
+    other.start()
+    bell.wait(LONG_S)
+    other.join()
+    assert time.monotonic() - began < LONG_S / 2
+
+
+def test_what_was_forgotten_wakes_nobody():
+    bell = Bell()
+    bell.set()
+    bell.clear()
+    bell.wait(0.001)
+    assert not bell.rung
