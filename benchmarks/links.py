@@ -7,6 +7,7 @@ Needs root, gcc and /dev/net/tun.
 
     sudo .venv/bin/python benchmarks/links.py --repeats 3 --csv links.csv
     sudo .venv/bin/python benchmarks/links.py --exchanges 24 --csv benchmarks/tcp_exchanges.csv
+    sudo .venv/bin/python benchmarks/links.py --strangers 40 --csv benchmarks/tcp_strangers.csv
 
 With ``--exchanges`` two ends of one connection send each other as much as a pair of nodes does, so many times, with a
 rest of 1.2 to 3.6 s after each and small messages in it; which of them asks is drawn each time. Seconds are from the
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
+import math
 import random
 import socket
 import statistics
@@ -35,6 +37,7 @@ EXCHANGES = (
     (25, 20, 0.0, 100_000), (25, 10, 0.0, 1_000_000), (25, 20, 0.0, 1_000_000), (25, 100, 0.0, 1_000_000),
     (75, 20, 0.0, 1_000_000), (25, 20, 0.01, 100_000), (25, 20, 0.01, 1_000_000),
 )  # fmt: skip
+STRANGERS = ((25, 20, 0.01, 330_000, 1), (25, 20, 0.01, 1_000_000, 2))  # the last: of the losses
 REST_S = 1.2, 3.6
 MESSAGE_BYTES, MESSAGE_EVERY_S = 60, 0.7
 NOT_SENT_BYTES = 131_072  # as a node sets it
@@ -66,19 +69,18 @@ def round_trips_ms(links: EmulatedLinks) -> list[float]:
     return times
 
 
-def stream_s(links: EmulatedLinks, size: int) -> float:
+def stream_s(links: EmulatedLinks, size: int, sender: int = 0, receiver: int = 1) -> float:
     port = next(PORTS)
-    with links.inside(1):
-        server = socket.create_server((links.address(1), port))
-    with links.inside(0):
+    with links.inside(receiver):
+        server = socket.create_server((links.address(receiver), port))
+    with links.inside(sender):
         client = socket.socket()
     with server, client:
         client.settimeout(LONGEST_S)
         server.settimeout(LONGEST_S)
-        client.connect((links.address(1), port))
+        client.connect((links.address(receiver), port))
         begun = time.monotonic()
-        sender = threading.Thread(target=client.sendall, args=(bytes(size),), daemon=True)
-        sender.start()
+        threading.Thread(target=client.sendall, args=(bytes(size),), daemon=True).start()
         conn, _ = server.accept()
         with conn:
             conn.settimeout(LONGEST_S)
@@ -117,6 +119,33 @@ def measure(latency_ms: float, mbit_s: float, loss: float, sizes: list[int], rep
                 print(f"  {congestion:5} {size / 1e6:5g} MB  {middle:7.3f} s ({min(times):.3f} to {max(times):.3f})  "
                       f"{rows[-1]['share']:4.0%} of the rate  {late:.1%} late{'  disturbed' * (late > DISTURBED)}",
                       flush=True)  # fmt: skip
+    return rows
+
+
+def to_strangers(
+    latency_ms: float, mbit_s: float, loss: float, size: int, seed: int, count: int
+) -> list[dict[str, Any]]:
+    """cubic's streams, each to an address that its sender never spoke to: Linux remembers what it learnt of others."""
+    rows = []
+    nodes = 2 + math.isqrt(2 * count)  # so that there are as many pairs
+    with EmulatedLinks(nodes, seed) as links:
+        links.rate(-1, mbit_s, mbit_s)
+        links.latency(-1, -1, latency_ms / 1e3)
+        links.loss(-1, -1, loss)
+        for node in range(nodes):
+            links.congestion(node, "cubic")
+        for sender, receiver in itertools.islice(itertools.combinations(range(nodes), 2), count):
+            before = links.stats()
+            seconds = stream_s(links, size, sender, receiver)
+            rows.append({
+                "latency_ms": latency_ms, "mbit_s": mbit_s, "loss": loss, "congestion": "cubic", "bytes": size,
+                "seconds": round(seconds, 4), "late_share": round(links.stats().late_since(before), 4),
+            })  # fmt: skip
+    times = sorted(row["seconds"] for row in rows)
+    print(f"{latency_ms:g} ms, {mbit_s:g} Mbit/s, {loss:.1%} lost, cubic, {size / 1e6:g} MB to a stranger: "
+          f"{times[0]:.3f} to {times[-1]:.3f}, median {statistics.median(times):.3f}, "
+          f"mean {statistics.mean(times):.3f}; "
+          f"{statistics.mean(row['late_share'] for row in rows):.1%} late", flush=True)  # fmt: skip
     return rows
 
 
@@ -214,6 +243,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes; longer streams are left out")
     parser.add_argument("--exchanges", type=int, help="so many over one connection, in place of fresh streams")
+    parser.add_argument("--strangers", type=int, help="so many, each to an address that its sender never spoke to")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     if why := missing():
@@ -222,6 +252,8 @@ def main() -> None:
     if arguments.exchanges:
         kinds = [(*each, name) for each in EXCHANGES for name in ("cubic", "bbr")]
         rows = [row for each in kinds for row in exchanges(*each, arguments.exchanges)]
+    elif arguments.strangers:
+        rows = [row for each in STRANGERS for row in to_strangers(*each, arguments.strangers)]
     else:
         rows = [row for each in CONDITIONS for row in measure(*each, sizes, arguments.repeats)]
     if arguments.csv is not None:

@@ -1,14 +1,15 @@
 """Streams under way, which share their ends' bandwidth fairly.
 
-Each peer divides its upload rate equally among the streams it sends, and its download rate among those it receives; a
-stream runs at the lesser of its two shares. What one end leaves unused is not given to the other streams of the other
-end, so this is a little slower than max-min fairness, which needs a computation over the whole swarm at each change.
+Each peer divides its upload rate equally among the streams it sends, and its download rate among those it receives, but
+for those that their TCP holds to less: what they leave is the others'. A stream runs at the lesser of its two shares.
+What its other end leaves unused is not given to the other streams of this one, so this is a little slower than max-min
+fairness, which needs a computation over the whole swarm at each change.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from sim.engine.events import Events
 from sim.world.network import NetworkModel
@@ -41,8 +42,8 @@ class Flows:
     def offered(self, sender: int, receiver: int) -> float:
         """What one more stream would have, bytes a second."""
         return min(
-            self.network.up_bytes_s(sender) / (len(self.sending.get(sender, ())) + 1),
-            self.network.down_bytes_s(receiver) / (len(self.receiving.get(receiver, ())) + 1),
+            shared(self.network.up_bytes_s(sender), self.sending.get(sender, ()), 1),
+            shared(self.network.down_bytes_s(receiver), self.receiving.get(receiver, ()), 1),
         )
 
     def start(
@@ -75,8 +76,8 @@ class Flows:
     def pace(self, flow: Flow) -> None:
         now, network = self.events.now, self.network
         rate = min(
-            network.up_bytes_s(flow.sender) / len(self.sending[flow.sender]),
-            network.down_bytes_s(flow.receiver) / len(self.receiving[flow.receiver]),
+            shared(network.up_bytes_s(flow.sender), self.sending[flow.sender]),
+            shared(network.down_bytes_s(flow.receiver), self.receiving[flow.receiver]),
             flow.ceiling,
         )
         if rate == flow.rate:
@@ -90,3 +91,14 @@ class Flows:
         if due == flow.due:
             self.stop(flow)
             flow.done()
+
+
+def shared(rate: float, flows: Collection[Flow], more: int = 0) -> float:
+    """What of one end's rate a stream has that nothing else limits, beside these and so many more like it."""
+    count = len(flows) + more
+    if count > 1:
+        for ceiling in sorted([flow.ceiling for flow in flows if flow.ceiling < math.inf]):
+            if count == 1 or ceiling * count >= rate:
+                break
+            rate, count = rate - ceiling, count - 1
+    return rate / count

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from sim.scenario.conditions import Congestion
 from sim.world import cubic
-from sim.world.cubic import BETA, GROWTH, RENO
+from sim.world.cubic import BETA, GROWTH, RENO, STANDS
 from sim.world.line import FIRST_SEGMENTS, Line, Met
 
 __all__ = ["Back", "Passage", "Transport", "syn_again_s"]
@@ -204,7 +204,7 @@ class Transport:
             if line.clear < 0:
                 line.clear = self.gap(line)
             sent = min(left, line.clear + 1.0)
-            took_s += self.epoch(line, sent, at_s, rtt, full, recovers)
+            took_s += self.epoch(line, sent, at_s, rtt, full, recovers, sent > line.clear)
             left -= sent
             if sent <= line.clear:
                 line.clear -= int(sent)
@@ -221,20 +221,25 @@ class Transport:
                 took_s += self.again_s(line, rtt)
         return took_s + left * max(1 / at_s, rtt / math.sqrt(1.5 / line.loss))  # Mathis et al., equation 3
 
-    def epoch(self, line: Line, segments: float, at_s: float, rtt: float, full: float, recovers: bool) -> float:
-        """Seconds for so many segments without a loss: slow start up to the threshold, then a line upwards.
-        ``recovers``: for a round the window does not grow, since what was lost before it is sent again."""
+    def epoch(
+        self, line: Line, segments: float, at_s: float, rtt: float, full: float, recovers: bool, loses: bool
+    ) -> float:
+        """Seconds for so many segments until a loss: slow start up to the threshold, or until HyStart sees a queue of
+        its own, then a line upwards. ``recovers``: for a round the window does not grow, since what was lost before it
+        is sent again; ``loses``: the last of them is lost, and those before it in its round let the window grow."""
         took_s, left = 0.0, segments
         if recovers and line.window < full:
             if left <= line.window:
                 return left * max(1 / at_s, rtt / line.window)
             took_s, left = REORDERED * rtt, left - line.window
-        while line.window < min(line.threshold, full):
+        while line.window < min(line.threshold, STANDS * full):
             if left <= line.window:
+                if loses:
+                    line.window = min(line.window + (GROWTH - 1) * left, line.threshold)
                 return took_s + left / at_s
-            took_s += rtt
+            took_s += max(rtt, line.window / at_s)
             left -= line.window
-            line.window = min(line.window * GROWTH, line.threshold, full)
+            line.window = min(line.window * GROWTH, line.threshold)
         window = line.window
         if window < full:
             # r rounds carry w r + g r^2 / 2 segments; it grows until the rate is full.

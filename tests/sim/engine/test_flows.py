@@ -35,6 +35,7 @@ class Stream:
     size: float  # bytes
     start_s: float
     stop_s: float = math.inf  # when it is stopped, if it is not done before
+    ceiling: float = math.inf  # bytes a second that its TCP allows
 
 
 def ends_of(streams: list[Stream], network: NetworkModel) -> list[float]:
@@ -50,7 +51,7 @@ def ends_of(streams: list[Stream], network: NetworkModel) -> list[float]:
             ends[number] = events.now
             under_way.pop(number, None)
 
-        flow = flows.start(stream.sender, stream.receiver, stream.size, done)
+        flow = flows.start(stream.sender, stream.receiver, stream.size, done, stream.ceiling)
         if flow is not None:
             under_way[number] = flow
 
@@ -67,6 +68,17 @@ def ends_of(streams: list[Stream], network: NetworkModel) -> list[float]:
     return ends
 
 
+def level(rate: float, ceilings: list[float]) -> float:
+    """What each stream of one end has that is not held to less: that at which all together have the end's rate."""
+    if sum(ceilings) <= rate:
+        return math.inf
+    low, high = 0.0, rate
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(min(ceiling, middle) for ceiling in ceilings) <= rate else (low, middle)
+    return low
+
+
 def plainly(streams: list[Stream], network: NetworkModel) -> list[float]:
     """The same, slowly: all rates are found anew from the rule whenever anything begins or ends."""
     remaining = {number: float(stream.size) for number, stream in enumerate(streams)}
@@ -76,11 +88,10 @@ def plainly(streams: list[Stream], network: NetworkModel) -> list[float]:
         rates = {}
         for number in going:
             one = streams[number]
-            sending = sum(streams[other].sender == one.sender for other in going)
-            receiving = sum(streams[other].receiver == one.receiver for other in going)
-            rates[number] = min(
-                network.up_bytes_s(one.sender) / sending, network.down_bytes_s(one.receiver) / receiving
-            )
+            sending = [streams[other].ceiling for other in going if streams[other].sender == one.sender]
+            receiving = [streams[other].ceiling for other in going if streams[other].receiver == one.receiver]
+            up, down = network.up_bytes_s(one.sender), network.down_bytes_s(one.receiver)
+            rates[number] = min(level(up, sending), level(down, receiving), one.ceiling)
         times = [now + remaining[number] / rates[number] for number in going]
         times += [streams[number].start_s for number in remaining if number not in going]
         times += [streams[number].stop_s for number in going]
@@ -126,6 +137,13 @@ def test_a_stream_that_begins_slows_down_the_others():
     network = Rates(up=[100.0] * 3, down=[1000.0] * 3)
     # 300 bytes are left at 2 s, and half the rate for them: the newcomer's last 200 have the whole rate again.
     assert ends_of([Stream(0, 1, 500, 0.0), Stream(0, 2, 500, 2.0)], network) == pytest.approx([8.0, 10.0])
+
+
+def test_what_tcp_keeps_a_stream_from_taking_the_others_have():
+    """Beside a lossy exchange that moves a tenth of the rate a newcomer has the rest, and not half."""
+    network = Rates(up=[100.0] * 4, down=[1000.0] * 4)
+    streams = [Stream(0, 1, 1000, 0.0, ceiling=10.0), Stream(0, 2, 450, 0.0), Stream(0, 3, 450, 0.0, ceiling=1e3)]
+    assert ends_of(streams, network) == pytest.approx([100.0, 10.0, 10.0])
 
 
 @pytest.mark.parametrize(("up", "down", "seconds"), [(100.0, 400.0, 5.0), (400.0, 100.0, 5.0), (math.inf, 50.0, 10.0)])
@@ -182,7 +200,8 @@ def worlds(draw):
         sender, receiver = draw(st.permutations(range(PEERS)))[:2]
         start_s = draw(st.floats(0, 20))
         stop_s = draw(st.just(math.inf) | st.floats(0, 30).map(lambda after_s, start_s=start_s: start_s + after_s))
-        streams.append(Stream(sender, receiver, draw(st.integers(1, 1000)), start_s, stop_s))
+        ceiling = draw(st.sampled_from([math.inf, math.inf, 0.5, 2.0, 5.0, 30.0]))
+        streams.append(Stream(sender, receiver, draw(st.integers(1, 1000)), start_s, stop_s, ceiling))
     return network, streams
 
 
