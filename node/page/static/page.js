@@ -83,13 +83,17 @@
 
   const colours = new Map(); // by who came first, so that a member keeps its own for as long as the page is open
   let coloured = 0;
-  function colour(id) {
+  const COLOURS = 6, DASHES = [[], [10, 4], [3, 3], [12, 4, 3, 4]]; // the reports' of the simulator: dashes from the seventh on
+  function look(id) {
     if (!colours.has(id)) colours.set(id, coloured++);
-    return `hsl(${(215 + 137.5 * colours.get(id)) % 360}, 65%, 50%)`; // the golden angle: neighbours differ the most
+    return lookOf(colours.get(id));
+  }
+  function lookOf(number) {
+    return { colour: `--s${number % COLOURS}`, dash: DASHES[Math.floor(number / COLOURS) % DASHES.length] };
   }
 
   if (typeof module !== "undefined") { // tests without a browser
-    module.exports = { layout, edges, appended, aligned, summed, colours: (ids) => ids.map(colour), short, whole, stateOf };
+    module.exports = { layout, edges, appended, aligned, summed, looks: (ids) => ids.map(look), short, whole, stateOf };
     return;
   }
 
@@ -150,6 +154,11 @@
     $("graph").replaceChildren(...parts);
   }
 
+  function styled(variable) { return getComputedStyle(document.body).getPropertyValue(variable); }
+  function line(label, { colour, dash }) {
+    return { label, stroke: styled(colour), dash, width: 1.5, spanGaps: true, points: { show: false } };
+  }
+
   function chart(name, series, data, axes) {
     const place = $(name), key = JSON.stringify(series.map((one) => one.label));
     const width = Math.max(200, place.clientWidth);
@@ -159,10 +168,10 @@
       return;
     }
     if (drawn[name]) drawn[name].plot.destroy();
-    const ink = getComputedStyle(document.body).getPropertyValue("--soft"), grid = getComputedStyle(document.body).getPropertyValue("--line");
+    const ink = styled("--muted"), grid = styled("--grid");
     const axis = (more) => ({ stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, ...more });
     const plot = new uPlot({
-      width, height: 200, series: [{}, ...series], scales: { x: { time: axes.time } }, legend: { show: series.length <= 12 },
+      width, height: 200, series: [{ label: axes.time ? "time" : "step" }, ...series], scales: { x: { time: axes.time } }, legend: { show: series.length <= 12 },
       axes: [axis({}), axis({ size: 60, values: (_, ticks) => ticks.map(short) })],
     }, data, place);
     drawn[name] = { key, plot };
@@ -170,12 +179,11 @@
 
   function drawCharts() {
     const { ids, data } = aligned(losses);
-    if (ids.length) chart("losses", ids.map((id) => ({ label: id.slice(0, 8), stroke: colour(id), spanGaps: true, points: { show: false } })), data, { time: false });
+    if (ids.length) chart("losses", ids.map((id) => line(id.slice(0, 8), look(id))), data, { time: false });
     if (!own.length) return;
     const column = (index) => own.map((point) => point[index]);
-    const line = (label, stroke) => ({ label, stroke, spanGaps: true, points: { show: false } });
-    chart("distance", [line("distance", colour("distance"))], [column(0), column(1)], { time: true });
-    chart("rates", [line("up", colour("up")), line("down", colour("downwards"))], [column(0), column(2), column(3)], { time: true });
+    chart("distance", [line("distance", lookOf(0))], [column(0), column(1)], { time: true });
+    chart("rates", [line("up", lookOf(0)), line("down", lookOf(1))], [column(0), column(2), column(3)], { time: true });
   }
 
   function drawMembers(state) {

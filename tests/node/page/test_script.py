@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -14,6 +15,8 @@ from torch import nn
 
 from node.local import LocalSwarm
 from node.observe import figures
+from sim.report.html import STYLE
+from sim.report.plots import COLOURS, DASHES
 from tests.node.page.chromium import Browser, found
 
 SCRIPT = Path(figures.__file__).parents[1] / "page" / "static" / "page.js"
@@ -75,7 +78,7 @@ def test_a_line_in_the_browser_is_bounded_too(call):
 
 
 def test_members_lines_differ(call):
-    assert len(set(map(json.dumps, call("colours", [f"{number:032x}" for number in range(12)])))) == 12
+    assert len(set(map(json.dumps, call("looks", [f"{number:032x}" for number in range(12)])))) == 12
 
 
 # In a browser --------------------------------------------------------------------------------------------------------
@@ -150,7 +153,22 @@ def test_a_browser_shows_how_one_is_killed_and_another_joins(train, browser, tmp
     assert shown.evaluate("document.querySelectorAll('canvas').length") == 3
     assert phone.evaluate("document.documentElement.scrollWidth") <= 400
     backs = [one.evaluate("getComputedStyle(document.body).backgroundColor") for one in (shown, phone)]
-    assert backs == ["rgb(255, 255, 255)", "rgb(18, 20, 25)"]
+    assert backs == ["rgb(255, 255, 255)", "rgb(21, 24, 28)"]
     for one in (shown, phone):
         one.evaluate("1")
         assert one.complaints == []
+
+
+def test_the_page_draws_with_the_colours_of_the_simulators_reports(call):
+    """Who has looked at the one finds the other's curves at once; neither package knows of the other."""
+    light, dark = re.findall(r":root \{(.*?)\}", (SCRIPT.parent / "page.css").read_text())
+    assert re.findall(r"--s\d: (#\w+);", light) == [pair[0] for pair in COLOURS]
+    assert re.findall(r"--s\d: (#\w+);", dark) == [pair[1] for pair in COLOURS]
+    reports = re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
+    for name in ("page", "ink", "muted", "grid", "shade"):
+        for ours, theirs in zip((light, dark), reports, strict=True):
+            assert re.findall(rf"--{name}: (#\w+);", ours) == re.findall(rf"--{name}: (#\w+);", theirs)
+    looks = call("looks", [f"{number:032x}" for number in range(24)])
+    assert [look["colour"] for look in looks] == [f"--s{number % len(COLOURS)}" for number in range(24)]
+    dashes = [look["dash"] for look in looks[:: len(COLOURS)]]
+    assert dashes == [[] if dash == "-" else [round(2 * length) for length in dash[1]] for dash in DASHES]
