@@ -286,6 +286,7 @@ def main():
         best = min(row["best_s"] for row in rows[name])
         cpu = statistics.median(row.get("cpu_s", math.nan) for row in rows[name])  # of one process, snapshot and all
         print(f"{name:16}{1e3 * value:10.1f}{1e3 * best:10.1f}{value / medians['raw sockets']:8.2f}{1e3 * cpu:9.1f}")
+    print(f"\nSealed, an exchange runs at {medians['gossip'] / medians['gossip, sealed']:.2f} of plain ones' rate.")
     if "hivemind" in medians:
         print(f"\nAn exchange is {medians['hivemind'] / medians['gossip']:.1f} times as fast as a hivemind round.")
     print("\nTwo processes training side by side, a mix every 8 steps, against the same loop without Node\n")
