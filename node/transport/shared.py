@@ -60,16 +60,19 @@ class SideChannel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self.poll = select.poll()
-        self.poll.register(sock, select.POLLRDHUP)
         self.passed: dict[int, int] = {}  # descriptors by session
         self.lent: dict[int, Returned] = {}
         self.closed = False
 
     @property
     def open(self) -> bool:
-        """Whether neither side has closed it. The kernel knows at once, whatever else is under way."""
-        return not self.closed and not self.poll.poll(0)
+        """Whether neither side has closed it. The kernel knows at once, whatever else is under way. One look, one
+        object: threads look at the same time, of which a poll object allows no two."""
+        poll = select.poll()
+        with contextlib.suppress(ValueError):  # closed since by another thread
+            poll.register(self.socket, select.POLLRDHUP)
+            return not self.closed and not poll.poll(0)
+        return False
 
     def pass_on(self, session: int, descriptor: int) -> bool:
         """Whether it is there for who hears of this session next. Who takes nothing is given nothing more."""

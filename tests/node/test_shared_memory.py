@@ -8,6 +8,7 @@ import mmap
 import os
 import socket
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -264,6 +265,28 @@ def test_what_was_passed_is_there_when_the_session_is_heard_of(channels):
     near.close()
     assert not far.open
     assert not far.pass_on(8, memory.descriptor)
+
+
+def test_threads_may_look_at_the_same_time_whether_a_channel_is_open(channels):
+    near, far = channels
+    faults = []
+
+    def look():
+        try:
+            assert all(near.open for _ in range(3_000))
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    far.close()
+    assert not near.open
+    near.close()
+    assert not near.open
 
 
 def test_a_flood_of_descriptors_takes_no_more_than_four(channels):
