@@ -17,7 +17,7 @@ TOOLS_READY := $(TOOLS)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -61,6 +61,9 @@ bench: $(READY) ## measure the exchange beside raw sockets
 bench-codecs: $(READY) ## measure the codecs with their compiled passes and without, GB/s on one core
 	$(PY) benchmarks/codecs.py
 	GOSSIP_KERNEL=numpy $(PY) benchmarks/codecs.py
+
+bench-micro: $(READY) ## measure the parts of an exchange beside benchmarks/micro.json, CPU us; SAVE=1 makes it the baseline
+	$(PY) benchmarks/micro.py $(if $(SAVE),--save)
 
 bench-bytes: $(READY) ## compare accuracy with bytes for every codec, minutes
 	$(PY) benchmarks/bytes.py

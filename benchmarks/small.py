@@ -22,7 +22,7 @@ ELEMENTS = 100_000
 SETTLE_S = 5.0  # after everybody knows everybody, before the CPU is read
 
 
-def small(count: bool, seconds: float) -> dict[str, float]:
+def small(count: bool, seconds: float, elements: int = ELEMENTS) -> dict[str, float]:
     """One run of two nodes: their calls, or their CPU, for each exchange of one side."""
     import numpy as np
 
@@ -44,7 +44,7 @@ def small(count: bool, seconds: float) -> dict[str, float]:
     def train(index: int) -> None:
         sys.setprofile(None)  # of this thread
         seeds = [nodes[0].address] if index else []
-        with Node({"x": np.zeros(ELEMENTS, np.float32)}, None, seeds=seeds, config=config) as node:
+        with Node({"x": np.zeros(elements, np.float32)}, None, seeds=seeds, config=config) as node:
             nodes.append(node)
             node.step()
             while len(node.members) < 2 and not done.is_set():

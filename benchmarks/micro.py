@@ -1,0 +1,220 @@
+"""What the parts of an exchange cost, in microseconds of CPU, beside a stored baseline: a slowdown is seen.
+
+    python benchmarks/micro.py [--rounds 7] [--seconds 4] [--only WORD] [--json] [--save]
+
+Frames, codecs, a vector's transfer in memory, a boundary, and whole exchanges of two nodes in one process. All rows are
+measured in turn, round by round, and the best of a row counts: others' work only ever adds. Machines differ, so each
+round also times two fixed jobs, one of the interpreter's and one of memory's, and the second ratio is a row's to the
+baseline after both were divided by the job that limits it. That ratio is what to look at: 1 is as before, and what
+stays above 1.2 when it is run again deserves a look. Nothing fails here.
+
+``--save`` makes this run the baseline: beside the change that explains it, on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+import numpy as np
+import xxhash
+from small import small
+
+from gossip import kernel
+from gossip.averaging.boundary import Boundary, Update
+from gossip.averaging.streams import DifferenceReceiver, Sender
+from gossip.codecs import get_codec
+from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
+from gossip.wire.messages import Chunk, Commit, Offer
+from node.model.kept import KeptWeights
+from node.model.pool import VectorPool
+from node.model.snapshot import ModelState
+
+BASELINE = Path(__file__).with_suffix(".json")
+CHUNK = 131_072  # elements, as the default configuration has it
+LARGE = 1_000_000  # elements of a vector that does not stay in cache
+SMALL = (5_000, 100_000)  # elements of whole exchanges
+AT_ONCE_S = 0.02  # of CPU in a row's turn: a thousand times the clock's grain
+PYTHON, MEMORY = "python", "memory"  # what a row is limited by
+
+Work = Callable[[], object]
+
+
+def frames() -> dict[str, tuple[Work, str]]:
+    messages = {
+        "chunk": (Chunk(2**60, 131_072, CHUNK, 2**63), 4 * CHUNK),
+        "offer": (Offer(2**60, "f" * 32, b"g" * 16, 12.5, 0.5, "fp32"), 0),
+        "commit": (Commit(2**60), 0),
+    }
+
+    def there_and_back(message, body):
+        def work():
+            frame = encode(message, body)
+            read_prefix(frame[:PREFIX_BYTES])
+            decode(frame[PREFIX_BYTES:], body)
+
+        return work
+
+    return {f"frame {name}": (there_and_back(*one), PYTHON) for name, one in messages.items()}
+
+
+def codecs() -> dict[str, tuple[Work, str]]:
+    """Of one chunk: encoded, then subtracted from as it arrives."""
+    rng = np.random.default_rng(0)
+    theirs, ours = (rng.standard_normal(CHUNK, dtype=np.float32) for _ in range(2))
+    rows: dict[str, tuple[Work, str]] = {}
+    for name in ("fp32", "bf16", "int8", "int4"):
+        codec = get_codec(name)
+        body, out, own = bytearray(codec.encoded_bytes(CHUNK)), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+
+        def both(codec=codec, body=body, out=out, own=own):
+            codec.encode(theirs, body, 1, 0)
+            codec.subtract(body, ours, out, own, 1, 0)
+
+        rows[f"codec {name}, a chunk"] = both, MEMORY
+    return rows
+
+
+def transfers() -> dict[str, tuple[Work, str]]:
+    """A vector from a sender to a receiver, without a link: framed, checked, subtracted, with both norms."""
+    rng = np.random.default_rng(1)
+    rows: dict[str, tuple[Work, str]] = {}
+    for elements, name in ((SMALL[0], "fp32"), (LARGE, "fp32"), (LARGE, "int8")):
+        theirs, ours = (rng.standard_normal(elements, dtype=np.float32) for _ in range(2))
+        out, codec = np.empty_like(ours), get_codec(name)
+
+        def across(theirs=theirs, ours=ours, out=out, codec=codec):
+            sender, receiver = Sender(1, theirs, codec, CHUNK), DifferenceReceiver(1, ours, out, codec)
+            while not sender.done:
+                start = sender.position
+                _, body = sender.next_frame()
+                chunk = Chunk(1, start, sender.position - start, xxhash.xxh3_64_intdigest(body))
+                receiver.place(chunk, len(body))[:] = body
+                assert receiver.arrived(chunk)
+
+        rows[f"transfer {name}, {elements:,}"] = across, MEMORY if elements == LARGE else PYTHON
+    return rows
+
+
+def boundaries() -> dict[str, tuple[Work, str]]:
+    """The training thread's share of a mix: a snapshot at one visit, what came of it added at the next."""
+    rows: dict[str, tuple[Work, str]] = {}
+    for elements in (SMALL[0], LARGE):
+        state = ModelState({f"w{number}": np.zeros(elements // 10, np.float32) for number in range(10)})
+        pool = VectorPool(state)
+        boundary = Boundary(state, pool, KeptWeights(state))
+
+        def mix(boundary=boundary, pool=pool):
+            boundary.want_snapshot(1)
+            [(_, snapshot, _)] = boundary.visit(lambda vector: None).snapshots
+            boundary.owe()
+            boundary.want_update(Update(snapshot))
+            for update in boundary.visit(lambda vector: None).updates:
+                pool.give(update.vector)
+
+        rows[f"boundary, {elements:,}"] = mix, MEMORY if elements == LARGE else PYTHON
+    return rows
+
+
+def paces() -> dict[str, Work]:
+    """Fixed work: how fast this machine is at the moment."""
+    one, other = np.ones(LARGE, np.float32), np.ones(LARGE, np.float32)
+    table = {number: number for number in range(64)}
+
+    def interpreter():
+        total = 0
+        for number in range(2_000):
+            total += table[number & 63]
+            table[number & 63] = number
+        return total
+
+    return {PYTHON: interpreter, MEMORY: lambda: np.add(one, other, out=other)}
+
+
+def turn(work: Work, times: int) -> float:
+    """Microseconds of CPU of one."""
+    begin = time.thread_time()
+    for _ in range(times):
+        work()
+    return 1e6 * (time.thread_time() - begin) / times
+
+
+def measured(rows: dict[str, Work], rounds: int) -> dict[str, float]:
+    """The best of each row's turns, in microseconds."""
+    best, times = {}, {}
+    for name, work in rows.items():
+        work()
+        times[name] = max(1, round(1e6 * AT_ONCE_S / max(turn(work, 3), 0.1)))
+    gc.disable()  # a collection is nobody's in particular
+    for _ in range(rounds):
+        for name, work in rows.items():
+            best[name] = min(best.get(name, float("inf")), turn(work, times[name]))
+        gc.collect()
+    gc.enable()
+    return best
+
+
+def exchanges(seconds: float, runs: int, wanted: Callable[[str], bool]) -> dict[str, float]:
+    """Of one side of a whole exchange: all threads of its process, and the training thread's share. The best run."""
+    found: dict[str, float] = {}
+    for _ in range(runs):
+        for elements in SMALL:
+            name = f"exchange, {elements:,}"
+            if wanted(name):
+                row = small(False, seconds / runs, elements)
+                for which, ms in ((name, row["cpu_ms"]), (f"{name}, in step()", row["cpu_step_ms"])):
+                    found[which] = min(found.get(which, float("inf")), 1e3 * ms)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each size of whole exchanges")
+    parser.add_argument("--only", default="", help="rows whose name has this in it")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", action="store_true", help="as the baseline")
+    asked = parser.parse_args()
+    if asked.save and asked.only:
+        parser.error("--save takes all rows: leave --only out")
+    rows = {name: row for part in (frames, codecs, transfers, boundaries) for name, row in part().items()}
+    limits = {name: limit for name, (_, limit) in rows.items()}
+    works = {name: work for name, (work, _) in rows.items() if asked.only in name}
+    found = measured(paces() | works, asked.rounds)
+    found |= exchanges(asked.seconds, min(3, asked.rounds), lambda name: asked.only in name)
+    machine = {"python": platform.python_version(), "numpy": np.__version__, "kernel": kernel.built()}
+    if asked.save:
+        BASELINE.write_text(
+            json.dumps({"with": machine, "us": {k: round(v, 2) for k, v in found.items()}}, indent=1) + "\n"
+        )
+    if asked.json:
+        print(json.dumps({"with": machine, "us": found}))
+        return
+    baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {"with": {}, "us": {}}
+    show(found, baseline["us"], limits)
+    for name, value in machine.items():
+        if baseline["with"].get(name) != value:
+            print(f"The baseline is of {name} {baseline['with'].get(name)}, this of {value}.")
+
+
+def show(found: dict[str, float], before: dict[str, float], limits: dict[str, str]) -> None:
+    print(f"{'microseconds of CPU':32}{'now':>10}{'baseline':>10}{'times':>8}{'by pace':>9}")
+    for name, us in found.items():
+        if name not in before:
+            print(f"{name:32}{us:10.1f}{'-':>10}")
+            continue
+        times, limit = us / before[name], limits.get(name, PYTHON)
+        pace = found[limit] / before[limit] if limit in before else 1.0
+        print(f"{name:32}{us:10.1f}{before[name]:10.1f}{times:8.2f}{times / pace:9.2f}")
+
+
+if __name__ == "__main__":
+    main()

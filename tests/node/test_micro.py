@@ -1,0 +1,20 @@
+"""What a slowdown is seen by: the rows of benchmarks/micro.py and the baseline that it stands beside."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def test_each_row_has_its_baseline():
+    command = [sys.executable, str(BENCHMARKS / "micro.py"), "--rounds", "1", "--json", "--only", ", "]
+    command += ["--seconds", "0.3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    measured = json.loads(done.stdout)
+    baseline = json.loads((BENCHMARKS / "micro.json").read_text())
+    assert measured["with"].keys() == baseline["with"].keys()
+    assert measured["us"].keys() == {name for name in baseline["us"] if ", " in name} | {"python", "memory"}
+    assert all(us > 0 for us in measured["us"].values())
+    assert all(us > 0 for us in baseline["us"].values())
