@@ -34,6 +34,7 @@ BOOK_DIALS = 4  # members of the address book tried at once after a restart
 WAIT_S = 0.25  # with nobody to mix with
 MEET_S = 0.5  # from the first link until a newcomer asks for weights: a table is there within a round trip or two
 NEVER = -math.inf
+IDLE = Phase.IDLE  # an Enum's attributes are slow
 MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
 
 
@@ -123,7 +124,7 @@ class Peer(Holder):
         for exchange in exchanges.table.values():
             if exchange.deadline < soonest:
                 soonest = exchange.deadline
-        if joining.phase is not Phase.IDLE:
+        if joining.phase is not IDLE:
             soonest = min(soonest, joining.next_deadline())
         elif self.schedule.due_at < soonest and self.local.ready and not exchanges.outgoing:
             soonest = min(soonest, max(self.schedule.due_at, self.schedule.retry_at))
@@ -134,10 +135,7 @@ class Peer(Holder):
             soonest = reach.deadline
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
-        judge = self.judge
-        if judge.since_s == judge.since_s:  # one is on trial
-            soonest = min(soonest, judge.deadline)
-        return soonest
+        return self.judge.deadline if self.judge.deadline < soonest else soonest
 
     # -- beginning and end ---------------------------------------------------------------------------------------
     def start(self, now: float) -> list[Effect]:
@@ -245,7 +243,7 @@ class Peer(Holder):
     def unsettled(self) -> bool:
         """Whether :meth:`after` has something to note."""
         exchanges = self.exchanges
-        busy = exchanges.mixed_at or exchanges.gave_up or self.joining.phase is not Phase.IDLE
+        busy = exchanges.mixed_at or exchanges.gave_up or self.joining.phase is not IDLE
         return bool(busy or self.conduct.news)
 
     def check_reach(self, now: float) -> list[Effect]:
@@ -283,7 +281,7 @@ class Peer(Holder):
         self.samples = samples
 
     def maybe_mix(self, now: float) -> list[Effect]:
-        waiting = now < self.schedule.retry_at or self.exchanges.outgoing or self.joining.phase is not Phase.IDLE
+        waiting = now < self.schedule.retry_at or self.exchanges.outgoing or self.joining.phase is not IDLE
         if not self.local.ready or self.left or waiting:
             return []
         if not (self.schedule.due(self.steps, now) or self.local.settling):
@@ -397,7 +395,7 @@ class Peer(Holder):
         if self.exchanges.table:
             effects += self.exchanges.tick(now)
             effects += self.exchanges.look_elsewhere(self.membership.state, now)
-        if self.joining.phase is not Phase.IDLE:
+        if self.joining.phase is not IDLE:
             effects += self.joining.tick(now)
         if self.donating.table:
             effects += self.donating.tick(now)
@@ -438,7 +436,7 @@ class Peer(Holder):
             exchanges.gave_up = False
             self.schedule.wait(now, collided_s(self.rng))
         joining = self.joining
-        if joining.phase is not Phase.IDLE and joining.starved and joining.deadline <= now:
+        if joining.phase is not IDLE and joining.starved and joining.deadline <= now:
             effects += self.joining.more_candidates(self.runs.donors(self.joining.genesis), now)
         return effects
 

@@ -19,7 +19,7 @@ class Judge:
 
     def __init__(self) -> None:
         self.before: deque[float] = deque(maxlen=REMEMBERED)
-        self.since_s = math.nan  # of the trial; nan: there is none
+        self.deadline = math.inf  # of the trial; infinite: there is none
         self._steps = -1
         self._skipped = False
         self._after: list[float] = []
@@ -31,17 +31,13 @@ class Judge:
 
     @property
     def on_trial(self) -> bool:
-        return not math.isnan(self.since_s)
-
-    @property
-    def deadline(self) -> float:
-        return self.since_s + TRIAL_S if self.on_trial else math.inf
+        return self.deadline < math.inf
 
     def begin(self, steps: int, now: float) -> None:
-        self.since_s, self._steps, self._skipped, self._after = now, steps, False, []
+        self.deadline, self._steps, self._skipped, self._after = now + TRIAL_S, steps, False, []
 
     def end(self) -> None:
-        self.since_s = math.nan
+        self.deadline = math.inf
 
     def heard(self, steps: int, loss: float | None) -> bool | None:
         """A report. Of a trial: True when it is passed, False when it is failed, None while neither is known."""

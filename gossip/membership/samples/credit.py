@@ -10,9 +10,11 @@ lies has no say in what it may claim unless at least half of those with a pace l
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from gossip.ids import PeerId
+from gossip.membership.entry import Entry
 
 __all__ = ["MOST_SAMPLES", "Credit", "Pace"]
 
@@ -26,29 +28,24 @@ FLOOR_PER_S = 1.0  # the pace while nobody is known to train; what is credited l
 class Pace:
     """Samples a second of one member: of its last window, or half of what the one before it came to."""
 
-    __slots__ = ("_mark", "_since_s", "made", "per_s")
+    __slots__ = ("made", "mark", "per_s", "since_s")
 
     def __init__(self, now: float) -> None:
         self.made = 0  # credited samples since we watch it
         self.per_s = 0.0
-        self._mark, self._since_s = 0, now
+        self.mark, self.since_s = 0, now
 
     def look(self, now: float) -> None:
         """Close the window if it is over. One in which nothing was made stays open: a step may take longer than it, and
         who evaluates for an hour is no slower afterwards."""
-        elapsed_s, more = now - self._since_s, self.made - self._mark
+        elapsed_s, more = now - self.since_s, self.made - self.mark
         if not more and not self.per_s:
-            self._since_s = now  # it has not begun
+            self.since_s = now  # it has not begun
         elif more and elapsed_s >= WINDOW_S:
             self.per_s = max(more / elapsed_s, self.per_s / 2)
-            self._mark, self._since_s = self.made, now
+            self.mark, self.since_s = self.made, now
         elif more and not self.per_s and elapsed_s >= FIRST_S:
             self.per_s = more / elapsed_s  # the window goes on, and will say better
-
-    def reckoned(self, per_s: float, now: float) -> None:
-        """It is taken to go on at this pace, which therefore is its pace."""
-        self.per_s = per_s
-        self._mark, self._since_s = self.made, now
 
     def first(self, more: int, now: float) -> None:
         """So many samples were made."""
@@ -81,19 +78,19 @@ class Credit:
         """Whether it is time to measure anew."""
         return now >= self._looked_s + WINDOW_S
 
-    def watch(self, peers: Iterable[tuple[PeerId, float]], now: float) -> None:
-        """Measure anew; ``peers``: those we are linked with, the longest first, and at which rate they are reckoned to
-        make samples, which :meth:`made` is not told of; 0.0: at none."""
-        self._looked_s = now
+    def watch(self, links: Iterable[PeerId], entries: Mapping[PeerId, Entry], now: float) -> None:
+        """Measure anew; ``links``: those we are linked with, the longest first. Their entries say at which rate they
+        are reckoned to make samples, which :meth:`made` is not told of; 0.0: at none."""
+        self._looked_s, paces = now, self._paces
         watched: dict[PeerId, Pace] = {}
-        for peer, rate in peers:
-            pace = watched[peer] = self._paces.get(peer) or Pace(now)
-            if rate:
-                pace.reckoned(rate, now)
+        for peer in islice(links, PACES):
+            pace = paces.get(peer)
+            watched[peer] = pace = Pace(now) if pace is None else pace
+            rate = entries[peer].rate
+            if rate:  # it is taken to go on at this pace, which therefore is its pace
+                pace.per_s, pace.mark, pace.since_s = rate, pace.made, now
             else:
                 pace.look(now)
-            if len(watched) == PACES:
-                break
         self._paces = watched
         self.mine.look(now)
         self._settle()

@@ -171,7 +171,7 @@ class Tally:
         self._settled_s = now
         credit, entries = self.credit, self.entries
         if credit.due(now):
-            credit.watch(((peer, entries[peer].rate) for peer in self.links), now)
+            credit.watch(self.links, entries, now)
             if credit.per_s < self._fastest:  # rare: who is so fast is among those behind from now on
                 self._fastest = 0.0
                 for entry in entries.values():
