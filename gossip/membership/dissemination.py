@@ -1,4 +1,8 @@
-"""What is still to be told: each update goes out a number of times, the least told and then the newest first."""
+"""What is still to be told: each update goes out a number of times, the least told and then the newest first.
+
+News asks for frames of its own until it was told half as often as it is to be; by then few have not heard of it (one in
+400 of 300 members), and the other half goes out on pings, acks and frames that go anyway.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ from functools import lru_cache
 from gossip.ids import MemberRecord, PeerId
 from gossip.wire.messages import Update
 
-__all__ = ["Rumours", "retransmits", "told_of_progress"]
+__all__ = ["Rumours", "retransmits", "told_before", "told_of_progress"]
 
 LEVELS = 24  # over the 20 retransmissions of the largest table
-PROGRESS_TELLINGS = 4  # as often as in the smallest swarm; what some miss, the next progress of its owner replaces
+# As often as in the smallest swarm. What some miss of progress, the next one of its owner replaces; and that a suspect
+# is dead each finds out by itself, as long as it knows who accuses it.
+MERE_TELLINGS = 4
 SAME_PACE = 1 / 50  # of the rate: its owner signs anew when others are 2 % off
 MAX_RUMOURS = 1024  # beyond this the push-pull carries the rest: 32 a frame and 6 frames a second are told in 5 s
 
@@ -25,8 +31,7 @@ def retransmits(members: int) -> int:
 class Rumours:
     """One record and one hint for each member at most, a newer one in the place of an older.
 
-    Mere progress waits for frames that go out anyway: for it alone none is sent, since until it comes its owner's rate
-    says as much.
+    Mere progress, and the burial of a suspect, wait for frames that go out anyway: for them alone none is sent.
     """
 
     def __init__(self, period_s: float, now: float) -> None:
@@ -35,31 +40,31 @@ class Rumours:
         self._gossiped_s = now - period_s
         self._levels: list[dict[bytes, Update]] = [{} for _ in range(LEVELS)]  # times told -> what, newest last
         self._told: dict[bytes, int] = {}  # key -> times told
-        self._mere: set[bytes] = set()  # those of them that are mere progress
+        self._mere: set[bytes] = set()  # those of them that ask for no frame: told half, or never to have one
 
     def __len__(self) -> int:
         return len(self._told)
 
     @property
     def pressing(self) -> bool:
-        """Whether there is anything to tell but progress."""
+        """Whether there is anything to tell that asks for a frame."""
         return len(self._told) > len(self._mere)
 
-    def put(self, update: Update, now: float, progress: int | None = None) -> None:
+    def put(self, update: Update, now: float, mere: int | None = None) -> None:
         """Start telling this, at once if we have been silent, and stop telling what it replaces.
 
-        ``progress``: it is no more than that; begin as if it had been told so often already. In the place of news that
-        still was to be told it is news itself.
+        ``mere``: it asks for no frame; begin as if it had been told so often already. In the place of news that still
+        was to be told it is news itself.
         """
         # A hint does not replace a record nor the other way: progress of a suspect would silence its accusers.
         key = update.id if isinstance(update, MemberRecord) else hint_key(update.peer)
-        before, told = self._told.get(key), progress or 0
+        before, told = self._told.get(key), mere or 0
         if before is not None:
             del self._levels[before][key]
             told = min(told, before)
         self._levels[told][key] = update
         self._told[key] = told
-        if progress is None:
+        if mere is None:
             self._mere.discard(key)
         elif before is None:
             self._mere.add(key)
@@ -114,7 +119,10 @@ class Rumours:
             moved.append((told + copies, some))
             if len(taken) == count:
                 break
+        half = limit // 2
         for told, some in moved:
+            if told >= half:
+                self._mere.update(some)
             if told < limit:
                 if levels[told]:
                     levels[told] |= some
@@ -134,12 +142,15 @@ class Rumours:
             self._mere.discard(key)
 
 
+def told_before(members: int) -> int:
+    """As how often told a mere update begins: it goes out behind all else, and leaves first."""
+    return min(retransmits(members), LEVELS) - MERE_TELLINGS
+
+
 def told_of_progress(record: MemberRecord, before: MemberRecord, members: int) -> int:
-    """How often a mere progress counts as told before it is. One of the same pace goes out behind all else, and leaves
-    first. With another, whoever missed it would be wrong by ever more: it is told as often as news."""
-    if abs(record.rate - before.rate) > SAME_PACE * record.rate:
-        return 0
-    return min(retransmits(members), LEVELS) - PROGRESS_TELLINGS
+    """How often a mere progress counts as told before it is. Of another pace than before whoever missed it would be
+    wrong by ever more: it is told as often as news."""
+    return 0 if abs(record.rate - before.rate) > SAME_PACE * record.rate else told_before(members)
 
 
 def hint_key(peer: PeerId) -> bytes:

@@ -24,7 +24,7 @@ from gossip.effects import Effect, MemberChanged, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.accusations import Accusers, accusation, is_signed
 from gossip.membership.detector import Detector, suspicion_s
-from gossip.membership.dissemination import Rumours, told_of_progress
+from gossip.membership.dissemination import Rumours, told_before, told_of_progress
 from gossip.membership.entry import VERIFIED_BURST, VERIFIED_PER_S, Allowance, Entry
 from gossip.membership.strangers import Introductions
 from gossip.membership.table import Table
@@ -243,8 +243,19 @@ class MemberStates:
             else:
                 self.place(entry, entry.record, DEAD, now)
                 entry.accusers = (self.own(entry.record, True),)
-                self._rumours.put(entry.hint(), now)
-        self.deadline = self._suspicions[0][0] if self._suspicions else math.inf
+                self._rumours.put(entry.hint(), now, told_before(self._table.size))  # the others bury it as well
+        self._settle()
+
+    def _settle(self) -> None:
+        """A timer of one who is suspected no more, or until another time, would wake the driver for nothing."""
+        suspicions, entries = self._suspicions, self._table.entries
+        while suspicions:
+            when, peer = suspicions[0]
+            entry = entries.get(peer)
+            if entry is not None and entry.state is SUSPECT and entry.expires_s == when:
+                break
+            heapq.heappop(suspicions)
+        self.deadline = suspicions[0][0] if suspicions else math.inf
 
     def slept(self, gap_s: float) -> None:
         """Nobody is judged by the time in which this process was stopped."""
@@ -300,4 +311,4 @@ class MemberStates:
     def _until(self, entry: Entry, when: float) -> None:
         entry.expires_s = when
         heapq.heappush(self._suspicions, (when, entry.record.id))
-        self.deadline = self._suspicions[0][0]
+        self._settle()

@@ -10,7 +10,7 @@ from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.errors import RemoteError
 from gossip.membership.detector import suspicion_s
 from gossip.membership.samples.run_count import made
-from gossip.wire.messages import MAX_RECORDS, Digest, Gossip, Hint, Ping, Records
+from gossip.wire.messages import MAX_RECORDS, Ack, Digest, Gossip, Hint, Ping, Records
 from tests.gossip.membership.members import MemberWorld, acquainted, meet, member, peer_id, record_of, sent
 from tests.harness.world import address_of
 
@@ -98,6 +98,23 @@ def test_the_accused_refutes_with_the_next_incarnation():
     assert other.state(me.me.id) is SUSPECT
     other.receive(peer_id(1), Gossip((me.me,)), 1.1)
     assert other.state(me.me.id) is ALIVE
+
+
+def test_that_a_suspect_is_dead_is_told_without_frames_of_its_own():
+    me, gossiped, pinged, died_s = acquainted(4), [], [], None
+    me.receive(peer_id(1), Gossip(tuple(Hint(peer_id(2), 1, False, peer_id(by)) for by in (1, 3))), 1.0)
+    while me.deadline < 60.0:
+        now = me.deadline
+        effects = me.tick(now)
+        if died_s is None and MemberChanged(peer_id(2), SUSPECT, DEAD) in effects:
+            died_s = now
+        for send in sent(effects, Ping):
+            me.receive(send.to, Ack(send.message.seq, ()), now)
+            pinged += [hint for hint in send.message.updates if isinstance(hint, Hint) and hint.dead]
+        gossiped += [send for send in sent(effects, Gossip) if died_s is not None]
+    assert died_s is not None
+    assert [hint.peer for hint in pinged] == 4 * [peer_id(2)], "as often as there is need, since the others bury it too"
+    assert not gossiped
 
 
 def test_progress_does_not_refute():

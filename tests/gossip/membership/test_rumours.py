@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.membership.dissemination import PROGRESS_TELLINGS, Rumours, retransmits, told_of_progress
+from gossip.membership.dissemination import MERE_TELLINGS, Rumours, retransmits, told_before, told_of_progress
 from gossip.wire.messages import Hint
 from gossip.wire.records import mere_progress
 
@@ -74,7 +74,7 @@ def test_progress_of_one_pace_is_told_four_times_however_large_the_swarm():
     for members in (2, 100, 9_000):
         rumours = Rumours(0.5, 0.0)
         rumours.put(record_of(1), 0.0, told_of_same_pace(members))
-        assert tellings_of(rumours, members) == PROGRESS_TELLINGS == 4
+        assert tellings_of(rumours, members) == MERE_TELLINGS == 4
 
 
 def test_another_pace_is_told_as_often_as_news():
@@ -84,7 +84,7 @@ def test_another_pace_is_told_as_often_as_news():
         record = record_of(1, rate=rate, samples=200)
         rumours = Rumours(0.5, 0.0)
         rumours.put(record, 0.0, told_of_progress(record, before, 1_000))
-        assert tellings_of(rumours, 1_000) == (retransmits(1_000) if news else PROGRESS_TELLINGS)
+        assert tellings_of(rumours, 1_000) == (retransmits(1_000) if news else MERE_TELLINGS)
 
 
 def test_for_progress_alone_no_frame_goes_out():
@@ -102,9 +102,33 @@ def test_for_progress_alone_no_frame_goes_out():
     rumours.put(record_of(3), 2.0, told_of_same_pace(100))
     while rumours.pressing:
         rumours.take(1, 3, 100)
-    assert len(rumours) == 1
     rumours.gossiped(2.5)
     assert rumours.due_s == math.inf
+
+
+def test_news_asks_for_frames_until_it_was_told_half_as_often_and_pings_tell_the_rest():
+    for members in (2, 100, 9_000):
+        rumours = Rumours(0.5, 0.0)
+        rumours.put(record_of(1), 0.0)
+        half = retransmits(members) // 2
+        for _ in range(half):
+            assert rumours.pressing
+            rumours.take(32, 1, members)
+        assert not rumours.pressing
+        rumours.gossiped(9.0)
+        assert rumours.due_s == math.inf
+        assert tellings_of(rumours, members) == half
+
+
+def test_what_takes_the_place_of_news_that_was_told_half_asks_for_frames_if_it_is_news():
+    for mere in (False, True):
+        rumours = Rumours(0.5, 0.0)
+        rumours.put(record_of(1), 0.0)
+        while rumours.pressing:
+            rumours.take(32, 3, 100)
+        rumours.put(record_of(1, sequence=1), 1.0, told_before(100) if mere else None)
+        assert rumours.pressing is not mere
+        assert tellings_of(rumours, 100) == retransmits(100) - (6 if mere else 0), "12, of which 6 were told"
 
 
 def test_progress_in_the_place_of_news_still_asks_for_a_frame_and_the_other_way_round():
@@ -123,7 +147,7 @@ def test_progress_goes_out_behind_all_news():
     rumours = Rumours(0.5, 0.0)
     rumours.put(record_of(1), 0.0)
     rumours.put(record_of(2), 0.0, told_of_same_pace(1_000))
-    for _ in range(retransmits(1_000) - PROGRESS_TELLINGS):
+    for _ in range(retransmits(1_000) - MERE_TELLINGS):
         assert rumours.take(1, 1, 1_000) == (record_of(1),)
 
 
