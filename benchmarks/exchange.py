@@ -200,13 +200,13 @@ def script(python, name, *arguments):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def slowdown(kind, seconds=6.0, pairs=3):
+def slowdown(kind, seconds=6.0, pairs=3, shared=False):
     """Steps per second of two processes side by side, with a mix every 8 steps and without Node, in turn."""
     alone, together, mixes, overhead = [], [], [], []
     for _ in range(pairs):
         for with_node in (False, True):
             flags = ["trainer", "--kind", kind, "--seconds", seconds] + (["--node"] if with_node else [])
-            pair = Pair(flags, nodes=with_node)
+            pair = Pair(flags, nodes=with_node, shared=shared)
             if with_node:
                 pair.say()
             pair.wait_ready()
@@ -277,6 +277,7 @@ def main():
                 rows[name].append(job())
     medians = {name: statistics.median(row["median_s"] for row in found) for name, found in rows.items()}
     slowed = {kind: slowdown(kind) for kind in ("gpt-1m", "mlp-10m", "cnn-100k", "mlp-5k")}
+    slowed |= {f"{kind}, memory": slowdown(kind, shared=True) for kind in ("gpt-1m", "mlp-10m", "cnn-100k")}
     if args.json:
         print(json.dumps({"exchange": rows, "median_s": medians, "training": slowed}))
         return

@@ -20,7 +20,7 @@ from gossip.config import Config
 from gossip.errors import ProtocolError
 from gossip.ids import PeerId, short
 from gossip.wire.messages import Came, Hello, Lent, Meet, Read
-from node.model.host_memory import HostMemory, lying
+from node.model.host_memory import HostMemory, Views
 from node.model.pool import VectorPool
 from node.transfers.loans import LOANS, Loan
 from node.transfers.sessions import StreamSession, StreamSessions
@@ -39,16 +39,17 @@ class Borrowing:
     a stream."""
 
     def __init__(
-        self, session: StreamSession, receiver: Receiver, descriptor: int, lent: Lent, chunk: int
+        self, session: StreamSession, receiver: Receiver, views: Views, descriptor: int, lent: Lent, chunk: int
     ) -> None:  # fmt: skip
-        self.session, self.receiver, self.descriptor, self.lent = session, receiver, descriptor, lent
+        self.session, self.receiver, self.lent = session, receiver, lent
+        self.views, self.descriptor = views, descriptor
         self.chunk = chunk // ALIGN * ALIGN
         self.lost = False  # for want of room here
 
     def run(self) -> None:
         """In any thread; the descriptor is closed then. Raises ProtocolError: what lies there is no vector."""
         try:
-            theirs = lying(self.descriptor, self.lent.offset, self.lent.elements)
+            theirs = self.views.lying(self.descriptor, self.lent.offset, self.lent.elements)
         except OSError:
             self.lost = True
             return
@@ -195,7 +196,7 @@ class Neighbours:
                 self.averager.failed(lent.session, "broken")
             return
         session, receiver = found
-        borrowing = Borrowing(session, receiver, descriptor, lent, self.config.chunk_elements)
+        borrowing = Borrowing(session, receiver, channel.views, descriptor, lent, self.config.chunk_elements)
         if lent.elements > INLINE_ELEMENTS and link.nursery is not None:
             session.borrowing = True
             link.nursery.start_soon(self.borrow_in_thread, link, channel, borrowing)

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from node.model.host_memory import Views
 from node.transport.forks import keep_from_children
 
 __all__ = ["MeetingPlace", "Returned", "SideChannel", "connected", "host_name"]
@@ -62,6 +63,7 @@ class SideChannel:
         self.socket = sock
         self.passed: dict[int, int] = {}  # descriptors by session
         self.lent: dict[int, Returned] = {}
+        self.views = Views()
         self.closed = False
 
     @property
@@ -109,6 +111,7 @@ class SideChannel:
         """The socket first: from here on the other side uses nothing that it has not read yet."""
         self.closed = True
         self.socket.close()
+        self.views = Views()
         for session in list(self.passed):
             self.drop(session)
         while self.lent:

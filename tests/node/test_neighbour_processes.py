@@ -80,7 +80,7 @@ def stopped(process):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory of a host is shared on Linux")
 def test_processes_mix_by_memory_and_one_that_stops_or_dies_in_the_middle_costs_an_exchange(train, until, neighbour):
-    weights = np.zeros(SIZE, np.float32)
+    weights, others = np.zeros(SIZE, np.float32), set(host_memory._all)  # of tests before this one
     here = train({"x": weights}, config=CONFIG)
     runtime = here.side.runtime
     child = neighbour(here.node.address)
@@ -119,6 +119,6 @@ def test_processes_mix_by_memory_and_one_that_stops_or_dies_in_the_middle_costs_
     until(lambda: not len(runtime.links), 30)
     assert not runtime.streams.neighbours.near
     until(lambda: not runtime.averager.snapshots, 30)
-    assert len(host_memory._all) <= here.side.pool.KEPT
+    assert len(set(host_memory._all) - others) <= here.side.pool.KEPT
     assert np.ptp(here.do(lambda node: weights.copy())) == 0.0
     assert here.node.metrics().shared_links == 0

@@ -16,7 +16,7 @@ import pytest
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
 from gossip.codecs import CODECS, get_codec
 from gossip.errors import ProtocolError
-from node.model.host_memory import HostMemory, lying
+from node.model.host_memory import HostMemory, Views, lying
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.transport import shared
@@ -118,6 +118,22 @@ def test_memory_is_given_back_when_no_array_lies_there_any_more():
     theirs = theirs.sum()
     assert mappings() == before
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_neighbours_memory_stays_mapped_for_the_next_time_four_pieces_of_it_at_most():
+    memory, views = [HostMemory(SIZE) for _ in range(Views.MOST + 1)], Views()
+    first = views.lying(memory[0].descriptor, 0, SIZE)
+    again = os.dup(memory[0].descriptor)
+    assert views.lying(again, 0, SIZE) is first
+    os.close(again)
+    memory[0].vector[:] = 3.0
+    assert np.all(first == 3.0)
+    for one in memory[1:]:
+        assert views.lying(one.descriptor, 4, SIZE - 1) is not None
+        assert views.lying(one.descriptor, 0, SIZE + 1) is None
+    assert len(views.kept) == Views.MOST
+    assert views.lying(memory[0].descriptor, 0, SIZE) is not first
+    assert len(views.kept) == Views.MOST
 
 
 def test_a_forked_child_has_neither_the_memory_nor_its_descriptor(channels):
@@ -262,7 +278,9 @@ def test_what_was_passed_is_there_when_the_session_is_heard_of(channels):
     os.close(taken)
     os.close(far.take(5))
     assert far.take(5) is None
+    near.views.lying(memory.descriptor, 0, SIZE)
     near.close()
+    assert not near.views.kept
     assert not far.open
     assert not far.pass_on(8, memory.descriptor)
 
