@@ -96,7 +96,10 @@ class BlockingSealed(BlockingStream):
         return await self.opener.take(super().receive_into, buffer)
 
     async def send_frame(self, header: bytes | bytearray | memoryview, body: bytes | memoryview) -> None:
-        await self.sealer.send(super().send_frame, header, body)
+        await self.sealer.send(self.send_sealed, header, body)
+
+    async def send_sealed(self, records: bytes | bytearray | memoryview) -> None:
+        await super().send_frame(records, b"")
 
 
 class Hands:

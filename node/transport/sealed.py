@@ -9,7 +9,7 @@ takes along into a thread, and a record is opened where its bytes belong.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import trio
 from cryptography.exceptions import InvalidTag
@@ -31,12 +31,13 @@ AROUND_BYTES = LENGTH_BYTES + TAG_BYTES
 AHEAD_BYTES = 16_384  # read where less is needed; less than what a thread's call waits for until all of it is there
 ROOM_BYTES = 2 * (RECORD_BYTES + AROUND_BYTES) + AHEAD_BYTES  # a chunk of the default size, in one call of the kernel
 ROOMS_KEPT = 8  # for as many threads as carry large vectors
-# AES-GCM gives away less than 2^-60 of what it hides while a key seals 2^34.5 blocks (RFC 8446, 5.5): these are 2^34.
+# RFC 8446, 5.5: a key may seal 2^34.5 blocks of AES-GCM with a safety margin of about 2^-57. These are 2^34.
 RECORDS_A_KEY = 1 << 20
 IN_PLACE = hasattr(AESGCM, "encrypt_into") and hasattr(AESGCM, "decrypt_into")  # since cryptography 47
 
+Piece = bytes | bytearray | memoryview
 Read = Callable[[memoryview], Awaitable[int]]
-Write = Callable[[bytes | memoryview, bytes | memoryview], Awaitable[None]]
+Write = Callable[[Piece], Awaitable[None]]
 
 
 def fresh_share() -> bytes:
@@ -98,30 +99,36 @@ class Sealer:
         self.torn = False  # a send is under way, or was cut short: nothing sent after it could be read
         self.ended = False
 
-    async def send(self, write: Write, header: bytes | bytearray | memoryview, body: bytes | memoryview = b"") -> None:
-        """Both by ``write``, which sends its two arguments in order: ``header`` ahead of what fits of the body."""
+    async def send(self, write: Write, *pieces: Piece) -> None:
+        """All of them, as records, by ``write``."""
         if self.torn or self.ended:
             raise BrokenLinkError(f"The encrypted connection to {self.peer_host} broke.")
         self.torn = True
-        head = self.sealed_copy(header) if len(header) and len(body) else b""
-        data = memoryview(body if len(body) else header).cast("B")
-        room = self.small if len(data) + AROUND_BYTES <= AHEAD_BYTES else ROOMS.take()
-        filled = 0
-        for start in range(0, len(data), RECORD_BYTES):
-            filled += self.seal(data[start : start + RECORD_BYTES], room[filled:])
-            if len(room) - filled < RECORD_BYTES + AROUND_BYTES:
-                await write(head, room[:filled])
-                head, filled = b"", 0
-        if filled:
-            await write(head, room[:filled])
-        ROOMS.give(room)
+        for batch in self.batches(pieces):
+            await write(batch)
         self.torn = False
 
     async def end(self, write: Write) -> None:
         """Say that nothing follows, as far as there was a whole record before it."""
         if not self.torn and not self.ended:
             self.ended = True
-            await write(self.sealed_copy(b""), b"")
+            await write(self.small[: self.seal(memoryview(b""), self.small)])
+
+    def batches(self, pieces: Sequence[Piece]) -> Iterator[memoryview]:
+        """As records, as many together as fit into a room: each batch is to be out before the next is asked for."""
+        views = [memoryview(piece).cast("B") for piece in pieces]
+        small = sum(len(view) + AROUND_BYTES for view in views) <= AHEAD_BYTES
+        room, filled = self.small if small else ROOMS.take(), 0
+        for view in views:
+            for start in range(0, len(view), RECORD_BYTES):
+                data = view[start : start + RECORD_BYTES]
+                if filled + len(data) + AROUND_BYTES > len(room):
+                    yield room[:filled]
+                    filled = 0
+                filled += self.seal(data, room[filled:])
+        if filled:
+            yield room[:filled]
+        ROOMS.give(room)
 
     def seal(self, data: memoryview, room: memoryview) -> int:
         """A record of at most 256 KiB at the start of ``room``; its bytes."""
@@ -131,12 +138,6 @@ class Sealer:
         cipher, nonce = self.direction.turn()
         cipher.encrypt_into(nonce, data, prefix, room[LENGTH_BYTES : LENGTH_BYTES + length])
         return LENGTH_BYTES + length
-
-    def sealed_copy(self, data: bytes | bytearray | memoryview) -> bytes:
-        """A record of what is small, in memory of its own."""
-        prefix = (len(data) + TAG_BYTES).to_bytes(LENGTH_BYTES, "big")
-        cipher, nonce = self.direction.turn()
-        return prefix + cipher.encrypt(nonce, data, prefix)
 
 
 class Opener:
@@ -258,19 +259,14 @@ class SealedStream:
             await trio.lowlevel.checkpoint()  # nothing below waits, and a fast sender must not starve other tasks
         return await self.opener.take(self.inner.receive_into, buffer)
 
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self.sealer.send(self.write, data)
-
-    async def write(self, head: bytes | memoryview, record: bytes | memoryview) -> None:
-        for piece in (head, record):
-            if len(piece):
-                await self.inner.send_all(piece)
+    async def send_all(self, data: Piece) -> None:
+        await self.sealer.send(self.inner.send_all, data)
 
     async def aclose(self) -> None:
         """Say that it is the end if that leaves within a second, and close; the other side's is not waited for."""
         try:
             with trio.move_on_after(LAST_WORDS_S):
-                await self.sealer.end(self.write)
+                await self.sealer.end(self.inner.send_all)
         except BrokenLinkError:
             pass
         except BaseException:
