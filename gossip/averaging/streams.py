@@ -107,17 +107,13 @@ class Receiver:
     def take(self, values: Floats) -> bool:
         """The next of theirs where they lie, in memory that others may change meanwhile: each is read once, into ours,
         and what was read is checked and used. What the codec makes of it is what would have come as a chunk."""
-        chunk, body = self.next(values.size)
+        chunk = Chunk(self.session, self.origin + self.position, values.size, 0)
+        body = self.place(chunk, self.codec.encoded_bytes(values.size))
         if self.codec.raw:
             numbers(body, "<f4", values.size)[:] = values
         else:
             self.codec.encode(values.copy(), body, self.session, chunk.start)
         return self.taken(chunk)
-
-    def next(self, elements: int) -> tuple[Chunk, memoryview]:
-        """A chunk that nobody sent."""
-        chunk = Chunk(self.session, self.origin + self.position, elements, 0)
-        return chunk, self.place(chunk, self.codec.encoded_bytes(elements))
 
     def taken(self, chunk: Chunk) -> bool:
         """As :meth:`arrived`, of a body that came by a way on which no byte can change."""
@@ -168,12 +164,11 @@ class DifferenceReceiver(Receiver):
         """Of what is raw the difference itself is made in the one pass over it."""
         if not self.codec.raw:
             return super().take(values)
-        chunk, _ = self.next(values.size)
+        stop = self.position + values.size
         self.lying = values
-        try:
-            return self.taken(chunk)
-        finally:
-            self.lying = None
+        self.use(slice(self.position, stop))
+        self.lying, self.position = None, stop
+        return True
 
     def buffer(self, where: slice, expected: int) -> memoryview:
         if self.codec.raw:

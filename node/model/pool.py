@@ -19,7 +19,7 @@ class VectorPool:
     transfer. Used by both threads."""
 
     KEPT = 8  # 2 x (1 outgoing + 2 incoming) and a joiner's donation or two
-    SHARED_ELEMENTS = 16_384  # of a vector that other processes are given: below 64 KiB a socket costs no more
+    SHARED_ELEMENTS = 65_536  # of a vector that other processes are given: 400 KB cost as much by a socket
 
     def __init__(self, state: State) -> None:
         self.state = state

@@ -96,6 +96,11 @@ def met():
     return a, b
 
 
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch):
+    monkeypatch.setattr(VectorPool, "SHARED_ELEMENTS", SIZE)
+
+
 @pytest.fixture
 def sides():
     """Plays a test in trio, and ends what :class:`Side` began."""

@@ -34,6 +34,11 @@ def sealed_file(size, seals=fcntl.F_SEAL_SHRINK, flags=os.MFD_ALLOW_SEALING):
     return descriptor
 
 
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch):
+    monkeypatch.setattr(VectorPool, "SHARED_ELEMENTS", SIZE)
+
+
 @pytest.fixture
 def channels():
     """Both ends of one."""
