@@ -82,7 +82,8 @@ def pair(megabytes, seconds):
     processes, seed = [], []
     for _ in range(2):
         command = [sys.executable, __file__, "trainer", "--megabytes", str(megabytes), "--seconds", str(seconds), *seed]
-        processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True))
+        alone = os.environ | {"GOSSIP_SHARED_MEMORY": "off"}  # a neighbour's memory would be counted as its own
+        processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=alone))
         seed = ["--seed", processes[-1].stdout.readline().strip()]
     for process in processes:
         process.stdin.write("\n")

@@ -93,7 +93,7 @@ class Views:
     """What was read last of one neighbour's memory: kept mapped, which is a sixth of what reading it costs, for as long
     as the two can share any. It is the neighbour's own that it holds, after the neighbour has given it up too."""
 
-    MOST = 4  # in turn a node lends two, or three, of those that its pool has
+    MOST = 2  # which a node lends in turn: a snapshot lies where the difference before it lay
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, ...], Floats] = {}

@@ -63,8 +63,9 @@ class VectorPool:
             if self.sharing:
                 return
             self.sharing = True
-            for size in [size for size in self.free if size >= self.SHARED_ELEMENTS]:
-                dropped = self.free.pop(size)
+            for size, kept in list(self.free.items()):
+                dropped = [one for one in kept if self.replaced(one)]
+                self.free[size] = [one for one in kept if not any(one is other for other in dropped)]
                 self.held -= size * len(dropped)
                 self.drop(dropped)
 
