@@ -1,6 +1,6 @@
 """What a simulated update costs, beside gossipy and beside bare arithmetic, and how the cost grows.
 
-    python benchmarks/simulator.py [--rounds 3] [--gossipy PYTHON] [--parts peers scale large membership] [--json]
+    python benchmarks/simulator.py [--rounds 3] [--gossipy PYTHON] [--parts peers scale large membership churn] [--json]
 
 peers       gossipy's job on digits, 100 and 1,000 peers, linear model and MLP: updates per CPU second. An update is one
             mix that a node applies and two local steps on batches of 8. gossipy, the stacked arithmetic of
@@ -8,6 +8,8 @@ peers       gossipy's job on digits, 100 and 1,000 peers, linear model and MLP: 
 scale       CPU seconds against peers x mixes, 100 to 10,000 peers; ``--picture FILE`` draws the curve.
 large       10,000 peers with ideal membership, and 1,000 with the protocol, 100 mixes each: wall seconds and memory.
 membership  the protocol alone: nobody trains or mixes; events per CPU second.
+churn       what coming and going costs: 300 peers with the protocol on spot machines for 900 s; nobody mixes, or
+            each every 8 s, or every 0.8 s, which is more often than the internet lets most exchanges end.
 
 Every measurement has a process of its own, one thread, and CPU seconds read inside it. Except in ``large``, set-up is
 stated apart on both sides: the clock starts when all nodes are built and initialised, and with ours when all know each
@@ -27,7 +29,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("peers", "scale", "large", "membership")
+PARTS = ("peers", "scale", "large", "membership", "churn")
 MODELS, SIZES = ("linear", "mlp"), (100, 1000)
 GOSSIPY_ROUNDS = {100: 30, 1000: 3}  # 3,000 updates: seconds
 STACKED_ROUNDS = {100: 1000, 1000: 100}
@@ -75,6 +77,16 @@ def membership_alone(peers, duration_s):
         "task": {"dataset": "averaging", "elements": 1}, "gossip": {"mix_every_steps": NEVER},
         "membership": {"mode": "protocol"}, "report": ONCE,
     }  # fmt: skip
+
+
+def spot_swarms():
+    """By how often a peer mixes."""
+    trains = wide(300, "protocol", duration_s=900.0, report=ONCE)
+    return {
+        "nobody mixes": membership_alone(300, 900.0) | {"churn": SPOT},
+        "a mix every 8 s": trains | {"compute": {"step_s": 1.0}},
+        "a mix every 0.8 s": trains,
+    }
 
 
 # -- one measurement, in a process of its own --------------------------------------------------------------------
@@ -182,6 +194,16 @@ def membership_part(args):
     return rows
 
 
+def churn_part(args):
+    """Medians, by CPU seconds."""
+    rows = []
+    for name, table in spot_swarms().items():
+        say(f"300 peers on spot machines, {name}: a minute or more")
+        turns = sorted((ours(table) for _ in range(args.rounds)), key=lambda row: row["cpu_s"])
+        rows.append(turns[len(turns) // 2] | {"name": name})
+    return rows
+
+
 # -- tables ------------------------------------------------------------------------------------------------------
 def line(name, cells):
     print(f"{name:34}" + "".join(f"{cell:>15}" for cell in cells))
@@ -255,6 +277,14 @@ def membership_table(rows):
         line(f"{row['peers']:,} peers", [*cells, f"{row['virtual_s']:.0f}"])
 
 
+def churn_table(rows):
+    print("\n300 peers with the protocol on spot machines, 900 s, one thread\n")
+    line("", ["events", "mixes", "CPU s", "us a peer and s"])
+    for row in rows:
+        cells = [f"{row['events']:,}", f"{row['mixes']:,.0f}", f"{row['cpu_s']:.1f}"]
+        line(row["name"], [*cells, f"{1e6 * row['cpu_s'] / (row['peers'] * row['virtual_s']):.0f}"])
+
+
 def picture(rows, path):
     import matplotlib
 
@@ -295,8 +325,14 @@ def main():
     if args.measure:
         print(json.dumps(measure(json.loads(args.measure), args.with_setup)))
         return
-    parts = {"peers": peers_part, "scale": scale_part, "large": large_part, "membership": membership_part}
-    tables = {"peers": peers_table, "scale": scale_table, "large": large_table, "membership": membership_table}
+    parts = {
+        "peers": peers_part, "scale": scale_part, "large": large_part, "membership": membership_part,
+        "churn": churn_part,
+    }  # fmt: skip
+    tables = {
+        "peers": peers_table, "scale": scale_table, "large": large_table, "membership": membership_table,
+        "churn": churn_table,
+    }  # fmt: skip
     found = {}
     for name in (name for name in PARTS if name in args.parts):
         found[name] = parts[name](args)
