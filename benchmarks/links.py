@@ -17,12 +17,14 @@ answer to the last byte on both sides.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import itertools
 import math
 import random
 import socket
 import statistics
+import struct
 import sys
 import threading
 import time
@@ -44,6 +46,7 @@ NOT_SENT_BYTES = 131_072  # as a node sets it
 LONGEST_S = 120.0  # of a stream: cubic at 1 % needs a minute for 10 MB over 50 ms
 PORTS = itertools.count(5_000)
 PINGS = 20
+DATAGRAM_EVERY_S = 0.008
 
 
 def round_trips_ms(links: EmulatedLinks) -> list[float]:
@@ -149,6 +152,58 @@ def to_strangers(
     return rows
 
 
+def beside(latency_ms: float, mbit_s: float, size: int, congestion: str, count: int) -> list[dict[str, Any]]:
+    """How much longer datagrams of one end of an exchange take to a third node while it streams: milliseconds of each
+    exchange, on average."""
+    rng, rows, seen, over = random.Random(1), [], list[tuple[float, float]](), threading.Event()
+    with EmulatedLinks(3) as links:
+        links.rate(-1, mbit_s, mbit_s)
+        links.latency(-1, -1, latency_ms / 1e3)
+        for node in range(3):
+            links.congestion(node, congestion)
+        with links.inside(0):
+            out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with links.inside(2):
+            into = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        into.bind((links.address(2), 4_998))
+        into.settimeout(1.0)
+
+        def send() -> None:
+            while not over.wait(DATAGRAM_EVERY_S):
+                out.sendto(struct.pack("d52x", time.monotonic()), (links.address(2), 4_998))
+
+        def receive() -> None:
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    (sent_at,) = struct.unpack("d52x", into.recv(60))
+                    seen.append((sent_at, time.monotonic() - sent_at))
+
+        threads = [threading.Thread(target=each, daemon=True) for each in (receive, send)]
+        for thread in threads:
+            thread.start()
+        ends, spans = connected(links), list[tuple[float, float]]()
+        with ends[0], ends[1]:
+            for _ in range(count):
+                first, began = rng.randrange(2), time.monotonic()
+                exchange_s(ends[first], ends[1 - first], size)
+                spans.append((began, time.monotonic()))
+                time.sleep(rng.uniform(0.6, 1.2))
+        over.set()
+        for thread in threads:
+            thread.join()
+        out.close()
+        into.close()
+    rested = [took for at, took in seen if not any(began - 0.1 < at < ended + 0.1 for began, ended in spans)]
+    for number, (began, ended) in enumerate(spans):
+        waited = statistics.mean(took for at, took in seen if began < at < ended) - statistics.median(rested)
+        rows.append(
+            {"mbit_s": mbit_s, "congestion": congestion, "exchange": number, "waited_ms": round(1e3 * waited, 1)}
+        )
+    print(f"{mbit_s:g} Mbit/s, {congestion}: beside {size / 1e6:g} MB both ways first {rows[0]['waited_ms']:.0f} ms, "
+          f"then {statistics.mean(row['waited_ms'] for row in rows[1:]):.0f} on average", flush=True)  # fmt: skip
+    return rows
+
+
 # -- exchanges -------------------------------------------------------------------------------------------------------
 def connected(links: EmulatedLinks) -> tuple[socket.socket, socket.socket]:
     """The two ends of a connection from node 0 to node 1, as nodes set them."""
@@ -244,6 +299,7 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes; longer streams are left out")
     parser.add_argument("--exchanges", type=int, help="so many over one connection, in place of fresh streams")
     parser.add_argument("--strangers", type=int, help="so many, each to an address that its sender never spoke to")
+    parser.add_argument("--beside", type=int, help="datagrams to a third node beside so many exchanges")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     if why := missing():
@@ -254,6 +310,9 @@ def main() -> None:
         rows = [row for each in kinds for row in exchanges(*each, arguments.exchanges)]
     elif arguments.strangers:
         rows = [row for each in STRANGERS for row in to_strangers(*each, arguments.strangers)]
+    elif arguments.beside:
+        kinds = [(25, mbit_s, 1_000_000, name) for mbit_s in (10, 20) for name in ("cubic", "bbr")]
+        rows = [row for each in kinds for row in beside(*each, arguments.beside)]
     else:
         rows = [row for each in CONDITIONS for row in measure(*each, sizes, arguments.repeats)]
     if arguments.csv is not None:

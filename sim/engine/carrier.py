@@ -84,11 +84,12 @@ class Carrier:
         return line
 
     def message(self, line: Line, host: Host, to: Host, handler: Callable[..., None], *args: object) -> float:
-        """Carry one segment, where there is TCP."""
-        takes_s, late_s = self.latency(host.index, to.index), 0.0
+        """Carry one segment, where there is TCP: behind what a stream of this host's keeps in its queue."""
+        takes_s = self.latency(host.index, to.index)
+        late_s = host.behind_s if self.events.now < host.behind_until else 0.0
         if line.loss:
             assert self.transport is not None
-            late_s = self.transport.late_s(line, 2 * takes_s)
+            late_s += self.transport.late_s(line, 2 * takes_s)
         return self.carry(line, host, to, takes_s, late_s, handler, args)
 
     def carry(
@@ -101,7 +102,7 @@ class Carrier:
         if self.group_of is not None and self.cut(host, to):
             self.hold(line, host, to, now, handler, args, stuck)
             return math.inf
-        arrives = now + takes_s + late_s
+        arrives = now + (takes_s + late_s)
         if late_s > 0 or arrives < line.free_at:  # a cut may begin first; within a latency alone that is left out
             arrives = line.free_at = max(arrives, line.free_at)
             self.events.push(arrives, self.arrive, line, host, to, now, handler, args, stuck)
@@ -153,8 +154,15 @@ class Carrier:
         rate, rtt = self.flows.offered(host.index, to.index), 2 * self.latency(host.index, to.index)
         back = Back(self.to(to, host), self.flows.offered(to.index, host.index)) if duplex else None
         wire_bytes, ceiling, late_s = transport.stream(line, size_bytes, rate, rtt, self.events.now, back)
+        self.queue(host, line.queue_s, wire_bytes / rate + late_s)
         landing = partial(self.land, host, to, line, late_s, sent, stalled, number, arrived, args)
         return self.flows.start(host.index, to.index, wire_bytes, landing, ceiling)
+
+    def queue(self, host: Host, queue_s: float, takes_s: float) -> None:
+        """For so long what this host sends waits behind a stream of its own."""
+        now = self.events.now
+        before_s = host.behind_s if now < host.behind_until else 0.0
+        host.behind_s, host.behind_until = max(queue_s, before_s), max(host.behind_until, now + takes_s)
 
     def land(
         self, host: Host, to: Host, line: Line | None, late_s: float, sent: Callable[[], None],

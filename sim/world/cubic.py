@@ -55,12 +55,13 @@ def rounds(lines: Sequence[Line], segments: float, rates: Sequence[float], rtt: 
     """Seconds from its own first segment until each line has sent so many segments: one, or two that send to each other
     at once, of which the first began a latency earlier. ``rates``: segments a second; ``queue_s``: of each."""
     places, met = range(len(lines)), len(lines) == 2
-    left, done, took_s = [segments] * len(lines), [0.0] * len(lines), 0.0
+    left, done, took_s, waited = [segments] * len(lines), [0.0] * len(lines), 0.0, 0.0
     for _ in range(ROUNDS):
         each_s = [lines[place].window / rates[place] if left[place] > 0 else 0.0 for place in places]
         both = met and min(left) > 0
         wait_s = max(each_s) + COMPRESSED * min(each_s) if both else max(each_s)
         round_s = max(rtt, wait_s)
+        waited += round_s * (round_s - rtt)
         for place in places:
             line, still = lines[place], left[place]
             window = line.window
@@ -75,9 +76,11 @@ def rounds(lines: Sequence[Line], segments: float, rates: Sequence[float], rtt: 
             else:
                 behind = both and each_s[1 - place] > (BEHIND if place else BEFORE) * rtt
                 grow(line, round_s, behind or each_s[place] > STANDS * rtt)
-        if max(left) <= 0:
-            return done
         took_s += round_s
+        if max(left) <= 0:
+            break
+    for line in lines:  # half of what rounds are longer stands here, half keeps acknowledgements at the other end
+        line.queue_s = waited / took_s / 2
     return [took_s + still / rate if still > 0 else end for still, rate, end in zip(left, rates, done, strict=True)]
 
 

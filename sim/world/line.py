@@ -28,7 +28,7 @@ class Line:
 
     __slots__ = (
         "active_s", "clear", "drawn", "flat_s", "free_at", "held", "key", "log_arrives", "loss", "met", "peak",
-        "plateau", "reno", "threshold", "until_probe_s", "used_at", "window",
+        "plateau", "queue_s", "reno", "threshold", "until_probe_s", "used_at", "window",
     )  # fmt: skip
 
     def __init__(self, key: int, now: float, loss: float = 0.0) -> None:
@@ -44,6 +44,7 @@ class Line:
         self.met: Met | None = None
         self.clear = -1  # segments that arrive until one is lost; below 0: not drawn yet
         self.until_probe_s = -1.0  # of use until bbr's next PROBE_RTT; the same
+        self.queue_s = 0.0  # what others' packets wait at its sender while its latest stream is sent, on average
         self.used_at = now
         self.free_at = now  # what is sent on it arrives no sooner: TCP keeps order
         self.held: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []  # sent into a cut, with when

@@ -13,6 +13,8 @@ fills the queue before the slowest link, and two streams that meet wait in each 
 its window does not grow while it looks for the rate, and every ten seconds of use it nearly stops for 200 ms to see the
 round trip (PROBE_RTT).
 
+What stands in a queue keeps other packets as well (``Line.queue_s``): messages that a sender has for others meanwhile.
+
 Not modelled: queues that streams of several links share; acknowledgements that are lost.
 """
 
@@ -37,6 +39,7 @@ LONGEST_TIMEOUT_S = 120.0  # TCP_RTO_MAX
 REORDERED = 1.25  # round trips until a gap that others follow is filled: a quarter is waited for reordering (RFC 8985)
 UNFOLLOWED = 3  # so many last segments have too few after them to show a gap; a probe after two round trips does
 PACED = 1.5  # of a window a round trip: as fast as bbr sends while it looks for the rate (2.89 of the rate before)
+STANDING = 0.4  # of a round trip: the queue that bbr keeps, 20 ms of 50 at 20 Mbit/s (and 36 at 10), on average
 PROBE_EVERY_S, PROBE_S = 10.0, 0.2
 # From one SYN to the next, while nobody answers: its timer goes off 2 % late (1.02, 2.04, 3.07, 4.09, 5.11, 7.13 s).
 SYN_S, SYN_EVEN = 1.02, 5
@@ -172,6 +175,7 @@ class Transport:
         """Seconds until bbr has sent all segments: a window a round trip while that is less than the rate. A round that
         lost something lets the window as it is, the next one does not."""
         took_s, window, held, left = 0.0, line.window, False, segments
+        line.queue_s = 0.0
         full = at_s * rtt if rtt else 0.0  # a rate may be infinite
         while window < full:
             if left <= window:
@@ -183,7 +187,9 @@ class Transport:
             if not held:
                 window *= GROWTH
         line.window = min(window, full) if full > FIRST_SEGMENTS else FIRST_SEGMENTS
-        return took_s + left / at_s
+        full_s = left / at_s
+        line.queue_s = STANDING * rtt * full_s / (took_s + full_s) if rtt else 0.0
+        return took_s + full_s
 
     def lossy(self, line: Line, segments: float) -> bool:
         """Whether one of so many is lost."""
