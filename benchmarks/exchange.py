@@ -1,6 +1,7 @@
 """One pairwise exchange and what it costs a training step, beside the peers, in one run.
 
     python benchmarks/exchange.py [--megabytes 40] [--rounds 5] [--hivemind PYTHON] [--json]
+    python benchmarks/exchange.py --training cnn-100k mlp-5k [--rounds 5]     of these models what training loses, alone
 
 An exchange is timed from the agreed start of the streams to both COMMITs: 2 x 40 MB at once between two processes on
 loopback, every chunk checksummed, checked for finiteness and subtracted. Peers and ours run in turn, several times;
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+KINDS = "gpt-1m", "mlp-10m", "cnn-100k", "mlp-5k"
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -234,6 +236,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hivemind", metavar="PYTHON", help="Python of an environment with hivemind")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--training", nargs="+", choices=KINDS, help="how these are slowed, and nothing else")
     parser.add_argument("--seed", help=argparse.SUPPRESS)
     parser.add_argument("--secret", help=argparse.SUPPRESS)
     parser.add_argument("--codec", default="fp32", help=argparse.SUPPRESS)
@@ -248,6 +251,14 @@ def main():
         return
     if args.role == "trainer":
         trainer(args.kind, args.seconds, args.node, args.seed)
+        return
+    if args.training:
+        slowed = {kind: slowdown(kind, pairs=args.rounds) for kind in args.training}
+        slowed |= {f"{kind}, memory": slowdown(kind, pairs=args.rounds, shared=True) for kind in args.training}
+        if args.json:
+            print(json.dumps({"training": slowed}))
+        else:
+            show(slowed)
         return
     from node.identity.keys import new_secret
 
@@ -276,8 +287,8 @@ def main():
                     continue  # 25 s each
                 rows[name].append(job())
     medians = {name: statistics.median(row["median_s"] for row in found) for name, found in rows.items()}
-    slowed = {kind: slowdown(kind) for kind in ("gpt-1m", "mlp-10m", "cnn-100k", "mlp-5k")}
-    slowed |= {f"{kind}, memory": slowdown(kind, shared=True) for kind in ("gpt-1m", "mlp-10m", "cnn-100k")}
+    slowed = {kind: slowdown(kind) for kind in KINDS}
+    slowed |= {f"{kind}, memory": slowdown(kind, shared=True) for kind in KINDS[:-1]}
     if args.json:
         print(json.dumps({"exchange": rows, "median_s": medians, "training": slowed}))
         return
@@ -290,6 +301,10 @@ def main():
     print(f"\nSealed, an exchange runs at {medians['gossip'] / medians['gossip, sealed']:.2f} of plain ones' rate.")
     if "hivemind" in medians:
         print(f"\nAn exchange is {medians['hivemind'] / medians['gossip']:.1f} times as fast as a hivemind round.")
+    show(slowed)
+
+
+def show(slowed):
     print("\nTwo processes training side by side, a mix every 8 steps, against the same loop without Node\n")
     print(f"{'':16}{'step ms':>10}{'slowed %':>10}{'mixes/8':>9}{'in step us':>12}")
     for kind, row in slowed.items():

@@ -2,6 +2,7 @@
 
     python benchmarks/small.py                       100,000 elements, a mix at every step, of two nodes in one process
     python benchmarks/small.py --idle 2 8 50         so many nodes, a process each, that do not train
+    python benchmarks/small.py --together 50 500     so many of them in one process, where there is no room for more
 
 Calls are those of Python functions in the network's thread and inside ``step()``, by an exchange of one side; a second
 run without counting has the CPU. An idle node has joined, and its loop stands.
@@ -10,8 +11,10 @@ run without counting has the CPU. An idle node has joined, and its loop stands.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -154,13 +157,40 @@ def idle(count: int, seconds: float) -> float:
     return statistics.mean(a - b for a, b in zip(after, before, strict=True)) / took_s
 
 
+def together(count: int, seconds: float) -> float:
+    """The same of so many nodes in one process, whose threads take turns: a lower bound of what each would take."""
+    import numpy as np
+
+    from node import Node
+
+    with contextlib.ExitStack() as stack:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        nodes: list[Node] = []
+        for _ in range(count):
+            seeds = [node.address for node in nodes[:3]]
+            nodes.append(stack.enter_context(Node({"x": np.zeros(1000, np.float32)}, None, seeds=seeds)))
+        while any(len(node.members) < count for node in nodes):
+            for node in nodes:
+                node.step()
+            time.sleep(0.2)
+        time.sleep(SETTLE_S)
+        began, before = time.monotonic(), time.process_time()
+        time.sleep(seconds)
+        return (time.process_time() - before) / (time.monotonic() - began) / count
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--idle", type=int, nargs="+", default=[], help="how many idle nodes")
+    parser.add_argument("--together", type=int, nargs="+", default=[], help="how many, in one process")
     parser.add_argument("--seconds", type=float, default=10.0)
     asked = parser.parse_args()
-    if asked.idle:
-        print(json.dumps({str(count): round(100 * idle(count, asked.seconds), 2) for count in asked.idle}))
+    if asked.idle or asked.together:
+        taken = {str(count): round(100 * idle(count, asked.seconds), 2) for count in asked.idle}
+        for count in asked.together:
+            taken[f"{count} together"] = round(100 * together(count, asked.seconds), 3)
+        print(json.dumps(taken))
         return
     counted, timed = small(True, asked.seconds), small(False, asked.seconds)
     print(json.dumps({
