@@ -354,7 +354,7 @@ class Runtime:
         def sent(session: int) -> None:
             entry = self.sessions.table.get(session)
             if entry is not None:
-                entry.moved_at = self.now
+                entry.moved_at = link.used_at
 
         try:
             await link.write_loop(sent, self.streams.served)
