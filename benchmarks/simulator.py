@@ -279,7 +279,7 @@ def membership_table(rows):
 
 def churn_table(rows):
     print("\n300 peers with the protocol on spot machines, 900 s, one thread\n")
-    line("", ["events", "mixes", "CPU s", "us a peer and s"])
+    line("", ["events", "mixes", "CPU s", "us a peer-s"])
     for row in rows:
         cells = [f"{row['events']:,}", f"{row['mixes']:,.0f}", f"{row['cpu_s']:.1f}"]
         line(row["name"], [*cells, f"{1e6 * row['cpu_s'] / (row['peers'] * row['virtual_s']):.0f}"])
