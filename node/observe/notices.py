@@ -22,7 +22,8 @@ LEVELS = {
     "twin": logging.WARNING, "unreachable": logging.WARNING, "untaken": logging.WARNING, "waited": logging.WARNING,
     "waiting": logging.WARNING,
     "finished": logging.INFO, "joined": logging.INFO, "listening": logging.INFO, "member": logging.INFO,
-    "merging": logging.INFO, "page": logging.INFO, "started": logging.INFO, "transfer": logging.INFO,
+    "memory": logging.INFO, "merging": logging.INFO, "page": logging.INFO, "started": logging.INFO,
+    "transfer": logging.INFO,
     "exchange.begun": logging.DEBUG, "exchange.done": logging.DEBUG, "exchange.failed": logging.DEBUG,
 }  # fmt: skip
 
