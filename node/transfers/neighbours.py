@@ -8,7 +8,7 @@ lies, says so over the link, and is told there when it was read. Whatever does n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -74,7 +74,7 @@ class Neighbours:
     def __init__(
         self, me: Callable[[], PeerId], host: str | None, config: Config, averager: Averager, pool: VectorPool,
         sessions: StreamSessions, spawn: Callable[..., None], arrived: Callable[[Lent], None],
-        served: Callable[[int], None], touch: Callable[[], None] | None = None,
+        served: Callable[[int], None], touch: Callable[[], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
         self.me, self.host, self.config, self.averager, self.pool = me, host, config, averager, pool
         self.sessions, self.spawn, self.arrived, self.served, self.touch = sessions, spawn, arrived, served, touch
@@ -133,7 +133,7 @@ class Neighbours:
         elif not self.pool.sharing:
             self.pool.share()
             if self.touch is not None:
-                self.spawn(trio.to_thread.run_sync, self.touch)
+                self.spawn(self.touch)
 
     def apart(self, link: Link, why: str) -> None:
         if link in self.near and not self.told:

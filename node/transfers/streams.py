@@ -64,7 +64,7 @@ class Streams:
         whole = config.part == "all" and not config.grouped and large(get_codec("fp32"), peer.elements)
         self.neighbours = Neighbours(
             lambda: peer.record.id, host, config, self.averager, pool, self.sessions, spawn, self.moved, self.served,
-            self.touch if whole else None,
+            self.touch_beside if whole else None,
         )  # fmt: skip
         if whole:
             self.touch()
@@ -80,6 +80,13 @@ class Streams:
         for vector in [self.pool.take(), self.pool.take()]:
             vector.array.fill(0.0)
             self.pool.give(vector)
+
+    async def touch_beside(self) -> None:
+        """As :meth:`touch`, of vectors that are to lie elsewhere from now on, while the loop trains."""
+        try:
+            await trio.to_thread.run_sync(self.touch)
+        except Exception as error:
+            self.faults.contain(error, "Taking the memory of an exchange", "it is taken when it is needed")
 
     # -- the averager's driver -----------------------------------------------------------------------------------
     @property

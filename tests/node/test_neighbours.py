@@ -27,6 +27,7 @@ from node.transport.links import FrameReader, Link
 from node.transport.shared import MeetingPlace
 from tests.gossip.codecs.spreads import observe
 from tests.memory_stream import memory_stream_pair
+from tests.node import offline
 from tests.node.test_transfer import deliver, frames
 
 SIZE = 20_000
@@ -402,3 +403,16 @@ def test_a_place_to_meet_is_closed_with_its_link(sides):
         a.neighbours.end(a.link)
         a.neighbours.end(a.link)
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_without_the_memory_for_it_a_node_goes_on(sides, monkeypatch):
+    @sides
+    async def test():
+        runtime = offline.runtime()
+
+        def none_left(self):
+            raise MemoryError
+
+        monkeypatch.setattr(type(runtime.streams), "touch", none_left)
+        await runtime.streams.touch_beside()
+        assert "it is taken when it is needed" in str(runtime.events)
