@@ -36,7 +36,7 @@ class Presence:
         self.raw = get_codec("fp32")
         self.lives = [0] * len(names)
         self.steps = [0] * len(names)
-        self.died_at = [math.inf] * len(names)
+        self.ended: list[list[float]] = [[] for _ in names]  # when each life of each was over
         self.place: dict[int, int] = {}  # of each that is there, in control.alive
         self.fetched = 0  # pieces that newcomers asked for
 
@@ -73,7 +73,7 @@ class Presence:
             self.steps[peer] = self.clocks.after(peer, now)
             control.end(peer, self.steps[peer])
         self.lives[peer] += 1
-        self.died_at[peer] = now
+        self.ended[peer].append(now)
         last, place = control.alive.pop(), self.place.pop(peer)
         if last != peer:
             control.alive[place], self.place[last] = last, place
@@ -131,7 +131,7 @@ class Presence:
 
     def on_whole(self, peer: int, life: int, number: int, given: list[tuple[int, int, float]]) -> None:
         """All pieces are here, or a donor died before it gave its own and others are asked."""
-        died = any(one != self.lives[donor] and self.died_at[donor] < at for donor, one, at in given)
+        died = any(one != self.lives[donor] and self.ended[donor][one] < at for donor, one, at in given)
         if life != self.lives[peer] or died:
             self.tape.put(peer, self.steps[peer], DROP, number, 0)
             self.join(peer, life)

@@ -263,3 +263,15 @@ def test_a_newcomer_begins_among_its_donors():
     assert all(len(rows) == 1 for rows in givers)
     assert len(set.union(*givers)) == 3
     assert np.array_equal(np.delete(level.learners.matrix, peer, 0), others)
+
+
+def test_a_donor_that_died_before_its_piece_and_once_more_since_gave_nothing():
+    """Six peers that come and go, with vectors so large that a newcomer waits for its pieces for seconds."""
+    scenario = Scenario.from_mapping({
+        "peers": 6, "duration_s": 20.0, "seed": 4, "fidelity": "exchange", "membership": {"mode": "ideal"},
+        "task": {"dataset": "averaging", "elements": 256_000},
+        "churn": {"up": {"kind": "exponential", "mean": 20}, "down": {"kind": "exponential", "mean": 2}},
+        "network": {"latency": {"kind": "constant", "value_ms": 25}, "rate_mbit_s": 20, "loss": 0.01},
+    })  # fmt: skip
+    result = simulate(scenario, progress=False)
+    assert result.summary["exchanges_done"] > 0  # and nothing is taken that was never given

@@ -166,7 +166,7 @@ def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_i
 def test_the_run_that_gives_way_leaves_its_momentum_behind():
     """Two who began apart meet through a third, and one takes the weights of the other: its way there is no mix."""
     learners = Learners(LINEAR, ["0", "1", "2"], 1)
-    swarm = Swarm(1, NetworkModel(), Config(mix_every_steps=4), trainer=learners)
+    swarm = Swarm(3, NetworkModel(), Config(mix_every_steps=4), trainer=learners)
     learners.matrix[1] += 1000  # so far away that the swarm would be seen to go on in that direction
     for row, (at_s, seeds) in enumerate([(0.0, []), (1.05, []), (6.05, [0, 1])]):
         swarm.run_until(at_s)

@@ -197,17 +197,17 @@ def test_a_cut_network_has_as_many_means_as_groups_and_one_when_healed():
 
 
 def test_three_groups_and_two_cuts_one_after_the_other():
-    cuts = (NetworkCut(at_s=0.0, until_s=20.0, groups=3), NetworkCut(at_s=20.0, until_s=40.0, groups=2))
-    run = Simulation(averaging(peers=6, network=NetworkSpec(partitions=cuts), duration_s=60.0))
+    cuts = (NetworkCut(at_s=0.0, until_s=40.0, groups=3), NetworkCut(at_s=40.0, until_s=60.0, groups=2))
+    run = Simulation(averaging(peers=6, network=NetworkSpec(partitions=cuts), duration_s=80.0))
     start = run.learners.matrix.copy()
-    run.swarm.run_until(19.9)
+    run.swarm.run_until(39.9)  # until the others are held DEAD, after some 13 s, most offers go to them
     for first in (0, 2, 4):
         pair = range(first, first + 2)
         assert vectors(run, pair) == pytest.approx(np.tile(start[first : first + 2].mean(0), (2, 1)), abs=1e-5)
-    run.swarm.run_until(20.5)
+    run.swarm.run_until(40.5)
     assert run.swarm.links.cut(run.swarm.hosts[0], run.swarm.hosts[3])
     assert not run.swarm.links.cut(run.swarm.hosts[0], run.swarm.hosts[2])
-    run.swarm.run_until(40.5)
+    run.swarm.run_until(60.5)
     assert not run.swarm.links.cut(run.swarm.hosts[0], run.swarm.hosts[3])
 
 
