@@ -46,8 +46,10 @@ def fresh_share() -> bytes:
 
 
 def direction_keys(dialler: bytes, acceptor: bytes) -> tuple[bytes, bytes]:
-    """What the dialler seals with, and what the acceptor, from the shares of both: neither alone decides on a key, so
-    that none comes twice while one of them draws."""
+    """What the dialler seals with, and what the acceptor, from the share of each with its id behind it. Neither alone
+    decides on a key, so that none comes twice while one of them draws. And no two links of other members have the same:
+    else one who dials with the share that somebody has just given it, and answers that one with the share it is given,
+    could join the two connections and leave, with both still taking the other for it."""
     both = HKDF(algorithm=hashes.SHA256(), length=64, salt=None, info=b"gossip sealed 1").derive(dialler + acceptor)
     return both[:32], both[32:]
 
@@ -282,6 +284,7 @@ class SealedStream:
 async def leave_tls(tls: TlsStream, ours: bytes, theirs: bytes) -> SealedStream:
     """Go on sealed, with the shares that the Hellos had. Whatever either side still said in TLS is read first."""
     dialled, host = tls.dialled, tls.peer_host
+    ours, theirs = ours + tls.own_id, theirs + tls.peer_id
     keys = direction_keys(ours, theirs) if dialled else direction_keys(theirs, ours)
     await tls.leave()
     return SealedStream(tls, Sealer(keys[0 if dialled else 1], host), Opener(keys[1 if dialled else 0], host))

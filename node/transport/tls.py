@@ -40,6 +40,7 @@ class Contexts:
 
     client_context: ssl.SSLContext
     server_context: ssl.SSLContext
+    peer_id: PeerId  # whose
 
 
 def swarm_contexts(identity: Identity, secret: bytes) -> Contexts:
@@ -62,7 +63,7 @@ def swarm_contexts(identity: Identity, secret: bytes) -> Contexts:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=ca.public_bytes(serialization.Encoding.DER))
         _load_leaf(context, identity, leaf)
-    return Contexts(client, server)
+    return Contexts(client, server, identity.id)
 
 
 def leaf_peer_id(der: bytes) -> PeerId:
@@ -91,7 +92,7 @@ class TlsStream:
     """
 
     def __init__(self, inner: ByteStream, contexts: Contexts, *, server_side: bool) -> None:
-        self._inner = inner
+        self._inner, self.own_id = inner, contexts.peer_id
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         context = contexts.server_context if server_side else contexts.client_context

@@ -23,7 +23,7 @@ from gossip.config import Config
 from gossip.errors import ProtocolError, RefusedError, RemoteError
 from gossip.wire.frames import PREFIX, PREFIX_BYTES, encode
 from gossip.wire.messages import Chunk, Close, Hello, Ping
-from node.identity.keys import new_secret
+from node.identity.keys import Identity, new_secret
 from node.transport import connector, sealed
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.handshake import Greeter
@@ -43,10 +43,11 @@ from node.transport.sealed import (
     direction_keys,
     leave_tls,
 )
-from node.transport.tls import TlsStream
+from node.transport.tls import TlsStream, swarm_contexts
 from tests.node.test_tls import (
     ALICE_CONTEXTS,
     BOB_CONTEXTS,
+    SECRET,
     both_kinds,
     drain,
     in_trio,
@@ -57,6 +58,7 @@ from tests.node.test_tls import (
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 DIALLER, ACCEPTOR = bytes(range(32)), bytes(range(32, 64))  # shares, as the page has them
+ENDS = DIALLER + bytes(range(64, 80)), ACCEPTOR + bytes(range(80, 96))  # with ids
 KEY = b"k" * 32
 
 
@@ -131,8 +133,8 @@ def slow_record(key, number, data):
 
 
 def test_keys_and_records_are_what_a_slow_reading_of_the_page_makes_of_them():
-    dialler, acceptor = direction_keys(DIALLER, ACCEPTOR)
-    assert (dialler, acceptor) == slow_keys(DIALLER, ACCEPTOR)
+    dialler, acceptor = direction_keys(*ENDS)
+    assert (dialler, acceptor) == slow_keys(*ENDS)
     assert dialler != acceptor
     data = os.urandom(RECORD_BYTES + 1)
     assert sealed_bytes(b"first", data, key=dialler, end=True) == b"".join(
@@ -155,7 +157,7 @@ def test_a_key_gives_way_to_the_next_before_it_has_sealed_too_much():
 
 
 def test_the_vectors_of_the_page_are_what_is_sent():
-    dialler, acceptor = direction_keys(DIALLER, ACCEPTOR)
+    dialler, acceptor = direction_keys(*ENDS)
     chunk = encode(Chunk(7, 0, 2, 0x0123456789ABCDEF), 8)
     body = np.array([1.0, -1.0], "<f4").tobytes()
     vectors = {
@@ -226,7 +228,7 @@ def test_nothing_comes_behind_the_end():
 
 
 def test_what_a_side_sent_is_not_taken_for_the_others():
-    keys = direction_keys(DIALLER, ACCEPTOR)
+    keys = direction_keys(*ENDS)
     found, error = opened_bytes(sealed_bytes(b"mine", key=keys[0]), key=keys[1])
     assert not found
     assert isinstance(error, ProtocolError)
@@ -318,6 +320,25 @@ def test_what_may_not_come_is_never_waited_for():
         at += at_once(opener.take(read, view[at:]))
     assert bytes(found) == b"".join(frames)
     assert not opener.ready
+
+
+@in_trio
+async def test_a_member_between_two_others_cannot_give_both_its_links_one_key():
+    """It dials one with the share that the other gave it, and answers that one with the share that it is given: then
+    it could join the two connections and leave."""
+    ends = []
+    mallory = swarm_contexts(Identity.fresh(), SECRET)
+    for dialler, acceptor in ((ALICE_CONTEXTS, mallory), (mallory, BOB_CONTEXTS)):
+        near, far = await memory_pair()
+        streams = TlsStream(near, dialler, server_side=False), TlsStream(far, acceptor, server_side=True)
+        async with trio.open_nursery() as nursery:
+            for stream in streams:
+                nursery.start_soon(stream.handshake)
+        ends += [await leave_tls(streams[0], DIALLER, ACCEPTOR), await leave_tls(streams[1], ACCEPTOR, DIALLER)]
+    alice, one, other, bob = ends
+    assert alice.sealer.direction.key == one.opener.direction.key
+    assert other.sealer.direction.key == bob.opener.direction.key
+    assert len({end.sealer.direction.key for end in ends}) == 4
 
 
 # -- leaving TLS -------------------------------------------------------------------------------------------------------
@@ -575,7 +596,15 @@ async def test_neither_a_share_nor_what_is_said_later_can_be_read_on_the_path():
     assert isinstance(near, SealedStream)
     await near.send_all(encode(Close("idle", "nobody on the path reads this", ())))
     assert len(path.sent) >= 4
-    for secret in (DIALLER, ACCEPTOR, b"GSP1", b"swarm", b"nobody", *direction_keys(DIALLER, ACCEPTOR)):
+    for secret in (
+        DIALLER,
+        ACCEPTOR,
+        b"GSP1",
+        b"swarm",
+        b"nobody",
+        near.sealer.direction.key,
+        near.opener.direction.key,
+    ):
         assert secret not in b"".join(path.sent)
 
 

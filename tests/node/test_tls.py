@@ -134,7 +134,7 @@ def without_certificate(_: Path) -> Contexts:
     for context in (client, server):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    return Contexts(client, server)
+    return Contexts(client, server, ALICE.id)
 
 
 def self_signed(folder: Path) -> Contexts:
