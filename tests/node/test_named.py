@@ -68,12 +68,12 @@ def test_whoever_floods_a_link_is_named_for_that(train):
 
 
 def test_whoever_asks_for_more_than_it_reads_is_named_for_that(train, until, monkeypatch):
-    """Its questions come in one piece, which is answered as one. More of them would be a flood as well."""
-    monkeypatch.setattr(links, "OUTBOX_FRAMES", 64)  # or what the kernel takes of so short answers would take a minute
+    """Its questions come in one piece, of whose answers 32 leave at once. More of them would be a flood as well."""
+    monkeypatch.setattr(links, "OUTBOX_FRAMES", 16)  # or what the kernel takes of so short answers would take a minute
     ours = train(nn.Linear(4, 2))
     asker, honest = Identity.fresh(), Identity.fresh()
     for _ in range(3):
-        trio.run(speak, ours.node, honest, encode(Ping(1, ())) * 32)
+        trio.run(speak, ours.node, honest, encode(Ping(1, ())) * 8)
     for _ in range(2):
         trio.run(speak, ours.node, asker, encode(Ping(1, ())) * 200)
     assert named(ours.node) == ()
