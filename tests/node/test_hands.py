@@ -278,22 +278,25 @@ async def test_a_vector_that_nobody_wants_any_more_is_not_written(whole):
         nursery.cancel_scope.cancel()
 
 
-@in_trio
-async def test_a_thread_does_not_wait_for_a_vector_that_nobody_wants():
+async def unwanted_is_not_waited_for(near, far):
     ours, theirs = vectors()
-    near, other = await loopback_pair()
     end = End(near, ours)
     async with trio.open_nursery() as nursery:
         end.begin(nursery, both=False)
         for piece in Sender(1, theirs, FP32, CHUNK).next_frame():
-            await other.send_all(piece)
+            await far.send_all(piece)
         await until(lambda: end.receiver.position == CHUNK)
         assert at_work() == ["gossip-receive"]
         end.sessions.release(1)
         await until(lambda: not at_work())
-        await other.send_all(encode(Nack(1)))
+        await far.send_all(encode(Nack(1)))
         await until(lambda: end.messages)
         nursery.cancel_scope.cancel()
+
+
+@in_trio
+async def test_a_thread_does_not_wait_for_a_vector_that_nobody_wants():
+    await unwanted_is_not_waited_for(*await loopback_pair())
 
 
 @in_trio

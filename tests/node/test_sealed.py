@@ -49,10 +49,12 @@ from tests.node.test_tls import (
     BOB_CONTEXTS,
     SECRET,
     both_kinds,
+    both_ways_at_once,
     drain,
     in_trio,
     memory_pair,
     receive_exactly,
+    tls_ends,
     tls_pair,
 )
 
@@ -329,12 +331,8 @@ async def test_a_member_between_two_others_cannot_give_both_its_links_one_key():
     ends = []
     mallory = swarm_contexts(Identity.fresh(), SECRET)
     for dialler, acceptor in ((ALICE_CONTEXTS, mallory), (mallory, BOB_CONTEXTS)):
-        near, far = await memory_pair()
-        streams = TlsStream(near, dialler, server_side=False), TlsStream(far, acceptor, server_side=True)
-        async with trio.open_nursery() as nursery:
-            for stream in streams:
-                nursery.start_soon(stream.handshake)
-        ends += [await leave_tls(streams[0], DIALLER, ACCEPTOR), await leave_tls(streams[1], ACCEPTOR, DIALLER)]
+        near, far = await tls_ends(memory_pair, dialler, acceptor)
+        ends += [await leave_tls(near, DIALLER, ACCEPTOR), await leave_tls(far, ACCEPTOR, DIALLER)]
     alice, one, other, bob = ends
     assert alice.sealer.direction.key == one.opener.direction.key
     assert other.sealer.direction.key == bob.opener.direction.key
@@ -351,18 +349,8 @@ async def sealed_pair(pair):
 @both_kinds
 @in_trio
 async def test_both_ways_at_once_arrive_intact(pair):
-    payloads = os.urandom(3_000_000), os.urandom(3_000_000)
-    arrived = {}
-
-    async def receive(name, stream):
-        arrived[name] = await receive_exactly(stream, 3_000_000)
-
-    async with sealed_pair(pair) as (alice, bob), trio.open_nursery() as nursery:
-        nursery.start_soon(alice.send_all, payloads[0])
-        nursery.start_soon(bob.send_all, payloads[1])
-        nursery.start_soon(receive, "at bob", bob)
-        nursery.start_soon(receive, "at alice", alice)
-    assert arrived == {"at bob": payloads[0], "at alice": payloads[1]}
+    async with sealed_pair(pair) as (alice, bob):
+        await both_ways_at_once(alice, bob, 3_000_000)
     assert alice.sealed
     assert bob.sealed
 

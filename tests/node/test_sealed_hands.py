@@ -19,20 +19,26 @@ from node.transport.byte_stream import BrokenLinkError
 from node.transport.hands import BlockingSealed, Hands
 from node.transport.links import FrameReader
 from node.transport.sealed import RECORD_BYTES, leave_tls
-from node.transport.tls import TlsStream
-from tests.node.test_hands import CHUNK, ENDS, FP32, SIZE, End, at_work, in_trio, loopback_pair, until, vectors
+from tests.node.test_hands import (
+    CHUNK,
+    ENDS,
+    FP32,
+    SIZE,
+    End,
+    at_work,
+    in_trio,
+    loopback_pair,
+    until,
+    unwanted_is_not_waited_for,
+    vectors,
+)
 from tests.node.test_sealed import ACCEPTOR, DIALLER
-from tests.node.test_tls import ALICE_CONTEXTS, BOB_CONTEXTS, receive_exactly
+from tests.node.test_tls import receive_exactly, tls_ends
 
 
 async def sealed_pair():
     """Two ends of which each has read that the other left TLS."""
-    near, far = await loopback_pair()
-    alice = TlsStream(near, ALICE_CONTEXTS, server_side=False)
-    bob = TlsStream(far, BOB_CONTEXTS, server_side=True)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(alice.handshake)
-        nursery.start_soon(bob.handshake)
+    alice, bob = await tls_ends(loopback_pair)
     ends = [await leave_tls(alice, DIALLER, ACCEPTOR), await leave_tls(bob, ACCEPTOR, DIALLER)]
     for end in ends:
         await end.send_all(b"w")
@@ -182,30 +188,12 @@ async def test_a_chunk_without_a_checksum_is_one_of_a_sealed_link_alone(sealed, 
 
 @in_trio
 async def test_a_thread_does_not_wait_for_a_sealed_vector_that_nobody_wants():
-    ours, theirs = vectors()
-    near, far = await sealed_pair()
-    end = End(near, ours)
-    async with trio.open_nursery() as nursery:
-        end.begin(nursery, both=False)
-        for piece in Sender(1, theirs, FP32, CHUNK).next_frame():
-            await far.send_all(piece)
-        await until(lambda: end.receiver.position == CHUNK)
-        assert at_work() == ["gossip-receive"]
-        end.sessions.release(1)
-        await until(lambda: not at_work())
-        await far.send_all(encode(Nack(1)))
-        await until(lambda: end.messages)
-        nursery.cancel_scope.cancel()
+    await unwanted_is_not_waited_for(*await sealed_pair())
 
 
 @in_trio
 async def test_a_stream_is_lent_once_both_directions_are_sealed():
-    near, far = await loopback_pair()
-    alice = TlsStream(near, ALICE_CONTEXTS, server_side=False)
-    bob = TlsStream(far, BOB_CONTEXTS, server_side=True)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(alice.handshake)
-        nursery.start_soon(bob.handshake)
+    alice, bob = await tls_ends(loopback_pair)
     hands = Hands()
     assert hands.lend(alice) is None
     early = await leave_tls(alice, DIALLER, ACCEPTOR)

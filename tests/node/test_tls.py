@@ -61,15 +61,22 @@ Pair = Callable[[], Awaitable[tuple[ByteStream, ByteStream]]]
 both_kinds = pytest.mark.parametrize("pair", [loopback_pair, memory_pair])
 
 
+async def tls_ends(
+    pair: Pair, dials: Contexts = ALICE_CONTEXTS, accepts: Contexts = BOB_CONTEXTS
+) -> tuple[TlsStream, TlsStream]:
+    """Of one connection, and both have finished the handshake."""
+    left, right = await pair()
+    ends = TlsStream(left, dials, server_side=False), TlsStream(right, accepts, server_side=True)
+    async with trio.open_nursery() as nursery:
+        for end in ends:
+            nursery.start_soon(end.handshake)
+    return ends
+
+
 @asynccontextmanager
 async def tls_pair(pair: Pair) -> AsyncIterator[tuple[TlsStream, TlsStream]]:
     """Alice dialled, Bob accepted, and both have finished the handshake."""
-    left, right = await pair()
-    alice = TlsStream(left, ALICE_CONTEXTS, server_side=False)
-    bob = TlsStream(right, BOB_CONTEXTS, server_side=True)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(alice.handshake)
-        nursery.start_soon(bob.handshake)
+    alice, bob = await tls_ends(pair)
     try:
         yield alice, bob
     finally:
@@ -264,22 +271,27 @@ def test_a_certificate_for_another_kind_of_key_has_no_owner() -> None:
         leaf_peer_id(certificate.public_bytes(serialization.Encoding.DER))
 
 
-@both_kinds
-@in_trio
-async def test_eight_megabytes_both_ways_at_once_arrive_intact(pair) -> None:
-    payloads = os.urandom(8_000_000), os.urandom(8_000_000)
+async def both_ways_at_once(alice: ByteStream, bob: ByteStream, count: int) -> None:
+    """So many bytes of each arrive at the other as they were."""
+    payloads = os.urandom(count), os.urandom(count)
     arrived: dict[str, bytes] = {}
 
     async def receive(name: str, stream: ByteStream) -> None:
-        arrived[name] = await receive_exactly(stream, 8_000_000)
+        arrived[name] = await receive_exactly(stream, count)
 
-    async with tls_pair(pair) as (alice, bob), trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
         nursery.start_soon(alice.send_all, payloads[0])
         nursery.start_soon(bob.send_all, payloads[1])
         nursery.start_soon(receive, "at bob", bob)
         nursery.start_soon(receive, "at alice", alice)
-    assert arrived["at bob"] == payloads[0]
-    assert arrived["at alice"] == payloads[1]
+    assert arrived == {"at bob": payloads[0], "at alice": payloads[1]}
+
+
+@both_kinds
+@in_trio
+async def test_eight_megabytes_both_ways_at_once_arrive_intact(pair) -> None:
+    async with tls_pair(pair) as (alice, bob):
+        await both_ways_at_once(alice, bob, 8_000_000)
 
 
 @settings(max_examples=20, deadline=None)
