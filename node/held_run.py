@@ -26,8 +26,8 @@ from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.model.state import State
+from node.network.runtime import Runtime
 from node.observe.members import SwarmView
-from node.runtime import Runtime
 from node.service import Service
 from node.settings import Settings
 from node.thread import NetworkThread

@@ -25,9 +25,11 @@ from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
 from node.identity.keys import Identity, verify
 from node.identity.statedir import OF_THIS_PROCESS, Memory, StateDir
+from node.links.handshake import Greeter
 from node.loop import Bell, Signals
 from node.model.pool import VectorPool
 from node.model.state import State
+from node.network.runtime import Runtime
 from node.observe import notices
 from node.observe.console import Console
 from node.observe.events import ExchangeEvent, NodeEvent, NoticeEvent, RunEvent
@@ -35,9 +37,7 @@ from node.observe.figures import Reading, Source
 from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView, members_of
 from node.observe.notices import LOGGER
-from node.runtime import Runtime
 from node.settings import Settings, advertised
-from node.transport.handshake import Greeter
 from node.transport.seeds import SeedLookup
 from node.transport.shared import host_name
 from node.transport.tcp import TcpNetwork

@@ -23,12 +23,12 @@ from node.loop import StepLoop
 from node.model.loss import LastLoss
 from node.model.optimizers import Optimizers
 from node.model.state import State
+from node.network.runtime import Runtime
 from node.observe.figures import Reading, Source, known, reading
 from node.observe.listeners import Listeners
 from node.observe.members import Member
 from node.observe.metrics import Metrics
 from node.observe.reduced import Figures, Reduced, reduce, settles
-from node.runtime import Runtime
 from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
 

@@ -24,7 +24,7 @@ import torch
 
 from gossip.effects import Effect
 from node import Node, service
-from node.runtime import Runtime
+from node.network.runtime import Runtime
 from replay.links import enter
 from replay.plan import Plan
 from replay.seen import Watch

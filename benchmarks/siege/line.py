@@ -11,9 +11,9 @@ import trio
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Close, Hello, Message
+from node.links.frame_reader import FrameReader
+from node.links.handshake import Greeter
 from node.transport.byte_stream import ByteStream
-from node.transport.handshake import Greeter
-from node.transport.links import FrameReader
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import Contexts, TlsStream
 

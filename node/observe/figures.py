@@ -19,7 +19,7 @@ from gossip import kernel
 
 if TYPE_CHECKING:  # a command that shows rows of a log starts without them
     from gossip.peer import Peer
-    from node.transport.links import Links
+    from node.links.pool import Links
 
 __all__ = [
     "FIGURES", "HEADINGS", "MEASURED", "RATES", "STATUS", "VERSION", "Figure", "Reading", "Source", "columns_of",

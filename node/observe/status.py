@@ -13,10 +13,11 @@ from gossip.peer import Peer
 from gossip.wire.frames import encode
 from gossip.wire.messages import StatusQuery, StatusReply, Unknown
 from node.identity.keys import Identity
+from node.links.frame_reader import FrameReader
+from node.links.handshake import Greeter
+from node.links.pool import Links
 from node.observe.figures import HEADINGS, SHOWN, STATUS, Source, status_values
 from node.transport.byte_stream import ByteStream
-from node.transport.handshake import Greeter
-from node.transport.links import FrameReader, Links
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import TlsStream, swarm_contexts
 

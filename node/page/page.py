@@ -16,6 +16,7 @@ from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.errors import LocalError, RemoteError
 from gossip.ids import Address, PeerId, parse_address
+from node.network.runtime import Runtime
 from node.observe.events import ExchangeEvent, NodeEvent
 from node.observe.figures import Source, status_reading
 from node.observe.status import ask_figures
@@ -23,7 +24,6 @@ from node.page.exposition import KIND, Exposition
 from node.page.guard import Guard
 from node.page.picture import SwarmPicture
 from node.page.web import Answer, Asked, WebServer
-from node.runtime import Runtime
 
 __all__ = ["Page"]
 

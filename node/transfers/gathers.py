@@ -19,9 +19,10 @@ from gossip.exchange.group import Group
 from gossip.exchange.session import State
 from gossip.peer import Peer
 from gossip.wire.messages import MAX_GROUP, MIN_CHUNK_ELEMENTS, Chunk
+from node.links.link import Link
+from node.links.pool import Links
 from node.model.pool import VectorPool
 from node.transfers.sessions import StreamSessions
-from node.transport.links import Link, Links
 
 __all__ = ["GroupTransfers"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gossip.averaging.vectors import Floats, Lease
 from gossip.codecs import Codec
 from gossip.wire.messages import Lent
+from node.links.link import Link
 from node.model.host_memory import HostMemory
-from node.transport.links import Link
 
 __all__ = ["LOANS", "Loan"]
 

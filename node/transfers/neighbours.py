@@ -20,11 +20,11 @@ from gossip.config import Config
 from gossip.errors import ProtocolError
 from gossip.ids import PeerId, short
 from gossip.wire.messages import Came, Hello, Lent, Meet, Read
+from node.links.link import Link
 from node.model.host_memory import HostMemory, Views
 from node.model.pool import VectorPool
 from node.transfers.loans import LOANS, Loan
 from node.transfers.sessions import StreamSession, StreamSessions
-from node.transport.links import Link
 from node.transport.shared import MeetingPlace, SideChannel, connected
 
 __all__ = ["OF_NEIGHBOURS", "Neighbours"]

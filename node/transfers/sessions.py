@@ -13,8 +13,8 @@ from gossip.averaging.streams import Receiver, Sender
 from gossip.errors import ProtocolError
 from gossip.ids import PeerId
 from gossip.wire.messages import Chunk, Lent
+from node.links.link import Link
 from node.transfers.loans import Loan
-from node.transport.links import Link
 from node.transport.sealed import SealedStream
 
 __all__ = ["StreamSession", "StreamSessions"]

@@ -22,13 +22,14 @@ from gossip.ids import PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import Chunk, Lent
 from node.faults import Faults
+from node.links.link import Link
+from node.links.pool import Links
 from node.model.pool import VectorPool
 from node.transfers.accounts import Account
 from node.transfers.gathers import GroupTransfers
 from node.transfers.loans import Loan
 from node.transfers.neighbours import Neighbours
 from node.transfers.sessions import StreamSession, StreamSessions
-from node.transport.links import Link, Links
 
 __all__ = ["Streams"]
 

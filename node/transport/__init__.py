@@ -1,1 +1,1 @@
-"""Links to other members: TCP, TLS, handshakes, who is dialled and let in."""
+"""Bytes between two hosts: TCP, TLS, sealed records, shared memory, and where seeds are found."""

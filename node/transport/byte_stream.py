@@ -12,9 +12,10 @@ from typing import Protocol
 import trio
 
 from gossip.errors import RemoteError
+from gossip.ids import Address
 from node.transport.forks import keep_from_children
 
-__all__ = ["BrokenLinkError", "ByteStream", "PlainStream"]
+__all__ = ["BrokenLinkError", "ByteStream", "Network", "PlainStream"]
 
 
 class BrokenLinkError(RemoteError):
@@ -53,6 +54,16 @@ class ByteStream(Protocol):
 # Calls of the loop never wait in the kernel, whatever the socket is set to: threads use the same one, and wait there.
 DONT_WAIT: int = getattr(socket, "MSG_DONTWAIT", 0)
 TURNS = 8  # calls in a row that found something to do, of a chunk each at most, before others have theirs
+
+
+class Network(Protocol):
+    """Where streams come from: TCP, or memory in tests."""
+
+    async def connect(self, address: Address) -> ByteStream:
+        """Raises OSError or BrokenLinkError when nobody answers."""
+
+    async def serve(self, handler: Callable[[ByteStream], Awaitable[None]], nursery: trio.Nursery) -> None:
+        """Accept until cancelled; ``handler`` is an async function, started in ``nursery`` for each stream."""
 
 
 class PlainStream:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 class BlockingStream:
     """A stream's socket under a descriptor of its own, which waits in the calling thread. Its methods are coroutines
-    that never yield, so that :class:`~node.transport.links.FrameReader` reads from it as from any other."""
+    that never yield, so that :class:`~node.links.frame_reader.FrameReader` reads from it as from any other."""
 
     def __init__(self, sock: socket.socket, owner: PlainStream) -> None:
         self.socket, self.owner, self.peer_host = sock, owner, owner.peer_host

@@ -1,4 +1,4 @@
-"""The simulator's driver: every peer of a swarm in virtual time on one heap, the same shape as node/runtime.py."""
+"""The simulator's driver: every peer of a swarm in virtual time on one heap, the same shape as node/network/."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ from gossip.averaging.boundary import Boundary, Visit
 from gossip.config import Config
 from gossip.ids import Address
 from gossip.peer import Peer
+from node.links.handshake import Greeter
 from node.loop import StepLoop
 from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
+from node.network.runtime import Runtime
 from node.observe.events import ExchangeEvent, NodeEvent
-from node.runtime import Runtime
 from node.transport.byte_stream import BrokenLinkError, ByteStream
-from node.transport.handshake import Greeter
 from sim.engine.training import REPORT_S, next_look
 from sim.world.network import NetworkModel
 from tests.memory_stream import MemoryStream, memory_stream_pair

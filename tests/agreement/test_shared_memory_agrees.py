@@ -8,9 +8,9 @@ import pytest
 
 from gossip.config import Config
 from gossip.wire.messages import Lent
+from node.links.link import Link
 from node.model.pool import VectorPool
 from node.transfers.neighbours import Neighbours
-from node.transport.links import Link
 from tests.agreement import memory_network
 from tests.agreement.scenario import Scenario
 from tests.agreement.test_agreement import METHODS, both, states, trio_of_peers

@@ -19,9 +19,9 @@ from gossip.wire import frames
 from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
 from gossip.wire.records import check, payload, trusting, unsigned
 from node.identity.keys import verify
+from node.links.frame_reader import FrameReader
 from node.observe.status import METRICS, read_pages
 from node.transport.byte_stream import BrokenLinkError
-from node.transport.links import FrameReader
 from tests.fuzz.engine import Target
 from tests.fuzz.grammar import World, key_of, make_message, make_record
 from tests.fuzz.mutations import mutated_bytes, mutated_value

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Host"]
 
-PENDING = 32  # as node.runtime: messages kept for one who is being dialled
+PENDING = 32  # as node.network.runtime: messages kept for one who is being dialled
 TICKS = 3  # what a tick changes may itself be told at once; more is a driver that spins
 
 

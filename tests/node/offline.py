@@ -11,12 +11,13 @@ from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.ids import PeerId
+from node.links.frame_reader import FrameReader
+from node.links.handshake import Greeter
+from node.links.link import Link
 from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.runtime import Runtime
-from node.transport.handshake import Greeter
-from node.transport.links import FrameReader, Link
+from node.network.runtime import Runtime
 from tests.agreement.scenario import ELEMENTS, Scenario, identity, make_peer
 from tests.memory_stream import memory_stream_pair
 

@@ -10,11 +10,13 @@ import trio.testing
 from gossip.averaging.streams import Sender
 from gossip.ids import PeerId
 from gossip.wire.messages import Accept, Chunk, Commit, Nack
+from node.links.frame_reader import FrameReader
+from node.links.link import FLUSHED, Link
+from node.links.pool import Links
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.transport import byte_stream
 from node.transport.byte_stream import TURNS
-from node.transport.links import FLUSHED, FrameReader, Link, Links
 from tests.node.test_hands import FP32, SOCKET_BYTES, in_trio, loopback_pair
 
 SMALL, LARGE = 1_024, 1 << 18  # elements: what both sockets hold at once, and twice what they hold

@@ -28,9 +28,9 @@ from gossip.wire.messages import (
     Settled,
     StatusQuery,
 )
-from node import runtime as runtimes
 from node.faults import TOLD, Faults
-from node.runtime import FloodError
+from node.network import reading
+from node.network.reading import FloodError
 from node.transfers import streams
 from tests.agreement.scenario import Scenario, make_peer
 from tests.node.offline import ELEMENTS, OTHER, in_trio, link, runtime
@@ -220,7 +220,7 @@ async def hears(node, ours, *messages):
             """It is thrown away."""
 
     ours.reader = Reader()
-    await node.read(ours, False)
+    await reading.Reading(node, ours, False).run()
 
 
 @in_trio
@@ -251,7 +251,7 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
     node.perform(peer.exchanges.begin(node.now))
     node.averager.updated(node.averager.boundary.visit(lambda vector: None))
     assert ours in node.sessions.links.values()
-    node.on_close(ours, Close("idle", "", ()))
+    reading.Reading(node, ours, False).on_message(Close("idle", "", ()))
     node.unlink(ours)
     assert not benched
     assert not peer.exchanges.table
@@ -301,8 +301,8 @@ async def test_an_offer_over_a_link_that_this_node_is_closing_begins_nothing():
 @pytest.mark.parametrize(
     ("message", "allowed"),
     [
-        (Chunk(7, 0, 1, 0), runtimes.MESSAGES_PER_S),
-        (StatusQuery(b""), runtimes.MESSAGES_PER_S // 20),
+        (Chunk(7, 0, 1, 0), reading.MESSAGES_PER_S),
+        (StatusQuery(b""), reading.MESSAGES_PER_S // 20),
         (Outcome(3), 2_000),
     ],
 )

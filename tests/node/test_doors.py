@@ -10,9 +10,9 @@ import trio
 from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.messages import Hello
+from node.links.connector import Doors
 from node.transport import tcp
 from node.transport.byte_stream import BrokenLinkError
-from node.transport.connector import Doors
 from node.transport.tcp import TcpNetwork
 from tests.memory_stream import memory_stream_pair
 

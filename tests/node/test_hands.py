@@ -26,13 +26,14 @@ from gossip.ids import PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import Nack
 from node.identity.keys import new_secret
+from node.links.frame_reader import FrameReader
+from node.links.link import Link
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.transfers import streams
 from node.transfers.sessions import StreamSession, StreamSessions
 from node.transport.byte_stream import PlainStream
 from node.transport.hands import Hands, finished
-from node.transport.links import FrameReader, Link
 from node.transport.tls import TlsStream
 from tests.node.test_tls import ALICE_CONTEXTS, memory_pair
 

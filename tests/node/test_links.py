@@ -12,10 +12,12 @@ from gossip.codecs import get_codec
 from gossip.ids import PeerId
 from gossip.wire.frames import encode
 from gossip.wire.messages import MAX_RECORDS, Accept, Chunk, Hint, Nack, Records
+from node.links import link as links
+from node.links import pool as pools
+from node.links.frame_reader import FrameReader
+from node.links.link import CONTROL_BURST, Link
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.transport import links
-from node.transport.links import CONTROL_BURST, FrameReader, Link
 from tests.memory_stream import memory_stream_pair
 
 SIZE = 2_048
@@ -160,10 +162,10 @@ def test_a_link_that_nobody_reads_is_closed_at_so_many_bytes():
 
 def test_links_that_nobody_reads_hold_no_more_together_than_is_allowed(monkeypatch):
     """The one that holds most is closed, and no other."""
-    monkeypatch.setattr(links, "OUTBOXES_BYTES", 20 * len(encode(RECORDS)))
+    monkeypatch.setattr(pools, "OUTBOXES_BYTES", 20 * len(encode(RECORDS)))
 
     async def main():
-        pool = links.Links()
+        pool = pools.Links()
         made = [linked()[0] for _ in range(8)]
         for number, link in enumerate(made):
             link.peer = PeerId(bytes([number]) * 16)
@@ -184,7 +186,7 @@ def test_links_that_nobody_reads_hold_no_more_together_than_is_allowed(monkeypat
 
 def test_what_was_sent_waits_no_longer():
     async def main():
-        pool = links.Links()
+        pool = pools.Links()
         link, reader = linked(1 << 20)
         pool.add(link)
         async with trio.open_nursery() as nursery:
@@ -203,7 +205,7 @@ def test_what_was_sent_waits_no_longer():
 @pytest.mark.parametrize("end", ["retire", "finish", "close_now", "theirs"])
 def test_nothing_begins_on_a_link_that_is_closing(end):
     async def main():
-        pool = links.Links()
+        pool = pools.Links()
         older, newer = linked()[0], linked()[0]
         pool.add(older)
         pool.add(newer)

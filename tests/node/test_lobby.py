@@ -13,11 +13,11 @@ from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.frames import encode
 from gossip.wire.messages import VERSION_MAX, VERSION_MIN, Hello
+from node.links.connector import DIALS, STRANGERS_WAITING, TO_STRANGERS, Doors, reason
+from node.links.frame_reader import FrameReader
+from node.links.handshake import Greeter
+from node.links.lobby import FIRST_FLIGHT_S, OF_ONE, OF_OTHERS, PLACES, Lobby, neighbourhood
 from node.transport.byte_stream import BrokenLinkError, PlainStream
-from node.transport.connector import DIALS, STRANGERS_WAITING, TO_STRANGERS, Doors, reason
-from node.transport.handshake import Greeter
-from node.transport.links import FrameReader
-from node.transport.lobby import FIRST_FLIGHT_S, OF_ONE, OF_OTHERS, PLACES, Lobby, neighbourhood
 from node.transport.tcp import TcpNetwork
 
 ME = MemberRecord(PeerId(b"m" * 16), b"", 1, address=Address("10.0.0.1", 7))

@@ -13,11 +13,11 @@ from gossip.wire.frames import encode
 from gossip.wire.messages import Gossip, Ping
 from gossip.wire.records import signed
 from node.identity.keys import Identity
+from node.links import link as links
+from node.links.frame_reader import FrameReader
+from node.links.handshake import Greeter
 from node.observe.status import query
-from node.transport import links
 from node.transport.byte_stream import BrokenLinkError
-from node.transport.handshake import Greeter
-from node.transport.links import FrameReader
 from node.transport.tcp import TcpNetwork
 
 

@@ -16,6 +16,8 @@ from gossip.config import Config
 from gossip.errors import ProtocolError
 from gossip.ids import PeerId
 from gossip.wire.messages import Came, Chunk, Hello, Lent, Meet, Read
+from node.links.frame_reader import FrameReader
+from node.links.link import Link
 from node.model.host_memory import HostMemory
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
@@ -23,7 +25,6 @@ from node.transfers import neighbours
 from node.transfers.loans import LOANS, Loan
 from node.transfers.neighbours import CHANNELS, Neighbours
 from node.transfers.sessions import StreamSession, StreamSessions
-from node.transport.links import FrameReader, Link
 from node.transport.shared import MeetingPlace
 from tests.gossip.codecs.spreads import observe
 from tests.memory_stream import memory_stream_pair

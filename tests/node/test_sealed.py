@@ -24,10 +24,11 @@ from gossip.errors import ProtocolError, RefusedError, RemoteError
 from gossip.wire.frames import PREFIX, PREFIX_BYTES, encode
 from gossip.wire.messages import Chunk, Close, Hello, Ping
 from node.identity.keys import Identity, new_secret
-from node.transport import connector, sealed
+from node.links import connector
+from node.links.frame_reader import FrameReader
+from node.links.handshake import Greeter
+from node.transport import sealed
 from node.transport.byte_stream import BrokenLinkError
-from node.transport.handshake import Greeter
-from node.transport.links import FrameReader
 from node.transport.sealed import (
     AHEAD_BYTES,
     LENGTH_BYTES,

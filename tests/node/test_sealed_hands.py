@@ -15,9 +15,9 @@ from gossip.codecs import get_codec
 from gossip.errors import ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import Nack
+from node.links.frame_reader import FrameReader
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.hands import BlockingSealed, Hands
-from node.transport.links import FrameReader
 from node.transport.sealed import RECORD_BYTES, leave_tls
 from tests.node.test_hands import (
     CHUNK,

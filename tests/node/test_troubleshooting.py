@@ -56,7 +56,7 @@ def test_every_warning_is_on_the_page_by_its_kind():
 
 
 def test_every_refusal_of_the_handshake_is_on_the_page():
-    source = ast.parse((ROOT / "node" / "transport" / "handshake.py").read_text(encoding="utf-8"))
+    source = ast.parse((ROOT / "node" / "links" / "handshake.py").read_text(encoding="utf-8"))
     for call in ast.walk(source):
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "RefusedError" and len(call.args) > 1:
             sentence = rendered(call.args[1])

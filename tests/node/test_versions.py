@@ -17,10 +17,11 @@ from gossip.errors import ProtocolError, RefusedError
 from gossip.ids import PeerId, parse_address
 from gossip.wire.frames import PREFIX, encode
 from gossip.wire.messages import VERSION_MAX, StatusQuery, StatusReply
+from node.links.frame_reader import FrameReader
+from node.links.handshake import Greeter
+from node.links.link import Link
 from node.observe.status import METRICS, query, read_pages
 from node.transport.byte_stream import BrokenLinkError
-from node.transport.handshake import Greeter
-from node.transport.links import FrameReader, Link
 from tests.memory_stream import memory_stream_pair
 
 NEWER = Path(__file__).with_name("newer.py")

@@ -15,10 +15,11 @@ from gossip.errors import RefusedError, RemoteError
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.messages import Hello
 from node.faults import Faults
-from node.transport.byte_stream import BrokenLinkError, ByteStream
-from node.transport.handshake import Greeter
-from node.transport.links import FrameReader, Link, Network
-from node.transport.lobby import Lobby, neighbourhood
+from node.links.frame_reader import FrameReader
+from node.links.handshake import Greeter
+from node.links.link import Link
+from node.links.lobby import Lobby, neighbourhood
+from node.transport.byte_stream import BrokenLinkError, ByteStream, Network
 from node.transport.sealed import fresh_share, leave_tls
 from node.transport.seeds import Found
 from node.transport.tcp import is_loopback, is_private

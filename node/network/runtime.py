@@ -31,59 +31,39 @@ from gossip.effects import (
     Transfer,
     TryDial,
 )  # fmt: skip
-from gossip.errors import ProtocolError, RemoteError
+from gossip.errors import RemoteError
 from gossip.ids import Address, MemberRecord, PeerId, short
 from gossip.peer import Peer
 from gossip.wire.messages import (
     Abort,
-    Accept,
-    Ack,
-    Chunk,
     Close,
-    Commit,
-    Digest,
     Fetch,
-    Gossip,
     Hello,
-    Invite,
     Message,
-    Nack,
     Offer,
     Outcome,
-    Ping,
-    PingReq,
-    Records,
     Settled,
-    StatusQuery,
-    Unknown,
 )  # fmt: skip
 from node.faults import leaves
+from node.links.connector import Doors
+from node.links.handshake import Greeter
+from node.links.link import Link
+from node.links.lobby import neighbourhood
+from node.links.pool import Links
 from node.model.pool import VectorPool
+from node.network.reading import FloodError, Reading
 from node.observe.events import NodeEvent
 from node.observe.stalls import STANDS_S, Stalls
-from node.observe.status import status_page
 from node.transfers.accounts import Teller
-from node.transfers.neighbours import OF_NEIGHBOURS
 from node.transfers.streams import Streams
-from node.transport.byte_stream import BrokenLinkError
-from node.transport.connector import Doors
+from node.transport.byte_stream import BrokenLinkError, Network
 from node.transport.hands import Hands
-from node.transport.handshake import Greeter
-from node.transport.links import CONTROL_BURST, Link, Links, Network
-from node.transport.lobby import neighbourhood
 from node.transport.seeds import SeedLookup
 from node.transport.tls import Contexts
 
 __all__ = ["Runtime"]
 
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
-MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
-ORDINARY = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records, Accept, Commit})  # which begin nothing here
-STATUS_MESSAGES = 20  # for how many a page of the status counts: it is up to 64 KiB to write, a millisecond or so
-
-
-class FloodError(ProtocolError):
-    """More than any allowance."""
 
 
 class Runtime:
@@ -300,7 +280,7 @@ class Runtime:
                     nursery.start_soon(self.write, link, scope)
                     nursery.start_soon(link.cut_when_cancelled)
                     try:
-                        await self.read(link, member is None)
+                        await Reading(self, link, member is None).run()
                     except Exception as error:
                         self.contain(link, error)
                     finally:
@@ -363,75 +343,6 @@ class Runtime:
         except RemoteError:
             pass
         scope.cancel()
-
-    async def read(self, link: Link, observer: bool) -> None:
-        links, window, count = self.links, self.now, 0
-
-        def cost(messages: int) -> None:
-            nonlocal window, count
-            if link.used_at - window >= 1.0:
-                window, count = link.used_at, 0
-            count += messages
-            if count > MESSAGES_PER_S:
-                raise FloodError("A member sends too many messages.")
-
-        def on_message(message: Message) -> None:
-            kind = type(message)
-            cost(STATUS_MESSAGES if kind is StatusQuery else 1)
-            links.gathering += 1
-            try:
-                if kind in ORDINARY and not observer:
-                    self.perform(self.peer.receive(link.peer, message, link.used_at))  # it is of this moment
-                else:
-                    hear(message)
-            finally:
-                links.gathering -= 1
-            if len(link.outbox) >= CONTROL_BURST:
-                links.flush()
-
-        def hear(message: Message) -> None:
-            if isinstance(message, Unknown):
-                return
-            if isinstance(message, StatusQuery):
-                counts = self.counts() if self.counts is not None else (0, 0)
-                swarm, mixes = self.config.swarm, self.teller.mixes()
-                link.send(status_page(self.peer, self.links, swarm, message.after, mixes, counts))
-            elif isinstance(message, Close):
-                self.on_close(link, message)
-            elif isinstance(message, Hello) or observer:
-                raise ProtocolError("A message came that does not belong here.")
-            elif isinstance(message, OF_NEIGHBOURS):
-                self.streams.neighbours.heard(link, message)
-            elif not (link.ending and isinstance(message, Offer | Invite | Fetch)):  # no answer would go out
-                if isinstance(message, Offer | Invite | Fetch | Outcome) and self.counts is not None:
-                    self.peer.counted(*self.counts())
-                self.perform(self.peer.receive(link.peer, message, link.used_at))
-                if isinstance(message, Offer | Fetch | Outcome) and self.peer.is_with(message.session, link.peer):
-                    self.sessions.links.setdefault(message.session, link)  # what was refused is not remembered
-
-        def on_chunk(chunk: Chunk, size: int) -> memoryview | None:
-            place = self.streams.place(link, chunk, size)
-            if place is None:
-                cost(1)  # one that moves nothing is a message as others are
-            return place
-
-        def on_body(chunk: Chunk) -> None:
-            links.gathering += 1
-            try:
-                self.streams.arrived(link, chunk)
-            finally:
-                links.gathering -= 1
-
-        link.reader.before_waiting = self.settle  # so that what came together is answered together
-        try:
-            await link.read_loop(on_message, on_chunk, on_body, self.streams.flow, self.streams.moved)
-        finally:
-            self.settle()
-
-    def on_close(self, link: Link, message: Close) -> None:
-        link.orderly = link.orderly or message.code == "idle"
-        if message.code in ("layout", "swarm", "version"):
-            self.doors.tell(f"A member refused this node: {message.sentence}")
 
     def unlink(self, link: Link) -> None:
         self.streams.neighbours.end(link)

@@ -1,41 +1,33 @@
-"""Connections: one Link is one stream after its Hello, with control frames ahead of bulk and a bound on everything."""
+"""One Link is one stream after its Hello, with control frames ahead of bulk and a bound on everything."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from gossip.errors import ProtocolError
-from gossip.ids import Address, PeerId
-from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
+from gossip.ids import PeerId
+from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Close, Message, Unknown
-from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
+from node.links.frame_reader import FrameReader, nothing
+from node.transport.byte_stream import ByteStream, PlainStream
 from node.transport.hands import WHOLE_BYTES, BlockingStream, Hands
 from node.transport.shared import SideChannel
 
-__all__ = ["Bulk", "FrameReader", "Inflow", "Link", "Links", "Network"]
+if TYPE_CHECKING:
+    from node.links.pool import Links
 
-READ_AHEAD_BYTES = 16_384  # a few control frames; more would copy the start of every chunk twice
+__all__ = ["CONTROL_BURST", "FLUSHED", "Bulk", "Inflow", "Link"]
+
 OUTBOX_FRAMES = 1_024  # a peer that reads none of so many has stopped: the link is closed
 OUTBOX_BYTES = 8 << 20  # the same: the largest table of members, 10,000 records of 519 B, is 5 MB
-OUTBOXES_BYTES = 64 << 20  # of all links together: beyond it the one that holds most is closed
 CONTROL_BURST = 32  # control frames between two chunks, so that neither starves the other
 BURST_BYTES = 256 << 10  # of them: they are copied into one
 FLUSHED = 4  # chunks sent without a turn of a task's: all of what no thread is for, by default
-
-
-class Network(Protocol):
-    """Where streams come from: TCP, or memory in tests."""
-
-    async def connect(self, address: Address) -> ByteStream:
-        """Raises OSError or BrokenLinkError when nobody answers."""
-
-    async def serve(self, handler: Callable[[ByteStream], Awaitable[None]], nursery: trio.Nursery) -> None:
-        """Accept until cancelled; ``handler`` is an async function, started in ``nursery`` for each stream."""
 
 
 class Bulk(Protocol):
@@ -71,88 +63,6 @@ class Sending:
     session: int = 0
     bulk: Bulk | None = None  # whose chunk it is
     chunk_bytes: int = 0  # with its header
-
-
-def nothing() -> None:
-    """There is nothing to do."""
-
-
-class FrameReader:
-    """Frames from a stream: small reads ahead for headers, bodies straight into the receiver's buffer."""
-
-    def __init__(self, stream: ByteStream) -> None:
-        self.stream = stream
-        self.buffer = memoryview(bytearray(READ_AHEAD_BYTES))
-        self.start = self.end = 0
-        self.bytes_received = 0
-        self.before_waiting: Callable[[], None] = nothing
-        self.newer = False  # the other side's Hello named a newer version than ours: it may send what we do not know
-
-    @property
-    def ahead(self) -> bool:
-        """Whether more was read than was asked for."""
-        return self.start < self.end
-
-    async def message(self) -> tuple[Message, int] | None:
-        """The next frame's message and the length of its body, which must be read next; None at a proper end."""
-        if self.start == self.end:
-            self.start = self.end = 0
-            if not await self.fill():
-                return None
-        start, ready = self.start, self.end - self.start
-        if ready >= PREFIX_BYTES:
-            header_bytes, body_bytes = read_prefix(self.buffer[start : start + PREFIX_BYTES])
-            stop = start + PREFIX_BYTES + header_bytes
-            if stop <= self.end:  # the rule: there is nothing to wait for, nor to copy
-                self.start = stop
-                return decode(self.buffer[start + PREFIX_BYTES : stop], body_bytes, self.newer), body_bytes
-        prefix = bytearray(PREFIX_BYTES)
-        await self.exactly(memoryview(prefix))
-        header_bytes, body_bytes = read_prefix(prefix)
-        header = bytearray(header_bytes)
-        await self.exactly(memoryview(header))
-        return decode(header, body_bytes, self.newer), body_bytes
-
-    async def fill(self) -> int:
-        count = await self.read(self.buffer[self.end :] if self.end else self.buffer)
-        self.end += count
-        return count
-
-    async def read(self, out: memoryview) -> int:
-        """As :meth:`ByteStream.receive_into`; before it waits what was heard so far is answered."""
-        stream = self.stream
-        count = stream.receive_now(out) if isinstance(stream, PlainStream) else None
-        if count is None:
-            self.before_waiting()
-            count = await stream.receive_into(out)
-        self.bytes_received += count
-        return count
-
-    async def exactly(self, out: memoryview) -> None:
-        """Fill ``out``: what was read ahead first, then directly for what is large."""
-        filled = 0
-        while filled < len(out):
-            ready = min(self.end - self.start, len(out) - filled)
-            if ready:
-                out[filled : filled + ready] = self.buffer[self.start : self.start + ready]
-                self.start += ready
-                filled += ready
-                continue
-            self.start = self.end = 0
-            if len(out) - filled >= READ_AHEAD_BYTES:
-                count = await self.read(out[filled:])
-                filled += count
-            else:
-                count = await self.fill()
-            if not count:
-                raise BrokenLinkError(f"The connection to {self.stream.peer_host} ended inside a frame.")
-
-    async def discard(self, count: int) -> None:
-        scratch = memoryview(bytearray(min(count, 65_536)))
-        while count:
-            piece = scratch[: min(count, len(scratch))]
-            await self.exactly(piece)
-            count -= len(piece)
 
 
 class Link:
@@ -493,85 +403,3 @@ class Link:
             return await self.hands.run(lent, "gossip-receive", chunks)
         finally:
             reader.stream, reader.before_waiting, self.flow = self.stream, before_waiting, None
-
-
-class Links:
-    """The pool: several links to one peer may exist for a moment (both dialled at once); the newest one is used."""
-
-    def __init__(self) -> None:
-        self.by_peer: dict[PeerId, list[Link]] = {}
-        self.closed_bytes_sent = 0
-        self.closed_bytes_received = 0
-        self.closed_ignored = 0
-        self.waiting_bytes = 0  # in all outboxes
-        self.gathering = 0  # decisions being performed, one within another: what they send goes together
-        self.stirred: list[Link] = []  # with something to send then
-
-    def add(self, link: Link) -> bool:
-        """True when this is the first link to its peer."""
-        link.links = self
-        self.waits(link.outbox_bytes)
-        links = self.by_peer.setdefault(link.peer, [])
-        links.append(link)
-        return len(links) == 1
-
-    def remove(self, link: Link) -> bool:
-        """True when no link to its peer is left."""
-        self.forget(link)
-        self.closed_bytes_sent += link.bytes_sent
-        self.closed_bytes_received += link.bytes_received
-        self.closed_ignored += link.ignored
-        links = self.by_peer.get(link.peer, [])
-        if link in links:
-            links.remove(link)
-        if not links:
-            self.by_peer.pop(link.peer, None)
-        return not links
-
-    def waits(self, count: int) -> None:
-        """So many bytes more wait in outboxes. Many members that read nothing must not fill our memory together."""
-        self.waiting_bytes += count
-        if self.waiting_bytes > OUTBOXES_BYTES:
-            max(self.all(), key=lambda link: -1 if link.closed else link.outbox_bytes).close_now()
-
-    def flush(self) -> None:
-        """Send what came of all that has been performed."""
-        while self.stirred:
-            self.stirred.pop().flush()
-
-    def forget(self, link: Link) -> None:
-        """What waits there is never sent."""
-        if link.links is not None:
-            link.links = None
-            self.waiting_bytes -= link.outbox_bytes
-
-    def newest(self, peer: PeerId) -> Link | None:
-        """To begin something on: not one that either side is closing, over which nothing comes back."""
-        for link in reversed(self.by_peer.get(peer, ())):
-            if not link.ending:
-                return link
-        return None
-
-    def all(self) -> list[Link]:
-        return [link for links in list(self.by_peer.values()) for link in list(links)]  # read by the other thread too
-
-    @property
-    def bytes_sent(self) -> int:
-        return self.closed_bytes_sent + sum(link.bytes_sent for link in self.all())
-
-    @property
-    def bytes_received(self) -> int:
-        return self.closed_bytes_received + sum(link.bytes_received for link in self.all())
-
-    @property
-    def ignored(self) -> int:
-        """Messages of newer versions that were read past."""
-        return self.closed_ignored + sum(link.ignored for link in self.all())
-
-    @property
-    def shared(self) -> int:
-        """Links by which vectors are not sent, but read where they lie."""
-        return sum(link.channel is not None and link.channel.open for link in self.all())
-
-    def __len__(self) -> int:
-        return sum(len(links) for links in self.by_peer.values())

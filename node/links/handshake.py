@@ -13,8 +13,8 @@ from gossip.wire.frames import encode
 from gossip.wire.messages import VERSION_MAX, VERSION_MIN, Close, Hello
 from gossip.wire.records import check
 from node.identity.keys import verify
+from node.links.frame_reader import FrameReader
 from node.transport.byte_stream import BrokenLinkError, ByteStream
-from node.transport.links import FrameReader
 from node.transport.sealed import SHARE_BYTES
 from node.transport.tls import TlsStream
 

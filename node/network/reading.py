@@ -1,0 +1,152 @@
+"""What comes over one link, told to whom it concerns; and a bound on how much of it there may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from gossip.config import Config
+from gossip.effects import Effect
+from gossip.errors import ProtocolError
+from gossip.peer import Peer
+from gossip.wire.messages import (
+    Accept,
+    Ack,
+    Chunk,
+    Close,
+    Commit,
+    Digest,
+    Fetch,
+    Gossip,
+    Hello,
+    Invite,
+    Message,
+    Nack,
+    Offer,
+    Outcome,
+    Ping,
+    PingReq,
+    Records,
+    StatusQuery,
+    Unknown,
+)  # fmt: skip
+from node.links.connector import Doors
+from node.links.link import CONTROL_BURST, Link
+from node.links.pool import Links
+from node.observe.status import status_page
+from node.transfers.accounts import Teller
+from node.transfers.neighbours import OF_NEIGHBOURS
+from node.transfers.sessions import StreamSessions
+from node.transfers.streams import Streams
+
+__all__ = ["FloodError", "Reading"]
+
+MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
+ORDINARY = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records, Accept, Commit})  # which begin nothing here
+STATUS_MESSAGES = 20  # for how many a page of the status counts: it is up to 64 KiB to write, a millisecond or so
+
+
+class FloodError(ProtocolError):
+    """More than any allowance."""
+
+
+class Hearing(Protocol):
+    """Who hears what a link brings: a :class:`node.network.runtime.Runtime`."""
+
+    peer: Peer
+    config: Config
+    doors: Doors
+    links: Links
+    sessions: StreamSessions
+    streams: Streams
+    teller: Teller
+    counts: Callable[[], tuple[int, int]] | None
+
+    @property
+    def now(self) -> float: ...
+    def perform(self, effects: Iterable[Effect]) -> None: ...
+    def settle(self) -> None: ...
+
+
+class Reading:
+    """Of one link, until it ends. ``observer``: at its other end is no member, which may ask for the status alone."""
+
+    __slots__ = ("count", "link", "links", "observer", "runtime", "window")
+
+    def __init__(self, runtime: Hearing, link: Link, observer: bool) -> None:
+        self.runtime, self.link, self.observer, self.links = runtime, link, observer, runtime.links
+        self.window, self.count = runtime.now, 0  # messages of the second that began then
+
+    async def run(self) -> None:
+        link, runtime = self.link, self.runtime
+        link.reader.before_waiting = runtime.settle  # so that what came together is answered together
+        try:
+            await link.read_loop(
+                self.on_message, self.on_chunk, self.on_body, runtime.streams.flow, runtime.streams.moved
+            )  # fmt: skip
+        finally:
+            runtime.settle()
+
+    def cost(self, messages: int) -> None:
+        used_at = self.link.used_at
+        if used_at - self.window >= 1.0:
+            self.window, self.count = used_at, 0
+        self.count += messages
+        if self.count > MESSAGES_PER_S:
+            raise FloodError("A member sends too many messages.")
+
+    def on_message(self, message: Message) -> None:
+        kind, link, links = type(message), self.link, self.links
+        self.cost(STATUS_MESSAGES if kind is StatusQuery else 1)
+        links.gathering += 1
+        try:
+            if kind in ORDINARY and not self.observer:
+                self.take(message)
+            else:
+                self.hear(message)
+        finally:
+            links.gathering -= 1
+        if len(link.outbox) >= CONTROL_BURST:
+            links.flush()
+
+    def take(self, message: Message) -> None:
+        """It is the peer's, and of this moment."""
+        runtime, link = self.runtime, self.link
+        runtime.perform(runtime.peer.receive(link.peer, message, link.used_at))
+
+    def hear(self, message: Message) -> None:
+        runtime, link = self.runtime, self.link
+        peer, counts = runtime.peer, runtime.counts
+        if isinstance(message, Unknown):
+            return
+        if isinstance(message, StatusQuery):
+            now, swarm, mixes = counts() if counts is not None else (0, 0), runtime.config.swarm, runtime.teller.mixes()
+            link.send(status_page(peer, self.links, swarm, message.after, mixes, now))
+        elif isinstance(message, Close):
+            link.orderly = link.orderly or message.code == "idle"
+            if message.code in ("layout", "swarm", "version"):
+                runtime.doors.tell(f"A member refused this node: {message.sentence}")
+        elif isinstance(message, Hello) or self.observer:
+            raise ProtocolError("A message came that does not belong here.")
+        elif isinstance(message, OF_NEIGHBOURS):
+            runtime.streams.neighbours.heard(link, message)
+        elif not (link.ending and isinstance(message, Offer | Invite | Fetch)):  # no answer would go out
+            if isinstance(message, Offer | Invite | Fetch | Outcome) and counts is not None:
+                peer.counted(*counts())
+            self.take(message)
+            if isinstance(message, Offer | Fetch | Outcome) and peer.is_with(message.session, link.peer):
+                runtime.sessions.links.setdefault(message.session, link)  # what was refused is not remembered
+
+    def on_chunk(self, chunk: Chunk, size: int) -> memoryview | None:
+        place = self.runtime.streams.place(self.link, chunk, size)
+        if place is None:
+            self.cost(1)  # one that moves nothing is a message as others are
+        return place
+
+    def on_body(self, chunk: Chunk) -> None:
+        links = self.links
+        links.gathering += 1
+        try:
+            self.runtime.streams.arrived(self.link, chunk)
+        finally:
+            links.gathering -= 1
