@@ -9,7 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gossip.arithmetic.mixing import difference
 from gossip.codecs import ALIGN
+from gossip.kernel.squares import squares
 
 __all__ = ["group_mean", "norm_accepts", "slices", "trimmed_mean"]
 
@@ -30,17 +32,16 @@ def group_mean(parts: Floats, own: int, mean: Callable[[Floats], Floats], bound:
     the others, as a filter has it.
     """
     ours = parts[own]
-    own_sq = float(np.dot(ours, ours))
+    own_sq = squares(ours)
     kept, refused = [own], []
-    with np.errstate(all="ignore"):
-        for place, theirs in enumerate(parts):
-            if place == own:
-                continue
-            apart = theirs - ours
-            if norm_accepts(float(np.dot(apart, apart)), own_sq, ours.size, bound) is None:
-                kept.append(place)
-            else:
-                refused.append(place)
+    apart = np.empty_like(ours)
+    for place, theirs in enumerate(parts):
+        if place == own:
+            continue
+        if norm_accepts(difference(theirs, ours, apart)[0], own_sq, ours.size, bound) is None:
+            kept.append(place)
+        else:
+            refused.append(place)
     taken = parts[sorted(kept)] if refused else parts  # a copy only where some are left out
     return mean(taken), refused
 

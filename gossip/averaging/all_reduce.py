@@ -23,8 +23,6 @@ from gossip.wire.messages import MAX_GROUP
 
 __all__ = ["GroupAverage"]
 
-PIECE = 1 << 16  # elements of a difference computed while in cache
-
 
 class GroupAverage:
     """Members are called by their places."""
@@ -104,8 +102,7 @@ class GroupAverage:
             where = self.slices[place]
             assert self.difference is not None
             ours = self.send(self.ours[where], where.start)
-            apart_sq = difference(values, ours, self.difference.array[where])
-            self.squares[place] = apart_sq, float(np.dot(ours, ours))
+            self.squares[place] = difference(values, ours, self.difference.array[where])
             del self.awaited[place]
 
     # -- means ---------------------------------------------------------------------------------------------------
@@ -123,12 +120,7 @@ class GroupAverage:
         own, ours = self.slices[place], self.parts[place]
         out = self.difference.array[own]
         self.codec.quantised(mean, out, self.session, own.start)
-        apart_sq = own_sq = 0.0
-        for start in range(0, mean.size, PIECE):
-            piece = slice(start, start + PIECE)
-            apart_sq += difference(out[piece], ours[piece], out[piece])
-            own_sq += float(np.dot(ours[piece], ours[piece]))
-        self.squares[place] = apart_sq, own_sq
+        self.squares[place] = difference(out, ours, out)
         self.mean = mean
 
     @property

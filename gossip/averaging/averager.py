@@ -325,8 +325,8 @@ class Averager:
             return False
         peer, driver = self.peer, self.driver
         if effect.compare:
-            apart_sq = difference(values, held, np.empty_like(held))
-            driver.perform(peer.compared(effect.session, apart_sq, float(held.dot(held)), driver.now))
+            sums = difference(values, held, np.empty_like(held))
+            driver.perform(peer.compared(effect.session, *sums, driver.now))
         else:
             held[:] = values
             driver.perform(peer.collected(effect.session, effect.stop, driver.now))

@@ -15,6 +15,7 @@ from gossip.averaging.vectors import Floats, Vector, Vectors
 from gossip.codecs import ALIGN, Codec, Overflow, Spread
 from gossip.codecs.base import peaks
 from gossip.effects import Transfer
+from gossip.kernel.squares import squares
 
 __all__ = ["PairAverage"]
 
@@ -86,10 +87,9 @@ class PairAverage:
         self.difference = self.vectors.take(self.elements)
         if other is not None and other.difference is not None:
             np.negative(other.difference.array, out=self.difference.array)
-            self.difference_sq = other.difference_sq
+            self.difference_sq, self.own_sq = other.difference_sq, squares(self.values)
         else:
-            self.difference_sq = difference(theirs, self.values, self.difference.array)
-        self.own_sq = float(np.dot(self.values, self.values))
+            self.difference_sq, self.own_sq = difference(theirs, self.values, self.difference.array)
         self.whole = True
 
     # -- what came of it -----------------------------------------------------------------------------------------

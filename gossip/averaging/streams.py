@@ -179,17 +179,15 @@ class DifferenceReceiver(Receiver):
 
     def use(self, where: slice) -> None:
         ours, out = self.ours[where], self.out[where]
+        before = self.difference_sq, self.own_sq
         if self.codec.raw or self.plain:
             if not self.codec.raw:
                 self.codec.decode(self.body, out, ours, self.session, self.origin + where.start)
-            self.difference_sq += difference(out if self.lying is None else self.lying, ours, out)
-            self.own_sq += float(ours.dot(ours))
+            before = difference(out if self.lying is None else self.lying, ours, out, before)
         else:
-            own = self.own[: out.size]
-            self.codec.subtract(self.body, ours, out, own, self.session, self.origin + where.start)
-            with np.errstate(all="ignore"):  # not finite, or too large: the sums tell
-                self.difference_sq += float(np.dot(out, out))
-                self.own_sq += float(np.dot(own, own))
+            own, start = self.own[: out.size], self.origin + where.start
+            before = self.codec.subtract(self.body, ours, out, own, self.session, start, before)
+        self.difference_sq, self.own_sq = before
         if self.spread is not None:
             blocks = slice(where.start // ALIGN, -(-where.stop // ALIGN))
             self.peaks[blocks] = peaks(out, ALIGN)
@@ -252,5 +250,5 @@ class ComparingReceiver(Receiver):
     def use(self, where: slice) -> None:
         theirs = np.frombuffer(self.body, np.dtype("<f4"))
         ours = self.ours[self.start + where.start : self.start + where.stop]
-        self.difference_sq += difference(theirs, ours, np.empty_like(ours))
-        self.own_sq += float(np.dot(ours, ours))
+        before = self.difference_sq, self.own_sq
+        self.difference_sq, self.own_sq = difference(theirs, ours, np.empty_like(ours), before)

@@ -11,6 +11,7 @@ from gossip.codecs.floats import Bf16, Fp16, Fp32
 from gossip.codecs.moniqua import Moniqua4, Overflow
 from gossip.codecs.spread import Spread
 from gossip.errors import ConfigError, LocalError
+from gossip.kernel.squares import squares
 
 __all__ = [
     "ALIGN", "AUTO", "BLOCK_ELEMENTS", "CODECS", "Bf16", "Buffer", "Codec", "Floats", "Fp16", "Fp32", "Int4", "Int8",
@@ -41,13 +42,22 @@ def needs_spread(name: str) -> bool:
     return name in CODECS and CODECS[name].needs_spread
 
 
+KNOWN_SQUARES = 4628240858.0  # of self_test's numbers, in the order that kernel/squares.py defines
+
+
 def self_test() -> None:
-    """Encode and decode on this machine before anything is averaged; raises :class:`LocalError` if a byte is wrong.
+    """Add up, encode and decode on this machine before anything is averaged; raises :class:`LocalError` if a bit is
+    wrong.
 
     A codec that quietly breaks under another numpy would average nothing, or garbage, and no peer could tell.
     """
     values = np.geomspace(1e-4, 6e4, BLOCK_ELEMENTS + 1, dtype=np.float32)  # crosses a block
     values[::2] *= -1
+    if squares(np.arange(5_000, dtype=np.float32) / np.float32(3.0)) != KNOWN_SQUARES:
+        raise LocalError(
+            f"Squares are added up in another order on this machine (numpy {np.__version__}) than on all others: "
+            "choose another version of numpy."
+        )
     for codec in CODECS.values():
         if not _works(codec, values):
             raise LocalError(

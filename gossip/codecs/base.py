@@ -17,6 +17,7 @@ import numpy as np
 
 from gossip.codecs.spread import Spread
 from gossip.codecs.values import ALIGN, BLOCK_ELEMENTS, Buffer, Floats, numbers, peaks
+from gossip.kernel.squares import squares
 
 __all__ = ["ALIGN", "BLOCK_ELEMENTS", "Buffer", "Codec", "Floats", "numbers", "peaks"]
 
@@ -64,14 +65,17 @@ class Codec(ABC):
             self.decode(encoded, out[first : first + BLOCK_ELEMENTS], None, seed, start + first)
 
     def subtract(
-        self, data: Buffer, values: Floats, out: Floats, own: Floats, seed: int = 0, start: int = 0
-    ) -> None:  # fmt: skip
+        self, data: Buffer, values: Floats, out: Floats, own: Floats, seed: int = 0, start: int = 0,
+        before: tuple[float, float] = (0.0, 0.0),
+    ) -> tuple[float, float]:  # fmt: skip
         """``own = Q(values)`` and ``out = Q(theirs) - own``, theirs being encoded in ``data``: :meth:`decode`, then
-        :meth:`quantised`, then a subtraction. None of the four overlap."""
+        :meth:`quantised`, then a subtraction. None of the four overlap. Returns the sums of squares of ``out`` and of
+        ``own`` (:func:`gossip.kernel.squares.squares`), added to those ``before``."""
         self.decode(data, out, values, seed, start)
         self.quantised(values, own, seed, start)
         with np.errstate(all="ignore"):  # what it would warn of, the difference's norm tells
             np.subtract(out, own, out=out)
+        return squares(out, before[0]), squares(own, before[1])
 
     def bound(self, spread: Spread) -> Codec:
         """The codec to use for one session: itself, unless it needs the bounds that ``spread`` has learned."""

@@ -66,7 +66,8 @@ class Blockwise(Codec):
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:
         if kernel.passes is not None:
-            return self.compiled(kernel.passes, values.size, values, None, out, None, None, seed, start)
+            self.compiled(kernel.passes, values.size, values, None, out, None, None, seed, start)
+            return
         body = numbers(out, "u1", self.encoded_bytes(values.size))
         scales = self.scales(values)
         body[: scales.size] = scales
@@ -86,7 +87,8 @@ class Blockwise(Codec):
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
         if kernel.passes is not None:
-            return self.compiled(kernel.passes, out.size, None, data, None, None, out, seed, start)
+            self.compiled(kernel.passes, out.size, None, data, None, None, out, seed, start)
+            return
         body = numbers(data, "u1", self.encoded_bytes(out.size))
         position = -(-out.size // self.block)
         scales = SCALES[body[:position]]
@@ -102,7 +104,8 @@ class Blockwise(Codec):
 
     def quantised(self, values: Floats, out: Floats, seed: int = 0, start: int = 0) -> None:
         if kernel.passes is not None:
-            return self.compiled(kernel.passes, values.size, values, None, None, out, None, seed, start)
+            self.compiled(kernel.passes, values.size, values, None, None, out, None, seed, start)
+            return
         chosen = self.scales(values)
         scales, inverses = SCALES[chosen], INVERSES[chosen]
         with np.errstate(invalid="ignore"):
@@ -115,20 +118,21 @@ class Blockwise(Codec):
             out[row * self.block : (row + 1) * self.block] = SCALES[NOT_FINITE]
 
     def subtract(
-        self, data: Buffer, values: Floats, out: Floats, own: Floats, seed: int = 0, start: int = 0
-    ) -> None:  # fmt: skip
+        self, data: Buffer, values: Floats, out: Floats, own: Floats, seed: int = 0, start: int = 0,
+        before: tuple[float, float] = (0.0, 0.0),
+    ) -> tuple[float, float]:  # fmt: skip
         if kernel.passes is None:
-            return super().subtract(data, values, out, own, seed, start)
-        return self.compiled(kernel.passes, values.size, values, data, None, own, out, seed, start)
+            return super().subtract(data, values, out, own, seed, start, before)
+        return self.compiled(kernel.passes, values.size, values, data, None, own, out, seed, start, before)
 
     def compiled(
         self, passes: kernel.Passes, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any,
-        seed: int, start: int,
-    ) -> None:  # fmt: skip
+        seed: int, start: int, before: tuple[float, float] = (0.0, 0.0),
+    ) -> tuple[float, float]:  # fmt: skip
         """What these places ask for, in one pass."""
-        passes.blockwise(
+        return passes.blockwise(
             elements, values, data, encoded, own, out, start, self.block, self.bits, self.share, SCALES, INVERSES,
-            self.noise, beginnings(seed, start, elements),
+            self.noise, beginnings(seed, start, elements), *before,
         )  # fmt: skip
 
     def silence(self, codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> None:

@@ -52,7 +52,8 @@ class Bf16(Codec):
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:
         if kernel.passes is not None:
-            return kernel.passes.bf16(values.size, values, None, out, None, None)
+            kernel.passes.bf16(values.size, values, None, out, None, None, 0.0, 0.0)
+            return
         target = numbers(out, "<u2", values.size)
         scratch = np.empty(min(values.size, BLOCK_ELEMENTS), np.uint32)
         for first in range(0, values.size, BLOCK_ELEMENTS):
@@ -64,14 +65,16 @@ class Bf16(Codec):
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
         if kernel.passes is not None:
-            return kernel.passes.bf16(out.size, None, data, None, None, out)
+            kernel.passes.bf16(out.size, None, data, None, None, out, 0.0, 0.0)
+            return
         bits = out.view(np.uint32)
         bits[:] = numbers(data, "<u2", out.size)
         bits <<= 16
 
     def quantised(self, values: Floats, out: Floats, seed: int = 0, start: int = 0) -> None:
         if kernel.passes is not None:
-            return kernel.passes.bf16(values.size, values, None, None, out, None)
+            kernel.passes.bf16(values.size, values, None, None, out, None, 0.0, 0.0)
+            return
         scratch = np.empty(min(values.size, BLOCK_ELEMENTS), np.uint32)
         for first in range(0, values.size, BLOCK_ELEMENTS):
             block = values[first : first + BLOCK_ELEMENTS]
@@ -80,11 +83,12 @@ class Bf16(Codec):
             np.bitwise_and(rounded, 0xFFFF0000, out=out[first : first + BLOCK_ELEMENTS].view(np.uint32))
 
     def subtract(
-        self, data: Buffer, values: Floats, out: Floats, own: Floats, seed: int = 0, start: int = 0
-    ) -> None:  # fmt: skip
+        self, data: Buffer, values: Floats, out: Floats, own: Floats, seed: int = 0, start: int = 0,
+        before: tuple[float, float] = (0.0, 0.0),
+    ) -> tuple[float, float]:  # fmt: skip
         if kernel.passes is None:
-            return super().subtract(data, values, out, own, seed, start)
-        return kernel.passes.bf16(values.size, values, data, None, own, out)
+            return super().subtract(data, values, out, own, seed, start, before)
+        return kernel.passes.bf16(values.size, values, data, None, own, out, *before)
 
     @staticmethod
     def round(block: Floats, rounded: NDArray[np.uint32]) -> None:

@@ -1,5 +1,5 @@
 """Passes over a chunk in C (``passes.c``), where a compiler was there when this was installed; elsewhere numpy does the
-same in several, and every byte and every difference is equal. ``GOSSIP_KERNEL=numpy`` leaves them out."""
+same in several, and every byte, difference and sum is equal. ``GOSSIP_KERNEL=numpy`` leaves them out."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ from typing import Any, Protocol, cast
 
 __all__ = ["EDITION", "Passes", "built", "passes"]
 
-EDITION = 1  # passes.c has the same: what an older one built, in a folder that has changed since, is not used
+EDITION = 2  # passes.c has the same: what an older one built, in a folder that has changed since, is not used
 
 
 class Passes(Protocol):
     """One pass each, in place of several of numpy's. Of ``values`` (what a codec is given), ``data`` (a body),
     ``encoded`` (another, to be written), ``own`` (what others decode of ``values``) and ``out``, what is None is not
-    wanted; the interpreter is left to others meanwhile. Raises AssertionError for a buffer of any other length."""
+    wanted; the interpreter is left to others meanwhile. ``squares`` has the order of summation, with what there was
+    before of each sum; what it returns are those of ``out`` and ``own``, where both are wanted. Raises AssertionError
+    for a buffer of any other length."""
 
     EDITION: int
 
-    def bf16(self, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any, /) -> None: ...
+    def difference(
+        self, elements: int, theirs: Any, ours: Any, out: Any, out_sq: float, ours_sq: float, /
+    ) -> tuple[float, float]: ...  # fmt: skip
+
+    def squares(self, elements: int, values: Any, before: float, /) -> float: ...
+
+    def bf16(
+        self, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any, out_sq: float, own_sq: float, /
+    ) -> tuple[float, float]: ...  # fmt: skip
 
     def blockwise(
         self, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any, start: int, block: int,
-        bits: int, share: float, scales: Any, inverses: Any, noise: Any, offsets: Any, /,
-    ) -> None: ...  # fmt: skip
+        bits: int, share: float, scales: Any, inverses: Any, noise: Any, offsets: Any, out_sq: float, own_sq: float, /,
+    ) -> tuple[float, float]: ...  # fmt: skip
 
 
 def found() -> Passes | None:

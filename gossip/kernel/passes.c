@@ -3,7 +3,7 @@
  *
  * What comes out is what gossip/codecs computes with numpy, bit for bit, since two peers must agree whichever they have:
  * the same operations on float32 in the same order, none contracted and none reordered (setup.py says so to the compiler).
- * Norms are not here: a sum depends on its order, and numpy's is nobody's promise; both have them from numpy.
+ * Sums of squares have the order that gossip/kernel/squares.py defines.
  *
  * Plain C99 over blocks, in loops that compilers make vectors of; on x86-64 each pass is there a second time for AVX2,
  * chosen when the module is loaded. Nothing here knows Python but the last part, and no pass touches the interpreter.
@@ -14,6 +14,9 @@
 #include <float.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #if FLT_EVAL_METHOD != 0 || (defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__)
 #error "float32 is not computed as float32 here, or bytes are in another order: numpy does it all"
@@ -33,8 +36,10 @@
 #endif
 #define EACH(i, n) APART for (int i = 0; i < (n); i++) /* no turn reads what another has written: vectors may be made */
 
-#define EDITION 1 /* another whenever a pass is given or computes something else: gossip/kernel/__init__.py has the same */
+#define EDITION 2 /* another whenever a pass is given or computes something else: gossip/kernel/__init__.py has the same */
 #define ROW 256             /* values at a time, and the most that share a scale: values.py's ALIGN */
+#define LANES 64            /* squares.py's: sums that a row of squares is added to */
+#define BLOCK 4096          /* squares.py's: values whose squares are added up in float32 */
 #define SEGMENT 32768       /* dither.py's TABLE_ELEMENTS, and where its pieces end: values.py's BLOCK_ELEMENTS */
 #define SHIFT 21            /* grid.py's: of a float32's bits to its exponent and two bits of mantissa */
 #define BIAS 323            /* grid.py's */
@@ -42,6 +47,7 @@
 #define INFINITE 0x7F800000 /* as float32's bits */
 #define QUIET_NAN 0x7FC00000
 #define WHOLE 12582912.0f   /* 3 * 2**22, whose neighbours are 1 apart: adding it rounds to whole numbers, ties to even */
+#define WORTH_STREAMING 65536 /* elements: what is written is out of cache before anybody reads it */
 #define WORTH_LETTING_GO 4096 /* elements: a pass takes a microsecond then, as much as giving the interpreter away */
 
 typedef uint16_t __attribute__((may_alias, aligned(1))) half; /* of a body, which may begin anywhere */
@@ -59,6 +65,47 @@ static inline uint32_t bits_of(float value) {
     return pattern;
 }
 
+/* -- sums of squares: squares.py -- */
+
+struct sum {
+    _Alignas(64) float lanes[LANES];
+    double total;
+    int filled; /* values of the block that is being added up */
+};
+
+PASS end_block(struct sum *sum) {
+    for (int k = 0; k < LANES; k++) sum->total += sum->lanes[k];
+    memset(sum->lanes, 0, sizeof sum->lanes);
+    sum->filled = 0;
+}
+
+/* The squares of n more values, of which all before were whole rows of LANES and none is behind the block's end. */
+PASS add_squares(struct sum *sum, const float *values, int n) {
+    float *lanes = sum->lanes;
+    int row = 0;
+    for (; row + 4 * LANES <= n; row += 4 * LANES) {
+        const float *v = values + row;
+        EACH(k, LANES) {
+            float lane = lanes[k];
+            lane += v[k] * v[k];
+            lane += v[k + LANES] * v[k + LANES];
+            lane += v[k + 2 * LANES] * v[k + 2 * LANES];
+            lanes[k] = lane + v[k + 3 * LANES] * v[k + 3 * LANES];
+        }
+    }
+    for (; row < n; row += LANES) {
+        const float *v = values + row;
+        const int width = n - row < LANES ? n - row : LANES;
+        EACH(k, width) lanes[k] += v[k] * v[k];
+    }
+    sum->filled += n;
+    if (sum->filled == BLOCK) end_block(sum);
+}
+
+struct sums { /* of what a pass has subtracted, and of what it was subtracted from or made of values */
+    struct sum out, own;
+};
+
 /* What a pass is given; a place that is NULL is not wanted. One of these is done:
  *
  *     values -> encoded             encode
@@ -72,6 +119,7 @@ struct chunk {
     const uint8_t *data;
     uint8_t *encoded;
     float *own, *out;
+    struct sums *sums; /* of out and own, where both are wanted */
 };
 
 struct blockwise {
@@ -103,8 +151,11 @@ PASS bf16_row(const struct chunk *c, Py_ssize_t first, int n) {
     if (c->data) {
         const half *data = (const half *)c->data + first;
         float *out = c->out + first;
-        if (c->own) EACH(i, n) out[i] = float_of((uint32_t)data[i] << 16) - float_of(own[i]);
-        else EACH(i, n) out[i] = float_of((uint32_t)data[i] << 16);
+        if (c->own) {
+            EACH(i, n) out[i] = float_of((uint32_t)data[i] << 16) - float_of(own[i]);
+            add_squares(&c->sums->out, out, n);
+            add_squares(&c->sums->own, c->own + first, n);
+        } else EACH(i, n) out[i] = float_of((uint32_t)data[i] << 16);
     }
 }
 
@@ -172,8 +223,11 @@ PASS blockwise_row(
         const float step = b->scales[c->data[row]];
         float *out = c->out + first;
         if (width == 4) unpack(apart, i, n, c->data + position, bytes);
-        if (c->own) EACH(k, n) out[k] = ((float)codes[k] - noise[k]) * step - own[k];
-        else EACH(k, n) out[k] = ((float)codes[k] - noise[k]) * step;
+        if (c->own) {
+            EACH(k, n) out[k] = ((float)codes[k] - noise[k]) * step - own[k];
+            add_squares(&c->sums->out, out, n);
+            add_squares(&c->sums->own, own, n);
+        } else EACH(k, n) out[k] = ((float)codes[k] - noise[k]) * step;
     }
 }
 
@@ -196,6 +250,60 @@ PASS blockwise(const struct blockwise *b, int block, int width) {
     }
 }
 
+/* -- fp32: arithmetic/mixing.py -- */
+
+/* Past the cache, which would read first what is overwritten wholly: a quarter of all that this moves. */
+PASS put(float *out, const float *values, int n) {
+#if defined(__x86_64__)
+    for (int i = 0; i < n; i += 4) _mm_stream_ps(out + i, _mm_loadu_ps(values + i));
+#else
+    memcpy(out, values, n * sizeof *out);
+#endif
+}
+
+struct difference {
+    Py_ssize_t elements;
+    const float *theirs, *ours;
+    float *out; /* may be theirs */
+    struct sums *sums;
+};
+
+/* Theirs may lie where others write: each value is read once, and what is added up is what was read. */
+PASS difference_row(const struct difference *d, Py_ssize_t first, int n, int past) {
+    const float *theirs = d->theirs + first, *ours = d->ours + first;
+    float apart[ROW], *out = past ? apart : d->out + first;
+    EACH(i, n) out[i] = theirs[i] - ours[i];
+    __asm__ volatile("" ::: "memory"); /* no compiler computes that a second time */
+    if (past) put(d->out + first, apart, ROW);
+    add_squares(&d->sums->out, out, n);
+    add_squares(&d->sums->own, ours, n);
+}
+
+PASS difference(const struct difference *d) {
+    const Py_ssize_t whole = d->elements / ROW * ROW;
+    if (d->out != d->theirs && d->elements >= WORTH_STREAMING && (uintptr_t)d->out % 16 == 0) {
+        for (Py_ssize_t first = 0; first < whole; first += ROW) difference_row(d, first, ROW, 1);
+#if defined(__x86_64__)
+        _mm_sfence(); /* or who is told that it is done may read what was there before */
+#endif
+    } else {
+        for (Py_ssize_t first = 0; first < whole; first += ROW) difference_row(d, first, ROW, 0);
+    }
+    if (whole < d->elements) difference_row(d, whole, (int)(d->elements - whole), 0);
+}
+
+struct squares {
+    Py_ssize_t elements;
+    const float *values;
+    struct sum *sum;
+};
+
+PASS squares(const struct squares *s) {
+    const Py_ssize_t whole = s->elements / ROW * ROW;
+    for (Py_ssize_t first = 0; first < whole; first += ROW) add_squares(s->sum, s->values + first, ROW);
+    if (whole < s->elements) add_squares(s->sum, s->values + whole, (int)(s->elements - whole));
+}
+
 /* -- each for AVX2, and for any -- */
 
 PASS blockwise_known(const struct blockwise *b) {
@@ -207,6 +315,10 @@ WIDE static void bf16_wide(const struct chunk *c) { bf16(c); }
 static void bf16_any(const struct chunk *c) { bf16(c); }
 WIDE static void blockwise_wide(const struct blockwise *b) { blockwise_known(b); }
 static void blockwise_any(const struct blockwise *b) { blockwise_known(b); }
+WIDE static void difference_wide(const struct difference *d) { difference(d); }
+static void difference_any(const struct difference *d) { difference(d); }
+WIDE static void squares_wide(const struct squares *s) { squares(s); }
+static void squares_any(const struct squares *s) { squares(s); }
 
 static int wide(void) {
 #if defined(__x86_64__)
@@ -276,24 +388,74 @@ static int take_chunk(struct views *views, PyObject *const *given, Py_ssize_t bo
         if (state) PyEval_RestoreThread(state);                 \
     } while (0)
 
+/* Both sums, with what there was before of each. */
+static void begin_sums(PyObject *const *before, struct sums *sums) {
+    sums->out.total = PyFloat_AsDouble(before[0]);
+    sums->own.total = PyFloat_AsDouble(before[1]);
+}
+
+static PyObject *end_sums(struct sums *sums) {
+    end_block(&sums->out);
+    end_block(&sums->own);
+    return Py_BuildValue("(dd)", sums->out.total, sums->own.total);
+}
+
 static PyObject *call_bf16(PyObject *module, PyObject *const *given, Py_ssize_t count) {
     (void)module;
-    if (count != 6) return PyErr_Format(PyExc_TypeError, "6 arguments belong here, not %zd", count);
+    if (count != 8) return PyErr_Format(PyExc_TypeError, "8 arguments belong here, not %zd", count);
     struct views views = {.count = 0};
-    struct chunk c = {.elements = PyLong_AsSsize_t(given[0])};
+    struct sums sums = {{.filled = 0}, {.filled = 0}};
+    struct chunk c = {.elements = PyLong_AsSsize_t(given[0]), .sums = &sums};
+    begin_sums(given + 6, &sums);
     if (PyErr_Occurred()) return NULL;
     const int right = take_chunk(&views, given + 1, c.elements * 2, &c);
     if (right) DO(bf16, &c, c.elements);
     release(&views);
+    return right ? end_sums(&sums) : NULL;
+}
+
+static PyObject *call_difference(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    (void)module;
+    if (count != 6) return PyErr_Format(PyExc_TypeError, "6 arguments belong here, not %zd", count);
+    struct views views = {.count = 0};
+    struct sums sums = {{.filled = 0}, {.filled = 0}};
+    struct difference d = {.elements = PyLong_AsSsize_t(given[0]), .sums = &sums};
+    begin_sums(given + 4, &sums);
+    if (PyErr_Occurred()) return NULL;
+    const Py_ssize_t floats = d.elements * (Py_ssize_t)sizeof(float);
+    int right = take(&views, given[1], floats, 0, &d.theirs) && take(&views, given[2], floats, 0, &d.ours) &&
+                take(&views, given[3], floats, 1, &d.out);
+    if (right && !(d.theirs && d.ours && d.out)) {
+        right = 0;
+        PyErr_SetString(PyExc_AssertionError, "these places are of no pass");
+    }
+    if (right) DO(difference, &d, d.elements);
+    release(&views);
+    return right ? end_sums(&sums) : NULL;
+}
+
+static PyObject *call_squares(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    (void)module;
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "3 arguments belong here, not %zd", count);
+    struct views views = {.count = 0};
+    struct sum sum = {.filled = 0, .total = PyFloat_AsDouble(given[2])};
+    struct squares s = {.elements = PyLong_AsSsize_t(given[0]), .sum = &sum};
+    if (PyErr_Occurred()) return NULL;
+    const int right = take_table(&views, given[1], s.elements * (Py_ssize_t)sizeof(float), &s.values);
+    if (right) DO(squares, &s, s.elements);
+    release(&views);
     if (!right) return NULL;
-    Py_RETURN_NONE;
+    end_block(&sum);
+    return PyFloat_FromDouble(sum.total);
 }
 
 static PyObject *call_blockwise(PyObject *module, PyObject *const *given, Py_ssize_t count) {
     (void)module;
-    if (count != 14) return PyErr_Format(PyExc_TypeError, "14 arguments belong here, not %zd", count);
+    if (count != 16) return PyErr_Format(PyExc_TypeError, "16 arguments belong here, not %zd", count);
     struct views views = {.count = 0};
-    struct blockwise b = {.chunk = {.elements = PyLong_AsSsize_t(given[0])}};
+    struct sums sums = {{.filled = 0}, {.filled = 0}};
+    struct blockwise b = {.chunk = {.elements = PyLong_AsSsize_t(given[0]), .sums = &sums}};
+    begin_sums(given + 14, &sums);
     struct chunk *c = &b.chunk;
     b.start = PyLong_AsSsize_t(given[6]);
     b.block = PyLong_AsSsize_t(given[7]);
@@ -319,12 +481,13 @@ static PyObject *call_blockwise(PyObject *module, PyObject *const *given, Py_ssi
     }
     if (right) DO(blockwise, &b, c->elements);
     release(&views);
-    if (!right) return NULL;
-    Py_RETURN_NONE;
+    return right ? end_sums(&sums) : NULL;
 }
 
 static PyMethodDef METHODS[] = {
     {"bf16", (PyCFunction)(void (*)(void))call_bf16, METH_FASTCALL, NULL},
+    {"difference", (PyCFunction)(void (*)(void))call_difference, METH_FASTCALL, NULL},
+    {"squares", (PyCFunction)(void (*)(void))call_squares, METH_FASTCALL, NULL},
     {"blockwise", (PyCFunction)(void (*)(void))call_blockwise, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -48,8 +48,7 @@ class KeptWeights:
         """``|theirs - kept|^2`` and ``|kept|^2``, over the weights that exchanges carry."""
         assert self.weights is not None
         ours = self.weights[: self.state.layout.exchanged]
-        apart = difference(theirs[: ours.size], ours, np.empty_like(ours))
-        return apart, float(np.dot(ours, ours))
+        return difference(theirs[: ours.size], ours, np.empty_like(ours))
 
     def put_back(self) -> Floats:
         """Overwrite the live weights and the optimizers' state; returns the weights."""

@@ -67,7 +67,7 @@ class KeptVector:
     def distance(self, theirs: Floats) -> tuple[float, float]:
         kept = self.kept
         assert kept is not None
-        return difference(theirs, kept, np.empty_like(kept)), float(kept.dot(kept))
+        return difference(theirs, kept, np.empty_like(kept))
 
     def put_back(self) -> Floats:
         assert self.kept is not None

@@ -104,7 +104,7 @@ def test_every_method_ends_the_same_in_both(changes: dict[str, Any]) -> None:
         assert all(end.steps < 90 for end in ends.values())  # of 0.1 s each: some of the time they stood
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
 def test_nodes_with_compiled_passes_end_as_a_simulator_that_has_numpy(
     codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

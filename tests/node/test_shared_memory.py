@@ -13,14 +13,17 @@ import threading
 import numpy as np
 import pytest
 
+from gossip import kernel
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
 from gossip.codecs import CODECS, get_codec
 from gossip.errors import ProtocolError
+from gossip.kernel.squares import squares
 from node.model.host_memory import HostMemory, Views, lying
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.transport import shared
 from node.transport.shared import MeetingPlace, SideChannel, connected, host_name
+from tests.gossip.kernel.building import passes
 from tests.node.test_transfer import deliver, frames, pair
 
 SIZE = 20_000
@@ -201,14 +204,39 @@ class Restless(np.ndarray):
         return found
 
 
-def test_of_a_vector_that_changes_under_the_reader_only_what_was_read_counts():
+def test_of_a_vector_that_changes_under_the_reader_only_what_was_read_counts(monkeypatch):
+    monkeypatch.setattr(kernel, "passes", None)
     a, b = pair(SIZE)
     receiver = DifferenceReceiver(7, a, np.empty_like(a), get_codec("fp32"))
     first = b - a
     assert receiver.take(b.view(Restless))
     assert np.array_equal(receiver.out, first)
-    assert receiver.difference_sq == float(np.dot(first, first))
+    assert receiver.difference_sq == squares(first)
     assert not np.array_equal(b - a, first), "it did change"
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("with_what", ["compiled", "numpy"])
+def test_norms_are_of_what_was_read_whoever_writes_there_meanwhile(codec, with_what, monkeypatch):
+    monkeypatch.setattr(kernel, "passes", passes() if with_what == "compiled" else None)
+    ours, theirs = pair(300_000)
+    one, other, over = theirs.copy(), theirs[::-1].copy(), threading.Event()
+
+    def write():
+        while not over.is_set():
+            theirs[:] = one
+            theirs[:] = other
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(5):
+            receiver = DifferenceReceiver(7, ours, np.empty_like(ours), get_codec(codec))
+            assert receiver.take(theirs)
+            assert receiver.difference_sq == squares(receiver.out)
+    finally:
+        over.set()
+        writer.join()
 
 
 # -- the pool ----------------------------------------------------------------------------------------------------

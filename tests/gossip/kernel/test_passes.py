@@ -55,20 +55,28 @@ def all_that_it_does(codec: Codec, ours: np.ndarray, theirs: np.ndarray, start: 
     codec.encode(theirs, body, 2**63 + 5, start)
     decoded, own, out, alone = (np.full(ours.size, 7.0, np.float32) for _ in range(4))
     codec.decode(body, decoded, None, 2**63 + 5, start)
-    codec.subtract(body, ours, out, own, 2**63 + 5, start)
+    sums = np.array(codec.subtract(body, ours, out, own, 2**63 + 5, start, (1.5, 0.25)))
     codec.quantised(ours, alone, 2**63 + 5, start)
     same = ours.copy()
     codec.quantised(same, same, 2**63 + 5, start)
-    return {"encoded": body, "decoded": decoded, "own": own, "out": out, "quantised": alone, "in place": same}
+    return {
+        "encoded": body,
+        "decoded": decoded,
+        "own": own,
+        "out": out,
+        "quantised": alone,
+        "in place": same,
+        "sums": sums,
+    }
 
 
 def equal(one: np.ndarray, other: np.ndarray) -> None:
     """Bit for bit, but for which NaN it is."""
     assert one.dtype == other.dtype
     np.testing.assert_array_equal(one, other)
-    if one.dtype == np.float32:
+    if one.dtype.kind == "f":
         number = ~np.isnan(one)
-        np.testing.assert_array_equal(one.view(np.uint32)[number], other.view(np.uint32)[number])
+        assert one[number].tobytes() == other[number].tobytes()
 
 
 @each
@@ -96,10 +104,10 @@ def test_whatever_bytes_a_peer_sends_both_make_the_same_of_them(codec, data, ele
         with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
             patch.setattr(kernel, "passes", wanted)
             out, own = np.empty(elements, np.float32), np.empty(elements, np.float32)
-            codec.subtract(body, ours, out, own, 9, start)
-            both.append((out, own))
-    equal(both[0][0], both[1][0])
-    equal(both[0][1], both[1][1])
+            sums = codec.subtract(body, ours, out, own, 9, start)
+            both.append((out, own, np.array(sums)))
+    for one, other in zip(*both, strict=True):
+        equal(one, other)
 
 
 @each
@@ -135,17 +143,25 @@ def test_what_is_no_chunk_is_refused_and_nothing_is_written():
     table, noise, offsets = np.zeros(256, np.float32), np.zeros(65_536, np.float32), np.zeros(1, np.int32)
     body = bytearray(514)
 
+    def bf16(elements, *places):
+        passes().bf16(elements, *places, 0.0, 0.0)
+
     def blockwise(*places, start=0, block=256, bits=8, noise=noise, offsets=offsets):
-        passes().blockwise(512, *places, start, block, bits, 1.0, table, table, noise, offsets)
+        passes().blockwise(512, *places, start, block, bits, 1.0, table, table, noise, offsets, 0.0, 0.0)
 
     refused = [
-        (lambda: passes().bf16(512, values, None, bytearray(1_023), None, None), "1023 bytes of .* where 1024"),
-        (lambda: passes().bf16(512, values[:511], None, None, out, None), "2044 bytes of .* where 2048"),
-        (lambda: passes().bf16(-1, values, None, None, out, None), "where -4"),
-        (lambda: passes().bf16(512, values, None, None, None, None), "of no pass"),
-        (lambda: passes().bf16(512, None, None, None, out, None), "of no pass"),
-        (lambda: passes().bf16(512, None, bytearray(1_024), None, None, None), "of no pass"),
-        (lambda: passes().bf16(512, values, bytearray(1_024), bytearray(1_024), None, out), "of no pass"),
+        (lambda: passes().difference(512, values, values[:511], out, 0.0, 0.0), "2044 bytes of .* where 2048"),
+        (lambda: passes().difference(512, values, values, out[:256], 0.0, 0.0), "1024 bytes of .* where 2048"),
+        (lambda: passes().difference(512, values, None, out, 0.0, 0.0), "of no pass"),
+        (lambda: passes().squares(511, values, 0.0), "2048 bytes of .* where 2044"),
+        (lambda: passes().squares(512, None, 0.0), "is missing"),
+        (lambda: bf16(512, values, None, bytearray(1_023), None, None), "1023 bytes of .* where 1024"),
+        (lambda: bf16(512, values[:511], None, None, out, None), "2044 bytes of .* where 2048"),
+        (lambda: bf16(-1, values, None, None, out, None), "where -4"),
+        (lambda: bf16(512, values, None, None, None, None), "of no pass"),
+        (lambda: bf16(512, None, None, None, out, None), "of no pass"),
+        (lambda: bf16(512, None, bytearray(1_024), None, None, None), "of no pass"),
+        (lambda: bf16(512, values, bytearray(1_024), bytearray(1_024), None, out), "of no pass"),
         (lambda: blockwise(values, None, bytearray(513), None, None), "513 bytes of .* where 514"),
         (lambda: blockwise(values, None, body, None, None, noise=noise[1:]), "262140 bytes of"),
         (lambda: blockwise(values, None, body, None, None, noise=None), "a table is missing"),
@@ -162,10 +178,10 @@ def test_what_is_no_chunk_is_refused_and_nothing_is_written():
         with pytest.raises(AssertionError, match=words):
             call()
     with pytest.raises((BufferError, TypeError, ValueError)):
-        passes().bf16(512, values, None, bytes(1_024), None, None)  # nobody writes there
+        bf16(512, values, None, bytes(1_024), None, None)  # nobody writes there
     with pytest.raises((BufferError, ValueError)):
-        passes().bf16(256, values[::2], None, None, out[:256], None)
-    with pytest.raises(TypeError, match="6 arguments"):
+        bf16(256, values[::2], None, None, out[:256], None)
+    with pytest.raises(TypeError, match="8 arguments"):
         passes().bf16(512)
     assert np.all(out == 7.0)
     assert bytes(body) == bytes(514)

@@ -1,0 +1,170 @@
+"""Sums of squares have one order, and it is what is written down: beside it, each square by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossip import codecs, kernel
+from gossip.arithmetic.mixing import difference
+from gossip.averaging.streams import DifferenceReceiver
+from gossip.codecs import get_codec
+from gossip.errors import LocalError
+from gossip.kernel.squares import BLOCK, LANES, PIECE, squares
+from tests.gossip.kernel.building import passes
+
+COMPILED, NUMPY = "compiled", "numpy"
+each = pytest.mark.parametrize("which", [COMPILED, NUMPY])
+ENDS = [PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + BLOCK + 77]
+
+
+@pytest.fixture
+def using(monkeypatch):
+    return lambda which: monkeypatch.setattr(kernel, "passes", passes() if which == COMPILED else None)
+
+
+def as_written(values: np.ndarray, before: float = 0.0) -> float:
+    """One square after another, each into its lane."""
+    total = before
+    with np.errstate(all="ignore"):
+        for first in range(0, values.size, BLOCK):
+            block = values[first : first + BLOCK]
+            lanes = np.zeros(LANES, np.float32)
+            for row in range(0, block.size, LANES):
+                for lane, value in enumerate(block[row : row + LANES]):
+                    lanes[lane] = np.float32(lanes[lane] + np.float32(value * value))
+            for lane in lanes.tolist():
+                total += lane
+    return total
+
+
+def weights(elements: int, seed: int, decades: float = 3.0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    sizes = 10.0 ** rng.uniform(-decades, decades, elements)
+    return (rng.standard_normal(elements) * sizes).astype(np.float32)
+
+
+def same(one: float, other: float) -> bool:
+    return one == other or (np.isnan(one) and np.isnan(other))
+
+
+@pytest.mark.parametrize("elements", [0, 1, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 5000, 12_388])
+def test_both_add_up_in_the_order_that_is_written_down(elements, using):
+    for decades in (0.0, 3.0):
+        values = weights(elements, elements, decades)
+        expected = as_written(values, 0.125)
+        for which in (COMPILED, NUMPY):
+            using(which)
+            assert squares(values, 0.125) == expected
+
+
+def test_both_agree_at_every_size_up_to_5000_and_at_the_ends_of_pieces(using):
+    every = weights(max(ENDS), 1, 0.0)
+    found = []
+    for which in (COMPILED, NUMPY):
+        using(which)
+        found.append([squares(every[:elements]) for elements in [*range(5_001), *ENDS]])
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 4_500  # but where the last square is too small to be seen
+
+
+@each
+@pytest.mark.parametrize("offset", [1, 2, 3, 4, 5, 7, 8, 15, 16, 31])
+def test_where_a_vector_lies_changes_no_sum(which, offset, using):
+    using(which)
+    values = weights(9_001, 2)
+    moved = np.empty(values.size + offset, np.float32)[offset:]
+    moved[:] = values
+    assert squares(moved) == squares(values)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.floats(width=32), min_size=1, max_size=40), st.integers(0, 4_200), st.integers(1, 700), st.booleans()
+)
+def test_both_make_the_same_of_any_float32(given_values, at, every, subtract):
+    """What is not finite, subnormal, or whose square is more than a float32 holds, anywhere among others."""
+    values = weights(5_000, 3)
+    places = (at + every * np.arange(len(given_values))) % values.size
+    values[places] = given_values
+    other = weights(5_000, 4)
+    found = []
+    for passing in (passes(), None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernel, "passes", passing)
+            out = np.empty_like(values)
+            sums = difference(values, other, out) if subtract else (squares(values), 0.0)
+            found.append((sums, out if subtract else values))
+    assert all(map(same, found[0][0], found[1][0]))
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize(
+    "value", [1e-45, -1e-45, 1e-40, 1.2e-38, 1e-23, 3e-23, 1e-19, 2e18, 1.8e19, 1.9e19, 3.4e38, np.inf, -np.inf, np.nan]
+)
+def test_the_smallest_and_the_largest_add_up_alike(value, using):
+    values = np.full(5_000, value, np.float32)
+    found = []
+    for which in (COMPILED, NUMPY):
+        using(which)
+        found.append(squares(values))
+    assert same(*found)
+    assert same(found[0], as_written(values))
+
+
+@pytest.mark.parametrize("elements", [1, 700, 5_000, 65_535, 65_536, 140_001])
+@pytest.mark.parametrize("shift", [0, 1, 5])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_difference_is_numpys_wherever_it_is_written(elements, shift, in_place, using):
+    """From 65,536 elements on it is written past the cache, where its place allows that."""
+    theirs, ours = weights(elements, 5), weights(elements, 6)
+    found = []
+    for which in (COMPILED, NUMPY):
+        using(which)
+        out = np.full(elements + shift + 8, 7.0, np.float32)
+        place = out[shift : shift + elements]
+        if in_place:
+            place[:] = theirs
+        found.append((difference(place if in_place else theirs, ours, place, (2.0, 3.0)), out))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+    assert found[0][0] == (squares(theirs - ours, 2.0), squares(ours, 3.0))
+
+
+@each
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+def test_a_stream_has_the_same_sums_however_it_was_cut(which, codec, using):
+    using(which)
+    theirs, ours = weights(30_001, 7), weights(30_001, 8)
+    found = set()
+    for chunk in (BLOCK, 3 * BLOCK, 30_001):
+        receiver = DifferenceReceiver(5, ours, np.empty_like(ours), get_codec(codec))
+        while not receiver.done:
+            receiver.take(theirs[receiver.position : receiver.position + chunk])
+        found.add((receiver.difference_sq, receiver.own_sq))
+    assert len(found) == 1
+    assert found == {(squares(receiver.out), squares(ours if codec == "fp32" else quantised(codec, ours)))}
+
+
+def quantised(codec: str, values: np.ndarray) -> np.ndarray:
+    out = np.empty_like(values)
+    get_codec(codec).quantised(values, out, 5)
+    return out
+
+
+@each
+def test_where_another_order_came_out_no_node_starts(which, using, monkeypatch):
+    using(which)
+    codecs.self_test()
+    monkeypatch.setattr(codecs, "squares", lambda values: float(values.dot(values)))
+    with pytest.raises(LocalError, match="another order"):
+        codecs.self_test()
+
+
+@each
+def test_a_sum_errs_by_little(which, using):
+    using(which)
+    values = np.abs(weights(1_000_003, 9, 0.0)) + np.float32(1.0)  # all rounded the same way, as often as may be
+    assert squares(values) == pytest.approx(float(np.sum(values.astype(np.float64) ** 2)), rel=4e-6)
