@@ -19,6 +19,7 @@ from node.links.frame_reader import FrameReader
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.hands import BlockingSealed, Hands
 from node.transport.sealed import RECORD_BYTES, leave_tls
+from tests.node.sealing import ACCEPTOR, DIALLER
 from tests.node.test_hands import (
     CHUNK,
     ENDS,
@@ -32,7 +33,6 @@ from tests.node.test_hands import (
     unwanted_is_not_waited_for,
     vectors,
 )
-from tests.node.test_sealed import ACCEPTOR, DIALLER
 from tests.node.test_tls import receive_exactly, tls_ends
 
 
