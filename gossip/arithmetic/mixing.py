@@ -8,7 +8,6 @@ a filter has one side cut off more than the other.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,9 @@ __all__ = [
 
 Floats = NDArray[np.float32]
 
-BLOCK_ELEMENTS = 32_768  # of the outer step: five arrays of 128 KiB stay in cache, one pass over memory and not eight
+BLOCK_ELEMENTS = (
+    32_768  # of the outer step in numpy: five arrays of 128 KiB stay in cache, one pass over memory and not eight
+)
 
 
 def pair_weight(gap: float, exponent: float, cap: float = 0.5) -> float:
@@ -198,14 +199,9 @@ class OuterStep:
         phi, momentum = self._phi, self._momentum
         assert phi is not None, "reset() before the first mix"
         assert momentum is not None
-        alpha, beta, w = np.float32(self.alpha), np.float32(self.beta), np.float32(weight)
-        difference[self.parameters :] *= w
-        for start in range(0, self.parameters, BLOCK_ELEMENTS):
-            block = slice(start, min(start + BLOCK_ELEMENTS, self.parameters))
-            d, s, f, m = difference[block], snapshot[block], phi[block], momentum[block]
-            d *= w
-            d += s  # mean = s + w d
-            outer_step(d, s, f, m, alpha, beta)
+        difference[self.parameters :] *= np.float32(weight)
+        own = slice(self.parameters)
+        outer_step(difference[own], snapshot[own], phi, momentum, weight, self.alpha, self.beta)
         return difference
 
     def shift_late(self, difference: Floats, weight: float, positions: NDArray[np.int64] | None) -> Floats:
@@ -249,15 +245,28 @@ class OuterStep:
         return difference
 
 
-def outer_step(mean: Floats, snapshot: Floats, phi: Floats, momentum: Floats, alpha: Any, beta: Any) -> None:
-    """The outer momentum step of one node, or of many as rows: ``phi`` and ``momentum`` move, and ``mean`` becomes what
-    is to be added to the live parameters."""
-    mean -= phi
-    mean *= beta
-    momentum *= alpha
-    momentum += mean
-    phi += momentum
-    np.subtract(phi, snapshot, out=mean)
+def outer_step(
+    difference: Floats, snapshot: Floats, phi: Floats, momentum: Floats, weight: float, alpha: float, beta: float
+) -> None:
+    """The outer momentum step of one node, or of many as rows: ``phi`` and ``momentum`` move towards ``snapshot +
+    weight difference``, and ``difference`` becomes what is to be added to the live parameters. All are contiguous."""
+    if kernel.passes is not None:
+        kernel.passes.outer_step(difference.size, difference, snapshot, phi, momentum, weight, alpha, beta)
+        return
+    w, a, b = np.float32(weight), np.float32(alpha), np.float32(beta)
+    length = BLOCK_ELEMENTS if difference.ndim == 1 else max(len(difference), 1)
+    for start in range(0, len(difference), length):
+        block = slice(start, start + length)
+        d, s, f, m = difference[block], snapshot[block], phi[block], momentum[block]
+        if weight != 1.0:
+            d *= w
+        d += s  # the mean
+        d -= f
+        d *= b
+        m *= a
+        m += d
+        f += m
+        np.subtract(f, s, out=d)
 
 
 def pair_cap(moving: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 __all__ = ["EDITION", "Passes", "built", "passes"]
 
-EDITION = 2  # passes.c has the same: what an older one built, in a folder that has changed since, is not used
+EDITION = 3  # passes.c has the same: what an older one built, in a folder that has changed since, is not used
 
 
 class Passes(Protocol):
@@ -24,6 +24,11 @@ class Passes(Protocol):
     def difference(
         self, elements: int, theirs: Any, ours: Any, out: Any, out_sq: float, ours_sq: float, /
     ) -> tuple[float, float]: ...  # fmt: skip
+
+    def outer_step(
+        self, elements: int, difference: Any, snapshot: Any, phi: Any, momentum: Any, weight: float, alpha: float,
+        beta: float, /,
+    ) -> None: ...  # fmt: skip
 
     def squares(self, elements: int, values: Any, before: float, /) -> float: ...
 

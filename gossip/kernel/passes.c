@@ -36,7 +36,7 @@
 #endif
 #define EACH(i, n) APART for (int i = 0; i < (n); i++) /* no turn reads what another has written: vectors may be made */
 
-#define EDITION 2 /* another whenever a pass is given or computes something else: gossip/kernel/__init__.py has the same */
+#define EDITION 3 /* another whenever a pass is given or computes something else: gossip/kernel/__init__.py has the same */
 #define ROW 256             /* values at a time, and the most that share a scale: values.py's ALIGN */
 #define LANES 64            /* squares.py's: sums that a row of squares is added to */
 #define BLOCK 4096          /* squares.py's: values whose squares are added up in float32 */
@@ -292,6 +292,30 @@ PASS difference(const struct difference *d) {
     if (whole < d->elements) difference_row(d, whole, (int)(d->elements - whole), 0);
 }
 
+/* -- the outer step: arithmetic/mixing.py -- */
+
+struct outer_step {
+    Py_ssize_t elements;
+    float *difference;
+    const float *snapshot;
+    float *phi, *momentum;
+    float weight, alpha, beta;
+};
+
+PASS outer_step(const struct outer_step *o) {
+    for (Py_ssize_t first = 0; first < o->elements; first += ROW) {
+        const int n = o->elements - first < ROW ? (int)(o->elements - first) : ROW;
+        const float *snapshot = o->snapshot + first, weight = o->weight, alpha = o->alpha, beta = o->beta;
+        float *difference = o->difference + first, *phi = o->phi + first, *momentum = o->momentum + first;
+        EACH(i, n) {
+            const float mean = difference[i] * weight + snapshot[i];
+            momentum[i] = momentum[i] * alpha + (mean - phi[i]) * beta;
+            phi[i] += momentum[i];
+            difference[i] = phi[i] - snapshot[i];
+        }
+    }
+}
+
 struct squares {
     Py_ssize_t elements;
     const float *values;
@@ -319,6 +343,8 @@ WIDE static void difference_wide(const struct difference *d) { difference(d); }
 static void difference_any(const struct difference *d) { difference(d); }
 WIDE static void squares_wide(const struct squares *s) { squares(s); }
 static void squares_any(const struct squares *s) { squares(s); }
+WIDE static void outer_step_wide(const struct outer_step *o) { outer_step(o); }
+static void outer_step_any(const struct outer_step *o) { outer_step(o); }
 
 static int wide(void) {
 #if defined(__x86_64__)
@@ -434,6 +460,28 @@ static PyObject *call_difference(PyObject *module, PyObject *const *given, Py_ss
     return right ? end_sums(&sums) : NULL;
 }
 
+static PyObject *call_outer_step(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    (void)module;
+    if (count != 8) return PyErr_Format(PyExc_TypeError, "8 arguments belong here, not %zd", count);
+    struct views views = {.count = 0};
+    struct outer_step o = {
+        .elements = PyLong_AsSsize_t(given[0]), .weight = (float)PyFloat_AsDouble(given[5]),
+        .alpha = (float)PyFloat_AsDouble(given[6]), .beta = (float)PyFloat_AsDouble(given[7]),
+    };
+    if (PyErr_Occurred()) return NULL;
+    const Py_ssize_t floats = o.elements * (Py_ssize_t)sizeof(float);
+    int right = take(&views, given[1], floats, 1, &o.difference) && take(&views, given[2], floats, 0, &o.snapshot) &&
+                take(&views, given[3], floats, 1, &o.phi) && take(&views, given[4], floats, 1, &o.momentum);
+    if (right && !(o.difference && o.snapshot && o.phi && o.momentum)) {
+        right = 0;
+        PyErr_SetString(PyExc_AssertionError, "these places are of no pass");
+    }
+    if (right) DO(outer_step, &o, o.elements);
+    release(&views);
+    if (!right) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *call_squares(PyObject *module, PyObject *const *given, Py_ssize_t count) {
     (void)module;
     if (count != 3) return PyErr_Format(PyExc_TypeError, "3 arguments belong here, not %zd", count);
@@ -487,6 +535,7 @@ static PyObject *call_blockwise(PyObject *module, PyObject *const *given, Py_ssi
 static PyMethodDef METHODS[] = {
     {"bf16", (PyCFunction)(void (*)(void))call_bf16, METH_FASTCALL, NULL},
     {"difference", (PyCFunction)(void (*)(void))call_difference, METH_FASTCALL, NULL},
+    {"outer_step", (PyCFunction)(void (*)(void))call_outer_step, METH_FASTCALL, NULL},
     {"squares", (PyCFunction)(void (*)(void))call_squares, METH_FASTCALL, NULL},
     {"blockwise", (PyCFunction)(void (*)(void))call_blockwise, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

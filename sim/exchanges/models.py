@@ -245,18 +245,16 @@ class Models:
     def outer(self, rows: I64, ours: F32, difference: F32) -> None:
         """The outer step of these rows: it passes over four arrays nine times, so that as many are taken at once as
         stay in cache; long ones where they are, each by itself, which saves copying them to and fro."""
-        alpha, beta = (np.float32(each) for each in self.config.outer)
+        alpha, beta = self.config.outer
         if self.rows_in_cache == 1:
-            for row, snapshot, mean in zip(rows.tolist(), ours, difference, strict=True):
-                mean += snapshot
-                outer_step(mean, snapshot, self.phi[row], self.momentum[row], alpha, beta)
+            for row, snapshot, apart in zip(rows.tolist(), ours, difference, strict=True):
+                outer_step(apart, snapshot, self.phi[row], self.momentum[row], 1.0, alpha, beta)
             return
         for start in range(0, len(rows), self.rows_in_cache):
             part = slice(start, start + self.rows_in_cache)
-            some, mean = rows[part], difference[part]
-            mean += ours[part]
+            some = rows[part]
             phi, momentum = self.phi.take(some, axis=0), self.momentum.take(some, axis=0)
-            outer_step(mean, ours[part], phi, momentum, alpha, beta)
+            outer_step(difference[part], ours[part], phi, momentum, 1.0, alpha, beta)
             self.phi[some], self.momentum[some] = phi, momentum
 
     def decoded(self, values: F32) -> F32:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip import kernel
+from gossip.arithmetic.mixing import OuterStep, outer_step
 from gossip.averaging.streams import DifferenceReceiver, Sender, ValuesReceiver
 from gossip.codecs import BLOCK_ELEMENTS, Codec, get_codec, self_test
 from gossip.wire.messages import Chunk
@@ -133,6 +134,41 @@ def test_a_stream_ends_with_the_same_sums(codec, compiled):
     assert both[0][0] == pytest.approx(float(np.dot(ours - theirs, ours - theirs)), rel=0.05)
 
 
+@pytest.mark.parametrize("shape", [(1,), (257,), (40_003,), (70_000,), (7, 1_001)])
+@pytest.mark.parametrize(
+    ("weight", "alpha", "beta"), [(1.0, 0.5, 0.7), (1 / 3, 0.5, 0.7), (0.5, 0.3, 0.9), (0.5, 0.0, 1.9)]
+)
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
+def test_the_outer_step_in_one_pass_is_numpys_in_eight(shape, weight, alpha, beta, compiled):
+    both = []
+    for wanted in (False, True):
+        compiled(wanted)
+        arrays = [weights(int(np.prod(shape)), seed).reshape(shape) for seed in range(4)]
+        outer_step(*arrays, weight, alpha, beta)
+        both.append(arrays)
+    for one, other in zip(*both, strict=True):
+        equal(one, other)
+    equal(both[1][1], weights(int(np.prod(shape)), 1).reshape(shape))  # the snapshot may be others' as well
+
+
+def test_a_node_mixes_alike_with_it_and_without(compiled):
+    """Parameters by the outer step, what lies behind them plainly, mix after mix."""
+    both = []
+    for wanted in (False, True):
+        compiled(wanted)
+        outer, shifts = OuterStep(50_001, 0.5, 0.7), []
+        vector = np.random.default_rng(9).standard_normal(50_100).astype(np.float32)
+        outer.reset(vector)
+        for seed in range(3):
+            difference = np.random.default_rng(seed).standard_normal(50_100).astype(np.float32)
+            shifts.append(outer.shift(vector, difference, 0.5))
+            vector = vector + shifts[-1]
+        both.append(shifts)
+    for one, other in zip(*both, strict=True):
+        equal(one, other)
+        assert np.any(one[50_001:])
+
+
 def test_the_codecs_pass_their_own_test_with_it(compiled):
     compiled(True)
     self_test()
@@ -153,6 +189,8 @@ def test_what_is_no_chunk_is_refused_and_nothing_is_written():
         (lambda: passes().difference(512, values, values[:511], out, 0.0, 0.0), "2044 bytes of .* where 2048"),
         (lambda: passes().difference(512, values, values, out[:256], 0.0, 0.0), "1024 bytes of .* where 2048"),
         (lambda: passes().difference(512, values, None, out, 0.0, 0.0), "of no pass"),
+        (lambda: passes().outer_step(512, out, values, out, out[:256], 1.0, 0.5, 0.7), "1024 bytes of .* where 2048"),
+        (lambda: passes().outer_step(512, out, values, out, None, 1.0, 0.5, 0.7), "of no pass"),
         (lambda: passes().squares(511, values, 0.0), "2048 bytes of .* where 2044"),
         (lambda: passes().squares(512, None, 0.0), "is missing"),
         (lambda: bf16(512, values, None, bytearray(1_023), None, None), "1023 bytes of .* where 1024"),
