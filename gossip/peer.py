@@ -46,7 +46,8 @@ class Peer(Holder):
     holds the ids that seeds from an invite must prove; ``members`` is who knows the others, by default the membership
     protocol; ``selector`` is whom to mix with, by default what ``config`` says, which must not name a file;
     ``finished`` is a run that this node had finished in an earlier life. ``looks``: seeds are looked up when LookUp
-    asks for it, and told with :meth:`seeded`; until then there may be none.
+    asks for it, and told with :meth:`seeded`; until then there may be none. ``compiled``: codecs are passes in C here,
+    which says what they cost.
     """
 
     def __init__(
@@ -68,11 +69,13 @@ class Peer(Holder):
         selector: Selector | None = None,
         finished: bytes = b"",
         looks: bool = False,
+        compiled: bool = True,
         now: float,
     ) -> None:
         self.id, self.config, self.rng = me.id, config, rng
         self.local = Local(
-            fingerprint, elements, trained_elements, frozen_elements, genesis=me.genesis, boundary_at=now
+            fingerprint, elements, trained_elements, frozen_elements, genesis=me.genesis, boundary_at=now,
+            compiled=compiled,
         )  # fmt: skip
         self.conduct = Conduct()
         if members is None:

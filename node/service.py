@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from gossip import kernel
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary
 from gossip.errors import IdentityError
@@ -176,7 +177,8 @@ class Service:
             elements=layout.exchanged, frozen_elements=layout.size - layout.exchanged,
             trained_elements=self.state.trained_elements, rng=random.Random(secrets.randbits(64)),
             seeds=lookup.fixed, expected=settings.expected, book=memory.book, finished=self.state_dir.finished(),
-            selector=selector_of(config, layout.exchanged, graph), looks=lookup.needed, now=now,
+            selector=selector_of(config, layout.exchanged, graph), looks=lookup.needed,
+            compiled=kernel.passes is not None, now=now,
         )  # fmt: skip
         if settings.wait_for > 1:
             peer.waits_until(now + settings.wait_s)

@@ -1,4 +1,4 @@
-"""Which codec brings a vector over a link soonest: on a fast link raw floats win."""
+"""Which codec brings a vector over a link soonest: on a link as fast as memory raw floats win."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ __all__ = ["AUTO", "fastest"]
 AUTO = "auto"
 """The setting that leaves the choice to each link."""
 
-CPU_S_PER_GB: Mapping[str, float] = {"fp32": 0.0, "bf16": 0.49, "int8": 0.95}
-"""Seconds to encode, quantise the own and decode the partner's, a GB of float32, one core (`make bench-codecs`)."""
+CPU_S_PER_GB: Mapping[bool, Mapping[str, float]] = {
+    False: {"fp32": 0.0, "bf16": 0.49, "int8": 0.95},
+    True: {"fp32": 0.0, "bf16": 0.03, "int8": 0.08},
+}
+"""Seconds of one core for a GB of float32, to encode, and to subtract the partner's beyond what fp32 takes for that: in
+numpy, and by the passes in C, where the fewer bytes to check pay for most of it (`make bench-codecs`)."""
 SHARE: Mapping[str, float] = {"fp32": 1.0, "bf16": 0.5, "int8": 0.2510}  # of the bytes
 
 
-def fastest(rate_mb_s: float | None) -> str:
+def fastest(rate_mb_s: float | None, compiled: bool) -> str:
     """The codec with the least of ``bytes / rate + CPU`` at this rate of the link; bf16 where it is not known yet.
 
-    fp32 from about 1,000 MB/s on, int8 below about 540 MB/s, bf16 between them. Coarser codecs trade accuracy for bytes
-    and are nobody's choice but the user's.
+    By the passes in C int8 below 5,000 MB/s, which a socket rarely has; in numpy fp32 from about 1,000 MB/s on, int8
+    below about 540 MB/s, bf16 between them. ``compiled`` is the caller's to say, and not asked of this machine, since a
+    simulated peer decides alike everywhere. Coarser codecs trade accuracy for bytes and are nobody's choice but the
+    user's.
     """
     if rate_mb_s is None or rate_mb_s <= 0:
         return "bf16"
-    return min(SHARE, key=lambda name: SHARE[name] * 1000.0 / rate_mb_s + CPU_S_PER_GB[name])
+    cpu = CPU_S_PER_GB[compiled]
+    return min(SHARE, key=lambda name: SHARE[name] * 1000.0 / rate_mb_s + cpu[name])

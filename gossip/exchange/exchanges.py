@@ -237,7 +237,7 @@ class Exchanges(Ledger[One]):
     def codec(self, partner: PeerId) -> str:
         """What we offer this one now."""
         bounded = self.bounded and partner not in self.apart
-        return proposed_codec(self.config.codec, bounded, self.durations.rate(partner))
+        return proposed_codec(self.config.codec, bounded, self.durations.rate(partner), self.local.compiled)
 
     def finished(self, one: Exchange, now: float) -> None:
         """An exchange with one partner has happened."""

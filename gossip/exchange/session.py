@@ -153,6 +153,7 @@ class Local:
     boundary_at: float = 0.0  # when the training loop was last seen at a step boundary
     steps: int = 0  # of the training loop
     finished: bool = False  # the run has reached its end
+    compiled: bool = True  # codecs are passes in C here
 
     @property
     def weights(self) -> int:
