@@ -17,7 +17,7 @@ TOOLS_READY := $(TOOLS)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -55,8 +55,8 @@ lint: $(READY) ## check style and who imports whom
 types: $(READY) ## check types
 	$(PY) -m mypy
 
-bench: $(READY) ## measure the exchange beside raw sockets
-	$(PY) benchmarks/exchange.py
+bench: $(READY) ## measure the exchange beside raw sockets; every run into build/bench.json as well
+	$(PY) benchmarks/exchange.py --json build/bench.json
 
 bench-codecs: $(READY) ## measure the codecs with their compiled passes and without, GB/s on one core
 	$(PY) benchmarks/codecs.py
@@ -64,6 +64,9 @@ bench-codecs: $(READY) ## measure the codecs with their compiled passes and with
 
 bench-micro: $(READY) ## measure the parts of an exchange beside benchmarks/micro.json, CPU us; SAVE=1 makes it the baseline
 	$(PY) benchmarks/micro.py $(if $(SAVE),--save)
+
+bench-wan: $(READY) ## measure nodes on emulated wide links beside DDP, and HIVEMIND=/path/to/its/python; 80 minutes, as root
+	$(PY) benchmarks/wan.py $(if $(HIVEMIND),--hivemind $(HIVEMIND)) --json build/wan.json
 
 bench-bytes: $(READY) ## compare accuracy with bytes for every codec, minutes
 	$(PY) benchmarks/bytes.py

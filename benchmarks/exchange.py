@@ -1,11 +1,14 @@
 """One pairwise exchange and what it costs a training step, beside the peers, in one run.
 
-    python benchmarks/exchange.py [--megabytes 40] [--rounds 5] [--hivemind PYTHON] [--json]
+    python benchmarks/exchange.py [--megabytes 40] [--rounds 5] [--hivemind PYTHON] [--json FILE]
     python benchmarks/exchange.py --training cnn-100k mlp-5k [--rounds 5]     of these models what training loses, alone
+    python benchmarks/exchange.py --four [--megabytes 40] [--rounds 5]        four processes beside gloo, alone
 
 An exchange is timed from the agreed start of the streams to both COMMITs: 2 x 40 MB at once between two processes on
 loopback, every chunk checksummed, checked for finiteness and subtracted. Peers and ours run in turn, several times;
 medians and the ratio of medians are printed. ``--hivemind`` names the Python of an environment with hivemind 1.1.12.
+``--json`` writes every run to a file beside the tables. Four processes are compared by the bytes of parameters that all
+of them together have averaged in a second: ours in pairs that change, gloo's all_reduce all four at once.
 """
 
 import argparse
@@ -55,7 +58,7 @@ def averager(megabytes, seed, secret, seconds, codec, threads, sealed):
         elapsed, cpu = time.perf_counter() - begin, time.process_time() - cpu
         done = me.metrics().exchanges_done
         right = bool(abs(float(vector[0]) - 0.5) < 1e-3 + get_codec(codec).relative_error)  # a step of the grid apart
-        print(json.dumps([took, elapsed / max(1, done), right, cpu / max(1, done)]), flush=True)
+        print(json.dumps([took, elapsed / max(1, done), right, cpu / max(1, done), float(vector[0])]), flush=True)
         sys.stdin.readline()
 
 
@@ -143,13 +146,13 @@ def trainer(kind, seconds, with_node, seed):
 
 # -- the pair, from outside --------------------------------------------------------------------------------------
 class Pair:
-    """Two processes of this file; the second is seeded with the first when they are nodes."""
+    """Two processes of this file, or ``count``; when they are nodes each is seeded with the one before."""
 
-    def __init__(self, arguments, nodes=True, shared=False, kernel=""):
+    def __init__(self, arguments, nodes=True, shared=False, kernel="", count=2):
         """``shared``: nodes pass each other their vectors by the host's memory, where the others take loopback."""
         self.processes, seed = [], []
         environment = os.environ | {"GOSSIP_SHARED_MEMORY": "on" if shared else "off", "GOSSIP_KERNEL": kernel}
-        for _ in range(2):
+        for _ in range(count):
             command = [sys.executable, __file__, *map(str, arguments), *seed]
             self.processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment))
             if nodes:
@@ -196,6 +199,34 @@ def our_exchange(
     }  # fmt: skip
 
 
+def four_averaging(megabytes, shared, seconds=6.0):
+    """GB a second that four processes have averaged, together."""
+    pair = Pair(["averager", "--megabytes", megabytes, "--seconds", seconds], shared=shared, count=4)
+    pair.say()
+    rows = pair.hear()
+    pair.say()
+    pair.end()
+    values = [row[4] for row in rows]  # from 0, 1, 1, 1; filters take less of the one that stands apart
+    assert max(values) - min(values) < 0.05, f"the four did not come together: {values}"
+    return sum(megabytes / 1e3 / row[1] for row in rows)
+
+
+def four_beside_gloo(megabytes, rounds):
+    """GB a second of each, in turn."""
+    jobs = {
+        "gloo all_reduce": lambda: (
+            4 * megabytes / 1e3 / script(sys.executable, "gloo_reduce.py", 4, megabytes)["median_s"]
+        ),
+        "gossip, memory": lambda: four_averaging(megabytes, True),
+        "gossip": lambda: four_averaging(megabytes, False),
+    }
+    rows = {name: [] for name in jobs}
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            rows[name].append(job())
+    return rows
+
+
 def script(python, name, *arguments):
     command = [python, str(HERE / "peers" / name), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
@@ -235,8 +266,9 @@ def main():
     parser.add_argument("--megabytes", type=float, default=40.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hivemind", metavar="PYTHON", help="Python of an environment with hivemind")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every run, beside the tables")
     parser.add_argument("--training", nargs="+", choices=KINDS, help="how these are slowed, and nothing else")
+    parser.add_argument("--four", action="store_true", help="four processes beside gloo, and nothing else")
     parser.add_argument("--seed", help=argparse.SUPPRESS)
     parser.add_argument("--secret", help=argparse.SUPPRESS)
     parser.add_argument("--codec", default="fp32", help=argparse.SUPPRESS)
@@ -255,10 +287,13 @@ def main():
     if args.training:
         slowed = {kind: slowdown(kind, pairs=args.rounds) for kind in args.training}
         slowed |= {f"{kind}, memory": slowdown(kind, pairs=args.rounds, shared=True) for kind in args.training}
-        if args.json:
-            print(json.dumps({"training": slowed}))
-        else:
-            show(slowed)
+        show(slowed)
+        save(args.json, {"training": slowed})
+        return
+    if args.four:
+        four = four_beside_gloo(args.megabytes, args.rounds)
+        show_four(four)
+        save(args.json, {"four_gb_s": four})
         return
     from node.identity.keys import new_secret
 
@@ -289,9 +324,8 @@ def main():
     medians = {name: statistics.median(row["median_s"] for row in found) for name, found in rows.items()}
     slowed = {kind: slowdown(kind) for kind in KINDS}
     slowed |= {f"{kind}, memory": slowdown(kind, shared=True) for kind in KINDS[:-1]}
-    if args.json:
-        print(json.dumps({"exchange": rows, "median_s": medians, "training": slowed}))
-        return
+    four = four_beside_gloo(args.megabytes, args.rounds)
+    save(args.json, {"exchange": rows, "median_s": medians, "training": slowed, "four_gb_s": four})
     print(f"\nOne exchange of {args.megabytes:g} MB each way, two processes on loopback (medians of {args.rounds})\n")
     print(f"{'':16}{'median ms':>10}{'best ms':>10}{'x raw':>8}{'CPU ms':>9}")
     for name, value in medians.items():
@@ -301,7 +335,23 @@ def main():
     print(f"\nSealed, an exchange runs at {medians['gossip'] / medians['gossip, sealed']:.2f} of plain ones' rate.")
     if "hivemind" in medians:
         print(f"\nAn exchange is {medians['hivemind'] / medians['gossip']:.1f} times as fast as a hivemind round.")
+    show_four(four)
     show(slowed)
+
+
+def save(path, found):
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def show_four(rows):
+    print("\nFour processes on one host: parameters averaged in a second, all together\n")
+    print(f"{'':16}{'median GB/s':>12}{'best GB/s':>10}{'x gloo':>8}")
+    gloo = statistics.median(rows["gloo all_reduce"])
+    for name, rates in rows.items():
+        middle = statistics.median(rates)
+        print(f"{name:16}{middle:12.2f}{max(rates):10.2f}{middle / gloo:8.2f}")
 
 
 def show(slowed):

@@ -205,15 +205,15 @@ def beside(latency_ms: float, mbit_s: float, size: int, congestion: str, count: 
 
 
 # -- exchanges -------------------------------------------------------------------------------------------------------
-def connected(links: EmulatedLinks) -> tuple[socket.socket, socket.socket]:
-    """The two ends of a connection from node 0 to node 1, as nodes set them."""
+def connected(links: EmulatedLinks, begins: int = 0, answers: int = 1) -> tuple[socket.socket, socket.socket]:
+    """The two ends of a connection between two nodes, as nodes set them."""
     port = next(PORTS)
-    with links.inside(1):
-        server = socket.create_server((links.address(1), port))
-    with links.inside(0):
+    with links.inside(answers):
+        server = socket.create_server((links.address(answers), port))
+    with links.inside(begins):
         one = socket.socket()
     with server:
-        one.connect((links.address(1), port))
+        one.connect((links.address(answers), port))
         other, _ = server.accept()
     for end in (one, other):
         end.settimeout(LONGEST_S)

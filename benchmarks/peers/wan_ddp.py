@@ -1,0 +1,18 @@
+"""One rank of DistributedDataParallel over gloo in ``benchmarks/wan.py``. Its route has the congestion control."""
+
+import datetime
+import os
+
+os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from wan_job import Job
+
+LONGEST = datetime.timedelta(minutes=30)  # to connect, or for one step: the benchmark ends the run
+
+job = Job("DistributedDataParallel over gloo")
+distributed.init_process_group("gloo", f"tcp://{job.said.first}:7700", LONGEST, job.said.ranks, job.said.rank)
+model = DistributedDataParallel(job.model)
+job.train(model, torch.optim.SGD(job.model.parameters(), lr=job.said.rate))

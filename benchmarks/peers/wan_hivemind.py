@@ -1,0 +1,33 @@
+"""One peer of hivemind 1.1.12 in ``benchmarks/wan.py``, in an environment of its own.
+
+``hivemind.Optimizer`` as its documentation advises for peers that must not wait for each other: ``use_local_updates``,
+every step is a local one and parameters are averaged in the background once all have taken ``--every`` steps together
+(``target_batch_size``).
+"""
+
+import time
+
+import hivemind
+import torch
+from wan_job import BATCH, Job
+
+job = Job("hivemind")
+said = job.said
+place = said.folder / "first"  # where the first one says its address, which has its key in it
+while said.rank and not place.exists():
+    time.sleep(0.05)
+dht = hivemind.DHT(
+    host_maddrs=[f"/ip4/{said.address}/tcp/7700"], initial_peers=[place.read_text()] if said.rank else [], start=True
+)
+if not said.rank:
+    unfinished = place.with_suffix(".new")
+    unfinished.write_text(str(dht.get_visible_maddrs()[0]))
+    unfinished.rename(place)
+optimizer = hivemind.Optimizer(
+    dht=dht, run_id="wan", params=job.model.parameters(),
+    optimizer=lambda params: torch.optim.SGD(params, lr=said.rate),
+    batch_size_per_step=BATCH, target_batch_size=BATCH * said.ranks * said.every, use_local_updates=True,
+    delay_state_averaging=True, matchmaking_time=3.0, averaging_timeout=60.0, verbose=True,
+    averager_opts={"request_timeout": 1.0},  # it warns of one that is not shorter than matchmaking
+)  # fmt: skip
+job.train(job.model, optimizer)

@@ -1,0 +1,78 @@
+"""What benchmarks/wan.py says of its runs, and that our nodes and a rank of DDP run as it starts them."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from replay.links import missing
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def wan():
+    spec = importlib.util.spec_from_file_location("benchmark_wan", BENCHMARKS / "wan.py")
+    module = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path[:] = path
+
+
+def run(seconds, reached, began_s=10.0, disturbed=False):
+    return {
+        "seconds": dict(zip(("0.8", "0.9", "0.95"), seconds, strict=True)), "reached": reached, "began_s": began_s,
+        "disturbed": disturbed,
+    }  # fmt: skip
+
+
+def test_a_target_that_was_not_reached_has_no_seconds(wan):
+    runs = [run((20.0, 60.0, math.inf), 0.94), run((30.0, 50.0, 90.0), 0.95), run((25.0, math.inf, math.inf), 0.9)]
+    assert wan.learned(runs, 100.0) == ["15.0 (25.0)", "50.0 (60.0)", "not within 100 s (94%)"]
+
+
+def test_disturbed_runs_count_where_there_are_no_others(wan):
+    calm, disturbed = run((1.0, 2.0, 3.0), 0.95), run((9.0, 9.0, 9.0), 0.95, disturbed=True)
+    assert wan.counted([disturbed, calm]) == [calm]
+    assert wan.counted([disturbed]) == [disturbed]
+
+
+def test_a_disturbed_run_is_played_again_with_other_losses(wan):
+    seeds, found = [], {}
+
+    def job(seed):
+        seeds.append(seed)
+        return {"mb_s": 1.0, "late": 0.2, "disturbed": len(seeds) == 2}
+
+    wan.in_turn(3, 1, {"one": job}, found)
+    assert seeds == [1, 2, 1_002, 3]
+    assert len(found["one"]) == 4
+
+
+def test_an_accuracy_is_of_all_four(wan):
+    swarm = wan.Swarm.__new__(wan.Swarm)
+    swarm.rows = [[{"kind": "look", "at": at, "accuracy": 0.1 * rank}] for rank, at in enumerate((5.0, 2.0, 3.0, 4.0))]
+    swarm.rows[1].append({"kind": "look", "at": 6.0, "accuracy": 0.5})
+    ((first, before), (second, after)) = swarm.accuracies()
+    assert (first, second) == (5.0, 6.0)
+    assert before == pytest.approx(0.15)
+    assert after == pytest.approx(0.25)
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("kind", ["gossip", "DDP bbr"])
+def test_peers_run_over_the_links_and_learn(wan, kind, monkeypatch):
+    if why := missing():
+        pytest.skip(why)
+    monkeypatch.setattr(wan, "TARGETS", (0.3,))
+    seen = wan.race(kind, sys.executable, 0.1, 120.0, 0.02, 1)
+    assert seen["reached"] >= 0.3
+    assert 0.0 < seen["began_s"] < seen["seconds"]["0.3"] <= 120.0
+    assert seen["steps"] > 0
