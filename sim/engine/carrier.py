@@ -126,11 +126,17 @@ class Carrier:
         stuck: Callable[[float], None] | None,
     ) -> None:  # fmt: skip
         """Between those two it waits for the end of the cut, before what was sent after it."""
+        line.free_at = max(line.free_at, sent_at)  # used it was
         since = max(sent_at, self.cut_at)
         insort(line.held, (sent_at, handler, args), key=itemgetter(0))
         self.holding[line] = host, to, min(since, self.holding[line][2] if line in self.holding else since)
         if stuck is not None:
             stuck(since)
+
+    def drop(self, line: Line) -> None:
+        """Its receiver has closed it: what waits on it is refused when it comes."""
+        line.held.clear()
+        self.holding.pop(line, None)
 
     def passes(self, line: Line | None, sender: Host, receiver: Host) -> bool:
         """Whether a packet that nobody sends again arrives."""

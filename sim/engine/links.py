@@ -12,8 +12,12 @@ A killed peer's partners see their links break a latency later, as a kernel tell
 the 50 to 200 ms that a kernel takes to free the memory of a process that held torch, before it closes the sockets. Of a
 machine that lost its power nobody hears.
 
+Where the network has TCP an end closes a link over which nothing went for ``idle_s`` and says so, which tells nobody
+that somebody died; so it does with the one that rested longest where ``max_links`` are open. What a cut kept on such a
+link is gone with it: the next message dials anew, where it would have waited for TCP's next try, minutes after a cut of
+minutes. TCP gives a connection up after 15 minutes without an answer, which no link lives to see.
+
 A dial takes four latencies at least (six with TLS), which must stay below ``hello_timeout_s``, as a node's do.
-Not modelled, being a node's own housekeeping: the closing of idle links, and the bound on their number.
 """
 
 from __future__ import annotations
@@ -42,8 +46,12 @@ PENDING_MESSAGES = 32  # kept for a peer that is being dialled, as a node keeps 
 
 CLOSED_S = 0.05, 0.2  # from kill -9 to the end of its sockets: 52 to 214 ms for processes that held torch
 
+# A node looks for idle links every 0.75 s. Here a look is a pass over all links of a host, and a link that is closed
+# after 63 s in place of 60 changes nothing that is asked of it.
+LOOK_S = 3.0
+
 CODES = {kind: code for code, kind in enumerate(MESSAGES.values())}  # in the log of events
-LINKED, BROKEN = 200, 201
+LINKED, BROKEN, IDLE = 200, 201, 202
 
 
 def nobody_asks(host: Host) -> None:
@@ -161,6 +169,8 @@ class Dials:
         elif dial.back is None and self.carrier.cut(host, to):
             self.events.push(dial.overdue, self.on_failed, dial)
         elif dial.back is None or not host.gone or host.silent:  # else its sockets are closed, and this one with them
+            if dial.out is not None and dial.back is not None:
+                dial.out.back, dial.back.back = dial.back, dial.out
             self.hello(dial, dial.back, to, host, self.on_welcomed)
             self.begin(to, host, record, dial, dial.back)
 
@@ -260,10 +270,17 @@ class VirtualLinks:
         self.dials.try_dial(host, effect)
 
     def begin(self, host: Host, partner: Host, record: MemberRecord, dial: Dialling, line: Line | None) -> None:
+        if line is not None and partner.id not in host.links and not self.room(host):
+            host.pending.pop(partner.id, None)
+            self.carrier.message(line, host, partner, self.on_broken, partner, host.id, dial.number)
+            return
         if dial.number > host.links.get(partner.id, 0):  # two that dialled each other use the newer of their links
             host.links[partner.id] = dial.number
             if line is not None:
                 host.lines[partner.id] = line
+                if not host.watched:
+                    host.watched = True
+                    self.events.push(self.events.now + self.config.idle_s, self.look, host)
         self.events.note(host.index, partner.index, LINKED)
         waiting = host.pending.pop(partner.id, ())
         self.perform(host, host.peer.linked(partner.id, record, self.events.now))
@@ -271,7 +288,58 @@ class VirtualLinks:
             if host.peer.meant(partner.id, message):
                 self.post(host, partner, message)
 
-    # -- its end -------------------------------------------------------------------------------------------------
+    # -- its end for want of use ---------------------------------------------------------------------------------
+    def look(self, host: Host) -> None:
+        """Close what nothing was sent over for long, and look again when the next one may be due."""
+        if host.gone:
+            return
+        now, idle_s, lines = self.events.now, self.config.idle_s, host.lines
+        oldest, idle = now, []
+        for partner in host.links:
+            last_at = lines[partner].last_at
+            if now - last_at > idle_s:
+                idle.append(partner)
+            elif last_at < oldest:
+                oldest = last_at
+        if idle:
+            engaged = set(host.peer.engaged())
+            for partner in idle:
+                if partner not in engaged:
+                    self.retire(host, partner)
+        self.events.push(max(oldest + idle_s, now + LOOK_S), self.look, host)
+
+    def room(self, host: Host) -> bool:
+        """Whether there is room for another link, perhaps in place of the one that rested longest."""
+        links, lines = host.links, host.lines
+        if len(links) < self.config.max_links:
+            return True
+        kept = {*host.peer.engaged(), *host.peer.relays}
+        idle = [partner for partner in links if partner not in kept]
+        if idle:
+            self.retire(host, min(idle, key=lambda partner: lines[partner].last_at))
+        return bool(idle)
+
+    def retire(self, host: Host, partner: PeerId) -> None:
+        """Close this end, saying that it is not needed; what the other one sent into a cut is refused after it."""
+        number, line, other = host.links[partner], host.lines[partner], self.by_id[partner]
+        if line.back is not None:
+            self.carrier.drop(line.back)
+        self.carrier.message(line, host, other, self.on_idle, other, host.id, number)
+        self.on_idle(host, partner, number)
+
+    def on_idle(self, host: Host, partner: PeerId, number: int) -> None:
+        """This link is not needed, which says nothing about the partner."""
+        if host.gone or partner not in host.links or host.links[partner] > number:
+            return
+        del host.links[partner]
+        host.lines.pop(partner).back = None
+        self.events.note(host.index, self.by_id[partner].index, IDLE)
+        peer = host.peer
+        for session in peer.pairs_with(partner):
+            self.perform(host, peer.failed(session, "idle", self.events.now))
+        self.perform(host, peer.unlinked(partner, self.events.now, orderly=True))
+
+    # -- its end otherwise ---------------------------------------------------------------------------------------
     def hang_up(self, host: Host, partner: PeerId) -> None:
         """This end is closed, and the other one learns it a latency later; one that is cut off, when TCP gets through
         again."""

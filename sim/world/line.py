@@ -27,7 +27,7 @@ class Line:
     packets."""
 
     __slots__ = (
-        "active_s", "clear", "drawn", "flat_s", "free_at", "held", "key", "log_arrives", "loss", "met", "peak",
+        "active_s", "back", "clear", "drawn", "flat_s", "free_at", "held", "key", "log_arrives", "loss", "met", "peak",
         "plateau", "queue_s", "reno", "threshold", "until_probe_s", "used_at", "window",
     )  # fmt: skip
 
@@ -47,7 +47,14 @@ class Line:
         self.queue_s = 0.0  # what others' packets wait at its sender while its latest stream is sent, on average
         self.used_at = now
         self.free_at = now  # what is sent on it arrives no sooner: TCP keeps order
+        self.back: Line | None = None  # the other direction, of a link that is open
         self.held: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []  # sent into a cut, with when
+
+    @property
+    def last_at(self) -> float:
+        """When something last went over this connection, in either direction."""
+        back = self.back
+        return self.free_at if back is None or back.free_at < self.free_at else back.free_at
 
     def draw(self) -> float:
         """Above 0, below 1: a hash of a counter, to be had in any order."""

@@ -1,0 +1,142 @@
+"""Links that nobody uses are closed as nodes close them, and what was sent into a long cut does not hold up what comes
+after it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gossip.config import Config
+from gossip.effects import MemberState
+from gossip.wire.messages import Busy
+from sim.engine.links import LOOK_S
+from sim.engine.swarm import Swarm
+from sim.world.network import NetworkModel
+
+LATENCY_S = 0.025
+NEVER_S = 100_000.0
+SILENT = dict.fromkeys(
+    ("probe_period_s", "probe_timeout_max_s", "heal_period_s", "push_pull_period_s"), NEVER_S
+)  # nothing goes over a link but what is asked of it here
+
+
+def swarm_of(peers, congestion="cubic", **config):
+    swarm = Swarm(
+        1, NetworkModel(latency_s=LATENCY_S, congestion=congestion), Config(**{"mix_every_steps": 1_000_000} | config)
+    )
+    for index in range(peers):
+        swarm.add_peer(np.full(64, index, np.float32), seeds=[0] if index else [])
+    swarm.run_until(5.0)
+    assert all(linked(swarm, 0, index) for index in range(1, peers))
+    return swarm
+
+
+def linked(swarm, a=0, b=1):
+    one, other = swarm.hosts[a], swarm.hosts[b]
+    return other.id in one.links and one.id in other.links
+
+
+def heard(swarm):
+    """(when, receiver, session) of each Busy, from now on."""
+    seen, deliver = [], swarm.links.deliver
+
+    def delivered(host, sender, message):
+        if isinstance(message, Busy):
+            seen.append((swarm.now, host.index, message.session))
+        else:
+            deliver(host, sender, message)
+
+    swarm.links.deliver = delivered
+    return seen
+
+
+def states(swarm):
+    return {host.peer.membership.state(other.id) for host in swarm.hosts for other in swarm.hosts if other is not host}
+
+
+def test_a_link_that_nothing_used_for_idle_s_is_closed_on_both_sides_and_nobody_is_doubted():
+    swarm = swarm_of(2, **SILENT, idle_s=60.0)
+    used = max(line.last_at for host in swarm.hosts for line in host.lines.values())
+    swarm.run_until(used + 60.0)
+    assert linked(swarm)
+    while linked(swarm) or any(host.links for host in swarm.hosts):
+        assert swarm.now < used + 60.0 + LOOK_S + LATENCY_S
+        swarm.run_until(swarm.now + 0.001)
+    assert not any(host.peer.linked_peers or host.lines for host in swarm.hosts)
+    assert states(swarm) == {MemberState.ALIVE}
+
+
+def test_a_link_that_either_side_uses_stays():
+    """The one only sends, the other only hears: to both it is in use."""
+    swarm = swarm_of(2, **SILENT, idle_s=10.0)
+    seen, (host, to) = heard(swarm), swarm.hosts
+    for number in range(20):
+        swarm.links.post(host, to, Busy(number))
+        swarm.run_until(swarm.now + 8.0)
+        assert linked(swarm)
+    assert len(seen) == 20
+
+
+def test_after_a_cut_of_minutes_a_message_goes_over_a_new_link_and_waits_for_nothing():
+    """It had waited behind what the cut had kept, for TCP's next try: 13 s after this cut of 4 minutes."""
+    swarm = swarm_of(2, **SILENT, idle_s=60.0)
+    seen, (host, to) = heard(swarm), swarm.hosts
+    swarm.partition([[0], [1]])
+    for sender, receiver in ((host, to), (to, host)):
+        swarm.links.post(sender, receiver, Busy(1))
+    swarm.run_until(swarm.now + 240.0)
+    assert not linked(swarm)
+    swarm.heal()
+    healed = swarm.now
+    record = host.peer.member(to.id)
+    assert record is not None
+    assert record.address is not None
+    swarm.links.dials.open(host, record.address, to.id)
+    swarm.run_until(healed + 0.2)
+    assert linked(swarm)
+    for sender, receiver in ((host, to), (to, host)):
+        swarm.links.post(sender, receiver, Busy(2))
+    swarm.run_until(healed + 300.0)
+    # What the cut had kept is refused where it arrives, and ends no newer link.
+    assert [(receiver, session) for _, receiver, session in seen] == [(1, 2), (0, 2)]
+    assert [when - healed for when, *_ in seen] == pytest.approx([0.2 + LATENCY_S] * 2)
+
+
+def test_who_has_max_links_closes_the_one_that_rested_longest_for_another():
+    swarm = swarm_of(4, **SILENT, idle_s=NEVER_S, max_links=3)
+    seen = heard(swarm)
+    first = swarm.hosts[0]
+    for index in (3, 1, 2):
+        swarm.links.post(first, swarm.hosts[index], Busy(index))
+        swarm.run_until(swarm.now + 1.0)
+    assert len(seen) == 3
+    closed, retire = [], swarm.links.retire
+    swarm.links.retire = lambda host, partner: (closed.append(swarm.links.by_id[partner].index), retire(host, partner))
+    swarm.add_peer(np.zeros(64, np.float32), seeds=[0])
+    while not linked(swarm, 0, 4):
+        swarm.run_until(swarm.now + 0.001)
+    assert closed == [3]
+    assert len(first.links) == 3
+    swarm.run_until(swarm.now + 1.0)
+    assert states(swarm) == {MemberState.ALIVE}
+
+
+def test_where_there_is_no_tcp_links_last():
+    swarm = swarm_of(2, congestion=None, **SILENT, idle_s=10.0)
+    swarm.run_until(300.0)
+    assert linked(swarm)
+
+
+def test_a_swarm_that_was_cut_for_minutes_is_whole_within_ten_seconds_and_its_exchanges_succeed():
+    """Twenty-four peers, four minutes: half a minute after it 102 sides of exchanges had failed beside 370 mixes."""
+    swarm = swarm_of(24, mix_every_steps=20)
+    swarm.run_until(90.0)
+    swarm.partition([list(range(12))])
+    swarm.run_until(330.0)
+    assert MemberState.DEAD in states(swarm)
+    failed, mixes = sum(host.peer.failures for host in swarm.hosts), swarm.sessions.mixes
+    swarm.heal()
+    swarm.run_until(340.0)
+    assert states(swarm) == {MemberState.ALIVE}
+    swarm.run_until(360.0)
+    assert sum(host.peer.failures for host in swarm.hosts) - failed < 0.02 * (swarm.sessions.mixes - mixes)
