@@ -312,12 +312,22 @@ def learned(runs: Runs, limit_s: float) -> list[str]:
     for goal in map(str, TARGETS):
         whole = statistics.median(run["seconds"][goal] for run in runs)
         if math.isfinite(whole):
-            trained = statistics.median(run["seconds"][goal] - run["began_s"] for run in runs)
+            seconds = [(run["seconds"][goal], run["began_s"]) for run in runs]
+            trained = statistics.median(at - began if at < math.inf else math.inf for at, began in seconds)
             cells.append(f"{trained:.1f} ({whole:.1f})")
         else:
-            reached = statistics.median(run["reached"] for run in runs)
-            cells.append(f"not within {limit_s:g} s ({reached:.0%})")
+            best = statistics.median(run["reached"] for run in runs)
+            cells.append(f"not within {limit_s:g} s ({best:.0%})")
     return cells
+
+
+def written(value: Any) -> Any:
+    """As JSON has it: what was never reached is null."""
+    if isinstance(value, dict):
+        return {str(key): written(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [written(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def main() -> None:
@@ -352,7 +362,8 @@ def main() -> None:
     finally:
         if args.json is not None:  # whoever interrupts it has what there is
             args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps({"links": links, "digits": races}, indent=1) + "\n", encoding="utf-8")
+            found = written({"links": links, "digits": races})
+            args.json.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,12 @@ def test_a_target_that_was_not_reached_has_no_seconds(wan):
     assert wan.learned(runs, 100.0) == ["15.0 (25.0)", "50.0 (60.0)", "not within 100 s (94%)"]
 
 
+def test_a_run_that_never_began_is_written_down(wan):
+    runs = [run((math.inf, math.inf, math.inf), 0.0, began_s=math.inf), *[run((2.0, 4.0, math.inf), 0.9, 1.0)] * 2]
+    assert wan.learned(runs, 60.0) == ["1.0 (2.0)", "3.0 (4.0)", "not within 60 s (90%)"]
+    assert wan.written({1.0: runs[:1]})["1.0"][0]["began_s"] is None
+
+
 def test_disturbed_runs_count_where_there_are_no_others(wan):
     calm, disturbed = run((1.0, 2.0, 3.0), 0.95), run((9.0, 9.0, 9.0), 0.95, disturbed=True)
     assert wan.counted([disturbed, calm]) == [calm]
