@@ -17,7 +17,7 @@ TOOLS_READY := $(TOOLS)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-links bench-replay convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-links bench-wide bench-replay convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -80,6 +80,9 @@ bench-methods: $(READY) ## play every published method in the simulator, an hour
 
 bench-links: $(READY) ## measure raw TCP streams on emulated links, minutes; needs root, gcc and /dev/net/tun
 	$(PY) benchmarks/links.py $(if $(CSV),--csv $(CSV))
+
+bench-wide: $(READY) ## what becomes of a link's time where a mix is wanted at every step, simulated: half a minute
+	$(PY) benchmarks/wide.py
 
 bench-replay: $(READY) ## play benchmarks/replay/ with real processes beside predictions, an hour; needs root, gcc and /dev/net/tun
 	$(VENV)/bin/gossip replay benchmarks/replay/*.toml --runs $(or $(RUNS),3) --seeds $(or $(SEEDS),5) --out $(or $(OUT),runs/replay)

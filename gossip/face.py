@@ -139,7 +139,9 @@ class Face:
         """From when on a mix that is due may begin, so that a driver takes a snapshot along. Never while one is under
         way that is a mix already, nor where there was nobody to mix with the last time: the first mix with somebody
         begins a step later, and who stays alone copies nothing."""
-        return math.inf if self.lonely or (self.exchanges.table and self.exchanges.engaged) else self.schedule.retry_at
+        exchanges = self.exchanges
+        waits = exchanges.table and (exchanges.engaged or exchanges.upcoming)
+        return math.inf if self.lonely or waits else self.schedule.retry_at
 
     @property
     def boundary_at(self) -> float:

@@ -33,6 +33,7 @@ __all__ = ["Peer"]
 BOOK_DIALS = 4  # members of the address book tried at once after a restart
 WAIT_S = 0.25  # with nobody to mix with
 MEET_S = 0.5  # from the first link until a newcomer asks for weights: a table is there within a round trip or two
+SEARCHES = 2  # in vain, one after the other: all are under way, and one of them may promise us its next exchange
 NEVER = -math.inf
 IDLE = Phase.IDLE  # an Enum's attributes are slow
 MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
@@ -93,6 +94,7 @@ class Peer(Holder):
         self.schedule = Schedule(config, rng)
         self.waiting = False  # our mix is due, and waits for the end of one that another asked for
         self.lonely = False  # when our mix was due the last time there was nobody to mix with
+        self.searches = 0  # for a partner, in vain, since streams began
         self.mixing = False  # exchanges of a mix are finished, and it may not be over
         self.joining = Joining(self.local, config, self.new_session)
         self.donating = Donating(self.local, config)
@@ -129,7 +131,7 @@ class Peer(Holder):
                 soonest = exchange.deadline
         if joining.phase is not IDLE:
             soonest = min(soonest, joining.next_deadline())
-        elif self.schedule.due_at < soonest and self.local.ready and not exchanges.outgoing:
+        elif self.schedule.due_at < soonest and self.local.ready and not exchanges.outgoing and not exchanges.upcoming:
             soonest = min(soonest, max(self.schedule.due_at, self.schedule.retry_at))
         if self.seeds.deadline < soonest:
             soonest = self.seeds.deadline
@@ -246,8 +248,9 @@ class Peer(Holder):
     def unsettled(self) -> bool:
         """Whether :meth:`after` has something to note."""
         exchanges = self.exchanges
+        moved = exchanges.freed or exchanges.began
         busy = exchanges.mixed_at or exchanges.gave_up or self.joining.phase is not IDLE
-        return bool(busy or self.conduct.news)
+        return bool(moved or busy or self.conduct.news)
 
     def check_reach(self, now: float) -> list[Effect]:
         reach, address = self.reach, self.membership.me.address
@@ -284,7 +287,10 @@ class Peer(Holder):
         self.samples = samples
 
     def maybe_mix(self, now: float) -> list[Effect]:
-        waiting = now < self.schedule.retry_at or self.exchanges.outgoing or self.joining.phase is not IDLE
+        exchanges = self.exchanges
+        waiting = now < self.schedule.retry_at or exchanges.outgoing or self.joining.phase is not IDLE
+        if exchanges.upcoming is not None:
+            return []
         if not self.local.ready or self.left or waiting:
             return []
         if not (self.schedule.due(self.steps, now) or self.local.settling):
@@ -437,8 +443,18 @@ class Peer(Holder):
             self.schedule.wait(now, 0.0)
         if exchanges.gave_up:
             exchanges.gave_up = False
+            self.searches += 1
+            exchanges.began = self.searches >= SEARCHES
             self.schedule.wait(now, collided_s(self.rng))
         joining = self.joining
+        if exchanges.freed:
+            exchanges.freed = False
+            effects += exchanges.follow(now)
+        if exchanges.began:
+            exchanges.began = False
+            self.searches = 0
+            if self.schedule.behind and joining.phase is IDLE and not self.local.settling:
+                effects += exchanges.look_ahead(now)
         if joining.phase is not IDLE and joining.starved and joining.deadline <= now:
             effects += self.joining.more_candidates(self.runs.donors(self.joining.genesis), now)
         return effects

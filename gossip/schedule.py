@@ -28,6 +28,7 @@ class Schedule:
         self.latest_steps, self.latest_at = math.inf, math.inf  # and no later than this, whatever others ask for
         self.retry_at = 0.0
         self.pace = 1.0
+        self.behind = False  # the last mix took so long that the next one was due before it was finished
 
     def due(self, steps: int, now: float) -> bool:
         return (self.config.mix_every_steps is not None and steps >= self.due_steps) or now >= self.due_at
@@ -55,14 +56,17 @@ class Schedule:
         """
         jitter, pace = 0.75 + 0.5 * self.rng.random(), self.pace
         every, every_s = self.config.mix_every_steps, self.config.mix_every_s
+        self.behind = False
         if every is not None:
             interval = pace * every
+            self.behind = self.earned_steps + interval * jitter <= steps - 1 + interval / 4
             self.earned_steps = next_due(self.earned_steps, interval, jitter, steps)
             if own:  # from when ours was due: however long it took
                 self.latest_steps = max(min(self.due_steps, steps) + (1 + jitter) * interval, steps + interval / 4)
             self.due_steps = max(steps + 1, round(min(self.earned_steps, self.latest_steps)))
         if every_s is not None:
             interval = pace * every_s
+            self.behind = self.behind or self.earned_at + interval * jitter <= now + interval / 4
             self.earned_at = next_due(self.earned_at if self.earned_at < math.inf else now, interval, jitter, now)
             if own:
                 self.latest_at = max(min(self.due_at, now) + (1 + jitter) * interval, now + interval / 4)

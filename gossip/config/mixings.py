@@ -26,7 +26,7 @@ class MixingRule:
 
 MIXINGS: dict[str, MixingRule] = {
     "pair": MixingRule("pair:Pair", "means of two"),
-    "group": MixingRule("group:Group", "means of a group", group=True),
+    "group": MixingRule("groups.group:Group", "means of a group", group=True),
     "push-sum": MixingRule("push:Push", "masses pushed one way", "pushes", one_way=True, conserves=True),
     "row-stochastic": MixingRule("push:Push", "copies pushed one way", "pushes", one_way=True),
 }

@@ -26,7 +26,7 @@ def start(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) -> l
     """Prepare the offers of a mix: the snapshot first, so that a partner's stream meets ours ready."""
     if exchanges.engaged:
         return []
-    asked = {one.partner for one in exchanges.table.values() if one.parked}
+    asked = {one.partner for one in exchanges.table.values() if one.parked or one.promised}
     partners = exchanges.partners
     if not room(exchanges, 1 + partners.incoming()):
         return []
@@ -120,7 +120,8 @@ def overdue(exchanges: Exchanges[Exchange], leaving: list[Exchange], now: float)
     """Offers of ours that wait for longer than answers take, as many as may be parked. A little longer is still waited
     for, but that is no reason to have others wait."""
     late = [
-        own for own in exchanges.outgoing.values()
-        if own.state is State.OFFERED and own not in leaving and now - own.since >= exchanges.answers.usual_s
+        own for own in exchanges.table.values()
+        if own.state is State.OFFERED and not own.parked and own not in leaving
+        and now - own.since >= exchanges.answers.usual_s
     ]  # fmt: skip
     return late[: max(0, exchanges.most_parked - exchanges.parked)]

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
-__all__ = ["Durations", "Patience", "spread"]
+__all__ = ["LEAST_S", "Durations", "Patience", "spread"]
 
 TIMED = 256  # partners whose durations are remembered,
 KEPT = 8  # of the last exchanges

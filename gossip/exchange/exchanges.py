@@ -1,8 +1,8 @@
 """All exchanges of one peer: those of its own mix, and ``partners.incoming()`` that others offered.
 
-What happens in one is its own affair (:mod:`gossip.exchange.pair`, :mod:`gossip.exchange.push`,
-:mod:`gossip.exchange.group`); here it is found out whose session something is about, how many there may be, and what is
-remembered of those that are over.
+What happens in one is its own affair (:mod:`gossip.exchange.pair`, :mod:`gossip.exchange.ahead`,
+:mod:`gossip.exchange.push`, :mod:`gossip.exchange.groups.group`); here it is found out whose session something is
+about, how many there may be, and what is remembered of those that are over.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from gossip.arithmetic.subsets import ALL, Fragments, Subset
 from gossip.codecs import CODECS, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, MemberState
+from gossip.exchange import ahead
 from gossip.exchange.agreement import proposed_codec
 from gossip.exchange.durations import Patience
 from gossip.exchange.offer import Exchange
@@ -66,6 +67,10 @@ class Exchanges(Ledger[One]):
         self.excused = Recent[PeerId, None](EXCUSED)  # whose last exchange ended for an innocent reason
         self.single = not config.pushes and config.partners == 1  # an exchange is a mix, whoever asked for it
         self.plain = config.plain
+        # Exchanges are agreed ahead where one at a time is allowed, of the whole vector, and no loop waits for its mix.
+        alone = config.paired and self.single and not self.plain and config.part == "all"
+        self.foresees = alone and config.max_version_gap is None
+        self.unkept = Recent[PeerId, None](EXCUSED)  # who did not keep what was agreed ahead, and has mixed not since
         self.filter = filter_of(config)
         self.fragments = fragments_of(config, local.elements)
         self.part = Subset.parse(config.part) or ALL
@@ -80,6 +85,20 @@ class Exchanges(Ledger[One]):
     def begin(self, now: float) -> list[Effect]:
         """A mix of our own is due: begin it, where there is room and somebody to ask."""
         return self.kind.start(self, now)
+
+    def look_ahead(self, now: float) -> list[Effect]:
+        """Streams have begun, and another mix will be due when they end: agree on it meanwhile."""
+        return ahead.ask(self, now) if self.foresees else []
+
+    def follow(self, now: float) -> list[Effect]:
+        """What was agreed ahead begins, if nothing else is under way."""
+        one = None if self.moving else self.upcoming
+        return [] if one is None else self.tell(one, Event.FREED, now)
+
+    @property
+    def upcoming(self) -> One | None:
+        """What is agreed ahead, or asked for."""
+        return next((one for one in self.table.values() if one.state in (State.ASKED, State.AHEAD)), None)
 
     @property
     def next_part(self) -> Subset:
@@ -114,6 +133,8 @@ class Exchanges(Ledger[One]):
 
     # -- messages ------------------------------------------------------------------------------------------------
     def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        if self.foresees and offer.mixing == ahead.PairAhead.MIXING:
+            return ahead.consent(self, sender, offer, now)
         return self.kind.answer(self, sender, offer, now)
 
     def on_invite(self, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
@@ -248,13 +269,14 @@ class Exchanges(Ledger[One]):
             self.durations.add(partner, seconds, CODECS[one.codec].encoded_bytes(one.elements))
             self.partners.heard(partner, seconds)
             self.streams.add(partner, seconds)
-        if one.initiator:
+        if one.initiator and one.ANSWERED:
             self.answers.add(partner, one.answer_s)
         self.done += 1
         self.last_partner = partner
         self.conduct.excuse(partner, "wasted")
         self.excused.pop(partner, None)
         self.apart.pop(partner, None)
+        self.unkept.pop(partner, None)
         self.partners.mixed(partner, now, one.initiator)
 
     def counted(self, one: Exchange) -> None:

@@ -30,6 +30,7 @@ class Exchange(Session):
     offered this or another exchange of the same mix. ``session`` is another number for each partner that is asked."""
 
     MIXING: ClassVar[str]  # as an Offer names it
+    ANSWERED: ClassVar[bool] = True  # what its answer took says what answers take
 
     partner: PeerId
     weight: float = 0.5
@@ -52,6 +53,11 @@ class Exchange(Session):
     def idle(self) -> bool:
         return self.parked or self.state is State.DOUBT
 
+    @property
+    def promised(self) -> bool:
+        """Whether it was agreed ahead, and its streams have not begun."""
+        return False
+
     @staticmethod
     def most_doubts(exchanges: Exchanges[Any]) -> int:
         """As many as may ever be under way at once: a cut between all of their COMMITs leaves no more. Who sits out, or
@@ -72,7 +78,7 @@ class Exchange(Session):
         if one is not None and one.partner == sender:
             return []  # said twice, or too early; an Abort could follow our COMMIT
         match event:
-            case Event.ACCEPT:
+            case Event.ACCEPT | Event.JOINED:
                 return [Send(sender, Abort(session, "late"))]
             case Event.OUTCOME:
                 return [Send(sender, Settled(session, (sender, session) in exchanges.verdicts))]
@@ -180,7 +186,7 @@ class Exchange(Session):
         it. Whose place is taken by others who say nothing keeps its slot until its time is up."""
         exchanges = self.exchanges
         if not self.parked and exchanges.parked < exchanges.most_parked:
-            self.parked = True
+            self.parked = exchanges.freed = True
             exchanges.partners.slow(self.partner, now)
             exchanges.outgoing.pop(self.session, None)
 
@@ -212,15 +218,20 @@ class Exchange(Session):
 
     # -- streaming -----------------------------------------------------------------------------------------------
     def transfer(self, now: float) -> Transfer:
-        exchanges = self.exchanges
-        seconds = 4 * self.elements / (exchanges.config.slowest_rate_mb_s * 1e6) + exchanges.config.stall_s
-        seconds += exchanges.durations.allowance(self.partner)
+        exchanges, seconds = self.exchanges, self.allowance_s()
         if self.initiator:
             seconds += now - self.since  # what the answer took: the way there and back is part of it
         self.since, self.until = now, now + seconds
         self.deadline = self.until if self.parked else min(now + exchanges.streams.seconds, self.until)
+        exchanges.began = True
         sends, receives = self.ways
         return Transfer(self.session, self.partner, self.codec, self.part, sends, receives)
+
+    def allowance_s(self) -> float:
+        """How long streams with this partner may take."""
+        config = self.exchanges.config
+        seconds = 4 * self.elements / (config.slowest_rate_mb_s * 1e6) + config.stall_s
+        return seconds + self.exchanges.durations.allowance(self.partner)
 
     @property
     def ways(self) -> tuple[bool, bool]:
@@ -297,6 +308,7 @@ class Exchange(Session):
         ended: list[Effect] = []
         if self.state is not State.DOUBT:
             self.state, self.since = State.DOUBT, now
+            self.exchanges.freed = True
             self.exchanges.outgoing.pop(self.session, None)
             ended = self.exchanges.forget_doubts(now)
         self.deadline = now + DOUBT_RETRY_S

@@ -39,6 +39,8 @@ class Pair(Exchange):
         for own in exchanges.table.values():
             if own.parked:
                 waiting = waiting or (own.partner == sender and own.state in (STREAMING, VERIFIED))
+            elif own.promised:  # who offers does not keep it
+                leaving += [own] if own.partner == sender else []
             elif own.initiator and own.state is OFFERED and own.partner == sender:
                 leaving.append(own)
                 waiting = waiting or exchanges.me < sender

@@ -67,6 +67,7 @@ class Ledger(Generic[One]):
         self.last_partner: PeerId | None = None
         self.mixed_at: list[PeerId] = []  # partners of exchanges finished since Peer last looked
         self.own_mixed = False  # and one of them was ours
+        self.began = self.freed = False  # streams have, and a slot is, since Peer last looked
         self.gave_up = False  # our own mix ended without a partner since Peer last looked
 
     @property
@@ -120,4 +121,5 @@ class Ledger(Generic[One]):
     def end(self, one: Session) -> list[Effect]:
         self.table.pop(one.session, None)
         self.outgoing.pop(one.session, None)
+        self.freed = True
         return [Release(one.session)]

@@ -16,6 +16,12 @@ two COMMITs leaves no guess to make: the sides ask each other after it (Outcome,
 Only a partner that stays unreachable for ``doubt_s`` ends in a one-sided drop, which moves the mean by at most that one
 difference.
 
+    ahead  who asks   ASKED -> AHEAD -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
+           who agrees          AHEAD -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
+
+A pair that is agreed ahead, while both stream with others, is the next exchange of each. It takes no slot and holds no
+vector until what goes on is over; from then on both sides are alike, and each says ACCEPT when its snapshot is there.
+
 An exchange that waits for its partner for longer than that takes is *parked*: it goes on, and takes no slot any more.
 So whoever says nothing costs others its own answer, and no more.
 
@@ -39,10 +45,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, StrEnum, auto
 
-__all__ = ["GROUP", "INITIATOR", "PAIR", "PUSH", "RESPONDER", "Event", "State", "Table", "Transitions"]
+__all__ = ["AHEAD", "GROUP", "INITIATOR", "PAIR", "PUSH", "RESPONDER", "Event", "State", "Table", "Transitions"]
 
 
 class State(Enum):
+    ASKED = auto()  # whether our next exchange is with each other: no answer yet
+    AHEAD = auto()  # it is, and begins when neither has another under way
     PREPARING = auto()  # our snapshot is not taken yet
     OFFERED = auto()
     STREAMING = auto()
@@ -77,6 +85,7 @@ class Event(StrEnum):
     FAILED = "failed"
     # found out by looking
     LATE = "late"  # its deadline is over
+    FREED = "freed"  # no other exchange takes a slot
     GONE = "gone"  # the only one who knows how it ended is held DEAD or LEFT
     # done to it for something else
     YIELDED = "yielded"  # another's offer takes its place
@@ -143,6 +152,40 @@ PAIR: Table = {
         **AGREED,
     },
     RESPONDER: {**OFFERED_TO, **AGREED},
+}
+PROMISED: Transitions = {  # of both sides of a pair that was agreed ahead
+    State.AHEAD: {
+        Event.ACCEPT: (State.AHEAD, PREPARING, DROPPED),
+        Event.FREED: (PREPARING,),
+        Event.LATE: (State.AHEAD, DROPPED),
+        **drops(Event.BUSY, Event.REFUSE, Event.ABORT, Event.FAILED, Event.YIELDED, *ALWAYS),
+    },
+    PREPARING: {
+        Event.ACCEPT: (PREPARING, DROPPED),
+        Event.SNAPSHOTTED: (OFFERED, STREAMING),
+        **drops(Event.BUSY, Event.REFUSE, Event.ABORT, Event.FAILED, Event.LATE, Event.YIELDED, *ALWAYS),
+    },
+    OFFERED: {
+        Event.ACCEPT: (STREAMING, DROPPED),
+        Event.LATE: (OFFERED, DROPPED),
+        **drops(Event.BUSY, Event.REFUSE, Event.ABORT, Event.FAILED, Event.OUTCOME, Event.YIELDED, *ALWAYS),
+    },
+    **AGREED,
+}
+AHEAD: Table = {
+    INITIATOR: {
+        State.ASKED: {
+            Event.JOINED: (State.ASKED, State.AHEAD, DROPPED),
+            Event.BUSY: (State.ASKED, DROPPED),
+            Event.REFUSE: (State.ASKED, DROPPED),
+            Event.ABORT: (State.ASKED, DROPPED),
+            Event.FAILED: (State.ASKED, DROPPED),
+            Event.LATE: (State.ASKED, DROPPED),
+            **drops(Event.FREED, Event.YIELDED, *ALWAYS),
+        },
+        **PROMISED,
+    },
+    RESPONDER: PROMISED,
 }
 PUSH: Table = {  # DOUBT where mass is conserved; else what may have arrived is forgotten
     INITIATOR: {

@@ -102,10 +102,10 @@ class Sessions:
                 self.sessions[to] = self.sessions.pop(number)
                 self.bound.pop(number, None)
             case effects.Release(number):
-                session = self.sessions.pop(number)
+                session = self.sessions.pop(number, None)  # none, of what is agreed ahead and no more
                 for table in (self.wishes, self.bound, self.early):
                     table.pop(number, None)
-                if session.given and not session.reported:
+                if session is not None and session.given and not session.reported:
                     self.model.merges.append((session.given, session.total))  # it goes nowhere
             case effects.Serve(number, partner, start):
                 session, link = self.sessions[number], self.bound.get(number)

@@ -16,7 +16,7 @@ from gossip.averaging.boundary import Boundary
 from gossip.codecs import CODECS
 from gossip.config import Config
 from gossip.effects import Gather
-from gossip.exchange import group as exchange_group
+from gossip.exchange.groups import group as exchange_group
 from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode

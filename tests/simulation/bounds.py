@@ -103,14 +103,15 @@ def check_bounds(world: World, host: Host) -> None:
 def check_exchanges(world: World, host: Host) -> None:
     peer, now = host.peer, world.now
     for number, one in peer.exchanges.table.items():
-        begun = host.since.setdefault(number, now)
+        ahead = one.state in (State.ASKED, State.AHEAD)  # beside another, of which it waits for the end
+        begun = host.since.setdefault(-number if ahead else number, now)
         waits = one.initiator and one.state is State.PREPARING  # for its own next boundary, however far that is
         if one.deadline == math.inf and not waits:
             world.fail("every exchange has a deadline", f"{host!r}: {number:x} in {one.state} has none")
         asleep = waits and (not host.stepping or number not in host.wishes)
         if host.stopped or asleep or now - host.awake_at < 1.0:
-            host.since[number] = now
+            host.since[-number if ahead else number] = now
         elif now - begun > longest_s(world.config):
             world.fail("no exchange is stuck", f"{host!r}: {number:x} is in {one.state} since {begun:.2f} s")
     if len(host.since) > 4 * len(peer.exchanges.table) + 16:
-        host.since = {number: at for number, at in host.since.items() if number in peer.exchanges.table}
+        host.since = {number: at for number, at in host.since.items() if abs(number) in peer.exchanges.table}

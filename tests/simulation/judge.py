@@ -24,7 +24,7 @@ from gossip.effects import (
 )  # fmt: skip
 from gossip.ids import PeerId
 from gossip.state_transfer.joining import Phase
-from gossip.wire.messages import Commit
+from gossip.wire.messages import Commit, Joined, Offer
 from tests.simulation.deals import Deal, Push, Side
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Judge:
         self.deals: dict[tuple[int, tuple[PeerId, ...]], Deal] = {}
         self.of: dict[tuple[Host, int], Deal] = {}  # those not ended, by side
         self.pushes: dict[tuple[PeerId, int], Push] = {}
+        self.asked: set[tuple[Host, int]] = set()  # numbers that an offer or a consent named, before any snapshot
         self.commits: set[tuple[PeerId, PeerId, int]] = set()
         self.spent: set[Session] = set()  # whose vector was mixed or merged
         self.mass: Fraction | float = 0
@@ -80,9 +81,9 @@ class Judge:
                 if session is not None:
                     world.fail("a number is one session's", f"{host} is told {effect}")
             case Release():
-                if session is None:
+                if session is None and (host, number) not in self.asked:
                     world.fail("one Release for each session", f"{host} is told {effect}")
-                if session.given and not session.reported and not self.returned(host, number):
+                if session is not None and session.given and not session.reported and not self.returned(host, number):
                     session.given = 0
             case Transfer() | Gather() | Mix() | Merge() | Rename() | Serve():
                 if session is None:
@@ -173,6 +174,8 @@ class Judge:
         self.deal(host, effect.session, effect.members, inviter)
 
     def sent(self, host: Host, to: PeerId, message: Any) -> None:
+        if type(message) in (Offer, Joined):
+            self.asked.add((host, message.session))
         if type(message) is Commit:
             self.commits.add((host.id, to, message.session))
             deal = self.of.get((host, message.session))

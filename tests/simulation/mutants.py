@@ -11,7 +11,7 @@ from typing import Any
 from gossip.effects import Effect, MemberState, Send
 from gossip.exchange.durations import Durations
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.group import Group
+from gossip.exchange.groups.group import Group
 from gossip.exchange.offer import Exchange
 from gossip.exchange.pair import Pair
 from gossip.exchange.push import Push

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from gossip.effects import Effect
-from gossip.exchange.group import Group
+from gossip.exchange.ahead import PairAhead
+from gossip.exchange.groups.group import Group
 from gossip.exchange.pair import Pair
 from gossip.exchange.push import Push
 from gossip.exchange.session import Event, Session, State
@@ -16,7 +17,8 @@ from tests.simulation.judge import Failure
 __all__ = ["KINDS", "Row", "rows", "watched"]
 
 CLAIM = "a session goes where its table says"
-KINDS: tuple[type[Session], ...] = (Pair, Push, Group)
+KINDS: tuple[type[Session], ...] = (Pair, PairAhead, Push, Group)
+BEGIN = {False: (State.PREPARING,), True: (State.ASKED, State.AHEAD)}  # where one begins: agreed ahead or not
 
 
 class Row(NamedTuple):
@@ -71,7 +73,7 @@ def watched() -> Iterator[set[Row]]:
                 gone.add(within[-1].goes(value))
                 for one in within:
                     one.moved = True
-            elif hasattr(self, "state") or value is not State.PREPARING:
+            elif hasattr(self, "state") or value not in BEGIN[type(self) is PairAhead]:
                 raise Failure(CLAIM, f"{value} by no event: {self!r}")
         object.__setattr__(self, name, value)
 

@@ -62,6 +62,9 @@ class Side:
     def incoming(self):
         return self.config.incoming_limit
 
+    def beyond(self, peers):
+        return any(peer not in peers for peer in self.partners)
+
     def heard(self, partner, seconds):
         """The selection learns nothing here."""
 

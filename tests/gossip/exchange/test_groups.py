@@ -10,7 +10,7 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Dial, Gather, MemberState, Mix, Release, Send, Snapshot
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.group import DOUBTS
+from gossip.exchange.groups.group import DOUBTS
 from gossip.exchange.session import MAX_GAP, Local, State
 from gossip.ids import Address, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Refuse, Settled

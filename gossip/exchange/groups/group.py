@@ -15,7 +15,7 @@ from gossip.arithmetic.mixing import stability_limit
 from gossip.codecs import leaner
 from gossip.effects import Dial, Effect, Gather, MemberState, Mix, Send
 from gossip.exchange.agreement import answers, begins
-from gossip.exchange.matchmaking import invitation, join, start, substitute
+from gossip.exchange.groups.matchmaking import invitation, join, start, substitute
 from gossip.exchange.session import Session, version_gap, within
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.exchange.transitions import GROUP, Event, State, Table

@@ -18,7 +18,7 @@ from gossip.wire.messages import MAX_GROUP, Busy, Invite, Refuse
 
 if TYPE_CHECKING:
     from gossip.exchange.exchanges import Exchanges
-    from gossip.exchange.group import Group
+    from gossip.exchange.groups.group import Group
 
 __all__ = ["invitation", "join", "start", "substitute"]
 

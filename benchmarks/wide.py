@@ -1,0 +1,113 @@
+"""What becomes of a link's time where a mix is wanted at every step: 4 peers, 25 ms one way, 100 Mbit/s, 1 % loss, bbr.
+
+    python benchmarks/wide.py                          the scenarios of benchmarks/wide/, seeds 1 to 5
+
+Each peer is looked at every millisecond of virtual time. *Used* is the vectors' bytes that a peer sent, of the rate;
+*beside a stream* the same of what one connection gets on which both sides send all the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+from collections import Counter
+from pathlib import Path
+
+from gossip.exchange.transitions import State
+from sim.engine.host import Host
+from sim.scenario.scenario import Scenario
+from sim.simulation import Simulation
+from sim.world.line import Line, line_key
+from sim.world.network import NetworkModel
+from sim.world.tcp import Back
+
+LOOK_S, BEGINS_S = 0.001, 20.0  # until then links open, and what is usual is learnt
+ROWS = (
+    "streaming",
+    "rest of a stream",
+    "COMMIT",
+    "boundary",
+    "Accept",
+    "ahead alone",
+    "update",
+    "backing off",
+    "other",
+)
+
+
+def doing(simulation: Simulation, host: Host) -> str:
+    """What a peer spends this moment on."""
+    streams = simulation.swarm.sessions.streams
+    if any(sender is host for sender, _ in streams):
+        return "streaming"
+    states = {one.state for one in host.peer.exchanges.table.values() if not one.idle}
+    for state, word in (
+        (State.STREAMING, "rest of a stream"), (State.VERIFIED, "COMMIT"), (State.PREPARING, "boundary"),
+        (State.OFFERED, "Accept"),
+    ):  # fmt: skip
+        if state in states:
+            return word
+    if states:
+        return "ahead alone"
+    if host.boundary.owed or host.boundary.updates:
+        return "update"
+    return "backing off" if host.peer.schedule.retry_at > host.events.now else "other"
+
+
+def play(scenario: Scenario) -> tuple[Counter[str], float]:
+    """Shares of time by what it was spent on, and vector bytes that a peer sent in a second."""
+    assert scenario.duration_s is not None
+    simulation, seen = Simulation(scenario), Counter[str]()
+    swarm = simulation.swarm
+    swarm.run_until(BEGINS_S)
+    before, now = swarm.sessions.stream_bytes, BEGINS_S
+    while now < scenario.duration_s:
+        now += LOOK_S
+        swarm.events.run_until(now)
+        seen.update(doing(simulation, host) for host in swarm.hosts)
+    spent = (scenario.duration_s - BEGINS_S) * scenario.peers
+    seen["mixes"] = swarm.sessions.mixes
+    return seen, (swarm.sessions.stream_bytes - before) / spent
+
+
+def kept_stream(network: NetworkModel, rate_bytes_s: float, seconds: float, seed: int) -> float:
+    """Bytes a second each way of a connection on which both sides send all the time."""
+    assert network.transport is not None
+    rtt, size_bytes = 2 * network.latency(0, 1), seconds * rate_bytes_s
+    line, back = (Line(line_key(seed, place, 0.0), 0.0, network.loss_of(0, 1)) for place in (0, 1))
+    return size_bytes / network.transport.seconds(line, size_bytes, rate_bytes_s, rtt, 0.0, Back(back, rate_bytes_s))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    here = Path(__file__).parent / "wide"
+    parser.add_argument("scenarios", nargs="*", type=Path, default=sorted(here.glob("*.toml")))
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args()
+    for path in options.scenarios:
+        scenario = Scenario.from_toml(path)
+        assert scenario.duration_s is not None
+        runs = []
+        for seed in range(1, options.seeds + 1):
+            one = dataclasses.replace(scenario, seed=seed)
+            seen, rate = play(one)
+            network = Simulation(one).swarm.network
+            raw = kept_stream(network, network.up_bytes_s(0), scenario.duration_s, seed)
+            runs.append((seen, rate / network.up_bytes_s(0), rate / raw))
+        used, beside = (statistics.median(run[place] for run in runs) for place in (1, 2))
+        looks = scenario.peers * (scenario.duration_s - BEGINS_S) / LOOK_S
+        print(
+            f"{scenario.name}: used {used:.3f} of the rate, {beside:.3f} beside a stream "
+            f"({min(run[2] for run in runs):.3f} to {max(run[2] for run in runs):.3f})"
+        )
+        for word in ROWS:
+            share = statistics.median(run[0][word] / looks for run in runs)
+            if share > 0.0005:
+                print(f"  {word:<18} {share:.3f}")
+        mixes = statistics.median(run[0]["mixes"] for run in runs) / scenario.peers / scenario.duration_s
+        print(f"  mixes a peer and second {mixes:.2f}")
+
+
+if __name__ == "__main__":
+    main()

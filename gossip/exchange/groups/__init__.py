@@ -1,0 +1,1 @@
+"""Exchanges of more than two: who takes part, and what one is."""

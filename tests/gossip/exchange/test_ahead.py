@@ -1,0 +1,206 @@
+"""The next exchange is agreed on while this one streams: both keep it, or it costs little."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gossip.config import Config
+from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
+from gossip.exchange.ahead import PairAhead
+from gossip.exchange.session import State
+from gossip.wire.messages import Abort, Accept, Busy, Joined, Offer, Refuse
+from tests.gossip.exchange.sides import A, B, C, D, Side, streaming
+from tests.gossip.exchange.test_exchange_sieges import Siege
+from tests.harness.host import Host
+
+OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
+
+
+def ahead(session=7, genesis=b"g" * 16):
+    return Offer(session, "f", genesis, 0.0, 0.5, "fp32", "ahead")
+
+
+def busy_side(me=A, partners=(B, C, D), **local):
+    """One that streams with B, which it had asked."""
+    return streaming(Side(me, partners, OUTER, **local))
+
+
+def promised(me=A, **local):
+    """The same, which has promised its next exchange to C."""
+    side = busy_side(me, **local)
+    assert side.exchanges.on_offer(C, ahead(), 1.0) == [Send(C, Joined(7, side.local.version, "fp32"))]
+    return side
+
+
+def finished(side, now=2.0):
+    """What follows when the exchange with B is over."""
+    side.exchanges.streamed(1, 1.0, 1.0, now)
+    effects = side.exchanges.on_commit(B, 1, now)
+    assert [type(effect) for effect in effects] == [Mix, Release]
+    return side.exchanges.follow(now)
+
+
+def test_what_is_promised_begins_when_the_exchange_before_it_is_over_and_takes_no_slot_until_then():
+    side = promised()
+    assert side.exchanges.moving == 1
+    assert side.exchanges.follow(1.5) == [], "the exchange with B goes on"
+    assert finished(side) == [Snapshot(7, False)]
+    assert side.exchanges.moving == 1
+
+
+def test_who_is_ready_last_streams_at_once_and_who_was_first_when_it_hears_of_that():
+    first, last = promised(), busy_side(C, (B, A))
+    last.sessions = iter([7])
+    assert last.exchanges.look_ahead(1.0) == [Send(A, ahead())]
+    last.exchanges.on_joined(A, Joined(7, 0.0, "fp32"), 1.1)
+    finished(first)
+    accept = Accept(7, 0.0, 0.5, "fp32")
+    assert first.exchanges.snapshotted(7, 2.1) == [Send(C, accept)]
+    assert last.exchanges.on_accept(A, accept, 2.2) == [], "its own exchange goes on"
+    assert finished(last, 2.3) == [Snapshot(7, False)]
+    effects = last.exchanges.snapshotted(7, 2.4)
+    assert [type(effect) for effect in effects] == [Send, Transfer]
+    assert [type(effect) for effect in first.exchanges.on_accept(C, effects[0].message, 2.5)] == [Transfer]
+
+
+@pytest.mark.parametrize("versions", [(0.0, 0.0), (3.5, 9.25), (2.0**40, 1.0)])
+def test_both_compute_one_weight_from_both_versions_and_the_smaller_of_what_each_allows(versions):
+    weights = []
+    for mine, theirs, allowed in ((*versions, 0.25), (*reversed(versions), 0.5)):
+        side = promised()
+        side.exchanges.config = dataclasses.replace(OUTER, staleness_exponent=0.5)
+        finished(side)
+        side.local.version, side.cap = mine, lambda partner, others, most=0.75 - allowed: most
+        side.exchanges.snapshotted(7, 2.0)
+        side.exchanges.on_accept(C, Accept(7, theirs, allowed, "fp32"), 2.1)
+        weights.append(side.table[7].weight)
+    assert weights[0] == weights[1] <= 0.25
+
+
+@pytest.mark.parametrize(("asked", "answer"), [
+    (ahead(genesis=b"h" * 16), Refuse(7, "genesis")),
+    (Offer(7, "f", b"g" * 16, 0.0, 0.5, "none", "ahead"), Refuse(7, "codec")),
+])  # fmt: skip
+def test_what_cannot_be_mixed_is_not_promised(asked, answer):
+    assert busy_side().exchanges.on_offer(C, asked, 1.0) == [Send(C, answer)]
+
+
+def test_nothing_is_promised_twice_nor_by_who_is_free_nor_to_the_partner_of_the_moment():
+    assert Side(A, (B, C, D), OUTER).exchanges.on_offer(C, ahead(), 1.0) == [Send(C, Busy(7))]
+    side = promised()
+    assert side.exchanges.on_offer(D, ahead(8), 1.0) == [Send(D, Busy(8))]
+    assert busy_side().exchanges.on_offer(B, ahead(8), 1.0) == [Send(B, Busy(8))]
+    two = busy_side(partners=(B,))
+    assert two.exchanges.on_offer(B, ahead(8), 1.0) == [Send(B, Joined(8, 0.0, "fp32"))], "there is nobody else"
+
+
+def test_who_mixes_plainly_agrees_on_nothing_ahead():
+    side = streaming(Side(A, (B, C)))
+    assert side.exchanges.look_ahead(1.0) == []
+    assert side.exchanges.on_offer(C, ahead(), 1.0) == [Send(C, Refuse(7, "mixing"))]
+
+
+def test_of_questions_that_meet_the_smaller_ids_is_the_promise():
+    small, large = busy_side(A, (B, C)), busy_side(C, (B, A))
+    large.sessions = iter([20])  # numbers are drawn at random
+    asked, crossing = small.exchanges.look_ahead(1.0)[-1], large.exchanges.look_ahead(1.0)[-1]
+    assert (asked.to, crossing.to) == (C, A)
+    assert small.exchanges.on_offer(C, crossing.message, 1.1) == [Send(C, Busy(crossing.message.session))]
+    answer = large.exchanges.on_offer(A, asked.message, 1.1)[-1]
+    assert isinstance(answer.message, Joined)
+    small.exchanges.on_joined(C, answer.message, 1.2)
+    assert small.exchanges.upcoming.state is large.exchanges.upcoming.state is State.AHEAD
+
+
+def test_who_does_not_come_is_parked_and_promised_nothing_until_it_has_mixed():
+    side = promised()
+    for partner in (B, C, D, A):
+        side.exchanges.streams.add(partner, 0.4)
+    finished(side)
+    side.exchanges.snapshotted(7, 2.0)
+    side.exchanges.tick(2.0 + 1.5 * 0.4 + 0.01)
+    assert side.table[7].parked
+    assert side.exchanges.moving == 0, "others go first"
+    side.exchanges.tick(8.0)
+    assert 7 not in side.table
+    side.exchanges.begin(8.0)
+    side.exchanges.snapshotted(2, 8.0)
+    side.exchanges.on_accept(B, Accept(2, 0.0, 0.5, "fp32"), 8.0)
+    assert side.exchanges.on_offer(C, ahead(9), 8.1) == [Send(C, Busy(9))]
+    side.exchanges.unkept.pop(C)
+    assert isinstance(side.exchanges.on_offer(C, ahead(9), 8.1)[0].message, Joined)
+
+
+def test_while_we_wait_for_it_another_offer_goes_first():
+    side = promised()
+    for partner in (B, C, D, A):
+        side.exchanges.answers.add(partner, 0.1)
+    finished(side)
+    side.exchanges.snapshotted(7, 2.0)
+    side.local.boundary_at = 2.0
+    other = Offer(11, "f", b"g" * 16, 0.0, 0.5, "fp32")
+    assert side.exchanges.on_offer(D, other, 2.1) == [Send(D, Busy(11))], "it may come at any moment"
+    assert side.exchanges.on_offer(D, other, 2.3) == [Snapshot(11, False)]
+
+
+def test_with_the_snapshot_of_a_promise_that_is_taken_back_others_are_asked():
+    side = busy_side()
+    side.partners = [B, C]
+    side.exchanges.look_ahead(1.0)
+    number = side.exchanges.upcoming.session
+    side.exchanges.on_joined(C, Joined(number, 0.0, "fp32"), 1.1)
+    finished(side)
+    side.exchanges.snapshotted(number, 2.0)
+    effects = side.exchanges.on_abort(C, number, "late", 2.1)
+    assert [type(effect) for effect in effects] == [Rename, Send]
+    assert effects[1].to == B
+    assert effects[1].message.mixing == "pair"
+
+
+def test_a_promise_goes_with_the_weights_and_is_taken_back_in_words():
+    side = promised()
+    assert Send(C, Abort(7, "replaced")) in side.exchanges.abandon()
+    assert side.table == {}
+
+
+def test_a_consent_that_comes_too_late_is_told_so():
+    side = busy_side()
+    side.partners = [B, C]
+    session = side.exchanges.look_ahead(1.0)[-1].message.session
+    assert finished(side) == [Send(C, Abort(session, "late")), Release(session)]
+    assert side.exchanges.on_joined(C, Joined(session, 0.0, "fp32"), 2.1) == [Send(C, Abort(session, "late"))]
+
+
+OFTEN = dataclasses.replace(OUTER, mix_every_steps=1)
+
+
+class Unanswering(Host):
+    """It answers no offer."""
+
+    def received(self, link, sender, message):
+        if not isinstance(message, Offer):
+            super().received(link, sender, message)
+
+
+class Promising(Unanswering):
+    """The same, but that it promises to be everybody's next, and comes to nobody."""
+
+    def received(self, link, sender, message):
+        if isinstance(message, Offer) and message.mixing == "ahead":
+            self.send(sender.id, Joined(message.session, message.version, message.codec))
+        elif not isinstance(message, Accept):
+            super().received(link, sender, message)
+
+
+def test_one_that_promises_to_everybody_costs_no_more_than_one_that_answers_nobody():
+    shares = []
+    for kind in (Unanswering, Promising):
+        siege = Siege(OFTEN, step_s=0.01)
+        siege.run(5.0)
+        assert any(isinstance(one, PairAhead) for node in siege.honest for one in node.peer.exchanges.table.values())
+        siege.attack(kind)
+        shares.append(siege.mixes(30.0))
+    print(shares)
+    assert shares[1] > 0.95 * shares[0]
