@@ -18,6 +18,7 @@ class Links:
         self.closed_bytes_sent = 0
         self.closed_bytes_received = 0
         self.closed_ignored = 0
+        self.lossy = 0  # on which lost packets are taken for a full path, at the last look
         self.waiting_bytes = 0  # in all outboxes
         self.gathering = 0  # decisions being performed, one within another: what they send goes together
         self.stirred: list[Link] = []  # with something to send then

@@ -53,6 +53,7 @@ from node.links.pool import Links
 from node.model.pool import VectorPool
 from node.network.reading import FloodError, Reading
 from node.observe.events import NodeEvent
+from node.observe.losses import Losses
 from node.observe.stalls import STANDS_S, Stalls
 from node.transfers.accounts import Teller
 from node.transfers.streams import Streams
@@ -99,6 +100,7 @@ class Runtime:
         self.teller = Teller(peer, config, announce)
         self.streams.on_begun, self.streams.on_over = self.teller.begun, self.teller.over
         self.stalls = Stalls(peer, lambda: self.counts is not None, announce, on_event)
+        self.losses = Losses(self.links, on_event)
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.clock = trio.lowlevel.current_clock()
         self.timer, self.armed = trio.CancelScope(), -math.inf  # ends when the peer is to be told the time
@@ -382,6 +384,7 @@ class Runtime:
             await trio.sleep(min(self.config.stall_s / 4, STANDS_S / 4))
             now = self.now
             self.stalls.look(now)
+            self.losses.look(now)
             for session in self.sessions.stalled(now, self.config.stall_s):
                 text = f"A transfer with {short(session.partner)} stopped moving; its link is closed."
                 self.on_event("transfer", text)

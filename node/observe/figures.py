@@ -244,6 +244,10 @@ FIGURES = (
         "shared_links", "those to members on this host whose vectors are read where they lie in its memory", "links",
         lambda at: at.links.shared, logged=False, status=True,
     ),
+    Figure(
+        "lossy_links", "those that lose packets under cubic, which takes that for a full path: bbr would not", "links",
+        lambda at: at.links.lossy, logged=False, status=True,
+    ),
 )  # fmt: skip
 MEASURED = tuple(figure for figure in FIGURES if figure.of is not None and not figure.heading)
 RATES = tuple(figure for figure in FIGURES if figure.rate_of)

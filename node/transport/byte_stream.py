@@ -94,6 +94,16 @@ class PlainStream:
     def peer_host(self) -> str:
         return self._peer_host
 
+    def tcp_info(self) -> tuple[bytes, bytes]:
+        """The name of its congestion control, and Linux's struct tcp_info; empty where the kernel tells none."""
+        try:
+            return (
+                self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16),
+                self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256),
+            )
+        except (AttributeError, OSError):  # not Linux; or it is closed
+            return b"", b""
+
     async def receive_into(self, buffer: memoryview) -> int:
         if self._turns >= TURNS:  # a fast partner must not starve others
             self._turns = 0
