@@ -1,10 +1,11 @@
 """What a large model's mixes cost its training loop: the longest ``step()``, and the memory beside the model.
 
-    python benchmarks/boundary.py [--megabytes 400] [--rounds 5] [--seconds 12] [--json]
+    python benchmarks/boundary.py [--megabytes 400] [--optimizer sgd adamw] [--rounds 5] [--seconds 12] [--json]
 
-Two processes on loopback train a vector of so many megabytes, each step one pass over it, and want a mix at every step.
-Timed is every call of ``step()``, the first one included; memory is the most that a process held, less what it held
-with the model and no node; a copy is one of the model, in the same process before it begins.
+Two processes on loopback train a vector of so many megabytes, each step one pass over it, and want a mix at every step;
+after a third of the time a newcomer joins them, which takes the state of AdamW too. Timed is every call of ``step()``,
+the first one included; memory is the most that a process held, less what it held with the model, its gradient, the
+optimizer's state and no node; a copy is one of the model, in the same process before it begins.
 """
 
 import argparse
@@ -20,17 +21,15 @@ import time
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def trainer(megabytes, seed, seconds):
+def trainer(megabytes, seed, optimizer, seconds):
     """Trains for so many seconds; prints what its steps took."""
-    import numpy as np
-
     from node import Config, Node
 
-    vector = np.full(int(megabytes * 1e6) // 4, 1.0, np.float32)
+    model, vector, train = training(megabytes, optimizer)
     copy_s = one_copy(vector)
     reset_most()
     before = held()
-    with Node({"x": vector}, seeds=[seed] if seed else (), config=Config(mix_every_steps=1)) as me:
+    with Node(*model, seeds=[seed] if seed else (), config=Config(mix_every_steps=1)) as me:
         vector.fill(1.0 if seed else 0.0)  # after joining, which took the first node's weights
         print(me.address, flush=True)
         while not select.select([sys.stdin], [], [], 0.01)[0]:
@@ -38,7 +37,7 @@ def trainer(megabytes, seed, seconds):
         sys.stdin.readline()
         took, begin = [], time.perf_counter()
         while time.perf_counter() - begin < seconds:
-            vector *= np.float32(0.999)
+            train()
             started = time.perf_counter()
             me.step(samples=1)
             took.append(time.perf_counter() - started)
@@ -48,6 +47,37 @@ def trainer(megabytes, seed, seconds):
             "longest_s": took[-1], "median_s": statistics.median(took), "steps": len(took), "mixes": mixes,
             "copy_s": copy_s, "vectors": (most_held() - before) / vector.nbytes, "seconds": seconds,
         }), flush=True)  # fmt: skip
+        sys.stdin.readline()
+
+
+def training(megabytes, optimizer):
+    """(what a node is given, its weights as one vector, a step.)"""
+    import numpy as np
+    import torch
+
+    elements = int(megabytes * 1e6) // 4
+    if optimizer == "sgd":
+        vector = np.full(elements, 1.0, np.float32)
+        return ({"x": vector},), vector, lambda: np.multiply(vector, np.float32(0.999), out=vector)
+    torch.set_num_threads(1)
+    module = torch.nn.Module()
+    module.x = torch.nn.Parameter(torch.ones(elements))
+    module.x.grad = torch.full((elements,), 1e-3)
+    adamw = torch.optim.AdamW([module.x], lr=1e-4, fused=True)
+    adamw.step()
+    return (module, adamw), module.x.detach().numpy(), adamw.step
+
+
+def newcomer(megabytes, seed, optimizer):
+    """Joins, and says how long that took."""
+    from node import Config, Node
+
+    model, _, _ = training(megabytes, optimizer)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begin = time.perf_counter()
+    with Node(*model, seeds=[seed], config=Config(mix_every_steps=1)):
+        print(json.dumps(time.perf_counter() - begin), flush=True)
         sys.stdin.readline()
 
 
@@ -78,17 +108,33 @@ def most_held():
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 
 
-def pair(megabytes, seconds):
+def say(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def pair(megabytes, seconds, optimizer):
     processes, seed = [], []
+    alone = os.environ | {"GOSSIP_SHARED_MEMORY": "off"}  # a neighbour's memory would be counted as its own
+
+    def start(role):
+        told = "--megabytes", str(megabytes), "--seconds", str(seconds), "--optimizer", optimizer
+        command = [sys.executable, __file__, role, *told, *seed]
+        return subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=alone)
+
     for _ in range(2):
-        command = [sys.executable, __file__, "trainer", "--megabytes", str(megabytes), "--seconds", str(seconds), *seed]
-        alone = os.environ | {"GOSSIP_SHARED_MEMORY": "off"}  # a neighbour's memory would be counted as its own
-        processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=alone))
+        processes.append(start("trainer"))
         seed = ["--seed", processes[-1].stdout.readline().strip()]
+    joining = start("newcomer")
+    joining.stdout.readline()
     for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    rows = [json.loads(process.stdout.readline()) for process in processes]
+        say(process)
+    time.sleep(seconds / 3)
+    say(joining)
+    joined_s = json.loads(joining.stdout.readline())
+    say(joining)
+    joining.wait(30)
+    rows = [json.loads(process.stdout.readline()) | {"joined_s": joined_s} for process in processes]
     for process in processes:
         process.stdin.close()
         process.wait(30)
@@ -97,30 +143,36 @@ def pair(megabytes, seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("role", nargs="?", choices=["trainer"], help=argparse.SUPPRESS)
+    parser.add_argument("role", nargs="?", choices=["trainer", "newcomer"], help=argparse.SUPPRESS)
     parser.add_argument("--megabytes", type=float, default=400.0)
+    parser.add_argument("--optimizer", nargs="+", choices=["sgd", "adamw"], default=["sgd", "adamw"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seed", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.role == "trainer":
-        trainer(args.megabytes, args.seed, args.seconds)
+    if args.role:
+        role = {"trainer": trainer, "newcomer": newcomer}[args.role]
+        role(args.megabytes, args.seed, args.optimizer[0], *[args.seconds] * (args.role == "trainer"))
         return
-    rounds = [pair(args.megabytes, args.seconds) for _ in range(args.rounds)]
+    found = {name: [pair(args.megabytes, args.seconds, name) for _ in range(args.rounds)] for name in args.optimizer}
     if args.json:
-        print(json.dumps(rounds))
+        print(json.dumps(found))
         return
-    rows = [row for found in rounds for row in found]
+    for name, rounds in found.items():
+        show(name, [row for both in rounds for row in both], args)
 
+
+def show(name, rows, args):
     def median(name):
         return statistics.median(row[name] for row in rows)
 
-    print(f"\n{args.megabytes:g} MB, a mix wanted at every step, two processes (medians of {args.rounds} rounds)\n")
+    print(f"\n{args.megabytes:g} MB, {name}, a mix wanted at every step (medians of {args.rounds} rounds)\n")
     print(f"longest step()      {1e3 * median('longest_s'):8.0f} ms")
     print(f"median step()       {1e3 * median('median_s'):8.0f} ms")
     print(f"one copy            {1e3 * median('copy_s'):8.0f} ms")
     print(f"mixes a second      {statistics.median(row['mixes'] / row['seconds'] for row in rows):8.2f}")
+    print(f"a newcomer joins in {median('joined_s'):8.2f} s")
     print(f"memory beside it    {median('vectors'):8.1f} vectors")
 
 
