@@ -61,7 +61,7 @@ class TryDial:
 class Snapshot:
     """Copy the live weights that exchanges carry at the next step boundary and keep them under this session; report
     with ``snapshotted``. ``part``: which elements of them the exchange mixes; no others are asked for. ``optimizer``:
-    the optimizer's state in their place, for a newcomer.
+    in their place the optimizer's state, for a newcomer, elements [start, stop) of all that it takes.
 
     ``pushes``: this snapshot is given away to so many partners (0: it is exchanged). The mass that this one carries is
     taken from the model's at the same boundary, and reported.
@@ -71,6 +71,8 @@ class Snapshot:
     optimizer: bool
     pushes: int = 0
     part: Subset = ALL
+    start: int = 0
+    stop: int = 0
 
 
 @dataclass(frozen=True, slots=True)

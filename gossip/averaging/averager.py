@@ -20,7 +20,7 @@ from gossip.arithmetic.movement import Movement
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Boundary, Visit
-from gossip.averaging.jobs import Averaging, Copying, Job, Mixing, TakingOver
+from gossip.averaging.jobs import Averaging, Copying, Job, MakingRoom, Mixing, TakingOver
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.vectors import Cut, Floats, Vector, Vectors
 from gossip.codecs import Spread, get_codec, needs_spread
@@ -141,8 +141,10 @@ class Averager:
 
     # -- snapshots -----------------------------------------------------------------------------------------------
     def snapshot(self, effect: Snapshot) -> None:
-        cut = None if effect.optimizer else self.cut(effect.part, effect.session)
-        self.boundary.want_snapshot(effect.session, effect.optimizer, effect.pushes, cut)
+        if effect.optimizer:
+            self.driver.compute(MakingRoom(self, effect))
+        else:
+            self.boundary.want_snapshot(effect.session, None, effect.pushes, self.cut(effect.part, effect.session))
 
     def cut(self, part: Subset, session: int) -> Cut | None:
         """Where the elements of a part lie; None for all of them."""

@@ -10,6 +10,7 @@ alone; the lock guards the wishes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Protocol
 
 from gossip.arithmetic.mixing import push_mass
 from gossip.arithmetic.subsets import Subset
+from gossip.averaging.optimizer_copy import OptimizerCopy
 from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
 
 __all__ = ["Adoption", "Boundary", "Kept", "Model", "Pending", "Update", "Visit"]
@@ -43,8 +45,8 @@ class Model(Protocol):
     def begin_read(self, out: Floats) -> Pending | None:
         """``out[:] = weights``."""
 
-    def begin_read_optimizer(self, out: Floats) -> Pending | None:
-        """``out[:]`` = the optimizer's state."""
+    def begin_read_optimizer(self, out: Floats, start: int) -> Pending | None:
+        """``out[:]`` = the optimizer's state, from ``start`` of what newcomers take on."""
 
     def begin_read_at(self, out: Floats, positions: Positions) -> Pending | None:
         """``out[:] = weights[positions]``."""
@@ -144,7 +146,7 @@ class Visit:
 class Request:
     """A snapshot that a session wants."""
 
-    optimizer: bool  # of its state, in place of the weights
+    optimizer: OptimizerCopy | None  # of its state, in place of the weights
     pushes: int  # to how many it is given away
     cut: Cut | None
     part: Subset | None  # of the cut: requests of the same share one vector
@@ -184,7 +186,9 @@ class Boundary:
         self.lives = 0  # how often the weights were replaced
 
     # -- the network's -------------------------------------------------------------------------------------------
-    def want_snapshot(self, session: int, optimizer: bool = False, pushes: int = 0, cut: Cut | None = None) -> None:
+    def want_snapshot(
+        self, session: int, optimizer: OptimizerCopy | None = None, pushes: int = 0, cut: Cut | None = None
+    ) -> None:  # fmt: skip
         with self.lock:
             self.requests[session] = Request(optimizer, pushes, cut, None if cut is None else cut.part)
             self.signal()
@@ -192,8 +196,10 @@ class Boundary:
     def cancel(self, session: int) -> None:
         if session in self.requests:
             with self.lock:
-                self.requests.pop(session, None)
+                request = self.requests.pop(session, None)
                 self.wanted = bool(self.requests or self.updates or self.adoption or self.restoring)
+            if request is not None and request.optimizer is not None and request.optimizer.idle:
+                self.vectors.give(request.optimizer.vector)
 
     def take_requests(self, here: Cut | None = None) -> list[int]:
         """The sessions that want these elements of the weights, who need not wait for the next boundary: a spare copy
@@ -259,12 +265,15 @@ class Boundary:
             self.wake()
 
     # -- the training loop's -------------------------------------------------------------------------------------
-    def visit(self, replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
+    def visit(
+        self, replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False, now: float = math.inf
+    ) -> Visit:
         """Fulfil everything. While an update is owed, snapshots that are exchanged wait for it; those that are given
         away carry their mass with them. ``replaced`` is told weights that take the place of others.
 
         ``spare``: a mix is due, so that a snapshot will be asked for in a moment: take one along, and the exchange
-        begins a step sooner. ``keep``: take a copy for newcomers, who may come while the loop stands.
+        begins a step sooner. ``keep``: take a copy for newcomers, who may come while the loop stands. ``now`` says how
+        long the optimizer's state has been waited for.
         """
         with self.lock:
             updates, self.updates = self.updates, []
@@ -293,15 +302,25 @@ class Boundary:
         if keep:
             visit.kept = self.copy(visit, None, copies)
         visit.lives = self.lives
+        states = {session: one for session, one in requests.items() if one.optimizer is not None and current}
+        if states:
+            self.copy_optimizer(states, visit, bool(updates or copies or visit.replaced), now)
         return visit
 
-    def copy_optimizer(self, visit: Visit) -> Vector:
-        """Of its state."""
-        place = self.model.optimizer_range()
-        vector = self.vectors.take(len(place))
-        vector.start = place.start
-        visit.await_copy(self.model.begin_read_optimizer(vector.array))
-        return vector
+    def copy_optimizer(self, states: dict[int, Request], visit: Visit, busy: bool, now: float) -> None:
+        """The next part for each that wants of its state; who has not all of it waits for another boundary."""
+        for session, request in states.items():
+            copy = request.optimizer
+            assert copy is not None
+            whole = copy.advance(self.model, self.lives, busy, now)
+            visit.await_copy(copy.copy)
+            busy = True
+            if whole:
+                visit.snapshots = [*visit.snapshots, (session, copy.vector, 0.0)]
+                continue
+            with self.lock:
+                self.requests[session] = request
+                self.signal()
 
     def copy(self, visit: Visit, cut: Cut | None, copies: dict[Subset | None, Vector]) -> Vector:
         """Of the live weights, or of the elements that are asked for: a half percent of a large model is a two
@@ -326,18 +345,11 @@ class Boundary:
     def fulfil(
         self, requests: dict[int, Request], current: bool, visit: Visit, copies: dict[Subset | None, Vector]
     ) -> list[tuple[int, Vector, float]]:  # fmt: skip
-        optimizer: Vector | None = None
         snapshots = []
         for session, request in requests.items():
-            if not (current or request.pushes):
+            if not (current or request.pushes) or request.optimizer is not None:
                 continue
-            if not request.optimizer:
-                vector = self.copy(visit, request.cut, copies)
-            elif optimizer is None:
-                vector = optimizer = self.copy_optimizer(visit)
-            else:
-                vector = optimizer
-                vector.users += 1
+            vector = self.copy(visit, request.cut, copies)
             mass = 0.0
             if request.pushes:
                 mass, self.mass = push_mass(self.mass, request.pushes, self.conserves)

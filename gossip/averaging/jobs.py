@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Update
+from gossip.averaging.optimizer_copy import OptimizerCopy
 from gossip.averaging.vectors import Positions, Vector
-from gossip.effects import CopyFrozen
+from gossip.effects import CopyFrozen, Snapshot
 
 if TYPE_CHECKING:
     from gossip.averaging.averager import Averager
 
-__all__ = ["Averaging", "Copying", "Job", "Mixing", "TakingOver"]
+__all__ = ["Averaging", "Copying", "Job", "MakingRoom", "Mixing", "TakingOver"]
 
 
 class Job(Protocol):
@@ -108,13 +109,40 @@ class Copying:
         self.vector: Vector | None = None
 
     def run(self) -> None:
-        vector = self.vector = self.averager.vectors.take(self.elements)
+        vector = self.vector = self.averager.vectors.pass_by(self.elements)
         vector.start = self.effect.start
         self.averager.boundary.model.read_frozen(vector.array, vector.start)
 
     def land(self) -> None:
         assert self.vector is not None
         self.averager.copied_frozen(self.effect.session, self.vector)
+
+    def fail(self) -> None:
+        self.averager.failed(self.effect.session, "fault")
+
+
+class MakingRoom:
+    """Memory for a stretch of the optimizer's state, touched before the training loop copies it there: pages that
+    nobody has written to cost four times what a copy costs."""
+
+    __slots__ = ("averager", "effect", "elements", "vector")
+
+    def __init__(self, averager: Averager, effect: Snapshot) -> None:
+        self.averager, self.effect, self.elements = averager, effect, effect.stop - effect.start
+        self.vector: Vector | None = None
+
+    def run(self) -> None:
+        vector = self.vector = self.averager.vectors.pass_by(self.elements)
+        vector.start = self.effect.start
+        vector.array.fill(0.0)
+
+    def land(self) -> None:
+        averager, vector = self.averager, self.vector
+        assert vector is not None
+        if averager.peer.concerns(self.effect.session):
+            averager.boundary.want_snapshot(self.effect.session, OptimizerCopy(vector, averager.driver.now))
+        else:
+            averager.vectors.give(vector)
 
     def fail(self) -> None:
         self.averager.failed(self.effect.session, "fault")

@@ -31,6 +31,7 @@ class Vector:
     array: Floats  # with a cut: its elements, and behind them the sampled ones
     users: int = 1
     cut: Cut | None = None
+    passing: bool = False  # its memory is not kept when it has no more users
     start: int = 0  # of what newcomers take, where it begins: with the weights, what is frozen, or an optimizer's state
 
     @property
@@ -52,6 +53,9 @@ class Vectors(Protocol):
 
     def take(self, elements: int) -> Vector:
         """One of so many elements, whatever they hold."""
+
+    def pass_by(self, elements: int) -> Vector:
+        """One whose memory goes when it is given back: of a length that exchanges do not need."""
 
     def give(self, vector: Vector) -> None:
         """One user needs it no more."""

@@ -377,7 +377,7 @@ class Donating:
         self.table[fetch.session] = (sender, fetch, now + seconds)
         if fetch.start >= local.weights:
             self.awaited[fetch.session] = now + self.config.reply_timeout_s / 2  # and the newcomer hears of it in time
-            return [Snapshot(fetch.session, True)]
+            return [Snapshot(fetch.session, True, start=fetch.start, stop=fetch.stop)]
         if fetch.start >= local.elements:
             self.awaited[fetch.session] = math.inf  # it is the same at any time
             return [CopyFrozen(fetch.session, fetch.start, fetch.stop)]

@@ -48,6 +48,10 @@ class VectorPool:
                     self.last = None
         return Vector(self.buffer(size) if array is None else array)
 
+    def pass_by(self, elements: int) -> Vector:
+        """One whose memory goes when it is given back."""
+        return Vector(self.buffer(elements), passing=True)
+
     def buffer(self, size: int) -> Floats:
         if self.sharing and size >= self.SHARED_ELEMENTS:
             with contextlib.suppress(OSError):
@@ -101,7 +105,7 @@ class VectorPool:
     def give(self, vector: Vector) -> None:
         with self.lock:
             vector.users -= 1
-            if vector.users:
+            if vector.users or vector.passing:
                 return
             size = vector.array.size
             kept = self.free[size] = self.free.pop(size, [])

@@ -125,9 +125,12 @@ class ModelState(State):
         self.copy_s = time.perf_counter() - began
         return copies
 
-    def begin_read_optimizer(self, out: Floats) -> Copies:
-        """The optimizers' state, likewise."""
-        return self._begin_read(self._state.tensors(self.optimizer_keys), out)
+    def begin_read_optimizer(self, out: Floats, start: int) -> Copies:
+        """The optimizers' state, likewise, from ``start`` of what newcomers take on."""
+        place = self.optimizer_range()
+        assert place.start <= start <= start + out.size <= place.stop, "the optimizer's state is no longer so long"
+        first = start - place.start
+        return self._begin_read(list(_stretch(self._state.tensors(self.optimizer_keys), first, first + out.size)), out)
 
     @torch.no_grad()
     def _begin_read(self, tensors: list[Tensor], out: Floats) -> Copies:
@@ -167,13 +170,8 @@ class ModelState(State):
     @torch.no_grad()
     def read_frozen(self, out: Floats, start: int) -> None:
         """The weights from ``start`` on; in any thread, where nobody changes them."""
-        host, stop, begins = torch.from_numpy(out), start + out.size, 0
-        for tensor in self._tensors.current():
-            ends = begins + tensor.numel()
-            low, high = max(begins, start), min(ends, stop)
-            if low < high:
-                host[low - start : high - start].copy_(tensor.reshape(-1)[low - begins : high - begins])
-            begins = ends
+        live = list(_stretch(self._tensors.current(), start, start + out.size))
+        torch._foreach_copy_(_cut(torch.from_numpy(out), live), live)
 
     @torch.no_grad()
     def add_at(self, shift: Floats, positions: Positions) -> Copies:
@@ -257,7 +255,7 @@ class ModelState(State):
             return False
         here = np.empty_like(vector)
         self.read(here[: place.start])
-        self.begin_read_optimizer(here[place.start :]).wait()
+        self.begin_read_optimizer(here[place.start :], place.start).wait()
         return np.array_equal(here, vector)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -315,6 +313,17 @@ class ModelState(State):
         if device not in self._side:
             self._side[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._side[device]
+
+
+def _stretch(tensors: Sequence[Tensor], start: int, stop: int) -> Iterator[Tensor]:
+    """Elements [start, stop) of these tensors, one after another."""
+    begins = 0
+    for tensor in tensors:
+        ends = begins + tensor.numel()
+        low, high = max(begins, start), min(ends, stop)
+        if low < high:
+            yield tensor if high - low == tensor.numel() else tensor.reshape(-1)[low - begins : high - begins]
+        begins = ends
 
 
 def runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:

@@ -124,8 +124,9 @@ class VectorState(ABC):
         """Where it lies in the vector that newcomers take."""
         return range(self.layout.size, self.layout.size + len(self.optimizer_keys) * self.trained_elements)
 
-    def begin_read_optimizer(self, out: Floats) -> Pending | None:
-        """``out[:]`` = the state for each key, as :meth:`begin_read`."""
+    def begin_read_optimizer(self, out: Floats, start: int) -> Pending | None:
+        """``out[:]`` = the state for each key, one after another, from ``start`` of what newcomers take on, as
+        :meth:`begin_read`."""
         assert not out.size, "a state with keys has to give them"
         return None
 

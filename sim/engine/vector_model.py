@@ -29,7 +29,7 @@ class VectorModel:
     def begin_read(self, out: Floats) -> None:
         out[:] = self.vector
 
-    def begin_read_optimizer(self, out: Floats) -> None:
+    def begin_read_optimizer(self, out: Floats, start: int) -> None:
         assert not out.size, "simulated peers have no optimizer state to share"
 
     def begin_read_at(self, out: Floats, positions: Positions) -> None:
@@ -88,6 +88,8 @@ class HostVectors:
 
     def take(self, elements: int) -> Vector:
         return Vector(np.empty(elements, np.float32))
+
+    pass_by = take
 
     def give(self, vector: Vector) -> None:
         """It goes with its last user."""

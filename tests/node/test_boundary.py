@@ -46,7 +46,7 @@ def ignore(vector):
 def test_a_snapshot_waits_for_an_update_that_is_owed():
     meeting, pool, vector = boundary()
     meeting.owe()
-    meeting.want_snapshot(1, False)
+    meeting.want_snapshot(1)
     assert not meeting.visit(ignore).snapshots
     meeting.want_update(shift_of(pool, 2.0))
     assert meeting.wanted
@@ -87,8 +87,8 @@ def test_what_is_given_away_waits_for_nothing():
     """Its mass goes with it, and what is owed comes with a mass of its own."""
     meeting, _, _ = boundary()
     meeting.owe()
-    meeting.want_snapshot(1, False, pushes=1)
-    meeting.want_snapshot(2, False)
+    meeting.want_snapshot(1, pushes=1)
+    meeting.want_snapshot(2)
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == [1]
     meeting.excuse()
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == [2]
@@ -98,7 +98,7 @@ def test_what_is_given_away_waits_for_nothing():
 def test_an_update_that_never_comes_is_waited_for_no_longer(end):
     meeting, pool, vector = boundary()
     meeting.owe()
-    meeting.want_snapshot(1, False)
+    meeting.want_snapshot(1)
     if end == "excuse":
         meeting.excuse()
     else:
@@ -256,12 +256,12 @@ def test_a_copy_of_an_optimizers_state_is_no_snapshot_of_the_weights():
     node = runtime(Config())
     averager = node.averager
     averager.boundary.want_snapshot(1)
-    averager.boundary.want_snapshot(2, optimizer=True)
     node.peer.donating.table.update({session: (OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2)})
     moved = []
     averager.movement.since = averager.movement.moved = lambda values: moved.append(values.size) or 0.0
     averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
-    averager.boundary.model.begin_read_optimizer = lambda out: out.fill(7.0)
+    averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)
+    averager.snapshot(Snapshot(2, True, start=ELEMENTS, stop=ELEMENTS + 5))
     averager.updated(averager.boundary.visit(ignore))
     weights, state = averager.snapshots[1], averager.snapshots[2]
     assert (state.start, state.array.tolist()) == (ELEMENTS, [7.0] * 5)

@@ -222,7 +222,7 @@ def test_on_cuda_a_joiner_continues_as_the_original():
     place = state.optimizer_range()
     full = state.buffer(place.stop)
     state.read(full[: place.start])
-    state.begin_read_optimizer(full[place.start :]).wait()
+    state.begin_read_optimizer(full[place.start :], place.start).wait()
     joiner = mlp().cuda()
     fresh = torch.optim.AdamW(joiner.parameters(), 0.01, fused=True)
     ModelState(joiner, fresh).write(full, state.optimizer_keys, state.optimizer_scalars())
@@ -232,3 +232,18 @@ def test_on_cuda_a_joiner_continues_as_the_original():
     fresh.step()
     for mine, theirs in zip(joiner.parameters(), model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_any_stretch_of_the_state_is_what_lies_there(layout):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).to(memory_format=layout)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    model(torch.randn(2, 3, 5, 5)).square().sum().backward()
+    optimizer.step()
+    state = ModelState(model, optimizer)
+    full, place = vector_of(state, full=True), state.optimizer_range()
+    for start in range(place.start, place.stop, 7):
+        for stop in (start, start + 1, start + 50, place.stop):
+            out = np.full(max(min(stop, place.stop) - start, 0), np.nan, np.float32)
+            state.begin_read_optimizer(out, start).wait()
+            np.testing.assert_array_equal(out, full[start : start + out.size])

@@ -20,7 +20,7 @@ def vector_of(state, full=False):
     place = state.optimizer_range()
     out = np.full(place.stop, np.nan, np.float32)
     state.read(out[: place.start])
-    state.begin_read_optimizer(out[place.start :])
+    state.begin_read_optimizer(out[place.start :], place.start)
     return out
 
 

@@ -22,7 +22,9 @@ def test_a_donor_says_what_it_has_and_serves_a_snapshot():
     survey = donating.on_fetch(A, Fetch(1, (), 0, 0), scalars, 0.0)
     assert survey == [Send(A, Serving(1, 2.0, GENESIS, ("m",), scalars))]
     assert donating.table == {}
-    assert donating.on_fetch(A, Fetch(2, ("m",), SIZE, SIZE + 500), scalars, 0.0) == [Snapshot(2, True)]
+    assert donating.on_fetch(A, Fetch(2, ("m",), SIZE, SIZE + 500), scalars, 0.0) == [
+        Snapshot(2, True, start=SIZE, stop=SIZE + 500)
+    ]
     assert donating.snapshotted(2) == [Send(A, Serving(2, 2.0, GENESIS, ("m",), ())), Serve(2, A, SIZE, SIZE + 500)]
     assert donating.end(2) == [Release(2)]
     assert donating.end(2) == donating.snapshotted(2) == []
@@ -50,7 +52,9 @@ def test_a_donor_that_is_not_ready_busy_or_asleep_says_so():
         assert donating.on_fetch(DONORS[session], Fetch(session, (), 0, 10), (), 0.0) == [Snapshot(session, False)]
     assert donating.on_fetch(C, Fetch(9, (), 0, 10), (), 0.0) == [Send(C, Busy(9))]
     donating = giver()
-    assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 10), (), 60.0) == [Snapshot(1, True)]
+    assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 10), (), 60.0) == [
+        Snapshot(1, True, start=SIZE, stop=SIZE + 10)
+    ]
     assert donating.deadline == 60.0 + CONFIG.reply_timeout_s / 2, "before the newcomer gives its piece to another"
     assert donating.tick(donating.deadline) == [Send(A, Refuse(1, STANDS)), Release(1)]
     assert (donating.table, donating.awaited) == ({}, {})
@@ -73,7 +77,9 @@ def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_
 
 def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizers_state_behind_it_as_ever():
     donating = Donating(Local("f", SIZE, 500, 300, genesis=GENESIS, ready=True, optimizer_keys=("m",)), CONFIG)
-    assert donating.on_fetch(A, Fetch(3, ("m",), SIZE + 300, SIZE + 800), (), 60.0) == [Snapshot(3, True)]
+    assert donating.on_fetch(A, Fetch(3, ("m",), SIZE + 300, SIZE + 800), (), 60.0) == [
+        Snapshot(3, True, start=SIZE + 300, stop=SIZE + 800)
+    ]
     assert donating.tick(donating.deadline) == [Send(A, Refuse(3, STANDS)), Release(3)]
     assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 300), (), 60.0) == [CopyFrozen(1, SIZE, SIZE + 300)]
     assert donating.tick(60.0 + CONFIG.reply_timeout_s / 2) == []
