@@ -141,7 +141,8 @@ class Averager:
 
     # -- snapshots -----------------------------------------------------------------------------------------------
     def snapshot(self, effect: Snapshot) -> None:
-        if effect.optimizer:
+        donated = not self.peer.under_way(effect.session)  # what exchanges need was touched at the start
+        if effect.optimizer or (donated and self.vectors.lacks(self.peer.elements)):
             self.driver.compute(MakingRoom(self, effect))
         else:
             self.boundary.want_snapshot(effect.session, None, effect.pushes, self.cut(effect.part, effect.session))

@@ -122,27 +122,32 @@ class Copying:
 
 
 class MakingRoom:
-    """Memory for a stretch of the optimizer's state, touched before the training loop copies it there: pages that
-    nobody has written to cost four times what a copy costs."""
+    """Memory for what a newcomer gets, the weights or a stretch of the optimizer's state, touched before the training
+    loop copies that there: pages that nobody has written to cost four times what a copy costs."""
 
     __slots__ = ("averager", "effect", "elements", "vector")
 
     def __init__(self, averager: Averager, effect: Snapshot) -> None:
-        self.averager, self.effect, self.elements = averager, effect, effect.stop - effect.start
+        self.averager, self.effect = averager, effect
+        self.elements = effect.stop - effect.start if effect.optimizer else averager.peer.elements
         self.vector: Vector | None = None
 
     def run(self) -> None:
-        vector = self.vector = self.averager.vectors.pass_by(self.elements)
-        vector.start = self.effect.start
-        vector.array.fill(0.0)
+        vectors = self.averager.vectors
+        self.vector = (vectors.pass_by if self.effect.optimizer else vectors.take)(self.elements)
+        self.vector.array.fill(0.0)
 
     def land(self) -> None:
-        averager, vector = self.averager, self.vector
+        averager, vector, session = self.averager, self.vector, self.effect.session
         assert vector is not None
-        if averager.peer.concerns(self.effect.session):
-            averager.boundary.want_snapshot(self.effect.session, OptimizerCopy(vector, averager.driver.now))
-        else:
-            averager.vectors.give(vector)
+        wanted = averager.peer.concerns(session)
+        if wanted and self.effect.optimizer:
+            vector.start = self.effect.start
+            averager.boundary.want_snapshot(session, OptimizerCopy(vector, averager.driver.now))
+            return
+        averager.vectors.give(vector)  # the boundary takes it from there
+        if wanted:
+            averager.boundary.want_snapshot(session)
 
     def fail(self) -> None:
         self.averager.failed(self.effect.session, "fault")

@@ -54,6 +54,9 @@ class Vectors(Protocol):
     def take(self, elements: int) -> Vector:
         """One of so many elements, whatever they hold."""
 
+    def lacks(self, elements: int) -> bool:
+        """Whether one of so many would be new, and its memory fresh."""
+
     def pass_by(self, elements: int) -> Vector:
         """One whose memory goes when it is given back: of a length that exchanges do not need."""
 

@@ -273,6 +273,23 @@ def test_a_copy_of_an_optimizers_state_is_no_snapshot_of_the_weights():
 
 
 @in_trio
+def test_no_boundary_pays_for_fresh_memory_for_a_newcomer():
+    """Where exchanges have all vectors there are, a copy of the weights went into pages that nobody had touched."""
+    node = runtime(Config())
+    averager, pool = node.averager, node.streams.pool
+    node.peer.donating.table.update({session: (OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2)})
+    taken = [pool.take() for _ in range(3)]
+    averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
+    averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)
+    averager.snapshot(Snapshot(1, False))
+    averager.snapshot(Snapshot(2, True, start=ELEMENTS, stop=ELEMENTS + 5))
+    pool.buffer = None  # no more of it
+    averager.updated(averager.boundary.visit(ignore))
+    assert averager.snapshots.keys() == {1, 2}
+    assert all(averager.snapshots[1].array is not one.array for one in taken)
+
+
+@in_trio
 def test_durations_read_in_the_other_thread_stay_as_they_were():
     node = runtime()
     node.streams.began = dict.fromkeys(range(3), 0.0)
