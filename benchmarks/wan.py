@@ -254,16 +254,19 @@ def raw_link(seconds: float, seed: int) -> dict[str, Any]:
 Runs = list[dict[str, Any]]
 
 
-def in_turn(rounds: int, again: int, jobs: dict[str, Callable[[int], dict[str, Any]]], found: dict[str, Runs]) -> None:
-    """Each job once a round, and again while it was disturbed; ``found`` has the runs of each as they come."""
+def in_turn(
+    rounds: int, again: int, jobs: dict[str, Callable[[int], dict[str, Any]]], found: dict[str, Runs],
+    save: Callable[[], None],
+) -> None:  # fmt: skip
+    """Each job once a round, and again while it was disturbed; ``found`` has the runs of each as they come,
+    and each is saved: whoever ends the benchmark early has what there is."""
     for turn in range(rounds):
         for name, job in jobs.items():
             for attempt in range(1 + again):
-                run = job(
-                    1 + turn + 1_000 * attempt
-                )  # the seed of losses: the same for all that stand beside each other
+                run = job(1 + turn + 1_000 * attempt)  # the seed of losses: of one round all jobs have the same
                 found.setdefault(name, []).append(run)
                 print(f"{name}: {sentence(run)}; {run['late']:.1%} late{', disturbed' * run['disturbed']}", flush=True)
+                save()
                 if not run["disturbed"]:
                     break
 
@@ -347,23 +350,24 @@ def main() -> None:
         sys.exit(f"wan: {why}")
     links: dict[str, Runs] = {}
     races: dict[float, dict[str, Runs]] = {}
-    try:
-        if "link" in args.parts:
-            jobs = {"raw": partial(raw_link, args.seconds)}
-            jobs |= {f"{size:g} MB": partial(gossip_link, args.seconds, args.step_s, size) for size in args.megabytes}
-            in_turn(args.rounds, args.again, jobs, links)
-            show_links(links)
-        kinds = [kind for kind in args.peers if kind != "hivemind" or args.hivemind]
-        for size in args.megabytes if "digits" in args.parts else ():
-            pythons = {kind: args.hivemind if kind == "hivemind" else sys.executable for kind in kinds}
-            jobs = {kind: partial(race, kind, pythons[kind], size, args.limit_s, args.step_s) for kind in kinds}
-            in_turn(args.rounds, args.again, jobs, races.setdefault(size, {}))
-            show_races(size, races[size], args.limit_s)
-    finally:
-        if args.json is not None:  # whoever interrupts it has what there is
-            args.json.parent.mkdir(parents=True, exist_ok=True)
+
+    def save() -> None:
+        if args.json is not None:
             found = written({"links": links, "digits": races})
+            args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    if "link" in args.parts:
+        jobs = {"raw": partial(raw_link, args.seconds)}
+        jobs |= {f"{size:g} MB": partial(gossip_link, args.seconds, args.step_s, size) for size in args.megabytes}
+        in_turn(args.rounds, args.again, jobs, links, save)
+        show_links(links)
+    kinds = [kind for kind in args.peers if kind != "hivemind" or args.hivemind]
+    for size in args.megabytes if "digits" in args.parts else ():
+        pythons = {kind: args.hivemind if kind == "hivemind" else sys.executable for kind in kinds}
+        jobs = {kind: partial(race, kind, pythons[kind], size, args.limit_s, args.step_s) for kind in kinds}
+        in_turn(args.rounds, args.again, jobs, races.setdefault(size, {}), save)
+        show_races(size, races[size], args.limit_s)
 
 
 if __name__ == "__main__":
