@@ -102,6 +102,11 @@ def check_bounds(world: World, host: Host) -> None:
 
 def check_exchanges(world: World, host: Host) -> None:
     peer, now = host.peer, world.now
+    exchanges = peer.exchanges
+    promised = sum(one.state in (State.ASKED, State.AHEAD) for one in exchanges.table.values())
+    if promised > 1 or (exchanges.foresees and exchanges.moving > 1):
+        text = f"{host!r}: {exchanges.moving} under way, {promised} agreed ahead"
+        world.fail("one exchange at a time, and one next", text)
     for number, one in peer.exchanges.table.items():
         ahead = one.state in (State.ASKED, State.AHEAD)  # beside another, of which it waits for the end
         begun = host.since.setdefault(-number if ahead else number, now)

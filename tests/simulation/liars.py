@@ -154,7 +154,7 @@ class Liar(Host):
             local.genesis, self.figure() if rng.random() < 0.3 else local.version,
             rng.choice([0.5, 0.5, 0.25, 1e-9, 2.0]),
             rng.choice(["fp32", "fp32", "int8", "moniqua4", "none"]),
-            "push" if self.config.pushes != (rng.random() < 0.1) else "pair",
+            "push" if self.config.pushes != (rng.random() < 0.1) else rng.choice(["pair", "pair", "ahead"]),
             rng.choice([0.0, 1.0, 1.0, 2.0**32, 1e-9]),
             rng.choice(["all", "all", "mask 0.1", "top 0.01", "fragment 1/4", "nothing"]),
         )  # fmt: skip
