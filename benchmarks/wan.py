@@ -348,6 +348,7 @@ def main() -> None:
     args = parser.parse_args()
     if why := missing():
         sys.exit(f"wan: {why}")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what peers have started ends as well
     links: dict[str, Runs] = {}
     races: dict[float, dict[str, Runs]] = {}
 
