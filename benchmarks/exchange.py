@@ -2,6 +2,7 @@
 
     python benchmarks/exchange.py [--megabytes 40] [--rounds 5] [--hivemind PYTHON] [--json FILE]
     python benchmarks/exchange.py --training cnn-100k mlp-5k [--rounds 5]     of these models what training loses, alone
+    python benchmarks/exchange.py --alone [--megabytes 40] [--rounds 5]       the exchange, alone
     python benchmarks/exchange.py --four [--megabytes 40] [--rounds 5]        four processes beside gloo, alone
 
 An exchange is timed from the agreed start of the streams to both COMMITs: 2 x 40 MB at once between two processes on
@@ -268,6 +269,7 @@ def main():
     parser.add_argument("--hivemind", metavar="PYTHON", help="Python of an environment with hivemind")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every run, beside the tables")
     parser.add_argument("--training", nargs="+", choices=KINDS, help="how these are slowed, and nothing else")
+    parser.add_argument("--alone", action="store_true", help="the exchange, and nothing else")
     parser.add_argument("--four", action="store_true", help="four processes beside gloo, and nothing else")
     parser.add_argument("--seed", help=argparse.SUPPRESS)
     parser.add_argument("--secret", help=argparse.SUPPRESS)
@@ -321,11 +323,13 @@ def main():
                 if name == "hivemind" and turn >= 3:
                     continue  # 25 s each
                 rows[name].append(job())
-    medians = {name: statistics.median(row["median_s"] for row in found) for name, found in rows.items()}
-    slowed = {kind: slowdown(kind) for kind in KINDS}
-    slowed |= {f"{kind}, memory": slowdown(kind, shared=True) for kind in KINDS[:-1]}
-    four = four_beside_gloo(args.megabytes, args.rounds)
-    save(args.json, {"exchange": rows, "median_s": medians, "training": slowed, "four_gb_s": four})
+    medians = {name: statistics.median(row["median_s"] for row in runs) for name, runs in rows.items()}
+    found = {"exchange": rows, "median_s": medians}
+    if not args.alone:
+        slowed = {kind: slowdown(kind) for kind in KINDS}
+        slowed |= {f"{kind}, memory": slowdown(kind, shared=True) for kind in KINDS[:-1]}
+        found |= {"training": slowed, "four_gb_s": four_beside_gloo(args.megabytes, args.rounds)}
+    save(args.json, found)
     print(f"\nOne exchange of {args.megabytes:g} MB each way, two processes on loopback (medians of {args.rounds})\n")
     print(f"{'':16}{'median ms':>10}{'best ms':>10}{'x raw':>8}{'CPU ms':>9}")
     for name, value in medians.items():
@@ -335,8 +339,9 @@ def main():
     print(f"\nSealed, an exchange runs at {medians['gossip'] / medians['gossip, sealed']:.2f} of plain ones' rate.")
     if "hivemind" in medians:
         print(f"\nAn exchange is {medians['hivemind'] / medians['gossip']:.1f} times as fast as a hivemind round.")
-    show_four(four)
-    show(slowed)
+    if not args.alone:
+        show_four(found["four_gb_s"])
+        show(found["training"])
 
 
 def save(path, found):
