@@ -148,11 +148,11 @@ def test_a_node_alone_copies_its_model_for_no_mix_and_for_newcomers_once_a_secon
     """Due, it took a spare copy of the whole model along every quarter of a second."""
     visits, kept, visit = [], [], Boundary.visit
 
-    def watched(self, on_adopt, spare=False, keep=False):
+    def watched(self, on_adopt, spare=False, keep=False, *more):
         visits.append(spare)
         if keep:
             kept.append(time.monotonic())
-        return visit(self, on_adopt, spare, keep)
+        return visit(self, on_adopt, spare, keep, *more)
 
     monkeypatch.setattr(Boundary, "visit", watched)
     first = train(linear())
