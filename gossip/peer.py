@@ -289,17 +289,15 @@ class Peer(Holder):
     def maybe_mix(self, now: float) -> list[Effect]:
         exchanges = self.exchanges
         waiting = now < self.schedule.retry_at or exchanges.outgoing or self.joining.phase is not IDLE
-        if exchanges.upcoming is not None:
-            return []
-        if not self.local.ready or self.left or waiting:
+        if not self.local.ready or self.left or waiting or exchanges.upcoming:
             return []
         if not (self.schedule.due(self.steps, now) or self.local.settling):
             return []
-        effects = self.exchanges.begin(now)
-        self.lonely = not (effects or self.exchanges.moving)
+        effects = exchanges.begin(now)
+        self.lonely = not (effects or exchanges.moving)
         if not effects:
             self.schedule.wait(now, WAIT_S)
-            self.waiting = self.exchanges.moving > 0
+            self.waiting = exchanges.moving > 0
         return effects
 
     def snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:

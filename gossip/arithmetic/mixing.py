@@ -30,9 +30,8 @@ __all__ = [
 
 Floats = NDArray[np.float32]
 
-BLOCK_ELEMENTS = (
-    32_768  # of the outer step in numpy: five arrays of 128 KiB stay in cache, one pass over memory and not eight
-)
+BLOCK_ELEMENTS = 32_768
+"""Of the outer step in numpy: five arrays of 128 KiB stay in cache, one pass over memory and not eight."""
 
 
 def pair_weight(gap: float, exponent: float, cap: float = 0.5) -> float:

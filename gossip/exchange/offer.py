@@ -218,7 +218,9 @@ class Exchange(Session):
 
     # -- streaming -----------------------------------------------------------------------------------------------
     def transfer(self, now: float) -> Transfer:
-        exchanges, seconds = self.exchanges, self.allowance_s()
+        exchanges = self.exchanges
+        seconds = 4 * self.elements / (exchanges.config.slowest_rate_mb_s * 1e6) + exchanges.config.stall_s
+        seconds += exchanges.durations.allowance(self.partner)
         if self.initiator:
             seconds += now - self.since  # what the answer took: the way there and back is part of it
         self.since, self.until = now, now + seconds
@@ -226,12 +228,6 @@ class Exchange(Session):
         exchanges.began = True
         sends, receives = self.ways
         return Transfer(self.session, self.partner, self.codec, self.part, sends, receives)
-
-    def allowance_s(self) -> float:
-        """How long streams with this partner may take."""
-        config = self.exchanges.config
-        seconds = 4 * self.elements / (config.slowest_rate_mb_s * 1e6) + config.stall_s
-        return seconds + self.exchanges.durations.allowance(self.partner)
 
     @property
     def ways(self) -> tuple[bool, bool]:

@@ -329,15 +329,9 @@ class VirtualLinks:
 
     def on_idle(self, host: Host, partner: PeerId, number: int) -> None:
         """This link is not needed, which says nothing about the partner."""
-        if host.gone or partner not in host.links or host.links[partner] > number:
-            return
-        del host.links[partner]
-        host.lines.pop(partner).back = None
-        self.events.note(host.index, self.by_id[partner].index, IDLE)
-        peer = host.peer
-        for session in peer.pairs_with(partner):
-            self.perform(host, peer.failed(session, "idle", self.events.now))
-        self.perform(host, peer.unlinked(partner, self.events.now, orderly=True))
+        if self.forgets(host, partner, number, IDLE):
+            host.lines.pop(partner).back = None
+            self.broken(host, partner, "idle")
 
     # -- its end otherwise ---------------------------------------------------------------------------------------
     def hang_up(self, host: Host, partner: PeerId) -> None:
@@ -364,18 +358,23 @@ class VirtualLinks:
         self.on_broken(host, partner, number)
 
     def on_broken(self, host: Host, partner: PeerId, number: int) -> None:
-        if host.gone or partner not in host.links or host.links[partner] > number:
-            return
-        del host.links[partner]
-        self.events.note(host.index, self.by_id[partner].index, BROKEN)
-        self.broken(host, partner)
+        if self.forgets(host, partner, number, BROKEN):
+            self.broken(host, partner)
 
-    def broken(self, host: Host, partner: PeerId) -> None:
+    def forgets(self, host: Host, partner: PeerId, number: int, event: int) -> bool:
+        """Whether it held this link, or an older one, which it does no more."""
+        if host.gone or partner not in host.links or host.links[partner] > number:
+            return False
+        del host.links[partner]
+        self.events.note(host.index, self.by_id[partner].index, event)
+        return True
+
+    def broken(self, host: Host, partner: PeerId, code: str = "broken") -> None:
         """Its sessions with the partner end, and it learns why."""
         peer = host.peer
         for session in peer.pairs_with(partner):
-            self.perform(host, peer.failed(session, "broken", self.events.now))
-        self.perform(host, peer.unlinked(partner, self.events.now))
+            self.perform(host, peer.failed(session, code, self.events.now))
+        self.perform(host, peer.unlinked(partner, self.events.now, orderly=code == "idle"))
 
     def killed(self, host: Host) -> None:
         """Its machine tells its partners that their links are gone, unless it is off with it."""

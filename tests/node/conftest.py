@@ -13,6 +13,7 @@ from torch import nn
 
 from gossip.config import Config
 from node import Node
+from node.identity.keys import new_secret
 
 QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
 
@@ -141,3 +142,12 @@ def _until():
 @pytest.fixture
 def quick():
     return QUICK
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A swarm's, in a file of its owner's alone."""
+    path = tmp_path / "secret"
+    path.write_text(new_secret())
+    path.chmod(0o600)
+    return path

@@ -21,7 +21,6 @@ from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import parse_address
 from node import Node, service
-from node.identity.keys import new_secret
 from node.model.snapshot import ModelState
 from node.observe.members import members_of
 from node.observe.status import query
@@ -80,14 +79,6 @@ def mixed(*trainees, times=5):
 
 def state_of(node, peer):
     return next((member.state for member in node.members if member.id == peer), None)
-
-
-@pytest.fixture
-def secret(tmp_path):
-    file = tmp_path / "secret"
-    file.write_text(new_secret())
-    file.chmod(0o600)
-    return file
 
 
 @pytest.fixture

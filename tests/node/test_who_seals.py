@@ -15,7 +15,6 @@ from gossip.config import Config
 from gossip.errors import ProtocolError, RefusedError, RemoteError
 from gossip.wire.frames import PREFIX, PREFIX_BYTES, encode
 from gossip.wire.messages import Close, Hello, Ping
-from node.identity.keys import new_secret
 from node.links import connector
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
@@ -209,14 +208,6 @@ def test_a_hello_without_a_share_is_one_of_a_node_that_cannot_seal():
 # -- nodes -------------------------------------------------------------------------------------------------------------
 def streams_of(trainee):
     return [link.stream for link in trainee.do(lambda node: node._training.runtime.links.all())]
-
-
-@pytest.fixture
-def secret(tmp_path):
-    path = tmp_path / "secret"
-    path.write_text(new_secret())
-    path.chmod(0o600)
-    return path
 
 
 def test_nodes_with_a_secret_seal_and_those_that_cannot_mix_with_them_in_tls(train, until, quick, secret, monkeypatch):
