@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from gossip.effects import Effect
 from node import Node, service
@@ -29,6 +28,7 @@ from replay.links import enter
 from replay.plan import Plan
 from replay.seen import Watch
 from sim.learning.learners import Learners
+from sim.threads import one_thread
 from sim.world.step_times import StepTimes
 
 __all__ = ["Errand", "Go", "live"]
@@ -114,12 +114,11 @@ def live(errand: Errand, parent: Connection) -> None:
         # A node asks for bbr, and root gets it everywhere: without this name it leaves the choice to its route, which
         # has what the scenario says.
         del socket.TCP_CONGESTION
-        torch.set_num_threads(1)
         plan = errand.plan
         learners = Learners(plan.scenario.task, plan.names, plan.scenario.seed)
         parent.send("ready")
         go: Go = parent.recv()
-        with np.errstate(all="ignore"):
+        with one_thread(), np.errstate(all="ignore"):
             train(errand, go, learners)
     except EOFError:
         pass  # nobody is left to play for

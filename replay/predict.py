@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
 from gossip.errors import ConfigError
 from replay.plan import Plan
 from replay.seen import Seen, Watch
 from sim.simulation import Simulation, uncollected
+from sim.threads import one_thread
 
 __all__ = ["predict", "predicted"]
 
@@ -20,8 +20,7 @@ LOOK_S = 0.01  # how finely the time of a join is seen
 
 def predict(plan: Plan) -> Seen:
     """Play it in virtual time."""
-    torch.set_num_threads(1)
-    with uncollected(), np.errstate(all="ignore"):
+    with one_thread(), uncollected(), np.errstate(all="ignore"):
         simulation = Simulation(plan.scenario)
         if simulation.learners.parameters < simulation.learners.elements:
             raise ConfigError(

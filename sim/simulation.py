@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from gossip.config import Config
@@ -28,6 +27,7 @@ from sim.report.result import Progress, Result
 from sim.scenario.adversaries import liars
 from sim.scenario.scenario import Scenario
 from sim.seeds import derive
+from sim.threads import one_thread
 from sim.world.churn import Uptime, churn_of
 from sim.world.network import network_of
 from sim.world.step_times import StepTimes
@@ -253,13 +253,8 @@ def simulate(
             with Bar(scenario.name) as bar:
                 return simulate(scenario, bar.update, device, rows)
         progress = ignore
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # batches of small models: a second thread costs more than it does
-    try:
-        with uncollected(), np.errstate(all="ignore"):  # a model that diverges is a result, and reported as one
-            return play(scenario, progress, device, rows or ignore)
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), uncollected(), np.errstate(all="ignore"):  # a model that diverges is a result, and reported
+        return play(scenario, progress, device, rows or ignore)
 
 
 def play(

@@ -86,7 +86,7 @@ class Carrier:
     def message(self, line: Line, host: Host, to: Host, handler: Callable[..., None], *args: object) -> float:
         """Carry one segment, where there is TCP: behind what a stream of this host's keeps in its queue."""
         takes_s = self.latency(host.index, to.index)
-        late_s = host.behind_s if self.events.now < host.behind_until else 0.0
+        late_s = self.behind_s(host, line) if self.events.now < host.behind_until else 0.0
         if line.loss:
             assert self.transport is not None
             late_s += self.transport.late_s(line, 2 * takes_s)
@@ -167,8 +167,15 @@ class Carrier:
     def queue(self, host: Host, queue_s: float, takes_s: float) -> None:
         """For so long what this host sends waits behind a stream of its own."""
         now = self.events.now
-        before_s = host.behind_s if now < host.behind_until else 0.0
-        host.behind_s, host.behind_until = max(queue_s, before_s), max(host.behind_until, now + takes_s)
+        if now >= host.behind_until:
+            host.behind_s, host.behind_since = 0.0, now
+        host.behind_s, host.behind_until = max(queue_s, host.behind_s), max(host.behind_until, now + takes_s)
+
+    def behind_s(self, host: Host, line: Line) -> float:
+        """How long a message of this host's waits now in what a stream keeps before its uplink: on average the queue's
+        mean, nothing as the stream begins and ends, most in its middle, and at any time up to twice what is usual."""
+        done = (self.events.now - host.behind_since) / (host.behind_until - host.behind_since)
+        return 12.0 * done * (1.0 - done) * line.draw() * host.behind_s
 
     def land(
         self, host: Host, to: Host, line: Line | None, late_s: float, sent: Callable[[], None],

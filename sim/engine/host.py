@@ -40,10 +40,10 @@ class Host:
     :mod:`sim.engine.training`)."""
 
     __slots__ = (
-        "address", "armed", "averager", "behind_s", "behind_until", "boundary", "collecting", "cursor", "dialling",
-        "ends", "events", "gone", "id", "index", "key", "liar", "lines", "links", "name", "offering", "peer", "pending",
-        "perform", "ready", "reported_at", "rest_until", "rng", "row", "samples_per_step", "silent", "since", "steps",
-        "taken", "times", "vector", "visit_at", "visiting", "waiting", "watched",
+        "address", "armed", "averager", "behind_s", "behind_since", "behind_until", "boundary", "collecting", "cursor",
+        "dialling", "ends", "events", "gone", "id", "index", "key", "liar", "lines", "links", "name", "offering",
+        "peer", "pending", "perform", "ready", "reported_at", "rest_until", "rng", "row", "samples_per_step", "silent",
+        "since", "steps", "taken", "times", "vector", "visit_at", "visiting", "waiting", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +67,8 @@ class Host:
         self.links: dict[PeerId, int] = {}  # and the number of each, later ones higher
         self.lines: dict[PeerId, Line] = {}  # to them, where the network has TCP
         self.watched = False  # its links are looked at now and then
-        self.behind_s, self.behind_until = 0.0, -math.inf  # what its messages wait behind a stream of its own, and when
+        # What its messages wait behind a stream of its own, on average, and from when to when.
+        self.behind_s, self.behind_since, self.behind_until = 0.0, -math.inf, -math.inf
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.dialling: set[Address] = set()
         # sessions

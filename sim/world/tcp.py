@@ -39,7 +39,9 @@ LONGEST_TIMEOUT_S = 120.0  # TCP_RTO_MAX
 REORDERED = 1.25  # round trips until a gap that others follow is filled: a quarter is waited for reordering (RFC 8985)
 UNFOLLOWED = 3  # so many last segments have too few after them to show a gap; a probe after two round trips does
 PACED = 1.5  # of a window a round trip: as fast as bbr sends while it looks for the rate (2.89 of the rate before)
-STANDING = 0.4  # of a round trip: the queue that bbr keeps, 20 ms of 50 at 20 Mbit/s (and 36 at 10), on average
+# bbr lets two round trips of the rate be in flight, and three quanta of two segments: of what is more than one round
+# trip so much stands in the queue on average. At 50 ms and 20, 10 and 2 Mbit/s 19, 36 and 46 ms did (here 24, 26, 39).
+STANDING, QUANTA = 0.45, 6
 PROBE_EVERY_S, PROBE_S = 10.0, 0.2
 # From one SYN to the next, while nobody answers: its timer goes off 2 % late (1.02, 2.04, 3.07, 4.09, 5.11, 7.13 s).
 SYN_S, SYN_EVEN = 1.02, 5
@@ -188,7 +190,7 @@ class Transport:
                 window *= GROWTH
         line.window = min(window, full) if full > FIRST_SEGMENTS else FIRST_SEGMENTS
         full_s = left / at_s
-        line.queue_s = STANDING * rtt * full_s / (took_s + full_s) if rtt else 0.0
+        line.queue_s = STANDING * (rtt + QUANTA / at_s) * full_s / (took_s + full_s) if rtt else 0.0
         return took_s + full_s
 
     def lossy(self, line: Line, segments: float) -> bool:

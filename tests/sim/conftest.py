@@ -1,21 +1,19 @@
 """What all tests of the simulator share."""
 
 import pytest
-import torch
 
 from sim import jobs
 from sim.report import charts
+from sim.threads import one_thread
 from tests.sim.commands import TINY
 from tests.sim.fake_results import fake_result
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def in_one_thread():
     """Small models gain nothing from a second thread, and lose much where the cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with one_thread():
+        yield
 
 
 @pytest.fixture
