@@ -162,7 +162,7 @@ class Carrier:
         wire_bytes, ceiling, late_s = transport.stream(line, size_bytes, rate, rtt, self.events.now, back)
         self.queue(host, line.queue_s, wire_bytes / rate + late_s)
         landing = partial(self.land, host, to, line, late_s, sent, stalled, number, arrived, args)
-        return self.flows.start(host.index, to.index, wire_bytes, landing, ceiling)
+        return self.flows.start(host.index, to.index, wire_bytes, landing, ceiling, size_bytes)
 
     def queue(self, host: Host, queue_s: float, takes_s: float) -> None:
         """For so long what this host sends waits behind a stream of its own."""

@@ -20,15 +20,23 @@ __all__ = ["Flow", "Flows"]
 class Flow:
     """One stream. ``due`` is when its last byte is sent, if nothing else begins or ends before."""
 
-    __slots__ = ("ceiling", "done", "due", "rate", "receiver", "remaining", "sender", "since")
+    __slots__ = ("ceiling", "done", "due", "payload", "rate", "receiver", "remaining", "sender", "since", "size")
 
     def __init__(
-        self, sender: int, receiver: int, size_bytes: float, now: float, done: Callable[[], None], ceiling: float
-    ) -> None:
-        self.sender, self.receiver, self.remaining, self.since, self.done = sender, receiver, size_bytes, now, done
+        self, sender: int, receiver: int, size_bytes: float, now: float, done: Callable[[], None], ceiling: float,
+        payload: int,
+    ) -> None:  # fmt: skip
+        self.sender, self.receiver, self.since, self.done = sender, receiver, now, done
+        self.size = self.remaining = size_bytes  # on the wire, where it carries
+        self.payload = payload  # bytes
         self.ceiling = ceiling  # bytes a second, whatever its ends could
         self.rate = 0.0  # bytes a second
         self.due = math.inf
+
+    def sent(self, now: float) -> int:
+        """Of the payload, bytes."""
+        left = self.remaining - self.rate * (now - self.since)
+        return round(self.payload * min(1.0, 1.0 - left / self.size)) if self.size else self.payload
 
 
 class Flows:
@@ -38,6 +46,13 @@ class Flows:
         self.events, self.network = events, network
         self.sending: dict[int, dict[Flow, None]] = {}
         self.receiving: dict[int, dict[Flow, None]] = {}
+        self.ended_bytes = 0  # payload of those that are not under way any more
+
+    @property
+    def sent_bytes(self) -> int:
+        """Payload until now, of streams under way what has gone."""
+        now = self.events.now
+        return self.ended_bytes + sum(flow.sent(now) for flows in self.sending.values() for flow in flows)
 
     def offered(self, sender: int, receiver: int) -> float:
         """What one more stream would have, bytes a second."""
@@ -47,14 +62,18 @@ class Flows:
         )
 
     def start(
-        self, sender: int, receiver: int, size_bytes: float, done: Callable[[], None], ceiling: float = math.inf
-    ) -> Flow | None:
-        """Begin to send; ``done`` is called when the last byte is sent. None: that is now, and it was."""
+        self, sender: int, receiver: int, size_bytes: float, done: Callable[[], None], ceiling: float = math.inf,
+        payload: int | None = None,
+    ) -> Flow | None:  # fmt: skip
+        """Begin to send; ``done`` is called when the last byte is sent. None: that is now, and it was. ``payload``: how
+        many bytes so many are that of the wire; as many if not given."""
+        payload = int(size_bytes) if payload is None else payload
         up, down = self.network.up_bytes_s(sender), self.network.down_bytes_s(receiver)
         if math.isinf(up) and math.isinf(down) and math.isinf(ceiling):
+            self.ended_bytes += payload
             done()
             return None
-        flow = Flow(sender, receiver, float(size_bytes), self.events.now, done, ceiling)
+        flow = Flow(sender, receiver, float(size_bytes), self.events.now, done, ceiling, payload)
         self.sending.setdefault(sender, {})[flow] = None
         self.receiving.setdefault(receiver, {})[flow] = None
         self.share(sender, receiver)
@@ -64,6 +83,7 @@ class Flows:
         """End it, whether all was sent or not; ``done`` is not called any more."""
         if self.sending[flow.sender].pop(flow, 0) is None:
             del self.receiving[flow.receiver][flow]
+            self.ended_bytes += flow.sent(self.events.now)
             flow.due = math.inf
             self.share(flow.sender, flow.receiver)
 

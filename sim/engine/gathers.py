@@ -23,8 +23,8 @@ GATHERED = 214  # in the log of events
 class GroupStreams:
     """What moves between the averagers of a group's members."""
 
-    def __init__(self, events: Events, links: VirtualLinks, sent: Callable[[int], None]) -> None:
-        self.events, self.links, self.sent = events, links, sent
+    def __init__(self, events: Events, links: VirtualLinks) -> None:
+        self.events, self.links = events, links
         self.streamed: dict[Key, dict[int, PeerId]] = {}  # to whom our slices go, by their places
         self.under_way: dict[Key, dict[Flow, None]] = {}
         self.early: dict[Key, list[Callable[[], None]]] = {}  # what came before its group began
@@ -57,7 +57,6 @@ class GroupStreams:
         to, key = self.links.by_id[member], (host, group.session)
         carrier = self.links.carrier
         size_bytes = carrier.network.bytes_of(group.codec.encoded_bytes(values.size))
-        self.sent(size_bytes)
         flow: Flow | None = None
 
         def gone() -> None:

@@ -60,7 +60,7 @@ class WholeLevel:
 
     @property
     def bytes_sent(self) -> int:
-        return self.swarm.sessions.stream_bytes + self.swarm.links.message_bytes
+        return self.swarm.links.carrier.flows.sent_bytes + self.swarm.links.message_bytes
 
     @property
     def durations_s(self) -> list[float]:

@@ -48,14 +48,13 @@ class Sessions:
     ) -> None:  # fmt: skip
         self.events, self.network, self.config = events, network, config
         self.links, self.perform = links, perform
-        self.gathers = GroupStreams(events, links, self.sent)
+        self.gathers = GroupStreams(events, links)
         self.streams: dict[tuple[Host, int], Flow] = {}  # by who sends, and the session
         self.raw = get_codec("fp32")
         self.first: dict[int, tuple[Host, PairAverage]] = {}  # the side that has its difference, until the other has
         self.failed = 0  # exchanges, as counted by peers that are gone
         self.mixes = 0  # applied, each side of an exchange counting
         self.exchanges = 0.0  # the same, each side counting for its share: a pair, a push and a group are one each
-        self.stream_bytes = 0  # sent
         self.durations_s: list[float] = []  # from the wish for a snapshot to the mix
         self.every = 1  # how many mixes one of these stands for
 
@@ -81,9 +80,6 @@ class Sessions:
         else:
             self.gathers.gather(host, group)
 
-    def sent(self, size_bytes: int) -> None:
-        self.stream_bytes += size_bytes
-
     def send(self, host: Host, pair: PairAverage) -> None:
         """What of the snapshot is mixed goes to the partner as the partner will decode it."""
         if host.liar is None:
@@ -98,7 +94,6 @@ class Sessions:
         self, host: Host, to: Host, session: int, values: Floats, size_bytes: int, duplex: bool,
         handler: Callable[..., None], *more: object,
     ) -> None:  # fmt: skip
-        self.stream_bytes += size_bytes
         sent = partial(self.on_sent, host, session, handler == self.on_piece)
         flow = self.links.carrier.stream(
             host, to, size_bytes, duplex, sent, self.on_stalled, session, handler, host, session, values, *more

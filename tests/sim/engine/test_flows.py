@@ -187,6 +187,31 @@ def test_stopping_twice_and_after_the_end_does_nothing():
     assert ended == [("second", pytest.approx(7.0))]
 
 
+def test_of_a_stream_under_way_what_has_gone_is_counted_and_of_one_that_was_stopped_no_more():
+    """Of its payload, of which the wire carries half as much again."""
+    events = Events()
+    flows = Flows(events, Rates(up=[100.0] * 3, down=[1000.0] * 3))
+    first = flows.start(0, 1, 600, lambda: None, payload=400)
+    flows.start(0, 2, 600, lambda: None, payload=400)
+    seen = [flows.sent_bytes]
+    events.run_until(3.0)  # 150 of each
+    seen.append(flows.sent_bytes)
+    flows.stop(first)
+    flows.stop(first)
+    seen.append(flows.sent_bytes)
+    events.run_until(6.0)  # 300 more of the second
+    seen.append(flows.sent_bytes)
+    events.run_until(100.0)
+    assert [*seen, flows.sent_bytes] == [0, 200, 200, 400, 500]
+
+
+def test_what_takes_no_time_is_counted_at_once():
+    flows = Flows(Events(), NetworkModel(rate_bytes_s=math.inf))
+    flows.start(0, 1, 600, lambda: None, payload=400)
+    flows.start(0, 1, 600, lambda: None)
+    assert flows.sent_bytes == 1000
+
+
 # -- against the plain one -------------------------------------------------------------------------------------------
 PEERS = 4
 rates = st.lists(st.sampled_from([1.0, 3.0, 10.0, 64.0, 1000.0, math.inf]), min_size=PEERS, max_size=PEERS)

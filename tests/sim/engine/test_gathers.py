@@ -28,7 +28,7 @@ def test_each_member_sends_its_vector_about_twice_however_large_the_group(size: 
     swarm = told_to_mix(matrix, 1, mixing="group", group_size=size)
     exchange(swarm, 0)
     assert swarm.sessions.mixes == size
-    assert swarm.sessions.stream_bytes == 2 * (size - 1) * 4 * ELEMENTS  # 2 (g-1)/g of a vector each
+    assert swarm.links.carrier.flows.sent_bytes == 2 * (size - 1) * 4 * ELEMENTS  # 2 (g-1)/g of a vector each
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8", "int4"])
@@ -38,7 +38,9 @@ def test_with_a_codec_it_is_as_many_fewer_bytes_and_all_come_to_one_vector(codec
     swarm = told_to_mix(matrix, 1, mixing="group", codec=codec)
     exchange(swarm, 0)
     code = get_codec(codec)
-    assert swarm.sessions.stream_bytes == 6 * sum(code.encoded_bytes(c.stop - c.start) for c in slices(ELEMENTS, 4))
+    assert swarm.links.carrier.flows.sent_bytes == 6 * sum(
+        code.encoded_bytes(c.stop - c.start) for c in slices(ELEMENTS, 4)
+    )
     # x + (Q(mean) - Q(x)) is one vector but for what is lost of x, and the mean errs by the losses of five.
     error = code.error_bound(before[0]).max() * 1.5
     assert np.ptp(matrix, axis=0).max() <= 2 * error
