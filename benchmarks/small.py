@@ -116,9 +116,9 @@ def small(count: bool, seconds: float, elements: int = ELEMENTS) -> dict[str, fl
 
 CHILD = """
 import os, sys, time, numpy as np
-from node import Node
+from node import Config, Node
 seeds, members = sys.argv[1].split(",") if sys.argv[1] else [], int(sys.argv[2])
-with Node({"x": np.zeros(1000, np.float32)}, None, seeds=seeds) as node:
+with Node({"x": np.zeros(1000, np.float32)}, None, seeds=seeds, config=Config(swarm="small")) as node:
     print(node.address, flush=True)
     while len(node.members) < members:
         time.sleep(0.2)
@@ -179,14 +179,16 @@ def crowd(count: int, seeds: list[str]) -> Iterator[list[Node]]:
     """So many nodes in this process."""
     import numpy as np
 
-    from node import Node
+    from node import Config, Node
 
+    config = Config(swarm="small")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     nodes: list[Node] = []
 
     def join(number: int) -> None:
-        node = Node({"x": np.zeros(1000, np.float32)}, None, seeds=[*seeds, *(each.address for each in nodes[:3])])
+        found = [*seeds, *(each.address for each in nodes[:3])]
+        node = Node({"x": np.zeros(1000, np.float32)}, None, seeds=found, config=config)
         nodes.append(node.__enter__())
 
     try:

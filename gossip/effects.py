@@ -10,9 +10,9 @@ from gossip.ids import Address, PeerId
 from gossip.wire.messages import Message
 
 __all__ = [
-    "Adopt", "Collect", "Confirm", "CopyFrozen", "Dial", "Effect", "Gather", "LookUp", "MemberChanged", "MemberState",
-    "Merge", "Mix", "Notice", "Recall", "Release", "Rename", "Restore", "Send", "Serve", "Snapshot", "Transfer",
-    "TryDial",
+    "Adopt", "Collect", "Confirm", "CopyFrozen", "CopyPiece", "Dial", "Effect", "Gather", "LookUp", "MemberChanged",
+    "MemberState", "Merge", "Mix", "Notice", "Recall", "Release", "Rename", "Restore", "Send", "Serve", "Snapshot",
+    "Transfer", "TryDial",
 ]  # fmt: skip
 
 
@@ -60,19 +60,26 @@ class TryDial:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Copy the live weights that exchanges carry at the next step boundary and keep them under this session; report
-    with ``snapshotted``. ``part``: which elements of them the exchange mixes; no others are asked for. ``optimizer``:
-    in their place the optimizer's state, for a newcomer, elements [start, stop) of all that it takes.
+    with ``snapshotted``. ``part``: which elements of them the exchange mixes; no others are asked for.
 
     ``pushes``: this snapshot is given away to so many partners (0: it is exchanged). The mass that this one carries is
     taken from the model's at the same boundary, and reported.
     """
 
     session: int
-    optimizer: bool
     pushes: int = 0
     part: Subset = ALL
-    start: int = 0
-    stop: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPiece:
+    """A newcomer waits for elements [start, stop) of what it takes, all of the weights that exchanges carry or all of
+    the optimizer's state: copy them at the next step boundary, keep them under this session and report with
+    ``snapshotted``."""
+
+    session: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +231,6 @@ class Notice:
 
 
 Effect = (
-    Send | Dial | LookUp | TryDial | Snapshot | Recall | CopyFrozen | Transfer | Gather | Mix | Merge | Rename | Release
-    | Serve | Collect | Adopt | Confirm | Restore | MemberChanged | Notice
+    Send | Dial | LookUp | TryDial | Snapshot | CopyPiece | Recall | CopyFrozen | Transfer | Gather | Mix | Merge
+    | Rename | Release | Serve | Collect | Adopt | Confirm | Restore | MemberChanged | Notice
 )  # fmt: skip

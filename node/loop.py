@@ -107,7 +107,7 @@ class StepLoop:
         boundary, owner = self.boundary, self.owner
         ahead = due and self.ahead and self.signals.mix_at <= now
         whole = ahead and boundary.expected is None  # a snapshot of a part serves no newcomer
-        visit = boundary.visit(owner.replaced, ahead, report and not whole and owner.keeps(), now)
+        visit = boundary.visit(owner.replaced, ahead, report and not whole and owner.keeps())
         if visit.updates and not visit.adopted:
             owner.mixed()
         if visit.updates_alone and not report:

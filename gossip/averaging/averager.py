@@ -30,6 +30,7 @@ from gossip.effects import (
     Collect,
     Confirm,
     CopyFrozen,
+    CopyPiece,
     Effect,
     Gather,
     Merge,
@@ -141,11 +142,11 @@ class Averager:
 
     # -- snapshots -----------------------------------------------------------------------------------------------
     def snapshot(self, effect: Snapshot) -> None:
-        donated = not self.peer.under_way(effect.session)  # what exchanges need was touched at the start
-        if effect.optimizer or (donated and self.vectors.lacks(self.peer.elements)):
-            self.driver.compute(MakingRoom(self, effect))
-        else:
-            self.boundary.want_snapshot(effect.session, None, effect.pushes, self.cut(effect.part, effect.session))
+        self.boundary.want_snapshot(effect.session, None, effect.pushes, self.cut(effect.part, effect.session))
+
+    def copy_piece(self, effect: CopyPiece) -> None:
+        """For a newcomer, when there is room for it."""
+        self.driver.compute(MakingRoom(self, effect))
 
     def cut(self, part: Subset, session: int) -> Cut | None:
         """Where the elements of a part lie; None for all of them."""
@@ -179,11 +180,10 @@ class Averager:
             driver.perform(peer.spoiled(session, driver.now))
             return
         moved, movement = math.nan, self.movement
-        weights = not vector.start  # and no optimizer's state
-        if weights and vector.cut is None:
+        if vector.cut is None and not vector.passing:
             self.vectors.keep(vector)
             moved = math.nan if movement is None else movement.since(vector.array)
-        elif weights and movement is not None:
+        elif vector.cut is not None and movement is not None:
             moved = movement.moved(vector.array[vector.elements :].copy())
         driver.perform(peer.snapshotted(session, driver.now, mass, moved))
 
@@ -191,7 +191,8 @@ class Averager:
         """The newest snapshot is this session's; where there is none that of the next boundary."""
         vector = self.vectors.recall()
         if vector is None:
-            self.boundary.want_snapshot(effect.session)
+            if effect.session not in self.boundary.requests:
+                self.boundary.want_snapshot(effect.session)
             return
         self.boundary.cancel(effect.session)
         self.snapshots[effect.session] = vector
@@ -400,7 +401,7 @@ class Averager:
             self.vectors.give(vector)
         current = visit.decided == boundary.decided
         for session, vector, mass in visit.snapshots:
-            if not (mass or vector.start or self.peer.concerns(session)):
+            if not (mass or vector.passing or self.peer.concerns(session)):
                 self.use_spare(vector, current)  # another exchange took its place while the copy was made
             elif current or mass > 0 or not self.peer.under_way(session):
                 self.snapshotted(session, vector, mass)
@@ -428,7 +429,7 @@ class Averager:
 
 
 PERFORM: dict[type, Callable[[Averager, Any], None]] = {
-    Snapshot: Averager.snapshot, Recall: Averager.recall, CopyFrozen: Averager.copy_frozen, Adopt: Averager.adopt,
-    Confirm: Averager.confirm, Restore: Averager.restore,
+    Snapshot: Averager.snapshot, CopyPiece: Averager.copy_piece, Recall: Averager.recall,
+    CopyFrozen: Averager.copy_frozen, Adopt: Averager.adopt, Confirm: Averager.confirm, Restore: Averager.restore,
 }  # fmt: skip
 """What :meth:`Averager.perform` performs; other effects need a driver, which calls the averager for its part."""

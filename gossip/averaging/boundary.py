@@ -10,7 +10,7 @@ alone; the lock guards the wishes.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,7 +18,6 @@ from typing import Protocol
 
 from gossip.arithmetic.mixing import push_mass
 from gossip.arithmetic.subsets import Subset
-from gossip.averaging.optimizer_copy import OptimizerCopy
 from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
 
 __all__ = ["Adoption", "Boundary", "Kept", "Model", "Pending", "Update", "Visit"]
@@ -48,6 +47,9 @@ class Model(Protocol):
     def begin_read_optimizer(self, out: Floats, start: int) -> Pending | None:
         """``out[:]`` = the optimizer's state, from ``start`` of what newcomers take on."""
 
+    def begin_read_piece(self, out: Floats, start: int) -> Pending | None:
+        """``out[:]`` = the weights from ``start`` on, all of them such as exchanges carry."""
+
     def begin_read_at(self, out: Floats, positions: Positions) -> Pending | None:
         """``out[:] = weights[positions]``."""
 
@@ -56,6 +58,10 @@ class Model(Protocol):
 
     def add(self, values: Floats) -> Pending | None:
         """``weights += values``."""
+
+    def add_read(self, values: Floats) -> bool:
+        """``weights += values``, then ``values[:] = weights``, which takes one pass over memory where the two take two.
+        False where it cannot be had in one: nothing has changed."""
 
     def add_at(self, values: Floats, positions: Positions) -> Pending | None:
         """``weights[positions] += values``."""
@@ -146,7 +152,7 @@ class Visit:
 class Request:
     """A snapshot that a session wants."""
 
-    optimizer: OptimizerCopy | None  # of its state, in place of the weights
+    piece: Vector | None  # that a newcomer waits for, and where it goes
     pushes: int  # to how many it is given away
     cut: Cut | None
     part: Subset | None  # of the cut: requests of the same share one vector
@@ -187,10 +193,10 @@ class Boundary:
 
     # -- the network's -------------------------------------------------------------------------------------------
     def want_snapshot(
-        self, session: int, optimizer: OptimizerCopy | None = None, pushes: int = 0, cut: Cut | None = None
+        self, session: int, piece: Vector | None = None, pushes: int = 0, cut: Cut | None = None
     ) -> None:  # fmt: skip
         with self.lock:
-            self.requests[session] = Request(optimizer, pushes, cut, None if cut is None else cut.part)
+            self.requests[session] = Request(piece, pushes, cut, None if cut is None else cut.part)
             self.signal()
 
     def cancel(self, session: int) -> None:
@@ -198,8 +204,8 @@ class Boundary:
             with self.lock:
                 request = self.requests.pop(session, None)
                 self.wanted = bool(self.requests or self.updates or self.adoption or self.restoring)
-            if request is not None and request.optimizer is not None and request.optimizer.idle:
-                self.vectors.give(request.optimizer.vector)
+            if request is not None and request.piece is not None:
+                self.vectors.give(request.piece)
 
     def take_requests(self, here: Cut | None = None) -> list[int]:
         """The sessions that want these elements of the weights, who need not wait for the next boundary: a spare copy
@@ -208,7 +214,7 @@ class Boundary:
         with self.lock:
             sessions = [
                 session for session, request in self.requests.items()
-                if not (request.optimizer or request.pushes) and request.part == part
+                if request.piece is None and not request.pushes and request.part == part
             ]  # fmt: skip
         for session in sessions:
             self.cancel(session)
@@ -265,21 +271,22 @@ class Boundary:
             self.wake()
 
     # -- the training loop's -------------------------------------------------------------------------------------
-    def visit(
-        self, replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False, now: float = math.inf
-    ) -> Visit:
+    def visit(self, replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
         """Fulfil everything. While an update is owed, snapshots that are exchanged wait for it; those that are given
-        away carry their mass with them. ``replaced`` is told weights that take the place of others.
+        away carry their mass with them, and newcomers need no more than weights. ``replaced`` is told weights that take
+        the place of others.
 
         ``spare``: a mix is due, so that a snapshot will be asked for in a moment: take one along, and the exchange
-        begins a step sooner. ``keep``: take a copy for newcomers, who may come while the loop stands. ``now`` says how
-        long the optimizer's state has been waited for.
+        begins a step sooner. ``keep``: take a copy for newcomers, who may come while the loop stands.
         """
         with self.lock:
             updates, self.updates = self.updates, []
             self.owed -= len(updates)
-            requests, current = self.requests, not self.owed  # nobody else holds them from here on
-            self.requests = {} if current else {s: one for s, one in requests.items() if not one.pushes}
+            current, wishes, self.requests = not self.owed, self.requests, {}
+            requests: dict[int, Request] = {}
+            for session, one in wishes.items():
+                now = current or one.pushes or one.piece is not None
+                (requests if now else self.requests)[session] = one
             adoption, self.adoption = self.adoption, None
             restoring, self.restoring = self.restoring, False
             self.wanted = False
@@ -290,37 +297,33 @@ class Boundary:
             replaced(self.kept.put_back())
             visit.restored = True
             self.lives += 1
+        copies: dict[Subset | None, Vector] = {}
         if updates:
-            visit.ratios = [self.apply(update, visit) for update in updates]
+            whole = keep or (spare and current and self.expected is None)
+            whole = whole or any(one.cut is None and one.piece is None for one in requests.values())
+            last = updates[-1] if whole and adoption is None else None
+            visit.ratios = [self.apply(update, visit, copies if update is last else None) for update in updates]
         if adoption is not None:
             self.adopt(adoption, visit, replaced)
-        copies: dict[Subset | None, Vector] = {}
         if requests:
-            visit.snapshots = self.fulfil(requests, current, visit, copies)
+            visit.snapshots = self.fulfil(requests, visit, copies)
         if spare and current:
             visit.spare = self.copy(visit, self.expected, copies)
         if keep:
             visit.kept = self.copy(visit, None, copies)
         visit.lives = self.lives
-        states = {session: one for session, one in requests.items() if one.optimizer is not None and current}
-        if states:
-            self.copy_optimizer(states, visit, bool(updates or copies or visit.replaced), now)
         return visit
 
-    def copy_optimizer(self, states: dict[int, Request], visit: Visit, busy: bool, now: float) -> None:
-        """The next part for each that wants of its state; who has not all of it waits for another boundary."""
-        for session, request in states.items():
-            copy = request.optimizer
-            assert copy is not None
-            whole = copy.advance(self.model, self.lives, busy, now)
-            visit.await_copy(copy.copy)
-            busy = True
-            if whole:
-                visit.snapshots = [*visit.snapshots, (session, copy.vector, 0.0)]
-                continue
-            with self.lock:
-                self.requests[session] = request
-                self.signal()
+    def copy_piece(self, piece: Vector, visit: Visit) -> None:
+        """For a newcomer. Where the optimizer's state has changed its length it holds nothing then."""
+        model, start, stop = self.model, piece.start, piece.start + piece.array.size
+        place = model.optimizer_range()
+        if stop <= model.size():
+            visit.await_copy(model.begin_read_piece(piece.array, start))
+        elif place.start <= start and stop <= place.stop:
+            visit.await_copy(model.begin_read_optimizer(piece.array, start))
+        else:
+            piece.start = sys.maxsize
 
     def copy(self, visit: Visit, cut: Cut | None, copies: dict[Subset | None, Vector]) -> Vector:
         """Of the live weights, or of the elements that are asked for: a half percent of a large model is a two
@@ -343,25 +346,31 @@ class Boundary:
         return vector
 
     def fulfil(
-        self, requests: dict[int, Request], current: bool, visit: Visit, copies: dict[Subset | None, Vector]
+        self, requests: dict[int, Request], visit: Visit, copies: dict[Subset | None, Vector]
     ) -> list[tuple[int, Vector, float]]:  # fmt: skip
         snapshots = []
         for session, request in requests.items():
-            if not (current or request.pushes) or request.optimizer is not None:
-                continue
-            vector = self.copy(visit, request.cut, copies)
-            mass = 0.0
+            mass, vector = 0.0, request.piece
+            if vector is None:
+                vector = self.copy(visit, request.cut, copies)
+            else:
+                self.copy_piece(vector, visit)
             if request.pushes:
                 mass, self.mass = push_mass(self.mass, request.pushes, self.conserves)
             snapshots.append((session, vector, mass))
         return snapshots
 
-    def apply(self, update: Update, visit: Visit) -> float:
-        """How much of a vector was merged, 0 for a difference that was added."""
+    def apply(self, update: Update, visit: Visit, copies: dict[Subset | None, Vector] | None = None) -> float:
+        """How much of a vector was merged, 0 for a difference that was added. ``copies``: all of the weights will be
+        copied next, and may be where what was added lies."""
         values, ratio = update.vector.array, 0.0
         if update.positions is not None:
             pending = self.model.add_at(values, update.positions)
         elif update.mass is None:
+            if copies is not None and self.model.add_read(values):
+                update.vector.users = 0
+                copies[None] = update.vector
+                return ratio
             pending = self.model.add(values)
         else:
             total = self.mass + update.mass

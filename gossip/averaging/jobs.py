@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Update
-from gossip.averaging.optimizer_copy import OptimizerCopy
 from gossip.averaging.vectors import Positions, Vector
-from gossip.effects import CopyFrozen, Snapshot
+from gossip.effects import CopyFrozen, CopyPiece
 
 if TYPE_CHECKING:
     from gossip.averaging.averager import Averager
@@ -122,32 +121,27 @@ class Copying:
 
 
 class MakingRoom:
-    """Memory for what a newcomer gets, the weights or a stretch of the optimizer's state, touched before the training
-    loop copies that there: pages that nobody has written to cost four times what a copy costs."""
+    """Memory for a newcomer's piece, touched before the training loop copies that there: pages that nobody has written
+    to cost four times what a copy costs."""
 
     __slots__ = ("averager", "effect", "elements", "vector")
 
-    def __init__(self, averager: Averager, effect: Snapshot) -> None:
-        self.averager, self.effect = averager, effect
-        self.elements = effect.stop - effect.start if effect.optimizer else averager.peer.elements
+    def __init__(self, averager: Averager, effect: CopyPiece) -> None:
+        self.averager, self.effect, self.elements = averager, effect, effect.stop - effect.start
         self.vector: Vector | None = None
 
     def run(self) -> None:
-        vectors = self.averager.vectors
-        self.vector = (vectors.pass_by if self.effect.optimizer else vectors.take)(self.elements)
+        self.vector = self.averager.vectors.pass_by(self.elements)
+        self.vector.start = self.effect.start
         self.vector.array.fill(0.0)
 
     def land(self) -> None:
         averager, vector, session = self.averager, self.vector, self.effect.session
         assert vector is not None
-        wanted = averager.peer.concerns(session)
-        if wanted and self.effect.optimizer:
-            vector.start = self.effect.start
-            averager.boundary.want_snapshot(session, OptimizerCopy(vector, averager.driver.now))
-            return
-        averager.vectors.give(vector)  # the boundary takes it from there
-        if wanted:
-            averager.boundary.want_snapshot(session)
+        if averager.peer.concerns(session) and session not in averager.snapshots:
+            averager.boundary.want_snapshot(session, vector)
+        else:
+            averager.vectors.give(vector)
 
     def fail(self) -> None:
         self.averager.failed(self.effect.session, "fault")

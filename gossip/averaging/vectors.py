@@ -32,7 +32,7 @@ class Vector:
     users: int = 1
     cut: Cut | None = None
     passing: bool = False  # its memory is not kept when it has no more users
-    start: int = 0  # of what newcomers take, where it begins: with the weights, what is frozen, or an optimizer's state
+    start: int = 0  # of what newcomers take, where it begins
 
     @property
     def elements(self) -> int:
@@ -53,9 +53,6 @@ class Vectors(Protocol):
 
     def take(self, elements: int) -> Vector:
         """One of so many elements, whatever they hold."""
-
-    def lacks(self, elements: int) -> bool:
-        """Whether one of so many would be new, and its memory fresh."""
 
     def pass_by(self, elements: int) -> Vector:
         """One whose memory goes when it is given back: of a length that exchanges do not need."""

@@ -126,7 +126,7 @@ class PairAhead(Pair):
             exchanges.outgoing[self.session] = self
         exchanges.overtake()
         self.overtaken = False  # its snapshot is of after all that began before
-        return [Snapshot(self.session, False)]
+        return [Snapshot(self.session)]
 
     def snapshotted(self, now: float, mass: float = 0.0) -> list[Effect]:
         exchanges, local = self.exchanges, self.exchanges.local

@@ -46,7 +46,7 @@ def start(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) -> l
         )  # fmt: skip
         one.steps = exchanges.local.steps
         exchanges.outgoing[one.session] = exchanges.table[one.session] = one
-        effects.append(Snapshot(one.session, False, one.carries(wanted - place), part))
+        effects.append(Snapshot(one.session, one.carries(wanted - place), part))
     return effects
 
 
@@ -83,7 +83,7 @@ def admit(
     one.codec = agreed_codec(config.codec, exchanges.codec(sender), offer.codec, part is ALL)
     gap = local.version - offer.version
     one.weight = pair_weight(gap, config.staleness_exponent, cap=min(offer.weight, one.cap()))
-    return [*dropped, Snapshot(session, False, part=part)]
+    return [*dropped, Snapshot(session, part=part)]
 
 
 def refuses(kind: type[Exchange], exchanges: Exchanges[Exchange], offer: Offer, part: Subset | None) -> str | None:

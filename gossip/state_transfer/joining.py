@@ -16,7 +16,7 @@ from enum import Enum, auto
 from itertools import pairwise
 
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, CopyFrozen, Effect, Recall, Release, Send, Serve, Snapshot
+from gossip.effects import Adopt, Collect, CopyFrozen, CopyPiece, Effect, Recall, Release, Send, Serve, Snapshot
 from gossip.exchange.session import MAX_VERSION, Local
 from gossip.filters.rule import FEW
 from gossip.ids import PeerId
@@ -25,10 +25,12 @@ from gossip.state_transfer.comparing import FEWEST, Comparison, odd_ones, spread
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 
-__all__ = ["Donating", "Joining"]
+__all__ = ["PIECE_ELEMENTS", "Donating", "Joining", "most_elements"]
 
 STANDS = "asleep"  # a donor's reason: the state of its optimizer is not to be had until its loop takes a step
-SERVED_AT_ONCE = 2  # pieces a donor streams at once: each holds one snapshot
+SERVED_AT_ONCE = 2  # pieces a donor streams at once, each in memory of its own
+PIECE_ELEMENTS = 6 << 20  # of the largest piece, 25 MB, which a step boundary copies in a few milliseconds
+PIECES = 16  # of a larger model's weights: a newcomer waits for a boundary as often, of each donor
 SURVEY_S = 1.0  # from the first answer on, how long the others are waited for
 LEFT_ALONE_S = 60.0  # members of a run that serve nobody (their loops are paused) hold nobody up for longer
 RETRY_S = 1.0  # with every donor busy
@@ -148,11 +150,13 @@ class Joining:
         return self.assign(now)
 
     def cut(self, start: int, stop: int, donors: int) -> list[tuple[int, int]]:
-        """Of each donor as much, be the model smaller than a chunk: what one alone gave nobody could compare. Where
-        there is what nobody changes, of that and of the rest."""
+        """Of each donor as much, be the model smaller than a chunk: what one alone gave nobody could compare. In pieces
+        that are not larger than it gives. Where there is what nobody changes, of that and of the rest."""
         elements = stop - start if self.local.frozen_elements else self.size
         share, step = max(-(-elements // donors), FEW), self.config.chunk_elements
-        share = share if share < step else -(-share // step) * step
+        share, most = share if share < step else -(-share // step) * step, most_elements(self.local.weights)
+        if share > most:
+            share = most // step * step or most
         return [(at, min(at + share, stop)) for at in range(start, stop, share)]
 
     def assign(self, now: float) -> list[Effect]:
@@ -348,7 +352,7 @@ class Joining:
 
 
 class Donating:
-    """The giving side: a snapshot a piece, at most two at once."""
+    """The giving side: a copy of each piece, at most two at once."""
 
     def __init__(self, local: Local, config: Config) -> None:
         self.local, self.config = local, config
@@ -366,7 +370,7 @@ class Donating:
             answer = Serving(fetch.session, local.version, local.genesis, keys, scalars, swarm_samples, finished)
             return [Send(sender, answer)]
         size = local.weights + len(fetch.optimizer_keys) * local.trained_elements
-        inside = 0 <= fetch.start < fetch.stop <= size
+        inside = 0 <= fetch.start < fetch.stop <= size and fetch.stop - fetch.start <= most_elements(local.weights)
         crosses = any(fetch.start < edge < fetch.stop for edge in (local.elements, local.weights))
         if not inside or crosses or fetch.optimizer_keys not in ((), local.optimizer_keys):
             return [Send(sender, Refuse(fetch.session, "range"))]
@@ -377,12 +381,16 @@ class Donating:
         self.table[fetch.session] = (sender, fetch, now + seconds)
         if fetch.start >= local.weights:
             self.awaited[fetch.session] = now + self.config.reply_timeout_s / 2  # and the newcomer hears of it in time
-            return [Snapshot(fetch.session, True, start=fetch.start, stop=fetch.stop)]
+            return [CopyPiece(fetch.session, fetch.start, fetch.stop)]
         if fetch.start >= local.elements:
             self.awaited[fetch.session] = math.inf  # it is the same at any time
             return [CopyFrozen(fetch.session, fetch.start, fetch.stop)]
         self.awaited[fetch.session] = now + self.config.boundary_patience_s
-        return self.stands(fetch.session) if asleep else [Snapshot(fetch.session, False)]
+        if asleep:
+            return self.stands(fetch.session)
+        if local.elements <= PIECE_ELEMENTS:  # all of them are no more, and an exchange may have use for them too
+            return [Snapshot(fetch.session)]
+        return [CopyPiece(fetch.session, fetch.start, fetch.stop)]
 
     def stands(self, session: int) -> list[Effect]:
         """The training loop reaches no boundary at which to take a snapshot. Of the weights there may be an earlier
@@ -428,6 +436,11 @@ class Donating:
     def deadline(self) -> float:
         deadlines = [deadline for _, _, deadline in self.table.values()]
         return min([*deadlines, *self.awaited.values()], default=math.inf)
+
+
+def most_elements(weights: int) -> int:
+    """Elements of the largest piece of a model of so many: what a donor has to hold for it, beside its exchanges."""
+    return max(PIECE_ELEMENTS, weights // PIECES)
 
 
 def allowed_s(config: Config, elements: int) -> float:

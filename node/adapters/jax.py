@@ -57,6 +57,17 @@ class Pytree(State):
         self.copy_s = time.perf_counter() - began
         return Arriving(flat, out)
 
+    def begin_read_piece(self, out: Floats, start: int) -> Arriving:
+        stop = start + out.size
+        places = [(max(begins, start), min(ends, stop), begins) for _, begins, ends in self._places()]
+        pieces = [
+            leaf.reshape(-1)[low - begins : high - begins].astype(jnp.float32)
+            for leaf, (low, high, begins) in zip(self._floats(), places, strict=True) if low < high
+        ]  # fmt: skip
+        flat = jnp.array(jnp.concatenate(pieces), copy=True)  # of one alone it is no other array
+        flat.copy_to_host_async()
+        return Arriving(flat, out)
+
     def read(self, out: Floats) -> None:
         np.copyto(out, np.asarray(self._flat(self._floats())))
 

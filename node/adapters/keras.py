@@ -124,6 +124,15 @@ class KerasWeights(State):
         for variable, _, start, stop in self.pieces(out.size):
             out[start:stop] = keras.ops.convert_to_numpy(variable.value).reshape(-1)
 
+    def begin_read_piece(self, out: Floats, start: int) -> None:
+        self.sync()
+        stop = start + out.size
+        for variable, _, begins, ends in self.pieces(self.layout.exchanged):
+            low, high = max(begins, start), min(ends, stop)
+            if low < high:
+                flat = keras.ops.convert_to_numpy(variable.value).reshape(-1)
+                out[low - start : high - start] = flat[low - begins : high - begins]
+
     def read_frozen(self, out: Floats, start: int) -> None:
         begins, stop = self.layout.exchanged, start + out.size
         for value in self.base:

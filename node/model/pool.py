@@ -48,11 +48,6 @@ class VectorPool:
                     self.last = None
         return Vector(self.buffer(size) if array is None else array)
 
-    def lacks(self, elements: int) -> bool:
-        """Whether none of so many is free."""
-        with self.lock:
-            return not self.free.get(elements)
-
     def pass_by(self, elements: int) -> Vector:
         """One whose memory goes when it is given back."""
         return Vector(self.buffer(elements), passing=True)

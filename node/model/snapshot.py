@@ -31,6 +31,8 @@ from node.model.tensors import LiveTensors, plain_name
 
 __all__ = ["Copies", "ModelState"]
 
+BLOCK_ELEMENTS = 1 << 16  # two blocks of 256 KiB stay in the second cache
+
 
 @dataclass(frozen=True, slots=True)
 class Copies:
@@ -125,6 +127,11 @@ class ModelState(State):
         self.copy_s = time.perf_counter() - began
         return copies
 
+    def begin_read_piece(self, out: Floats, start: int) -> Copies:
+        """As :meth:`begin_read`, of the weights from ``start`` on."""
+        tensors = self._tensors.current()[: self._exchanged]
+        return self._begin_read(list(_stretch(tensors, start, start + out.size)), out)
+
     def begin_read_optimizer(self, out: Floats, start: int) -> Copies:
         """The optimizers' state, likewise, from ``start`` of what newcomers take on."""
         place = self.optimizer_range()
@@ -197,6 +204,29 @@ class ModelState(State):
         On CUDA ``shift`` may be written again once the returned copy is done.
         """
         return self._apply(shift, _add)
+
+    @torch.no_grad()
+    def add_read(self, shift: Floats) -> bool:
+        """:meth:`add`, and what comes of it read to where ``shift`` lies: block by block, each in cache for the second.
+        Of tensors of another kind than the vector's nothing would be won."""
+        live = self._weights(shift)
+        if not all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in live):
+            return False
+        began = time.perf_counter()
+        few: list[Tensor] = []
+        pieces: list[Tensor] = []
+        for tensor, piece in zip(live, _cut(_host(shift, sum(map(Tensor.numel, live))), live), strict=True):
+            if tensor.numel() <= BLOCK_ELEMENTS or not tensor.is_contiguous():
+                few.append(tensor)
+                pieces.append(piece)
+                continue
+            for mine, theirs in zip(_blocks(tensor), _blocks(piece), strict=True):
+                theirs.copy_(mine.add_(theirs))
+        if few:
+            torch._foreach_add_(few, pieces)
+            torch._foreach_copy_(pieces, few)
+        self.copy_s = time.perf_counter() - began
+        return True
 
     def merge(self, vector: Floats, weight: float) -> Copies:
         """``weights += weight (vector - weights)``, as :meth:`add`."""
@@ -340,6 +370,10 @@ def runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, 
 def _cut(flat: Tensor, live: list[Tensor]) -> list[Tensor]:
     """Views of the flat tensor in the shapes of ``live``: the call that DDP and FSDP make, one step into C++."""
     return list(_unflatten_dense_tensors(flat, live))  # type: ignore[no-untyped-call]
+
+
+def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(tensor.view(-1), BLOCK_ELEMENTS)
 
 
 def _add(live: list[Tensor], flat: Tensor) -> None:

@@ -62,6 +62,12 @@ class VectorState(ABC):
         self.read(out)
         return None
 
+    def begin_read_piece(self, out: Floats, start: int) -> Pending | None:
+        """``out[:]`` = the weights from ``start`` on, as :meth:`begin_read`: a piece for a newcomer, of a model of more
+        than six million elements. A sixteenth or so is better read alone than, as here, with all others."""
+        out[:] = self._read(self.layout.exchanged)[start : start + out.size]
+        return None
+
     def begin_read_at(self, out: Floats, positions: Positions) -> Pending | None:
         """``out[:] = weights[positions]``, as :meth:`begin_read`; the positions are ascending."""
         out[:] = self._read(self.layout.exchanged)[positions]
@@ -79,6 +85,11 @@ class VectorState(ABC):
                 f"The layout of {type(self).__name__} has frozen tensors and it has no read_frozen: define it, or name "
                 "them buffers, which are exchanged."
             )
+
+    def add_read(self, shift: Floats) -> bool:
+        """``weights += shift``, then ``shift[:] = weights``, where both together take less than :meth:`add` and
+        :meth:`read`. False where they do not: nothing has changed."""
+        return False
 
     def add_at(self, shift: Floats, positions: Positions) -> Pending | None:
         """``weights[positions] += shift``, as :meth:`add`."""

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
+from gossip.averaging.vectors import Vector
 from node.ranks.ranks import Ranks
 
 __all__ = ["RanksBoundary", "UpdateTold"]
@@ -78,8 +80,8 @@ class RanksBoundary(Boundary):
         self.wish(partial(Boundary.want_restore, self))
 
     # -- the training loop's -------------------------------------------------------------------------------------
-    def apply(self, update: Update, visit: Visit) -> float:
-        """The others are told before it is made here: to merge overwrites the vector."""
+    def apply(self, update: Update, visit: Visit, copies: dict[Subset | None, Vector] | None = None) -> float:
+        """The others are told before it is made here: to merge, or to copy, overwrites the vector."""
         values, positions, ratio = update.vector.array, update.positions, None
         if update.mass is not None:
             ratio = update.mass / (self.mass + update.mass)
@@ -87,4 +89,4 @@ class RanksBoundary(Boundary):
         self.ranks.send(values)
         if positions is not None:
             self.ranks.send(np.array(positions))  # they may be read-only
-        return super().apply(update, visit)
+        return super().apply(update, visit, copies)

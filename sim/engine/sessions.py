@@ -60,7 +60,6 @@ class Sessions:
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshot(self, host: Host, effect: Snapshot) -> None:
-        assert not effect.optimizer, "simulated peers have no optimizer state to share"
         host.since[effect.session] = self.events.now
         host.averager.snapshot(effect)
         host.offering = host.peer.offering

@@ -29,6 +29,9 @@ class VectorModel:
     def begin_read(self, out: Floats) -> None:
         out[:] = self.vector
 
+    def begin_read_piece(self, out: Floats, start: int) -> None:
+        out[:] = self.vector[start : start + out.size]
+
     def begin_read_optimizer(self, out: Floats, start: int) -> None:
         assert not out.size, "simulated peers have no optimizer state to share"
 
@@ -40,6 +43,11 @@ class VectorModel:
 
     def add(self, values: Floats) -> None:
         self.vector += values
+
+    def add_read(self, values: Floats) -> bool:
+        self.vector += values
+        values[:] = self.vector
+        return True
 
     def add_at(self, values: Floats, positions: Positions) -> None:
         self.vector[positions] += values
@@ -89,11 +97,8 @@ class HostVectors:
     def take(self, elements: int) -> Vector:
         return Vector(np.empty(elements, np.float32))
 
-    pass_by = take
-
-    def lacks(self, elements: int) -> bool:
-        """Fresh memory costs nothing in virtual time."""
-        return False
+    def pass_by(self, elements: int) -> Vector:
+        return Vector(np.empty(elements, np.float32), passing=True)
 
     def give(self, vector: Vector) -> None:
         """It goes with its last user."""

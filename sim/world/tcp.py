@@ -5,10 +5,11 @@ than on a line without TCP something arrives on it. The figures are those of Lin
 which grow 1.9-fold a round trip; a retransmission timeout of a round trip and 200 ms, doubled each time (RFC 6298, with
 Linux's minimum). What kernels did over emulated links lies beside ``benchmarks/tcp_model.py``, which compares.
 
-``cubic`` is what Linux begins with. It takes each loss for congestion: its window falls to 0.7 and grows by 0.53
-segments a round trip (RFC 9438, section 4.3), which holds a long stream to ``segment / rtt * sqrt(3 / 2) /
-sqrt(loss)`` (Mathis et al., 1997, equation 3). After idling it begins slowly again. Where nothing is lost at random it
-fills the queue before the slowest link, and two streams that meet wait in each other's (:mod:`sim.world.cubic`).
+``cubic`` is what Linux begins with. It takes each loss for congestion: its window falls to 0.7 and grows by its curve,
+or by 0.53 segments a round trip where that is more (RFC 9438, section 4.3), which holds a long stream to ``segment /
+rtt * sqrt(3 / 2) / sqrt(loss)`` (Mathis et al., 1997, equation 3). After idling it begins slowly again. Where nothing
+is lost at random it fills the queue before the slowest link, and two streams that meet wait in each other's
+(:mod:`sim.world.cubic`).
 ``bbr`` keeps its estimate of the rate over losses and idle times, and its queues short; loss costs it rounds in which
 its window does not grow while it looks for the rate, and every ten seconds of use it nearly stops for 200 ms to see the
 round trip (PROBE_RTT).
@@ -219,6 +220,7 @@ class Transport:
                 return took_s
             line.clear = self.gap(line)
             flight = line.window  # what is sent until the loss is known
+            cubic.lost(line)
             line.window = line.threshold = max(2.0, float(int(BETA * flight)))
             if left < flight:
                 return took_s + left / at_s + self.found_s(line, left, segments, at_s, rtt)
@@ -233,7 +235,7 @@ class Transport:
         self, line: Line, segments: float, at_s: float, rtt: float, full: float, recovers: bool, loses: bool
     ) -> float:
         """Seconds for so many segments until a loss: slow start up to the threshold, or until HyStart sees a queue of
-        its own, then a line upwards. ``recovers``: for a round the window does not grow, since what was lost before it
+        its own, then the curve. ``recovers``: for a round the window does not grow, since what was lost before it
         is sent again; ``loses``: the last of them is lost, and those before it in its round let the window grow."""
         took_s, left = 0.0, segments
         if recovers and line.window < full:
@@ -248,17 +250,16 @@ class Transport:
             took_s += max(rtt, line.window / at_s)
             left -= line.window
             line.window = min(line.window * GROWTH, line.threshold)
-        window = line.window
-        if window < full:
-            # r rounds carry w r + g r^2 / 2 segments; it grows until the rate is full.
-            rounds = (math.sqrt(window * window + 2 * RENO * left) - window) / RENO
-            most = (full - window) / RENO
-            if rounds <= most:
-                line.window = window + RENO * rounds
-                return took_s + max(rounds * rtt, left / at_s)
-            took_s += most * rtt
-            left -= most * (window + full) / 2
-            line.window = full
+        while line.window < full:
+            window = line.window
+            if left <= window:
+                if loses:
+                    line.window += RENO * left / window
+                return took_s + max(left / window * rtt, left / at_s)
+            took_s += rtt
+            left -= window
+            cubic.grow(line, rtt, False)
+        line.window = min(line.window, full)
         return took_s + left / at_s
 
     def tail_s(self, line: Line, segments: float, at_s: float, rtt: float) -> float:

@@ -165,6 +165,25 @@ def test_a_snapshot_is_of_the_weights_before_a_step_that_uses_their_buffers_agai
     assert np.abs(out - before).max() > 0
 
 
+@pytest.mark.parametrize(
+    "tree", [{"one": jnp.arange(40.0)}, {"a": jnp.ones((3, 5), jnp.bfloat16), "b": jnp.arange(25.0)}]
+)
+def test_any_piece_is_a_copy_of_what_lies_there(tree):
+    """Of a tree of one array as well, whose buffer the next step may be given."""
+    state = Pytree(tree)
+    full = np.empty(state.layout.size, np.float32)
+    state.read(full)
+    for start in range(0, full.size, 3):
+        for stop in (start + 1, start + 10, full.size):
+            out = np.full(min(stop, full.size) - start, np.nan, np.float32)
+            copy = state.begin_read_piece(out, start)
+            for leaf in jax.tree_util.tree_leaves(state.value):
+                assert copy._flat is not leaf
+            while not copy.done():
+                time.sleep(0.001)
+            np.testing.assert_array_equal(out, full[start : start + out.size])
+
+
 def test_what_is_added_is_added_to_floats_alone_and_nothing_is_written_to():
     value = {"w": jnp.ones((2, 3)), "h": jnp.ones(2, jnp.bfloat16), "n": jnp.arange(3), "s": 2.0}
     tree = Pytree(value)

@@ -104,6 +104,17 @@ def frozen_part(weights):
     return out
 
 
+def test_any_piece_of_the_weights_is_what_lies_there():
+    weights = KerasWeights(frozen_base())
+    full = np.empty(weights.layout.exchanged, np.float32)
+    weights.read(full)
+    for start in range(full.size):
+        for stop in (start + 1, start + 10, full.size):
+            out = np.full(min(stop, full.size) - start, np.nan, np.float32)
+            weights.begin_read_piece(out, start)
+            np.testing.assert_array_equal(out, full[start : start + out.size])
+
+
 def test_frozen_layers_do_not_travel_and_a_newcomer_has_them_once(train):
     theirs, model, seen = KerasWeights(frozen_base()), frozen_base(), []
     other = train(theirs)

@@ -11,7 +11,7 @@ import msgpack
 
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, Dial, Gather, Mix, Send, Serve, Snapshot, Transfer, TryDial
+from gossip.effects import Adopt, Collect, CopyPiece, Dial, Gather, Mix, Send, Serve, Snapshot, Transfer, TryDial
 from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import MemberRecord, peer_id_of
 from gossip.peer import Peer
@@ -278,7 +278,9 @@ class Messages(Target):
             if isinstance(effect, Send):
                 data = encode(effect.message)
                 assert decode(data[PREFIX_BYTES:]) == effect.message
-            elif isinstance(effect, Snapshot | Transfer | Gather | Collect | Serve | Adopt | Dial | TryDial | Mix):
+            elif isinstance(
+                effect, Snapshot | CopyPiece | Transfer | Gather | Collect | Serve | Adopt | Dial | TryDial | Mix
+            ):
                 self.todo.append(effect)
         del self.todo[:-64]
         check(self.peer.membership.me, trusting)
@@ -288,7 +290,7 @@ class Messages(Target):
         rng, peer, now = self.rng, self.peer, self.now
         squares = rng.choice((0.0, 1.0, 1e30, math.inf, rng.random())), rng.choice((0.0, 1.0, 1e30, 1.0))
         match effect:
-            case Snapshot(session, _, _):
+            case Snapshot(session) | CopyPiece(session):
                 self.perform(peer.snapshotted(session, now, rng.choice((0.0, 0.5)), rng.choice((math.nan, 1.0))))
             case Transfer() | Gather() | Collect() | Serve() if rng.random() < 0.3:
                 self.perform(

@@ -66,7 +66,7 @@ class Sessions:
     def average(self, effect: effects.Effect) -> None:
         """Perform one that is about vectors."""
         match effect:
-            case effects.Snapshot(number, _, pushes):
+            case effects.Snapshot(number, pushes):
                 self.sessions[number] = self.wishes[number] = Session(pushes)
             case effects.Recall(number):  # as who has no earlier snapshot: that of the next boundary
                 if number not in self.sessions:

@@ -12,7 +12,7 @@ from gossip.averaging.jobs import Mixing
 from gossip.averaging.pair import PairAverage
 from gossip.codecs import get_codec
 from gossip.config import Config
-from gossip.effects import Mix, Release, Snapshot, Transfer
+from gossip.effects import CopyPiece, Mix, Release, Snapshot, Transfer
 from gossip.filters.clip import Clip
 from gossip.wire.messages import Fetch
 from node.model.kept import KeptWeights
@@ -76,7 +76,7 @@ def test_a_wish_that_comes_during_a_visit_is_for_the_next(earlier):
     meeting.want_update(shift_of(pool, 2.0))
     for session in earlier:
         meeting.want_snapshot(session)
-    plain = meeting.model.add
+    plain, meeting.model.add_read = meeting.model.add, lambda values: False
     meeting.model.add = lambda values: (meeting.want_snapshot(9), plain(values))[1]  # the network's thread, meanwhile
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == earlier
     assert list(meeting.requests) == [9]
@@ -252,18 +252,21 @@ async def test_a_push_that_was_over_before_its_snapshot_came_leaves_the_model_as
 
 
 @in_trio
-def test_a_copy_of_an_optimizers_state_is_no_snapshot_of_the_weights():
+def test_a_piece_for_a_newcomer_is_no_snapshot_of_the_weights():
     node = runtime(Config())
     averager = node.averager
     averager.boundary.want_snapshot(1)
-    node.peer.donating.table.update({session: (OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2)})
+    node.peer.donating.table.update({session: (OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2, 3)})
     moved = []
     averager.movement.since = averager.movement.moved = lambda values: moved.append(values.size) or 0.0
     averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
     averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)
-    averager.snapshot(Snapshot(2, True, start=ELEMENTS, stop=ELEMENTS + 5))
+    averager.copy_piece(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
+    averager.copy_piece(CopyPiece(3, 0, 5))
     averager.updated(averager.boundary.visit(ignore))
-    weights, state = averager.snapshots[1], averager.snapshots[2]
+    weights, state, piece = (averager.snapshots[session] for session in (1, 2, 3))
+    assert piece.holds(0, 5)
+    assert not piece.holds(0, 6)
     assert (state.start, state.array.tolist()) == (ELEMENTS, [7.0] * 5)
     assert state.holds(ELEMENTS + 1, ELEMENTS + 5)
     assert not state.holds(0, 5)
@@ -274,15 +277,15 @@ def test_a_copy_of_an_optimizers_state_is_no_snapshot_of_the_weights():
 
 @in_trio
 def test_no_boundary_pays_for_fresh_memory_for_a_newcomer():
-    """Where exchanges have all vectors there are, a copy of the weights went into pages that nobody had touched."""
+    """Where exchanges have all vectors there are, a copy went into pages that nobody had touched."""
     node = runtime(Config())
     averager, pool = node.averager, node.streams.pool
     node.peer.donating.table.update({session: (OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2)})
     taken = [pool.take() for _ in range(3)]
     averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
     averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)
-    averager.snapshot(Snapshot(1, False))
-    averager.snapshot(Snapshot(2, True, start=ELEMENTS, stop=ELEMENTS + 5))
+    averager.copy_piece(CopyPiece(1, 3, 9))
+    averager.copy_piece(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
     pool.buffer = None  # no more of it
     averager.updated(averager.boundary.visit(ignore))
     assert averager.snapshots.keys() == {1, 2}

@@ -25,7 +25,7 @@ IDS = [PeerId(bytes([number]) * 16) for number in range(4)]
 def test_an_exchange_lasts_from_the_wish_to_the_mix():
     watch = Watch(0)
     effects = (
-        (1.0, Snapshot(7, False)), (1.5, Rename(7, 8)), (1.75, Transfer(8, IDS[1], "fp32")), (2.5, Mix(8, 0.5)),
+        (1.0, Snapshot(7)), (1.5, Rename(7, 8)), (1.75, Transfer(8, IDS[1], "fp32")), (2.5, Mix(8, 0.5)),
         (3.0, Release(8)),
     )  # fmt: skip
     for at, effect in effects:

@@ -37,7 +37,7 @@ def start(kind: type[Group], exchanges: Exchanges[Group], now: float) -> list[Ef
         codec=exchanges.config.codec, since=now, deadline=math.inf, candidates=invited, asked=set(invited),
     )  # fmt: skip
     exchanges.table[one.session] = exchanges.outgoing[one.session] = one
-    return [Snapshot(one.session, False)]
+    return [Snapshot(one.session)]
 
 
 def join(kind: type[Group], exchanges: Exchanges[Group], sender: PeerId, invite: Invite, now: float) -> list[Effect]:
@@ -55,7 +55,7 @@ def join(kind: type[Group], exchanges: Exchanges[Group], sender: PeerId, invite:
         exchanges=exchanges, session=session, inviter=sender, initiator=RESPONDER, since=now,
         deadline=now + patience_s, codec=leaner(invite.codec, exchanges.config.codec), candidates=invite.members,
     )  # fmt: skip
-    return [*dropped, Snapshot(session, False)]
+    return [*dropped, Snapshot(session)]
 
 
 def candidates(exchanges: Exchanges[Group], now: float) -> tuple[PeerId, ...]:

@@ -98,6 +98,6 @@ def verified(side=None):
 def answering(side=None, session=7):
     """A side that streams an exchange which B offered."""
     side = side or Side()
-    assert side.exchanges.on_offer(B, offer(session), 0.0) == [Snapshot(session, False)]
+    assert side.exchanges.on_offer(B, offer(session), 0.0) == [Snapshot(session)]
     side.exchanges.snapshotted(session, 0.0)
     return side

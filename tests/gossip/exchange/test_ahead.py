@@ -45,7 +45,7 @@ def test_what_is_promised_begins_when_the_exchange_before_it_is_over_and_takes_n
     side = promised()
     assert side.exchanges.moving == 1
     assert side.exchanges.follow(1.5) == [], "the exchange with B goes on"
-    assert finished(side) == [Snapshot(7, False)]
+    assert finished(side) == [Snapshot(7)]
     assert side.exchanges.moving == 1
 
 
@@ -58,7 +58,7 @@ def test_who_is_ready_last_streams_at_once_and_who_was_first_when_it_hears_of_th
     accept = Accept(7, 0.0, 0.5, "fp32")
     assert first.exchanges.snapshotted(7, 2.1) == [Send(C, accept)]
     assert last.exchanges.on_accept(A, accept, 2.2) == [], "its own exchange goes on"
-    assert finished(last, 2.3) == [Snapshot(7, False)]
+    assert finished(last, 2.3) == [Snapshot(7)]
     effects = last.exchanges.snapshotted(7, 2.4)
     assert [type(effect) for effect in effects] == [Send, Transfer]
     assert [type(effect) for effect in first.exchanges.on_accept(C, effects[0].message, 2.5)] == [Transfer]
@@ -141,7 +141,7 @@ def test_while_we_wait_for_it_another_offer_goes_first():
     side.local.boundary_at = 2.0
     other = Offer(11, "f", b"g" * 16, 0.0, 0.5, "fp32")
     assert side.exchanges.on_offer(D, other, 2.1) == [Send(D, Busy(11))], "it may come at any moment"
-    assert side.exchanges.on_offer(D, other, 2.3) == [Snapshot(11, False)]
+    assert side.exchanges.on_offer(D, other, 2.3) == [Snapshot(11)]
 
 
 def test_with_the_snapshot_of_a_promise_that_is_taken_back_others_are_asked():

@@ -29,7 +29,7 @@ def doubt(side, partner, session, now):
     """The same of an exchange that ``partner`` offered."""
     x = side.exchanges
     side.local.boundary_at = now
-    assert x.on_offer(partner, offer(session), now) == [Snapshot(session, False)]
+    assert x.on_offer(partner, offer(session), now) == [Snapshot(session)]
     x.snapshotted(session, now)
     assert x.streamed(session, 1.0, 1.0, now) == [Send(partner, Commit(session))]
     return x.unlinked(partner, now)
@@ -39,9 +39,9 @@ def doubt(side, partner, session, now):
 def test_a_doubt_takes_no_slot(config):
     own = doubting(Side(partners=(B, C), config=config))
     own.partners = [C]
-    assert own.exchanges.begin(2.0) == [Snapshot(2, False)], "our own mix does not wait for the answer"
+    assert own.exchanges.begin(2.0) == [Snapshot(2)], "our own mix does not wait for the answer"
     asked = doubting(Side(partners=(B, C), config=config))
-    assert asked.exchanges.on_offer(C, offer(8), 2.0) == [Snapshot(8, False)], "nor anybody's offer"
+    assert asked.exchanges.on_offer(C, offer(8), 2.0) == [Snapshot(8)], "nor anybody's offer"
     assert asked.table[8].weight == 0.5, "what moves nothing shares the vector with nobody"
 
 

@@ -18,7 +18,7 @@ from tests.harness.world import World
 def test_the_initiator_snapshots_offers_streams_commits_and_mixes():
     side = Side(version=2.0)
     x = side.exchanges
-    assert x.begin(0.0) == [Snapshot(1, False)]
+    assert x.begin(0.0) == [Snapshot(1)]
     assert x.snapshotted(1, 0.1) == [Send(B, Offer(1, "f", b"g" * 16, 2.0, 0.5, "fp32"))]
     [transfer] = x.on_accept(B, Accept(1, 4.0, 0.25, "fp32"), 0.2)
     assert (transfer.session, transfer.partner) == (1, B)
@@ -34,7 +34,7 @@ AGED = Config(staleness_exponent=0.5)
 def test_the_responder_snapshots_accepts_streams_commits_and_mixes():
     side = Side(version=4.0, config=AGED)
     x = side.exchanges
-    assert x.on_offer(B, offer(7, version=1.0), 0.0) == [Snapshot(7, False)]
+    assert x.on_offer(B, offer(7, version=1.0), 0.0) == [Snapshot(7)]
     weight = 0.25  # 1/2 (1 + 3)^-1/2
     accept, transfer = x.snapshotted(7, 0.1)
     assert accept == Send(B, Accept(7, 4.0, weight, "fp32"))
@@ -196,15 +196,15 @@ def test_a_peer_whose_training_loop_stands_still_is_busy():
     side = Side(boundary_at=0.0)
     patience = side.config.boundary_patience_s
     assert side.exchanges.on_offer(B, offer(), patience + 0.1) == [Send(B, Busy(7))]
-    assert side.exchanges.on_offer(B, offer(), patience) == [Snapshot(7, False)]
+    assert side.exchanges.on_offer(B, offer(), patience) == [Snapshot(7)]
     assert side.exchanges.tick(2 * patience) == [Send(B, Busy(7)), Release(7)]  # it stopped after the offer
     assert side.table == {}
 
 
 def test_two_incoming_exchanges_at_once_and_the_third_is_busy():
     side = Side()
-    assert side.exchanges.on_offer(B, offer(7), 0.0) == [Snapshot(7, False)]
-    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Snapshot(8, False)]
+    assert side.exchanges.on_offer(B, offer(7), 0.0) == [Snapshot(7)]
+    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Snapshot(8)]
     assert side.exchanges.on_offer(D, offer(9), 0.0) == [Send(D, Busy(9))]
     assert side.exchanges.on_offer(D, offer(8), 0.0) == [Send(D, Busy(8))]
     assert side.table[8].partner == C
@@ -216,9 +216,9 @@ def test_a_slot_is_kept_for_others_than_the_last_partner():
     x.on_commit(B, 7, 0.1)
     x.streamed(7, 1.0, 1.0, 0.1)
     assert x.last_partner == B
-    assert x.on_offer(B, offer(8), 0.2) == [Snapshot(8, False)]
+    assert x.on_offer(B, offer(8), 0.2) == [Snapshot(8)]
     assert x.on_offer(B, offer(9), 0.2) == [Send(B, Busy(9))]
-    assert x.on_offer(C, offer(10), 0.2) == [Snapshot(10, False)]
+    assert x.on_offer(C, offer(10), 0.2) == [Snapshot(10)]
 
 
 def test_an_offer_of_one_that_sits_out_is_answered_busy_and_costs_nothing():
@@ -232,7 +232,7 @@ def test_one_incoming_beside_an_own_offer_counts_as_one():
     side = Side(config=Config(incoming_exchanges=1))
     side.exchanges.begin(0.0)
     side.exchanges.snapshotted(1, 0.0)
-    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Snapshot(8, False)]
+    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Snapshot(8)]
     assert side.exchanges.on_offer(D, offer(9), 0.0) == [Send(D, Busy(9))]
 
 
@@ -250,7 +250,7 @@ def test_with_outer_momentum_there_is_one_exchange_at_a_time():
 def test_an_offer_that_comes_while_ours_is_prepared_takes_its_place():
     side = Side()
     side.exchanges.begin(0.0)
-    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Release(1), Snapshot(8, False)]
+    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Release(1), Snapshot(8)]
     assert not side.exchanges.outgoing
 
 
@@ -258,12 +258,12 @@ def test_our_own_mix_makes_way_once_and_then_waits_for_nobody():
     side = Side(partners=(B, C))
     x = side.exchanges
     x.begin(0.0)
-    assert x.on_offer(C, offer(8), 0.0) == [Release(1), Snapshot(8, False)]
+    assert x.on_offer(C, offer(8), 0.0) == [Release(1), Snapshot(8)]
     x.snapshotted(8, 0.0)
     x.on_commit(C, 8, 0.1)
     x.streamed(8, 1.0, 1.0, 0.1)
-    assert x.begin(0.2) == [Snapshot(2, False)]
-    assert x.on_offer(D, offer(9), 0.2) == [Snapshot(9, False)], "beside it, where there is room"
+    assert x.begin(0.2) == [Snapshot(2)]
+    assert x.on_offer(D, offer(9), 0.2) == [Snapshot(9)], "beside it, where there is room"
     assert 2 in x.outgoing
     x.failed(9, "broken", 0.2)
     x.snapshotted(2, 0.2)
@@ -271,7 +271,7 @@ def test_our_own_mix_makes_way_once_and_then_waits_for_nobody():
     x.streamed(2, 1.0, 1.0, 0.3)
     x.on_commit(B, 2, 0.3)
     x.begin(0.4)
-    assert x.on_offer(C, offer(10), 0.4) == [Release(3), Snapshot(10, False)], "and again after one of ours"
+    assert x.on_offer(C, offer(10), 0.4) == [Release(3), Snapshot(10)], "and again after one of ours"
 
 
 def test_a_busy_answer_leaves_our_own_offer_alone():
@@ -292,7 +292,7 @@ def test_two_offers_that_cross_make_exactly_one_exchange():
         side.exchanges.begin(0.0)
         side.exchanges.snapshotted(session, 0.0)
     assert a.exchanges.on_offer(B, offer(2), 0.1) == [Send(B, Busy(2))]
-    assert b.exchanges.on_offer(A, offer(1), 0.1) == [Release(2), Snapshot(1, False)]
+    assert b.exchanges.on_offer(A, offer(1), 0.1) == [Release(2), Snapshot(1)]
     assert b.exchanges.on_busy(A, 2, 0.2) == []
     assert b.exchanges.snapshotted(2, 0.2) == []
     accept, _ = b.exchanges.snapshotted(1, 0.2)
@@ -327,7 +327,7 @@ def test_an_innocent_reason_is_believed_once_for_each_finished_exchange(code):
     """Who aborted again and again with one of these was never left out: honest mixing fell to 40 %."""
 
     def aborted(side, session):
-        assert side.exchanges.on_offer(B, offer(session), 0.0) == [Snapshot(session, False)]
+        assert side.exchanges.on_offer(B, offer(session), 0.0) == [Snapshot(session)]
         side.exchanges.snapshotted(session, 0.0)
         side.exchanges.on_abort(B, session, code, 0.1)
         assert side.table == {}

@@ -25,7 +25,7 @@ from tests.harness.world import World
 )  # fmt: skip
 def test_a_vector_that_is_refused_leaves_both_sides_as_they_were(difference_sq, own_sq, code):
     a, b = streaming(Side(A)), Side(B)
-    assert b.exchanges.on_offer(A, offer(1), 0.0) == [Snapshot(1, False)]
+    assert b.exchanges.on_offer(A, offer(1), 0.0) == [Snapshot(1)]
     b.exchanges.snapshotted(1, 0.0)
     assert b.exchanges.streamed(1, 1.0, 1.0, 1.0) == [Send(A, Commit(1))]
     assert a.exchanges.on_commit(B, 1, 1.0) == []
@@ -108,7 +108,7 @@ def test_a_partner_in_doubt_does_not_keep_us_from_mixing_with_others():
     side = verified(Side(partners=(B, C)))
     side.exchanges.unlinked(B, 1.0)
     side.partners = [C]
-    assert side.exchanges.begin(2.0) == [Snapshot(2, False)]
+    assert side.exchanges.begin(2.0) == [Snapshot(2)]
     assert side.exchanges.on_settled(B, Settled(1, True), 3.0) == [Mix(1, 0.5), Release(1)]
     assert side.exchanges.outgoing
 
@@ -151,7 +151,7 @@ class Pair:
             match effect:
                 case Send(to, message):
                     self.wires[to].append(message)
-                case Snapshot(session, _):
+                case Snapshot(session):
                     self.todo[me].append(("snapshotted", session))
                 case Transfer(session):
                     self.todo[me].append(("streamed", session))

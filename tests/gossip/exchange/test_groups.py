@@ -64,7 +64,7 @@ def invite(session: int, *members: PeerId, **changes: object) -> Invite:
 def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> Exchanges:
     """One that joined, and knows who takes part."""
     one = groups(me, Mates(), **changes)
-    assert one.on_invite(inviter, invite(7, B, C), 0.0) == [Snapshot(7, False)]
+    assert one.on_invite(inviter, invite(7, B, C), 0.0) == [Snapshot(7)]
     assert one.snapshotted(7, 0.1) == [Send(inviter, Joined(7, 2.0, "fp32"))]
     return one
 
@@ -182,7 +182,7 @@ def test_who_is_invited_twice_stays_unless_the_two_inviters_invited_each_other()
     assert stays.on_invite(A, invite(8, C, D), 0.0) == [Send(A, Busy(8))]
     leaves = groups(D, Mates())
     leaves.on_invite(B, invite(7, A, D), 0.0)
-    assert leaves.on_invite(A, invite(8, B, D), 0.0) == [Send(B, Busy(7)), Release(7), Snapshot(8, False)]
+    assert leaves.on_invite(A, invite(8, B, D), 0.0) == [Send(B, Busy(7)), Release(7), Snapshot(8)]
     joined = groups(D, Mates())
     joined.on_invite(B, invite(7, A, D), 0.0)
     joined.snapshotted(7, 0.1)
@@ -195,14 +195,14 @@ def test_who_is_invited_twice_stays_unless_the_two_inviters_invited_each_other()
 def test_an_inviter_gives_way_while_it_prepares_and_then_to_a_smaller_id_that_it_invited() -> None:
     preparing = groups(B, Mates(C, D))
     preparing.begin(0.0)
-    assert preparing.on_invite(C, invite(7, B), 0.0) == [Release(1), Snapshot(7, False)]
+    assert preparing.on_invite(C, invite(7, B), 0.0) == [Release(1), Snapshot(7)]
     offered = groups(B, Mates(A, C))
     offered.begin(0.0)
     offered.snapshotted(1, 0.1)
     assert offered.on_invite(C, invite(8, B), 0.2) == [Send(C, Busy(8))]
     left = offered.on_invite(A, invite(7, B), 0.2)
     assert sorted(left[:2], key=lambda send: send.to) == [Send(A, Abort(1, "late")), Send(C, Abort(1, "late"))]
-    assert left[2:] == [Release(1), Snapshot(7, False)]
+    assert left[2:] == [Release(1), Snapshot(7)]
     assert offered.failures == 0
 
 
@@ -289,8 +289,8 @@ def test_in_doubt_about_one_group_the_next_may_begin() -> None:
     one = verified()
     one.unlinked(A, 1.0)
     one.partners.mates = [C]
-    assert one.begin(1.1) == [Snapshot(1, False)]
-    assert one.on_invite(C, invite(9, B), 1.2) == [Release(1), Snapshot(9, False)]
+    assert one.begin(1.1) == [Snapshot(1)]
+    assert one.on_invite(C, invite(9, B), 1.2) == [Release(1), Snapshot(9)]
 
 
 @pytest.mark.parametrize(

@@ -51,4 +51,4 @@ def test_an_offer_that_makes_no_sense_is_refused(mixing, changes, code):
 def test_one_that_makes_sense_is_not(mixing, changes):
     side = Side(config=Config(mixing=mixing))
     effects = side.exchanges.on_offer(B, replace(offer(), **changes), 0.0)
-    assert effects == [Snapshot(7, False, part=Subset.parse(changes.get("part", "all")))]
+    assert effects == [Snapshot(7, part=Subset.parse(changes.get("part", "all")))]

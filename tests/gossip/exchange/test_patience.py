@@ -147,7 +147,7 @@ def test_an_offer_from_one_that_has_not_answered_ours_is_taken():
     assert A < F
     assert x.on_offer(F, offer(70), 0.1) == [Send(F, Busy(70))], "ours is the exchange"
     x.tick(LEAST_S)
-    assert x.on_offer(F, offer(71), 0.6) == [Snapshot(71, False)]
+    assert x.on_offer(F, offer(71), 0.6) == [Snapshot(71)]
     assert 1 in x.table
 
 
@@ -231,7 +231,7 @@ def test_an_offer_takes_the_place_of_ours_once_ours_waits_for_longer_than_answer
         assert answer == [Send(C, Busy(70))]
         assert x.table[1].state is State.OFFERED
         return
-    assert answer == [Snapshot(70, False)]
+    assert answer == [Snapshot(70)]
     assert side.benched == []
     [transfer] = x.on_accept(F, Accept(1, 0.0, 0.5, "fp32"), 0.7)
     assert transfer.session == 1
@@ -265,11 +265,11 @@ def test_a_far_one_among_near_ones_mixes(config):
 def test_strangers_with_whom_exchanges_fail_have_one_at_a_time():
     side = used_to(Side(partners=(B,)), 0.1)
     x, side.strangers = side.exchanges, [E, F]
-    assert x.on_offer(E, offer(70), 0.0) == [Snapshot(70, False)]
+    assert x.on_offer(E, offer(70), 0.0) == [Snapshot(70)]
     assert x.on_offer(F, offer(71), 0.1) == [Send(F, Busy(71))]
-    assert x.on_offer(C, offer(72), 0.2) == [Snapshot(72, False)]
+    assert x.on_offer(C, offer(72), 0.2) == [Snapshot(72)]
     x.on_abort(E, 70, "late", 0.3)
     side.wary_until = 5.0
     assert x.on_offer(F, offer(73), 0.4) == [Send(F, Busy(73))]
     side.local.boundary_at = 5.0
-    assert x.on_offer(F, offer(74), 5.0) == [Snapshot(74, False)]
+    assert x.on_offer(F, offer(74), 5.0) == [Snapshot(74)]

@@ -38,7 +38,7 @@ def pushing(config=SUM, **how):
 def taking(config=SUM, mass=0.5, **how):
     """A side to which B's vector streams."""
     side = Side(config=config)
-    assert side.exchanges.on_offer(B, push(mass=mass, **how), 0.0) == [Snapshot(7, False)]
+    assert side.exchanges.on_offer(B, push(mass=mass, **how), 0.0) == [Snapshot(7)]
     side.exchanges.snapshotted(7, 0.0)
     return side
 
@@ -48,7 +48,7 @@ def taking(config=SUM, mass=0.5, **how):
 def test_one_side_streams_and_is_done_when_the_other_commits(config, mass):
     side = Side(config=config)
     x = side.exchanges
-    assert x.begin(0.0) == [Snapshot(1, False, 1)]
+    assert x.begin(0.0) == [Snapshot(1, 1)]
     assert x.snapshotted(1, 0.0, mass) == [Send(B, push(1, mass))]
     [transfer] = x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.1)
     assert (transfer.sends, transfer.receives) == (True, False)
@@ -60,7 +60,7 @@ def test_one_side_streams_and_is_done_when_the_other_commits(config, mass):
 def test_the_other_side_merges_when_all_is_here_and_says_so(config, mass):
     side = Side(config=config, version=3.0)
     x = side.exchanges
-    assert x.on_offer(B, push(mass=mass), 0.0) == [Snapshot(7, False)]
+    assert x.on_offer(B, push(mass=mass), 0.0) == [Snapshot(7)]
     accept, transfer = x.snapshotted(7, 0.0)
     assert isinstance(accept.message, Accept)
     assert (transfer.sends, transfer.receives) == (False, True)
@@ -73,7 +73,7 @@ def test_the_other_side_merges_when_all_is_here_and_says_so(config, mass):
 def test_a_mix_of_several_gives_each_an_equal_share_and_asks_nobody_twice():
     side = Side(partners=(B, C, D, E), config=Config(mixing="push-sum", partners=3))
     x = side.exchanges
-    assert x.begin(0.0) == [Snapshot(1, False, 3), Snapshot(2, False, 2), Snapshot(3, False, 1)]
+    assert x.begin(0.0) == [Snapshot(1, 3), Snapshot(2, 2), Snapshot(3, 1)]
     asked = [x.snapshotted(session, 0.0, 0.25)[0].to for session in (1, 2, 3)]
     assert asked == [B, C, D]
     assert x.on_busy(C, 2, 0.1) == [Rename(2, 4), Send(E, push(4, 0.25))]
@@ -83,10 +83,10 @@ def test_a_mix_of_several_gives_each_an_equal_share_and_asks_nobody_twice():
 
 def test_what_others_push_keeps_nobody_from_pushing_and_two_that_cross_are_both_taken():
     side = taking()
-    assert side.exchanges.begin(0.0) == [Snapshot(1, False, 1)]
+    assert side.exchanges.begin(0.0) == [Snapshot(1, 1)]
     side.exchanges.snapshotted(1, 0.0, 0.5)
     crossing = offered(partners=(B,))
-    assert crossing.exchanges.on_offer(B, push(9), 0.0) == [Snapshot(9, False)]
+    assert crossing.exchanges.on_offer(B, push(9), 0.0) == [Snapshot(9)]
     assert crossing.table[1].state is State.OFFERED
     assert crossing.exchanges.begin(0.0) == [], "one mix of one's own at a time"
 
@@ -180,7 +180,7 @@ def test_a_doubt_is_asked_after_each_second_and_the_mass_comes_back_after_doubt_
 def test_a_doubt_keeps_nobody_from_pushing_to_others():
     side = pushing()
     side.exchanges.failed(1, "broken", 1.0)
-    assert side.exchanges.begin(2.0) == [Snapshot(2, False, 1)]
+    assert side.exchanges.begin(2.0) == [Snapshot(2, 1)]
 
 
 def test_silence_after_the_stream_becomes_a_doubt():

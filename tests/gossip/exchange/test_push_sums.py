@@ -48,7 +48,7 @@ class Pushes:
             match effect:
                 case Send(to, message):
                     self.wires[me, to].append(message)
-                case Snapshot(session, _, pushes):
+                case Snapshot(session, pushes):
                     self.wishes[me][session] = pushes
                 case Transfer():
                     assert effect.sends != effect.receives

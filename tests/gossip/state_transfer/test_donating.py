@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.effects import CopyFrozen, Recall, Release, Send, Serve, Snapshot
+from gossip.effects import CopyFrozen, CopyPiece, Recall, Release, Send, Serve, Snapshot
 from gossip.exchange.session import Local
-from gossip.state_transfer.joining import SERVED_AT_ONCE, STANDS, Donating
+from gossip.state_transfer.joining import PIECE_ELEMENTS, PIECES, SERVED_AT_ONCE, STANDS, Donating, most_elements
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 from tests.gossip.state_transfer.taker import CONFIG, DONORS, GENESIS, SIZE, A, B, C
 
@@ -22,9 +22,7 @@ def test_a_donor_says_what_it_has_and_serves_a_snapshot():
     survey = donating.on_fetch(A, Fetch(1, (), 0, 0), scalars, 0.0)
     assert survey == [Send(A, Serving(1, 2.0, GENESIS, ("m",), scalars))]
     assert donating.table == {}
-    assert donating.on_fetch(A, Fetch(2, ("m",), SIZE, SIZE + 500), scalars, 0.0) == [
-        Snapshot(2, True, start=SIZE, stop=SIZE + 500)
-    ]
+    assert donating.on_fetch(A, Fetch(2, ("m",), SIZE, SIZE + 500), scalars, 0.0) == [CopyPiece(2, SIZE, SIZE + 500)]
     assert donating.snapshotted(2) == [Send(A, Serving(2, 2.0, GENESIS, ("m",), ())), Serve(2, A, SIZE, SIZE + 500)]
     assert donating.end(2) == [Release(2)]
     assert donating.end(2) == donating.snapshotted(2) == []
@@ -45,16 +43,29 @@ def test_a_range_that_is_not_there_is_refused(fetch):
     assert giver().on_fetch(A, fetch, (), 0.0) == [Send(A, Refuse(1, "range"))]
 
 
+@pytest.mark.parametrize("weights", [PIECE_ELEMENTS + 1, PIECES * PIECE_ELEMENTS + PIECES], ids=["some", "many"])
+def test_of_a_large_model_a_newcomer_gets_a_piece_and_no_more_at_once(weights):
+    """What a donor holds for it would be as much as somebody asks for."""
+    local, most = (
+        Local("f", weights, weights, genesis=GENESIS, ready=True, optimizer_keys=("m",)),
+        most_elements(weights),
+    )
+    assert most == max(PIECE_ELEMENTS, weights // PIECES)
+    for start in (0, weights):
+        donating = Donating(local, CONFIG)
+        piece, more = Fetch(1, ("m",), start, start + most), Fetch(2, ("m",), start, start + most + 1)
+        assert donating.on_fetch(A, piece, (), 0.0) == [CopyPiece(1, start, start + most)]
+        assert donating.on_fetch(A, more, (), 0.0) == [Send(A, Refuse(2, "range"))]
+
+
 def test_a_donor_that_is_not_ready_busy_or_asleep_says_so():
     assert giver(ready=False).on_fetch(A, Fetch(1, (), 0, 0), (), 0.0) == [Send(A, Refuse(1, "not-ready"))]
     donating = giver()
     for session in range(SERVED_AT_ONCE):
-        assert donating.on_fetch(DONORS[session], Fetch(session, (), 0, 10), (), 0.0) == [Snapshot(session, False)]
+        assert donating.on_fetch(DONORS[session], Fetch(session, (), 0, 10), (), 0.0) == [Snapshot(session)]
     assert donating.on_fetch(C, Fetch(9, (), 0, 10), (), 0.0) == [Send(C, Busy(9))]
     donating = giver()
-    assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 10), (), 60.0) == [
-        Snapshot(1, True, start=SIZE, stop=SIZE + 10)
-    ]
+    assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 10), (), 60.0) == [CopyPiece(1, SIZE, SIZE + 10)]
     assert donating.deadline == 60.0 + CONFIG.reply_timeout_s / 2, "before the newcomer gives its piece to another"
     assert donating.tick(donating.deadline) == [Send(A, Refuse(1, STANDS)), Release(1)]
     assert (donating.table, donating.awaited) == ({}, {})
@@ -65,7 +76,7 @@ def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_
     donating = giver()
     effects = donating.on_fetch(A, Fetch(1, ("m",), 0, SIZE), (), stood_s)
     if not stood_s:
-        assert effects == [Snapshot(1, False)]
+        assert effects == [Snapshot(1)]
         assert donating.deadline == CONFIG.boundary_patience_s
         effects = donating.tick(donating.deadline)
     assert effects == [Recall(1)]
@@ -78,7 +89,7 @@ def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_
 def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizers_state_behind_it_as_ever():
     donating = Donating(Local("f", SIZE, 500, 300, genesis=GENESIS, ready=True, optimizer_keys=("m",)), CONFIG)
     assert donating.on_fetch(A, Fetch(3, ("m",), SIZE + 300, SIZE + 800), (), 60.0) == [
-        Snapshot(3, True, start=SIZE + 300, stop=SIZE + 800)
+        CopyPiece(3, SIZE + 300, SIZE + 800)
     ]
     assert donating.tick(donating.deadline) == [Send(A, Refuse(3, STANDS)), Release(3)]
     assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 300), (), 60.0) == [CopyFrozen(1, SIZE, SIZE + 300)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from itertools import pairwise
 
 import pytest
 
 from gossip.effects import Adopt, Collect, Release, Send
-from gossip.state_transfer.joining import RETRY_S, STANDS, SURVEY_S, Phase
+from gossip.state_transfer.joining import RETRY_S, STANDS, SURVEY_S, Phase, most_elements
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Fetch, Serving
 from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, GENESIS, SIZE, A, B, C, D, Taker, pieces
@@ -47,6 +48,22 @@ def test_a_model_smaller_than_a_chunk_is_taken_of_several_donors_and_compared_to
     tiny = Taker(elements=100)
     tiny.survey()
     assert [(p.start, p.stop) for p in tiny.joining.pieces.values()] == [(0, 100)]
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, 262_144, 1 << 20])
+@pytest.mark.parametrize("frozen", [0, 3_000_000])
+def test_of_a_large_model_everything_is_asked_for_in_pieces_that_a_donor_gives(chunk, frozen):
+    elements = 70_000_001
+    taker = Taker(elements, elements, dataclasses.replace(CONFIG, chunk_elements=chunk), frozen=frozen)
+    taker.local.optimizer_keys = ("m", "v")
+    joining, most = taker.joining, most_elements(elements + frozen)
+    joining.keys = ("m", "v")
+    ends = (0, elements, elements + frozen, joining.size)
+    cut = [piece for begin, end in pairwise(ends) for piece in joining.cut(begin, end, 2)]
+    assert [start for start, _ in cut[1:]] == [stop for _, stop in cut[:-1]]
+    assert (cut[0][0], cut[-1][1]) == (0, 3 * elements + frozen)
+    assert max(stop - start for start, stop in cut) <= most
+    assert len(cut) < 4 * joining.size / most
 
 
 def test_each_piece_is_announced_to_the_driver_before_it_is_asked_for():
