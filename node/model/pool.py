@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import mmap
 import threading
 import time
+
+import numpy as np
 
 from gossip.averaging.vectors import Floats, Lease, Vector
 from node.model.host_memory import HostMemory
@@ -49,7 +52,13 @@ class VectorPool:
         return Vector(self.buffer(size) if array is None else array)
 
     def pass_by(self, elements: int) -> Vector:
-        """One whose memory goes when it is given back."""
+        """One whose memory goes when it is given back: back to the system, where an allocator would keep it."""
+        if not self.sharing and elements >= self.SHARED_ELEMENTS:
+            with contextlib.suppress(OSError):
+                memory = mmap.mmap(-1, 4 * elements, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                array = np.frombuffer(memory, np.float32)
+                if self.state.takes(array):
+                    return Vector(array, passing=True)
         return Vector(self.buffer(elements), passing=True)
 
     def buffer(self, size: int) -> Floats:
