@@ -285,8 +285,8 @@ class Boundary:
             current, wishes, self.requests = not self.owed, self.requests, {}
             requests: dict[int, Request] = {}
             for session, one in wishes.items():
-                now = current or one.pushes or one.piece is not None
-                (requests if now else self.requests)[session] = one
+                waits = not (current or one.pushes or one.piece is not None)
+                (self.requests if waits else requests)[session] = one
             adoption, self.adoption = self.adoption, None
             restoring, self.restoring = self.restoring, False
             self.wanted = False

@@ -25,7 +25,7 @@ from gossip.state_transfer.comparing import FEWEST, Comparison, odd_ones, spread
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 
-__all__ = ["PIECE_ELEMENTS", "Donating", "Joining", "most_elements"]
+__all__ = ["Donating", "Joining"]
 
 STANDS = "asleep"  # a donor's reason: the state of its optimizer is not to be had until its loop takes a step
 SERVED_AT_ONCE = 2  # pieces a donor streams at once, each in memory of its own

@@ -126,21 +126,14 @@ class KerasWeights(State):
 
     def begin_read_piece(self, out: Floats, start: int) -> None:
         self.sync()
-        stop = start + out.size
         for variable, _, begins, ends in self.pieces(self.layout.exchanged):
-            low, high = max(begins, start), min(ends, stop)
-            if low < high:
-                flat = keras.ops.convert_to_numpy(variable.value).reshape(-1)
-                out[low - start : high - start] = flat[low - begins : high - begins]
+            if begins < start + out.size and start < ends:
+                fill(out, start, variable.value, begins)
 
     def read_frozen(self, out: Floats, start: int) -> None:
-        begins, stop = self.layout.exchanged, start + out.size
+        begins = self.layout.exchanged
         for value in self.base:
-            flat = keras.ops.convert_to_numpy(value).reshape(-1)
-            low, high = max(begins, start), min(begins + flat.size, stop)
-            if low < high:
-                out[low - start : high - start] = flat[low - begins : high - begins]
-            begins += flat.size
+            begins += fill(out, start, value, begins)
 
     def add(self, shift: Floats) -> None:
         self.sync()
@@ -159,3 +152,12 @@ class KerasWeights(State):
         for variable, (segment, start, stop) in zip(self.variables, self._places(), strict=True):
             if stop <= elements:
                 yield variable, segment, start, stop
+
+
+def fill(out: Floats, start: int, value: Any, begins: int) -> int:
+    """Of a variable that begins there in the vector, what lies in ``out``, which begins at ``start``. Its elements."""
+    flat = keras.ops.convert_to_numpy(value).reshape(-1)
+    low, high = max(begins, start), min(begins + flat.size, start + out.size)
+    if low < high:
+        out[low - start : high - start] = flat[low - begins : high - begins]
+    return int(flat.size)

@@ -212,7 +212,6 @@ class ModelState(State):
         live = self._weights(shift)
         if not all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in live):
             return False
-        began = time.perf_counter()
         few: list[Tensor] = []
         pieces: list[Tensor] = []
         for tensor, piece in zip(live, _cut(_host(shift, sum(map(Tensor.numel, live))), live), strict=True):
@@ -225,7 +224,6 @@ class ModelState(State):
         if few:
             torch._foreach_add_(few, pieces)
             torch._foreach_copy_(pieces, few)
-        self.copy_s = time.perf_counter() - began
         return True
 
     def merge(self, vector: Floats, weight: float) -> Copies:

@@ -29,17 +29,16 @@ class VectorModel:
     def begin_read(self, out: Floats) -> None:
         out[:] = self.vector
 
-    def begin_read_piece(self, out: Floats, start: int) -> None:
-        out[:] = self.vector[start : start + out.size]
-
     def begin_read_optimizer(self, out: Floats, start: int) -> None:
         assert not out.size, "simulated peers have no optimizer state to share"
 
     def begin_read_at(self, out: Floats, positions: Positions) -> None:
         out[:] = self.vector[positions]
 
-    def read_frozen(self, out: Floats, start: int) -> None:
+    def begin_read_piece(self, out: Floats, start: int) -> None:
         out[:] = self.vector[start : start + out.size]
+
+    read_frozen = begin_read_piece
 
     def add(self, values: Floats) -> None:
         self.vector += values

@@ -1,0 +1,53 @@
+"""A newcomer's piece at a node's boundary: no snapshot of the weights, and in memory of its own."""
+
+from __future__ import annotations
+
+from gossip.config import Config
+from gossip.effects import CopyPiece
+from gossip.wire.messages import Fetch
+from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
+
+
+def ignore(vector):
+    """Nothing is adopted."""
+
+
+@in_trio
+def test_a_piece_for_a_newcomer_is_no_snapshot_of_the_weights():
+    node = runtime(Config())
+    averager = node.averager
+    averager.boundary.want_snapshot(1)
+    node.peer.donating.table.update({session: (OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2, 3)})
+    moved = []
+    averager.movement.since = averager.movement.moved = lambda values: moved.append(values.size) or 0.0
+    averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
+    averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)
+    averager.copy_piece(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
+    averager.copy_piece(CopyPiece(3, 0, 5))
+    averager.updated(averager.boundary.visit(ignore))
+    weights, state, piece = (averager.snapshots[session] for session in (1, 2, 3))
+    assert piece.holds(0, 5)
+    assert not piece.holds(0, 6)
+    assert (state.start, state.array.tolist()) == (ELEMENTS, [7.0] * 5)
+    assert state.holds(ELEMENTS + 1, ELEMENTS + 5)
+    assert not state.holds(0, 5)
+    assert not weights.holds(0, ELEMENTS + 1)
+    assert node.streams.pool.last is weights
+    assert moved == [ELEMENTS], "how far local steps went is of the weights"
+
+
+@in_trio
+def test_no_boundary_pays_for_fresh_memory_for_a_newcomer():
+    """Where exchanges have all vectors there are, a copy went into pages that nobody had touched."""
+    node = runtime(Config())
+    averager, pool = node.averager, node.streams.pool
+    node.peer.donating.table.update({session: (OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2)})
+    taken = [pool.take() for _ in range(3)]
+    averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
+    averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)
+    averager.copy_piece(CopyPiece(1, 3, 9))
+    averager.copy_piece(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
+    pool.buffer = None  # no more of it
+    averager.updated(averager.boundary.visit(ignore))
+    assert averager.snapshots.keys() == {1, 2}
+    assert all(averager.snapshots[1].array is not one.array for one in taken)
