@@ -202,6 +202,13 @@ class Peer(Holder):
             self.seeds.unlinked(now)
         return effects + self.after(now)
 
+    def by_memory(self, peer: PeerId, on: bool) -> None:
+        """This member reads our vectors where they lie, or does so no more: as the driver finds, and nobody says."""
+        if on:
+            self.exchanges.by_memory.add(peer)
+        else:
+            self.exchanges.by_memory.discard(peer)
+
     def dial_failed(self, peer: PeerId | None, now: float) -> list[Effect]:
         """Nobody, or somebody else, answered where ``peer`` should be (None: a seed)."""
         if peer is None or peer in self.linked_peers:

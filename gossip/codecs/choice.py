@@ -25,9 +25,9 @@ def fastest(rate_mb_s: float | None, compiled: bool) -> str:
     """The codec with the least of ``bytes / rate + CPU`` at this rate of the link; bf16 where it is not known yet.
 
     By the passes in C int8 below 5,000 MB/s, which a socket rarely has; in numpy fp32 from about 1,000 MB/s on, int8
-    below about 540 MB/s, bf16 between them. ``compiled`` is the caller's to say, and not asked of this machine, since a
-    simulated peer decides alike everywhere. Coarser codecs trade accuracy for bytes and are nobody's choice but the
-    user's.
+    below about 540 MB/s, bf16 between them; at an infinite one, where no byte is carried, fp32. ``compiled`` is the
+    caller's to say, and not asked of this machine, since a simulated peer decides alike everywhere. Coarser codecs
+    trade accuracy for bytes and are nobody's choice but the user's.
     """
     if rate_mb_s is None or rate_mb_s <= 0:
         return "bf16"

@@ -43,8 +43,8 @@ def usable(codec: str, spread: bool) -> bool:
 
 
 def proposed_codec(configured: str, spread: bool, rate: float | None, compiled: bool) -> str:
-    """What we offer to one with whom exchanges have this rate in MB/s (None: not known): with ``spread`` alone one that
-    must know the distance to others. ``compiled``: what codecs cost us."""
+    """What we offer to one with whom exchanges have this rate in MB/s (None: not known; infinite: by memory that both
+    share): with ``spread`` alone one that must know the distance to others. ``compiled``: what codecs cost us."""
     if configured == AUTO:
         return fastest(rate, compiled)
     return configured if spread or not CODECS[configured].needs_spread else FALLBACK

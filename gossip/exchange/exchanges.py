@@ -7,6 +7,7 @@ about, how many there may be, and what is remembered of those that are over.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
@@ -80,6 +81,7 @@ class Exchanges(Ledger[One]):
         self.learns = needs_spread(config.codec)  # exchanges show how far apart the nodes are, as some codecs must know
         self.bounded = False  # one has shown it
         self.apart = Recent[PeerId, None](EXCUSED)  # who was further away: the next with it needs no bound
+        self.by_memory: set[PeerId] = set()  # who reads our vectors where they lie: as many as a driver has channels
 
     # -- our own initiative --------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:
@@ -258,7 +260,8 @@ class Exchanges(Ledger[One]):
     def codec(self, partner: PeerId) -> str:
         """What we offer this one now."""
         bounded = self.bounded and partner not in self.apart
-        return proposed_codec(self.config.codec, bounded, self.durations.rate(partner), self.local.compiled)
+        rate = math.inf if partner in self.by_memory else self.durations.rate(partner)
+        return proposed_codec(self.config.codec, bounded, rate, self.local.compiled)
 
     def finished(self, one: Exchange, now: float) -> None:
         """An exchange with one partner has happened."""

@@ -69,6 +69,12 @@ class VectorPool:
                     return vector
         return self.state.buffer(size)
 
+    @property
+    def lends(self) -> bool:
+        """Whether vectors of the weights can lie where other processes are given them, once they are shared."""
+        large = self.state.layout.exchanged >= self.SHARED_ELEMENTS
+        return large and self.state.takes(np.empty(0, np.float32))
+
     def share(self) -> None:
         """From now on large vectors lie in memory that others of this host can be given to read. What is in use is
         replaced when it comes back."""

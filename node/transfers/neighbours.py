@@ -68,16 +68,19 @@ class Borrowing:
 
 class Neighbours:
     """Of one node. All methods but tasks are synchronous and run in trio's thread. ``host``: what our Hello says;
-    ``arrived`` hears of a session whose vector is here, ``served`` of one whose newcomer has read its piece, ``touch``
-    takes the memory of an exchange, where that is worth a thread."""
+    ``arrived`` hears of a session whose vector is here, ``served`` of one whose newcomer has read its piece,
+    ``by_memory`` who can read our vectors where they lie and who no more; ``touch`` takes the memory of an exchange,
+    where that is worth a thread."""
 
     def __init__(
         self, me: Callable[[], PeerId], host: str | None, config: Config, averager: Averager, pool: VectorPool,
         sessions: StreamSessions, spawn: Callable[..., None], arrived: Callable[[Lent], None],
-        served: Callable[[int], None], touch: Callable[[], Awaitable[None]] | None = None,
+        served: Callable[[int], None], by_memory: Callable[[PeerId, bool], None],
+        touch: Callable[[], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
         self.me, self.host, self.config, self.averager, self.pool = me, host, config, averager, pool
-        self.sessions, self.spawn, self.arrived, self.served, self.touch = sessions, spawn, arrived, served, touch
+        self.sessions, self.spawn, self.arrived, self.served = sessions, spawn, arrived, served
+        self.by_memory, self.touch = by_memory, touch
         self.near: dict[Link, MeetingPlace | None] = {}  # links whose other end is on this host
         self.tell: Callable[[str], None] = lambda sentence: None
         self.told = False  # that a neighbour cannot be reached
@@ -103,6 +106,7 @@ class Neighbours:
             meeting.close()
         if link.channel is not None:
             link.channel.close()
+            self.closed(link.peer)
 
     def heard(self, link: Link, message: OF_NEIGHBOURS) -> None:
         """Raises ProtocolError for what does not belong here."""
@@ -130,10 +134,18 @@ class Neighbours:
         link.channel = channel
         if channel is None:
             self.apart(link, "it did not come to the socket, or is another user's")
-        elif not self.pool.sharing:
+            return
+        if not self.pool.sharing:
             self.pool.share()
             if self.touch is not None:
                 self.spawn(self.touch)
+        if self.pool.lends:
+            self.by_memory(link.peer, True)
+
+    def closed(self, peer: PeerId) -> None:
+        """A channel to this member may be; another link to it may have one."""
+        if not any(link.peer == peer and link.channel is not None and link.channel.open for link in self.near):
+            self.by_memory(peer, False)
 
     def apart(self, link: Link, why: str) -> None:
         if link in self.near and not self.told:
@@ -174,6 +186,8 @@ class Neighbours:
                 if loan.session not in self.sessions.table and now - loan.since > self.config.stall_s:
                     assert channel is not None
                     channel.close()
+            if channel is not None and not channel.open:
+                self.closed(link.peer)
 
     # -- what we are lent ----------------------------------------------------------------------------------------
     def borrow(self, link: Link, lent: Lent) -> None:
@@ -193,6 +207,7 @@ class Neighbours:
             link.send(Read(lent.session))
             if found is not None:  # we have none left, or the other side has closed the channel: the next one streams
                 channel.close()
+                self.closed(link.peer)
                 self.averager.failed(lent.session, "broken")
             return
         session, receiver = found
@@ -220,4 +235,5 @@ class Neighbours:
         if whole:
             self.arrived(borrowing.lent)
         else:
+            self.closed(link.peer)
             self.averager.failed(session.id, "broken")

@@ -65,7 +65,7 @@ class Streams:
         whole = config.part == "all" and not config.grouped and large(get_codec("fp32"), peer.elements)
         self.neighbours = Neighbours(
             lambda: peer.record.id, host, config, self.averager, pool, self.sessions, spawn, self.moved, self.served,
-            self.touch_beside if whole else None,
+            peer.by_memory, self.touch_beside if whole else None,
         )  # fmt: skip
         if whole:
             self.touch()
@@ -166,6 +166,7 @@ class Streams:
         session = StreamSession(number, effect.partner, link, receiver=pair.stream())
         if effect.sends:
             session.sender = self.sender(link, number, pair.ours, pair.codec, self.averager.snapshots[number])
+            self.peer.by_memory(effect.partner, isinstance(session.sender, Loan))
         self.sessions.add(session, effect.sends and large(pair.codec, pair.elements))
 
     def sender(self, link: Link, number: int, values: Floats, codec: Codec, vector: Vector) -> Sender | Loan:

@@ -46,11 +46,12 @@ class Side:
     def __init__(self, me, other):
         MADE.append(self)
         self.me, self.said, self.failures, self.arrived, self.served, self.told = me, [], [], [], [], []
+        self.by_memory = set()
         self.pool = VectorPool(ModelState({"x": np.zeros(SIZE, np.float32)}))
         self.sessions = StreamSessions()
         self.neighbours = Neighbours(
             lambda: me, HOST, Config(), self, self.pool, self.sessions, lambda *task: None,
-            lambda lent: self.arrived.append(lent.session), self.served.append,
+            lambda lent: self.arrived.append(lent.session), self.served.append, self.goes,
         )  # fmt: skip
         self.neighbours.tell = self.told.append
         self.link = self.linked(other)
@@ -60,6 +61,9 @@ class Side:
         link = Link(stream, FrameReader(stream), other)
         link.send = self.said.append
         return link
+
+    def goes(self, peer, on):
+        (self.by_memory.add if on else self.by_memory.discard)(peer)
 
     def failed(self, session, code):
         self.failures.append((session, code))
@@ -388,10 +392,67 @@ def test_without_a_descriptor_left_the_exchange_fails_and_the_next_one_streams(s
         os.close(b.link.channel.take(7))
         b.hear(*a.says())
         assert b.failures == [(7, "broken")]
+        assert not b.by_memory
         assert not a.link.channel.open
         a.hear(*b.says())
         assert vector.users == 1
         assert a.neighbours.lend(a.link, 8, vector.array, FP32, vector) is None
+
+
+def test_a_node_goes_by_memory_for_as_long_as_a_channel_is_open_at_both_ends(sides):
+    @sides
+    async def test():
+        a, b = met()
+        assert (a.by_memory, b.by_memory) == ({HIGH}, {LOW})
+        a.neighbours.end(a.link)
+        assert not a.by_memory
+        assert b.by_memory == {LOW}
+        b.neighbours.watch(trio.current_time())
+        assert not b.by_memory
+
+
+def test_one_that_reads_a_vector_when_the_channel_is_closed_goes_by_it_no_more(sides):
+    @sides
+    async def test():
+        a, b = met()
+        vector = a.pool.take()
+        a.begin(7, vector.array, vector=vector)
+        b.begin(7, np.zeros(SIZE, np.float32))
+        a.link.channel.close()
+        b.hear(*a.says())
+        assert b.failures == [(7, "broken")]
+        assert not b.by_memory
+
+
+def test_of_two_channels_with_one_member_either_does(sides):
+    @sides
+    async def test():
+        a, b = met()
+        first = a.link, b.link
+        for side, other in ((a, HIGH), (b, LOW)):
+            side.link = side.linked(other)
+            side.neighbours.begin(side.link, hello(HOST))
+        b.hear(*a.says())
+        a.hear(*b.says())
+        a.neighbours.end(first[0])
+        b.neighbours.watch(trio.current_time())
+        assert (a.by_memory, b.by_memory) == ({HIGH}, {LOW})
+        a.neighbours.end(a.link)
+        b.neighbours.watch(trio.current_time())
+        assert not a.by_memory | b.by_memory
+        b.neighbours.end(first[1])
+
+
+@pytest.mark.parametrize("why", ["small", "elsewhere"])
+def test_who_has_nothing_that_can_be_read_where_it_lies_does_not_go_by_memory(sides, monkeypatch, why):
+    @sides
+    async def test():
+        if why == "small":
+            monkeypatch.setattr(VectorPool, "SHARED_ELEMENTS", SIZE + 1)
+        else:
+            monkeypatch.setattr(ModelState, "takes", lambda state, vector: False)
+        a, b = met()
+        assert not a.by_memory | b.by_memory
 
 
 def test_a_place_to_meet_is_closed_with_its_link(sides):
