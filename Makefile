@@ -17,7 +17,7 @@ TOOLS_READY := $(TOOLS)/.installed
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-links bench-wide bench-replay convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-lanes bench-links bench-wide bench-replay convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -83,6 +83,10 @@ bench-links: $(READY) ## measure raw TCP streams on emulated links, minutes; nee
 
 bench-wide: $(READY) ## what becomes of a link's time where a mix is wanted at every step, simulated: half a minute
 	$(PY) benchmarks/wide.py
+
+bench-lanes: $(READY) ## one and several connections of a link that loses packets, half an hour; needs root, gcc and /dev/net/tun
+	for more in gossip.connections=1 gossip.connections=8 network.congestion=bbr; do \
+		$(VENV)/bin/gossip replay benchmarks/lanes/*.toml --runs $(or $(RUNS),1) --set $$more; done
 
 bench-replay: $(READY) ## play benchmarks/replay/ with real processes beside predictions, an hour; needs root, gcc and /dev/net/tun
 	$(VENV)/bin/gossip replay benchmarks/replay/*.toml --runs $(or $(RUNS),3) --seeds $(or $(SEEDS),5) --out $(or $(OUT),runs/replay)

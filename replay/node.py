@@ -10,7 +10,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ import numpy as np
 from gossip.effects import Effect
 from node import Node, service
 from node.network.runtime import Runtime
+from node.transport import tcp
 from replay.links import enter
 from replay.plan import Plan
 from replay.seen import Watch
@@ -111,9 +111,8 @@ def live(errand: Errand, parent: Connection) -> None:
         os.environ["GOSSIP_PROGRESS"] = "off"
         if errand.secret is None:
             os.environ["GOSSIP_INSECURE"] = "1"  # the links are ours alone
-        # A node asks for bbr, and root gets it everywhere: without this name it leaves the choice to its route, which
-        # has what the scenario says.
-        del socket.TCP_CONGESTION
+        # A node asks for bbr, and root gets it everywhere: the choice is its route's, which has what the scenario says.
+        tcp.choose_bbr = lambda sock: None
         plan = errand.plan
         learners = Learners(plan.scenario.task, plan.names, plan.scenario.seed)
         parent.send("ready")

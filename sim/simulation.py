@@ -122,7 +122,7 @@ class ExchangeSimulation(Played):
                 "is beyond fidelity = 'exchange': use GroupNorm or LayerNorm, or play it with fidelity = 'whole'."
             )
         weight = scenario.task.weight(learners.elements)
-        network = network_of(scenario.network, scenario.seed, True, scenario.fleet, weight)
+        network = network_of(scenario.network, scenario.seed, True, scenario.fleet, weight, scenario.gossip.connections)
         churn = churn_of(scenario.churn, scenario.seed, scenario.peers)
         sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
         self.level = ExchangeLevel(scenario, names, network, learners, sessions)
@@ -144,7 +144,7 @@ class Simulation(Played):
         self.liars = liars(scenario.attackers, names, seed)
         self.learners = Learners(scenario.task, names, seed, device=device)
         weight = scenario.task.weight(self.learners.elements)
-        network = network_of(scenario.network, seed, ideal, scenario.fleet, weight)
+        network = network_of(scenario.network, seed, ideal, scenario.fleet, weight, scenario.gossip.connections)
         latencies, takes = (6, "six latencies to open with TLS") if network.tls else (4, "four latencies to open")
         if not ideal and latencies * network.longest_s >= scenario.gossip.hello_timeout_s:
             raise ConfigError(

@@ -7,12 +7,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import difference
+from gossip.averaging.coverage import Coverage
 from gossip.averaging.vectors import Lease
 from gossip.codecs import ALIGN, Codec, Overflow, Spread, get_codec
 from gossip.codecs.base import numbers, peaks
 from gossip.errors import ProtocolError
+from gossip.kernel.squares import squares
 from gossip.wire.frames import encode
-from gossip.wire.messages import MIN_CHUNK_ELEMENTS, Chunk
+from gossip.wire.messages import Chunk
 
 __all__ = [
     "ComparingReceiver", "DifferenceReceiver", "PieceReceiver", "Receiver", "Sender", "ValuesReceiver",
@@ -37,24 +39,26 @@ class Sender:
         """``origin``: where the vector begins in the one that it is a slice of; ``lease``: of what it is a view of."""
         self.lease = lease
         self.session, self.vector, self.codec, self.origin = session, vector, codec, origin
-        self.chunk_elements = min(chunk_elements // ALIGN * ALIGN, vector.size)  # scales belong to positions
+        self.chunk_elements = min(max(chunk_elements // ALIGN, 1) * ALIGN, vector.size)  # scales belong to positions
         self.position = 0
         self.buffer = bytearray(0 if codec.raw else codec.encoded_bytes(self.chunk_elements))
 
-    def next_frame(self) -> tuple[bytes, memoryview] | None:
-        """The link sends a frame wholly before it asks for the next, so one buffer is enough."""
+    def next_frame(self, apart: bool = False) -> tuple[bytes, memoryview] | None:
+        """The link sends a frame wholly before it asks for the next, so one buffer is enough; ``apart``: others are
+        sent beside it."""
         if self.done:
             return None
-        values = self.vector[self.position : self.position + self.chunk_elements]
+        start = self.position
+        values = self.vector[start : start + self.chunk_elements]
         if self.codec.raw:
             body = memoryview(values.data).cast("B")
         else:
-            body = memoryview(self.buffer)[: self.codec.encoded_bytes(values.size)]
-            self.codec.encode(values, body, self.session, self.origin + self.position)
+            count = self.codec.encoded_bytes(values.size)
+            body = memoryview(bytearray(count) if apart else self.buffer)[:count]
+            self.codec.encode(values, body, self.session, self.origin + start)
         checksum = 0 if self.sealed else xxhash.xxh3_64_intdigest(body)
-        chunk = Chunk(self.session, self.origin + self.position, values.size, checksum)
         self.position += values.size
-        return encode(chunk, len(body)), body
+        return encode(Chunk(self.session, self.origin + start, values.size, checksum), len(body)), body
 
     def let_go(self) -> None:
         if self.lease is not None:
@@ -66,41 +70,39 @@ class Sender:
 
 
 class Receiver:
-    """Chunks in order into a place of ours. What is allocated is bounded by our own vector and by the largest chunk
-    allowed; a frame that does not fit is a protocol error. Subclasses say where bytes go and what becomes of them."""
+    """Chunks into a place of ours: in order, but over several connections. What is allocated is bounded by our own
+    vector and by the largest chunk allowed, one for each connection; a frame that does not fit is a protocol error.
+    Subclasses say where bytes go and what becomes of them."""
 
     sealed = False  # as the sender's: a checksum of 0 is none
 
     def __init__(self, session: int, size: int, codec: Codec, origin: int = 0) -> None:
         self.session, self.size, self.codec, self.origin = session, size, codec, origin
-        self.position = 0
-        self.body = memoryview(b"")
-        self.bytes = bytearray()  # of scratch
-        self.filling = False  # a link reads into our buffer at the moment
+        self.coverage = Coverage(size)
+        self.bodies: dict[int, memoryview] = {}  # that links read into at the moment, by where their chunks begin
+        self.spare: list[bytearray] = []  # of scratch
         self.fault = ""  # why `arrived` said no: checksum or overflow
 
-    def place(self, chunk: Chunk, body_bytes: int) -> memoryview:
-        """Where the body of the next chunk goes; raises ProtocolError for any other chunk than the next."""
-        left = self.size - self.position
+    def place(self, chunk: Chunk, body_bytes: int, anywhere: bool = False) -> memoryview:
+        """Where the body of the next chunk goes; raises ProtocolError for any other chunk than the next, or,
+        ``anywhere``, than one that is still to come."""
         start = chunk.start - self.origin
-        if start != self.position or not min(left, MIN_CHUNK_ELEMENTS) <= chunk.elements <= left or not left:
-            raise ProtocolError(f"{chunk.elements} elements came for {start} where {self.position} is next.")
-        if chunk.elements % ALIGN and chunk.elements != left:
-            raise ProtocolError(f"A chunk ends at {chunk.start + chunk.elements}, which is no multiple of {ALIGN}.")
+        if start < 0:
+            raise ProtocolError(f"A chunk came from {chunk.start} on, before {self.origin} where its vector begins.")
         expected = self.codec.encoded_bytes(chunk.elements)
         if body_bytes != expected:
             raise ProtocolError(f"A chunk of {body_bytes} bytes came where {expected} belong.")
-        self.body = self.buffer(slice(start, start + chunk.elements), expected)
-        self.filling = True
-        return self.body
+        self.coverage.begin(start, chunk.elements, anywhere)
+        body = self.bodies[start] = self.buffer(slice(start, start + chunk.elements), expected)
+        return body
 
     def arrived(self, chunk: Chunk) -> bool:
         """The body is filled: check it and use it. False when the transfer has failed, with the reason in ``fault``:
         "checksum", or "overflow" where the codec's bound was exceeded and another codec would do."""
-        self.filling = False
         checked = chunk.checksum or not self.sealed
-        if checked and xxhash.xxh3_64_intdigest(self.body) != chunk.checksum:
+        if checked and xxhash.xxh3_64_intdigest(self.bodies[chunk.start - self.origin]) != chunk.checksum:
             self.fault = "checksum"
+            del self.bodies[chunk.start - self.origin]
             return False
         return self.taken(chunk)
 
@@ -117,35 +119,56 @@ class Receiver:
 
     def taken(self, chunk: Chunk) -> bool:
         """As :meth:`arrived`, of a body that came by a way on which no byte can change."""
-        self.filling = False
+        start = chunk.start - self.origin
+        body = self.bodies.pop(start)
         try:
-            self.use(slice(self.position, self.position + chunk.elements))
+            self.use(slice(start, start + chunk.elements), body)
         except Overflow:
             self.fault = "overflow"
             return False
-        self.position += chunk.elements
+        finally:
+            if isinstance(body.obj, bytearray):  # of scratch
+                self.spare.append(body.obj)
+        self.coverage.arrived(start)
         return True
 
     @property
+    def position(self) -> int:
+        """All elements before it are here."""
+        return self.coverage.prefix
+
+    @property
+    def came(self) -> int:
+        """Elements that are here."""
+        return self.coverage.came
+
+    @property
+    def filling(self) -> bool:
+        """Whether a link reads into a buffer of ours at the moment."""
+        return bool(self.bodies)
+
+    @property
     def done(self) -> bool:
-        return self.position == self.size
+        return self.coverage.done
 
     def scratch(self, expected: int) -> memoryview:
         """Bytes to read into before they are used: grown at the first chunk, as a rule, since all are of one size."""
-        if len(self.bytes) < expected:
-            self.bytes = bytearray(expected)
-        return memoryview(self.bytes)[:expected]
+        room = self.spare.pop() if self.spare else bytearray()
+        if len(room) < expected:
+            room = bytearray(expected)
+        return memoryview(room)[:expected]
 
     def buffer(self, where: slice, expected: int) -> memoryview:
         raise NotImplementedError
 
-    def use(self, where: slice) -> None:
+    def use(self, where: slice, body: memoryview) -> None:
         raise NotImplementedError
 
 
 class DifferenceReceiver(Receiver):
-    """``out = Q(theirs) - Q(ours)``, with both squared norms added up on the way; with ``spread``, also the largest
-    differences of each block, while they are in cache. Call :meth:`learn` once the exchange is accepted."""
+    """``out = Q(theirs) - Q(ours)``, with both squared norms added up on the way, in the order of the vector whatever
+    order its chunks come in; with ``spread``, also the largest differences of each block, while they are in cache. Call
+    :meth:`learn` once the exchange is accepted."""
 
     def __init__(
         self, session: int, ours: Floats, out: Floats, codec: Codec, spread: Spread | None = None, plain: bool = False,
@@ -157,6 +180,8 @@ class DifferenceReceiver(Receiver):
         blocks = 0 if spread is None else -(-ours.size // ALIGN)
         self.peaks, self.errors = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
         self.difference_sq = self.own_sq = 0.0
+        self.summed = 0  # elements that both have
+        self.early: dict[int, int] = {}  # chunks whose turn to be added up has not come: to, by from
         self.own = np.empty(0, np.float32)  # of a chunk: ours as the partner decodes it
         self.lying: Floats | None = None  # theirs, where they are read from other memory
 
@@ -164,10 +189,12 @@ class DifferenceReceiver(Receiver):
         """Of what is raw the difference itself is made in the one pass over it."""
         if not self.codec.raw:
             return super().take(values)
-        stop = self.position + values.size
+        where = slice(self.position, self.position + values.size)
+        self.coverage.begin(where.start, values.size)
         self.lying = values
-        self.use(slice(self.position, stop))
-        self.lying, self.position = None, stop
+        self.use(where, memoryview(b""))
+        self.lying = None
+        self.coverage.arrived(where.start)
         return True
 
     def buffer(self, where: slice, expected: int) -> memoryview:
@@ -177,21 +204,38 @@ class DifferenceReceiver(Receiver):
             self.own = np.empty(where.stop - where.start, np.float32)
         return self.scratch(expected)
 
-    def use(self, where: slice) -> None:
+    def use(self, where: slice, body: memoryview) -> None:
         ours, out = self.ours[where], self.out[where]
-        before = self.difference_sq, self.own_sq
+        in_turn = where.start == self.summed
+        before = (self.difference_sq, self.own_sq) if in_turn else (0.0, 0.0)
         if self.codec.raw or self.plain:
             if not self.codec.raw:
-                self.codec.decode(self.body, out, ours, self.session, self.origin + where.start)
+                self.codec.decode(body, out, ours, self.session, self.origin + where.start)
             before = difference(out if self.lying is None else self.lying, ours, out, before)
         else:
             own, start = self.own[: out.size], self.origin + where.start
-            before = self.codec.subtract(self.body, ours, out, own, self.session, start, before)
-        self.difference_sq, self.own_sq = before
+            before = self.codec.subtract(body, ours, out, own, self.session, start, before)
         if self.spread is not None:
             blocks = slice(where.start // ALIGN, -(-where.stop // ALIGN))
             self.peaks[blocks] = peaks(out, ALIGN)
             self.errors[blocks] = self.codec.errors(ours, where.start)
+        if not in_turn:
+            self.early[where.start] = where.stop
+            return
+        self.difference_sq, self.own_sq = before
+        self.summed = where.stop
+        while self.summed in self.early:
+            self.add(slice(self.summed, self.early.pop(self.summed)))
+
+    def add(self, where: slice) -> None:
+        """The squares of a chunk whose turn has come."""
+        own = self.ours[where]
+        if not (self.codec.raw or self.plain):
+            values, own = own, self.own[: own.size]
+            self.codec.quantised(values, own, self.session, self.origin + where.start)
+        self.difference_sq = squares(self.out[where], self.difference_sq)
+        self.own_sq = squares(own, self.own_sq)
+        self.summed = where.stop
 
     def learn(self) -> None:
         """The whole difference was accepted: what it shows of the partners' distance goes into the node's spread."""
@@ -212,9 +256,9 @@ class ValuesReceiver(Receiver):
             return memoryview(self.out[where].data).cast("B")
         return self.scratch(expected)
 
-    def use(self, where: slice) -> None:
+    def use(self, where: slice, body: memoryview) -> None:
         if not self.codec.raw:
-            self.codec.decode(self.body, self.out[where], None, self.session, self.origin + where.start)
+            self.codec.decode(body, self.out[where], None, self.session, self.origin + where.start)
 
 
 class PieceReceiver(Receiver):
@@ -228,8 +272,8 @@ class PieceReceiver(Receiver):
     def buffer(self, where: slice, expected: int) -> memoryview:
         return self.scratch(expected)
 
-    def use(self, where: slice) -> None:
-        values = np.frombuffer(self.body, np.dtype("<f4"))
+    def use(self, where: slice, body: memoryview) -> None:
+        values = np.frombuffer(body, np.dtype("<f4"))
         if not np.isfinite(values).all():
             raise ProtocolError("A donor's weights are not finite.")
         self.out[self.start + where.start : self.start + where.stop] = values
@@ -247,8 +291,8 @@ class ComparingReceiver(Receiver):
     def buffer(self, where: slice, expected: int) -> memoryview:
         return self.scratch(expected)
 
-    def use(self, where: slice) -> None:
-        theirs = np.frombuffer(self.body, np.dtype("<f4"))
+    def use(self, where: slice, body: memoryview) -> None:
+        theirs = np.frombuffer(body, np.dtype("<f4"))
         ours = self.ours[self.start + where.start : self.start + where.stop]
         before = self.difference_sq, self.own_sq
         self.difference_sq, self.own_sq = difference(theirs, ours, np.empty_like(ours), before)

@@ -250,6 +250,11 @@ class Keys:
     max_links: int = key(
         256, "connections kept", "lower where descriptors are few", section="Links", unit="links", positive=True,
     )
+    connections: int = key(
+        8, "that share a vector at most, where one does not fill its path, as where `cubic` loses packets",
+        "1 to leave others more of a path that is full, more where packets are lost on fast links", unit="connections",
+        least=1, most=64, least_is="the link alone",
+    )
     idle_s: float = key(
         60.0, "a connection without traffic for so long is closed",
         "shorter than a firewall's own limit, longer than the interval between mixes", unit="s", positive=True,

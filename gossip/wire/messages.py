@@ -53,6 +53,7 @@ __all__ = [
     "StatusReply",
     "Unknown",
     "Update",
+    "Widen",
 ]  # fmt: skip
 
 VERSION_MIN, VERSION_MAX = 1, 1  # of the protocol, spoken here; two peers work together where their ranges meet
@@ -62,6 +63,7 @@ MAX_RECORDS_BYTES = 63 << 10  # so that nobody's long host name, or newer versio
 MIN_CHUNK_ELEMENTS = 1 << 10  # but for the last: a chunk costs its reader some 50 us however small it is
 MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which is what a receiver may have to hold
 MAX_GROUP = 16  # members that average together: everybody streams to everybody
+MAX_CONNECTIONS = 64  # that share a vector
 MAX_BUCKETS = 256  # by the first byte of an id
 
 T = TypeVar("T")
@@ -132,7 +134,9 @@ class Unknown:
 @message("hello")
 class Hello:
     """Both sides' first frame. ``record`` is None for an observer, which may only ask for the status. ``share``, in TLS
-    alone, is of the sender's randomness, for keys that replace TLS's where both give one."""
+    alone, is of the sender's randomness, for keys that replace TLS's where both give one. ``lanes``: the name that the
+    sender gives this link, for more connections that are to belong to it; ``joins``: this connection is one of those,
+    and this the name that the other side gave its link."""
 
     version_min: int = integer(255)
     version_max: int = integer(255)
@@ -141,6 +145,8 @@ class Hello:
     capabilities: tuple[str, ...] = of("names", 16)
     record: MemberRecord | None = of("record?")
     share: bytes = later("bytes", 32, default=b"")
+    lanes: bytes = later("bytes", 16, default=b"")
+    joins: bytes = later("bytes", 16, default=b"")
 
 
 @message("close")
@@ -151,6 +157,14 @@ class Close:
     code: str = of("text", 32)
     sentence: str = of("text", 400)
     layout: tuple[Any, ...] = of("any", 49_152)
+
+
+@message("widen")
+class Widen:
+    """Over a link, to who dialled it: open so many more, as lanes of this one. Over a lane, from who was dialled: it is
+    let in, and there are so many now."""
+
+    connections: int = integer(MAX_CONNECTIONS)
 
 
 # -- membership -------------------------------------------------------------------------------
@@ -400,5 +414,5 @@ class StatusReply:
 Message = (
     Hello | Close | Ping | Ack | PingReq | Nack | Gossip | Digest | Records | Reach | Reached | Offer | Accept | Busy
     | Refuse | Commit | Abort | Outcome | Settled | Invite | Joined | Begin | Chunk | Meet | Came | Lent | Read
-    | Fetch | Serving | StatusQuery | StatusReply | Unknown
+    | Fetch | Serving | StatusQuery | StatusReply | Widen | Unknown
 )  # fmt: skip

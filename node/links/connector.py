@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -29,6 +30,7 @@ __all__ = ["Doors"]
 
 OBSERVED_S = 30.0  # for an observer to read the status, page by page
 DIALS = 16  # at once
+NAME_BYTES = 16  # of a link, for its lanes
 TO_STRANGERS = 2  # of them, to members of whom we only heard: their addresses may be anybody's, and swallow packets
 TO_SILENT = 8  # of them, to addresses where the last dial was not even refused
 STRANGERS_WAITING = 64  # dials to strangers that wait for one of their two; more fail at once
@@ -42,7 +44,7 @@ class Doors:
     """``me`` gives our own record, ``run_link`` takes a greeted link to its end, ``dial_failed`` hears of whom we did
     not reach (None: a seed), ``on_event`` tells people. ``familiar``: whether we had a link with a member;
     ``seed_answered`` hears of seeds that accept a connection, whatever comes of it, ``met_itself`` of those that are
-    this node; ``hosts``: of members we know."""
+    this node; ``hosts``: of members we know; ``join`` has what was dialled as a lane of a link."""
 
     def __init__(
         self, network: Network, greeter: Greeter, contexts: Contexts | None, config: Config,
@@ -52,6 +54,7 @@ class Doors:
         seed_answered: Callable[[Address], None] = lambda address: None,
         hosts: Callable[[], Collection[str]] = lambda: (), turned_out: Callable[[str], None] = lambda host: None,
         met_itself: Callable[[Address], None] = lambda address: None,
+        join: Callable[[Link, Hello], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
         self.network, self.greeter, self.contexts, self.config = network, greeter, contexts, config
         self.me, self.run_link, self.dial_failed, self.on_event = me, run_link, dial_failed, on_event
@@ -61,7 +64,7 @@ class Doors:
         self.missing: Mapping[str, str] = {}  # why there are no seeds where some were looked up
         self.dialling: dict[Address, set[PeerId | None]] = {}  # whom we hope to find there
         self.familiar, self.seed_answered, self.hosts = familiar, seed_answered, hosts
-        self.met_itself = met_itself
+        self.met_itself, self.join = met_itself, join
         self.dial_limit = trio.CapacityLimiter(DIALS)
         self.stranger_limit, self.silent_limit = trio.CapacityLimiter(TO_STRANGERS), trio.CapacityLimiter(TO_SILENT)
         self.strange: set[Address] = set()  # dialled for members of whom we only heard
@@ -170,6 +173,7 @@ class Doors:
         if greeted is None:
             self.missed(hoped)
             return
+        greeted[0].address = address
         self.missed(hoped - {None, greeted[0].peer})  # nothing may wait between the Hello and who closes the stream
         await self.run_link(*greeted)
 
@@ -231,7 +235,10 @@ class Doors:
                 return
         finally:
             self.lobby.leave(visitor)
-        await self.run_link(*greeted)
+        if greeted[1].joins and self.join is not None:
+            await self.join(*greeted)
+        else:
+            await self.run_link(*greeted)
 
     async def greet_stranger(self, stream: ByteStream) -> tuple[Link, Hello] | None:
         try:
@@ -244,15 +251,26 @@ class Doors:
             pass
         return None
 
-    async def handshake(self, stream: ByteStream, server_side: bool, expect: PeerId | None) -> tuple[Link, Hello]:
+    async def dial_lane(self, address: Address, peer: PeerId, joins: bytes) -> Link | None:
+        """Another connection of the link to ``peer`` that was dialled at ``address``; None where nobody answers in
+        time. Raises OSError and RemoteError."""
+        async with self.dial_limit:
+            with trio.move_on_after(self.config.hello_timeout_s):
+                return (await self.handshake(await self.connect(address), False, peer, joins))[0]
+        return None
+
+    async def handshake(
+        self, stream: ByteStream, server_side: bool, expect: PeerId | None, joins: bytes = b""
+    ) -> tuple[Link, Hello]:
         try:
             proven, share = None, b""
+            name = b"" if joins else secrets.token_bytes(NAME_BYTES)
             if self.contexts is not None:
                 tls = TlsStream(stream, self.contexts, server_side=server_side)
                 await tls.handshake()
                 stream, proven, share = tls, tls.peer_id, fresh_share()
             reader = FrameReader(stream)
-            theirs = await self.greeter.greet(stream, reader, self.me(), proven, expect, share)
+            theirs = await self.greeter.greet(stream, reader, self.me(), proven, expect, share, name, joins)
             if share and theirs.share:
                 stream = reader.stream = await leave_tls(tls, share, theirs.share)
         except (OSError, RemoteError):
@@ -266,7 +284,9 @@ class Doors:
             stream.close_now()
             raise
         peer = theirs.record.id if theirs.record is not None else PeerId(b"observer")
-        return Link(stream, reader, peer), theirs
+        link = Link(stream, reader, peer)
+        link.name, link.named = name, theirs.lanes
+        return link, theirs
 
     async def try_dial(self, address: Address) -> bool:
         """Whether a connection to ``address`` can be opened at all."""

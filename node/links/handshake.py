@@ -32,10 +32,10 @@ class Greeter:
     layout: Layout | None
     host: str | None = None
 
-    def hello(self, record: MemberRecord | None, share: bytes = b"") -> Hello:
+    def hello(self, record: MemberRecord | None, share: bytes = b"", lanes: bytes = b"", joins: bytes = b"") -> Hello:
         fingerprint = self.layout.fingerprint if self.layout is not None else ""
         capabilities = (self.host,) if self.host else ()
-        return Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, capabilities, record, share)
+        return Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, capabilities, record, share, lanes, joins)
 
     async def greet(
         self,
@@ -45,13 +45,16 @@ class Greeter:
         proven: PeerId | None,
         expected: PeerId | None,
         share: bytes = b"",
+        lanes: bytes = b"",
+        joins: bytes = b"",
     ) -> Hello:
         """Exchange Hellos. ``proven`` is the id that TLS proved (None without TLS), ``expected`` whom we dialled,
-        ``share`` what we give for keys of our own behind TLS.
+        ``share`` what we give for keys of our own behind TLS, ``lanes`` our name for this link and ``joins`` theirs for
+        the one that it is a lane of.
 
         Raises RefusedError with a sentence for people when the two cannot work together. The caller bounds the time.
         """
-        await stream.send_all(encode(self.hello(record, share)))
+        await stream.send_all(encode(self.hello(record, share, lanes, joins)))
         try:
             got = await reader.message()
         except BrokenLinkError:  # a node that expects TLS resets what does not speak it

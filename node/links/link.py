@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
 from gossip.errors import ProtocolError
-from gossip.ids import PeerId
+from gossip.ids import Address, PeerId
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Close, Message, Unknown
+from node.links.bulk import Bulk, Inflow, Sending
 from node.links.frame_reader import FrameReader, nothing
+from node.links.lanes import Lanes
 from node.transport.byte_stream import ByteStream, PlainStream
 from node.transport.hands import WHOLE_BYTES, BlockingStream, Hands
 from node.transport.shared import SideChannel
@@ -21,7 +22,7 @@ from node.transport.shared import SideChannel
 if TYPE_CHECKING:
     from node.links.pool import Links
 
-__all__ = ["CONTROL_BURST", "FLUSHED", "Bulk", "Inflow", "Link"]
+__all__ = ["CONTROL_BURST", "FLUSHED", "Link", "admits_none"]
 
 OUTBOX_FRAMES = 1_024  # a peer that reads none of so many has stopped: the link is closed
 OUTBOX_BYTES = 8 << 20  # the same: the largest table of members, 10,000 records of 519 B, is 5 MB
@@ -30,39 +31,9 @@ BURST_BYTES = 256 << 10  # of them: they are copied into one
 FLUSHED = 4  # chunks sent without a turn of a task's: all of what no thread is for, by default
 
 
-class Bulk(Protocol):
-    """Something to stream over a link, a chunk at a time."""
-
-    def next_frame(self) -> tuple[bytes, memoryview] | None:
-        """The next frame's prefix and header, and its body; None when all is sent."""
-
-    def let_go(self) -> None:
-        """The link reads nothing of it any more; may be said twice, and before all is sent."""
-
-
-class Inflow(Protocol):
-    """One vector that comes over a link, and that a thread may take in. ``place`` and ``arrived`` are called from one
-    thread at a time; what came of it is asked for once that is back."""
-
-    over: bool  # nobody wants it any more
-    heard_at: float  # when something of it last came
-
-    def place(self, chunk: Chunk, body_bytes: int) -> memoryview | None:
-        """The buffer for the body of another chunk of it; None when it is over."""
-
-    def arrived(self, chunk: Chunk) -> bool:
-        """The body is filled; whether there is more to come."""
-
-
-@dataclass(slots=True)
-class Sending:
-    """What is sent together: control frames, and perhaps a chunk behind them."""
-
-    pieces: list[bytes | memoryview]  # what the kernel has not taken yet
-    control_bytes: int
-    session: int = 0
-    bulk: Bulk | None = None  # whose chunk it is
-    chunk_bytes: int = 0  # with its header
+def admits_none(stream: ByteStream, reader: FrameReader, dialled: bool) -> bool:
+    """Of a link that has not begun, or has ended."""
+    return False
 
 
 class Link:
@@ -76,6 +47,11 @@ class Link:
         self.bulk: dict[int, Bulk] = {}  # by session
         self.behind: dict[int, int] = {}  # by session: how many control frames go before its first chunk
         self.large: set[int] = set()  # sessions whose bulk a thread sends, where one is free
+        self.lanes = Lanes(self)  # more connections, which carry what they are given in its place
+        self.name = self.named = b""  # what lanes call this link, for those who join from there, and from here
+        self.address: Address | None = None  # where it was dialled
+        self.widened = False  # lanes were asked for, or opened
+        self.admit: Callable[[ByteStream, FrameReader, bool], bool] = admits_none  # a lane, which one of us dialled
         self.sending: Sending | None = None  # at the moment; or it was begun, and its rest goes next
         self.resting = False  # the writing task has nothing to do
         self.stirred = False  # there is something to send once all is done that is being performed
@@ -89,7 +65,7 @@ class Link:
         self.wake = trio.Event()
         self.clock = trio.lowlevel.current_clock()
         self.used_at = self.clock.current_time()
-        self.bytes_sent = 0
+        self.sent_bytes = 0  # but for lanes
         self.ignored = 0  # messages of a newer version
         self.fault = ""  # ours, for which this link is closed
         self.unread = False  # it is closed because the other side asks for more than it reads
@@ -99,8 +75,12 @@ class Link:
         self.cancel_scope: trio.CancelScope | None = None
 
     @property
+    def bytes_sent(self) -> int:
+        return self.sent_bytes + self.lanes.bytes_sent
+
+    @property
     def bytes_received(self) -> int:
-        return self.reader.bytes_received
+        return self.reader.bytes_received + self.lanes.bytes_received
 
     @property
     def ending(self) -> bool:
@@ -127,9 +107,12 @@ class Link:
         if self.links is not None:
             self.links.waits(len(frame))
 
-    def start_bulk(self, session: int, bulk: Bulk, large: bool = False) -> None:
+    def start_bulk(self, session: int, bulk: Bulk, large: bool = False, shared: bool = False) -> None:
         """Stream this, behind what was sent before: a chunk ahead of its Accept would end the link. ``large``: a thread
-        pays, in which ``next_frame`` may be called then."""
+        pays, in which ``next_frame`` may be called then. ``shared``: lanes may carry it, where there are any."""
+        if shared and len(self.lanes):
+            self.lanes.start(session, bulk)
+            return
         self.bulk[session] = bulk
         if large:
             self.large.add(session)
@@ -139,10 +122,13 @@ class Link:
 
     def stop_bulk(self, session: int, bulk: Bulk) -> None:
         """Send no more of it. A chunk that is being sent is sent to its end, and the bulk let go only then."""
+        if self.lanes.bulk.get(session) is bulk:
+            self.lanes.stop(session, bulk)
+            return
         self.bulk.pop(session, None)
         self.behind.pop(session, None)
         self.large.discard(session)
-        if self.sending is None or self.sending.bulk is not bulk:
+        if bulk not in self.lanes.held and (self.sending is None or self.sending.bulk is not bulk):
             bulk.let_go()
 
     def stir(self) -> None:
@@ -240,6 +226,8 @@ class Link:
             frames.append(frame)
             count += len(frame)
         self.taken += len(frames)
+        if self.lanes.all:
+            self.lanes.rouse()
         batch = Sending(frames if len(frames) < 2 else [b"".join(frames)], count)
         session = self.turn() if self.bulk else None
         if session is not None and (session not in self.large or self.hands is None):
@@ -286,7 +274,7 @@ class Link:
             self.sending = None
         else:
             self.let_go(batch)
-        self.bytes_sent += batch.control_bytes + batch.chunk_bytes
+        self.sent_bytes += batch.control_bytes + batch.chunk_bytes
         self.used_at = self.clock.current_time()
         if batch.control_bytes:
             self.outbox_bytes -= batch.control_bytes
@@ -312,7 +300,7 @@ class Link:
         async def chunks(blocking: BlockingStream) -> bool:
             while (frame := bulk.next_frame()) is not None:
                 await blocking.send_frame(*frame)
-                self.bytes_sent += len(frame[0]) + frame[1].nbytes
+                self.sent_bytes += len(frame[0]) + frame[1].nbytes
                 self.used_at = self.clock.current_time()
                 self.on_sent(session)
                 if self.outbox or len(self.bulk) > 1 or self.bulk.get(session) is not bulk:

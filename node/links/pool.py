@@ -89,5 +89,10 @@ class Links:
         """Links by which vectors are not sent, but read where they lie."""
         return sum(link.channel is not None and link.channel.open for link in self.all())
 
+    @property
+    def wide(self) -> int:
+        """Links with more than one connection."""
+        return sum(bool(len(link.lanes)) for link in self.all())
+
     def __len__(self) -> int:
         return sum(len(links) for links in self.by_peer.values())

@@ -29,10 +29,12 @@ from gossip.wire.messages import (
     Records,
     StatusQuery,
     Unknown,
+    Widen,
 )  # fmt: skip
 from node.links.connector import Doors
 from node.links.link import CONTROL_BURST, Link
 from node.links.pool import Links
+from node.network.widening import Widening
 from node.observe.status import status_page
 from node.transfers.accounts import Teller
 from node.transfers.neighbours import OF_NEIGHBOURS
@@ -60,6 +62,7 @@ class Hearing(Protocol):
     sessions: StreamSessions
     streams: Streams
     teller: Teller
+    widening: Widening
     counts: Callable[[], tuple[int, int]] | None
 
     @property
@@ -128,6 +131,8 @@ class Reading:
                 runtime.doors.tell(f"A member refused this node: {message.sentence}")
         elif isinstance(message, Hello) or self.observer:
             raise ProtocolError("A message came that does not belong here.")
+        elif isinstance(message, Widen):
+            runtime.widening.asked(link, message.connections)
         elif isinstance(message, OF_NEIGHBOURS):
             runtime.streams.neighbours.heard(link, message)
         elif not (link.ending and isinstance(message, Offer | Invite | Fetch)):  # no answer would go out
@@ -141,6 +146,12 @@ class Reading:
         place = self.runtime.streams.place(self.link, chunk, size)
         if place is None:
             self.cost(1)  # one that moves nothing is a message as others are
+        return place
+
+    async def on_lane_chunk(self, chunk: Chunk, size: int) -> memoryview | None:
+        place = await self.runtime.streams.agreed(self.link, chunk, size)
+        if place is None:
+            self.cost(1)
         return place
 
     def on_body(self, chunk: Chunk) -> None:

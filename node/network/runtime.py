@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -46,18 +47,21 @@ from gossip.wire.messages import (
 )  # fmt: skip
 from node.faults import leaves
 from node.links.connector import Doors
+from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
-from node.links.link import Link
+from node.links.lanes import Lane
+from node.links.link import Link, admits_none
 from node.links.lobby import neighbourhood
 from node.links.pool import Links
 from node.model.pool import VectorPool
 from node.network.reading import FloodError, Reading
+from node.network.widening import Widening
 from node.observe.events import NodeEvent
 from node.observe.losses import Losses
 from node.observe.stalls import STANDS_S, Stalls
 from node.transfers.accounts import Teller
 from node.transfers.streams import Streams
-from node.transport.byte_stream import BrokenLinkError, Network
+from node.transport.byte_stream import BrokenLinkError, ByteStream, Network
 from node.transport.hands import Hands
 from node.transport.seeds import SeedLookup
 from node.transport.tls import Contexts
@@ -84,7 +88,7 @@ class Runtime:
         self.doors = Doors(
             network, greeter, contexts, config, lambda: peer.record, self.run_link, self.dial_failed, on_event,
             frozenset(peer.seed_addresses), peer.remembers, peer.seed_answered, self.member_hosts,
-            lambda host: self.note(host, "strangers"), self.met_itself,
+            lambda host: self.note(host, "strangers"), self.met_itself, self.join,
         )  # fmt: skip
         if lookup is not None:
             lookup.tell = lambda sentence: self.doors.tell(sentence, "seed")
@@ -100,7 +104,8 @@ class Runtime:
         self.teller = Teller(peer, config, announce)
         self.streams.on_begun, self.streams.on_over = self.teller.begun, self.teller.over
         self.stalls = Stalls(peer, lambda: self.counts is not None, announce, on_event)
-        self.losses = Losses(self.links, on_event)
+        self.widening = Widening(self.links, self.doors, config)
+        self.losses = Losses(self.links, on_event, self.widening.widen)
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.clock = trio.lowlevel.current_clock()
         self.timer, self.armed = trio.CancelScope(), -math.inf  # ends when the peer is to be told the time
@@ -244,7 +249,7 @@ class Runtime:
                 self.sessions.links[message.session] = link
             link.send(message)
             if isinstance(message, Abort):  # chunks already on their way belong to nothing any more
-                self.sessions.recent.append(message.session)
+                self.sessions.late(message.session)
             return
         record = self.peer.member(to)
         if record is None or record.address is None or self.stopping:
@@ -262,6 +267,9 @@ class Runtime:
         self.averager.visited(visit, steps, samples, loss)
 
     # -- a link's life -------------------------------------------------------------------------------------------
+    async def join(self, lane: Link, theirs: Hello) -> None:
+        await self.widening.join(lane, theirs)
+
     async def run_link(self, link: Link, theirs: Hello) -> None:
         """From the finished Hello to the end of the stream."""
         member = theirs.record
@@ -278,14 +286,16 @@ class Runtime:
             with trio.CancelScope() as scope:
                 link.cancel_scope, link.hands = scope, self.hands
                 async with trio.open_nursery() as nursery:
-                    link.nursery = nursery
+                    link.nursery, reading = nursery, Reading(self, link, member is None)
+                    link.admit = functools.partial(self.admit, link, reading, nursery)
                     nursery.start_soon(self.write, link, scope)
                     nursery.start_soon(link.cut_when_cancelled)
                     try:
-                        await Reading(self, link, member is None).run()
+                        await reading.run()
                     except Exception as error:
                         self.contain(link, error)
                     finally:
+                        link.admit = admits_none
                         link.finish()
                         scope.deadline = trio.current_time() + 1.0
         except* RemoteError as group:
@@ -303,6 +313,14 @@ class Runtime:
                     self.unlink(link)
                 except Exception as error:
                     self.contain(link, error)
+
+    def admit(self, link: Link, reading: Reading, nursery: trio.Nursery, stream: ByteStream, reader: FrameReader,
+              dialled: bool) -> bool:  # fmt: skip
+        """Another connection of it, from now on until it ends."""
+        if self.stopping or link.ending:
+            return False
+        nursery.start_soon(Lane(link, stream, reader).run, dialled, reading.on_lane_chunk, reading.on_body)
+        return True
 
     def contain(self, link: Link, error: Exception) -> None:
         """What one member's link brought out ends that link and nothing else. The other side is told that it was a

@@ -248,6 +248,10 @@ FIGURES = (
         "lossy_links", "those that lose packets under cubic, which takes that for a full path: bbr would not", "links",
         lambda at: at.links.lossy, logged=False, status=True,
     ),
+    Figure(
+        "wide_links", "those with several connections, since one does not fill their path", "links",
+        lambda at: at.links.wide, logged=False, status=True,
+    ),
 )  # fmt: skip
 MEASURED = tuple(figure for figure in FIGURES if figure.of is not None and not figure.heading)
 RATES = tuple(figure for figure in FIGURES if figure.rate_of)

@@ -1,41 +1,60 @@
-"""Links that lose packets under a congestion control that takes those for a full path: counted, and said once."""
+"""Links whose paths one connection does not fill: they get more, and where bbr would do better people are told once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 from gossip.ids import short
+from node.links.link import Link
 from node.links.pool import Links
-from node.transport.loss import loss_of
+from node.transport.byte_stream import socket_of
+from node.transport.loss import PathRecord
 
 __all__ = ["Losses"]
 
-LOOK_S = 10.0  # between two looks, of two calls of the kernel for each link: what it is about lasts
+LOOK_S = 1.0  # between two looks
+LEAST_BYTES = 65_536  # sent since the last one: a link that says less is not looked at, of two calls of the kernel each
 
 
 class Losses:
     """Of one node."""
 
-    def __init__(self, links: Links, on_event: Callable[[str, str], None]) -> None:
-        self.links, self.on_event = links, on_event
+    def __init__(
+        self, links: Links, on_event: Callable[[str, str], None], widen: Callable[[Link], None] = lambda link: None
+    ) -> None:
+        """``widen`` hears of every link of which one connection does not fill the path, at every look."""
+        self.links, self.on_event, self.widen = links, on_event, widen
+        self.seen: WeakKeyDictionary[Link, tuple[int, PathRecord]] = WeakKeyDictionary()  # with bytes sent by then
         self.looked_at, self.said = -math.inf, False
 
     def look(self, now: float) -> None:
-        """Call it now and then. The first that is found is named, with what its owner can do; it is the machine's, and
-        more of them would say no more."""
+        """Call it now and then."""
         if now - self.looked_at < LOOK_S:
             return
         self.looked_at = now
-        found = [(link, loss) for link in self.links.all() if (loss := loss_of(link.stream)) is not None]
-        self.links.lossy = len(found)
-        if found and not self.said:
-            self.said = True
-            link, loss = found[0]
-            share, at_ms = f"{100 * loss.share:.1f} %", f"{1e3 * loss.rtt_s:.0f} ms"
+        lossy = 0
+        for link in self.links.all():
+            before, path = self.seen.get(link) or (0, PathRecord())
+            if link.sent_bytes - before >= LEAST_BYTES:
+                self.look_at(link, path)
+            lossy += path.loss is not None
+            if path.narrow:
+                self.widen(link)
+        self.links.lossy = lossy
+
+    def look_at(self, link: Link, path: PathRecord) -> None:
+        self.seen[link] = link.sent_bytes, path
+        plain = socket_of(link.stream)
+        if plain is not None:
+            path.look(*plain.tcp_info())
+        if path.loss is not None and not self.said:
+            self.said = True  # it is the machine's: the first that is found is named, and more would say no more
+            share, at_ms = f"{100 * path.loss.share:.1f} %", f"{1e3 * path.loss.rtt_s:.0f} ms"
             self.on_event("lossy", (
                 f"Of what goes to member {short(link.peer)} {share} is lost on its way, and this machine's TCP (cubic) "
-                f"takes that for a full path: at {at_ms} it sends {loss.ceiling_mb_s:.2f} MB/s at most. bbr does not:"
-                " as root, `modprobe tcp_bbr` and `sysctl -w "
-                'net.ipv4.tcp_allowed_congestion_control="reno cubic bbr"`, then start this node again.'
+                f"takes that for a full path: at {at_ms} it sends {path.loss.ceiling_mb_s:.2f} MB/s at most by each "
+                "connection. Such links get several (`connections`). bbr needs one: as root, `modprobe tcp_bbr` and "
+                '`sysctl -w net.ipv4.tcp_allowed_congestion_control="reno cubic bbr"`, then start this node again.'
             ))  # fmt: skip

@@ -35,10 +35,10 @@ class Parts:
         self.lease = lease  # of the snapshot
         self.sent = 0  # elements, of those that are done
 
-    def next_frame(self) -> tuple[bytes, memoryview] | None:
+    def next_frame(self, apart: bool = False) -> tuple[bytes, memoryview] | None:
         while self.senders and self.senders[0].done:
             self.sent += self.senders.pop(0).position
-        return self.senders[0].next_frame() if self.senders else None
+        return self.senders[0].next_frame(apart) if self.senders else None
 
     @property
     def moved(self) -> int:
@@ -259,7 +259,7 @@ class GroupTransfers:
                 for slice_, waiting in ((own, group.missing), (where, group.awaited)):
                     receiver = waiting.get(place)
                     whole = slice_.stop - slice_.start if place not in waiting else 0
-                    received += whole if receiver is None else receiver.position
+                    received += whole if receiver is None else receiver.came
         return sum(parts.moved for _, parts in one.out.values()), received
 
     def release(self, session: int) -> None:

@@ -36,16 +36,20 @@ class StreamSession:
     clock: Callable[[], float] = lambda: 0.0  # trio's, for threads as well
     over: bool = False  # its vectors are not to be touched any more
     borrowing: bool = False  # theirs is read where it lies
+    wide: bool | None = None  # whether theirs comes over lanes; its first chunk decides
     lock: threading.Lock = field(default_factory=threading.Lock)  # a thread may be at them at the moment
 
-    def place(self, chunk: Chunk, body_bytes: int) -> memoryview | None:
-        """The buffer for a chunk's body; None for a session that is over."""
+    def place(self, chunk: Chunk, body_bytes: int, wide: bool = False) -> memoryview | None:
+        """The buffer for a chunk's body, which comes over a lane where ``wide``; None for a session that is over."""
         assert self.receiver is not None
         with self.lock:
             self.heard_at = self.clock()
             if self.borrowing:
                 raise ProtocolError("A chunk came of a vector that was lent.")
-            return None if self.over else self.receiver.place(chunk, body_bytes)
+            if self.wide is not None and self.wide is not wide:
+                raise ProtocolError("Chunks of one vector came over its link and over others.")
+            self.wide = wide
+            return None if self.over else self.receiver.place(chunk, body_bytes, wide)
 
     def arrived(self, chunk: Chunk) -> bool:
         """The body is filled. Whether there is more to come: else all is here, or the receiver says what is wrong."""
@@ -68,6 +72,7 @@ class StreamSessions:
         self.table: dict[int, StreamSession] = {}
         self.links: dict[int, Link] = {}  # the link that a session began on
         self.recent: deque[int] = deque(maxlen=RECENT)
+        self.changed = trio.lowlevel.ParkingLot()  # lanes with chunks of what is not agreed yet
 
     def add(self, session: StreamSession, large: bool = False) -> None:
         """``large``: a thread pays for what is sent."""
@@ -81,12 +86,22 @@ class StreamSessions:
             session.sender.begin(session.link, session.moved_at)
         elif session.sender is not None:
             session.sender.sealed = sealed
-            session.link.start_bulk(session.id, session.sender, large)
+            session.link.start_bulk(session.id, session.sender, large, shared=True)
+        self.changed.unpark_all()
 
-    def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
-        """The buffer for a chunk's body; None for a session that is over."""
+    def late(self, session: int) -> None:
+        """What still comes for it is thrown away."""
+        self.recent.append(session)
+        self.changed.unpark_all()
+
+    def knows(self, session: int) -> bool:
+        """Whether it was agreed here, or is over."""
+        return session in self.table or session in self.recent
+
+    def place(self, link: Link, chunk: Chunk, body_bytes: int, wide: bool = False) -> memoryview | None:
+        """The buffer for a chunk's body, which comes over a lane where ``wide``; None for a session that is over."""
         session = self.expecting(link, chunk)
-        return None if session is None else session.place(chunk, body_bytes)
+        return None if session is None else session.place(chunk, body_bytes, wide)
 
     def borrows(self, link: Link, lent: Lent) -> tuple[StreamSession, Receiver] | None:
         """What takes a vector that is lent; None for a session that is over."""
@@ -114,11 +129,11 @@ class StreamSessions:
 
     def rename(self, session: int) -> None:
         """Another partner is asked, under another number."""
-        self.recent.append(session)
+        self.late(session)
         self.links.pop(session, None)
 
     def release(self, session: int) -> None:
-        self.recent.append(session)
+        self.late(session)
         self.links.pop(session, None)
         entry = self.table.pop(session, None)
         if entry is not None:

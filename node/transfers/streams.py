@@ -22,6 +22,7 @@ from gossip.ids import PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import Chunk, Lent
 from node.faults import Faults
+from node.links.lanes import chunk_elements
 from node.links.link import Link
 from node.links.pool import Links
 from node.model.pool import VectorPool
@@ -147,7 +148,7 @@ class Streams:
     def fail(self, session: int, code: str) -> None:
         """A failure found while performing is reported after it, as a real one would be. What comes until then for a
         session that never began to stream is late, and no fault."""
-        self.sessions.recent.append(session)
+        self.sessions.late(session)
         self.averager.fail(session, code)
 
     def snapshot(self, effect: Snapshot) -> None:
@@ -172,7 +173,8 @@ class Streams:
     def sender(self, link: Link, number: int, values: Floats, codec: Codec, vector: Vector) -> Sender | Loan:
         """What brings a partner these values of a vector: as chunks, or where they lie."""
         loan = self.neighbours.lend(link, number, values, codec, vector)
-        return loan or Sender(number, values, codec, self.config.chunk_elements, lease=self.pool.lease(vector))
+        elements = chunk_elements(self.config.chunk_elements, values.size, len(link.lanes))
+        return loan or Sender(number, values, codec, elements, lease=self.pool.lease(vector))
 
     def gather(self, effect: Gather) -> None:
         if effect.session not in self.accounts:
@@ -195,6 +197,13 @@ class Streams:
         if self.gathers.expects(chunk.session):
             return self.gathers.place(link, chunk, body_bytes)
         return self.sessions.place(link, chunk, body_bytes)
+
+    async def agreed(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
+        """As :meth:`place`, of a lane, whose chunks may come before what was said of their session over the link."""
+        with trio.move_on_after(self.config.stall_s):
+            while not self.sessions.knows(chunk.session):
+                await self.sessions.changed.park()
+        return self.sessions.place(link, chunk, body_bytes, wide=True)
 
     def arrived(self, link: Link, chunk: Chunk) -> None:
         """The body of a chunk is filled."""
@@ -279,8 +288,8 @@ class Streams:
         stream, pair = self.sessions.table.get(number), self.averager.pairs.get(number)
         if stream is not None and stream.sender is not None and stream.sender.position:
             account.bytes_sent = stream.sender.codec.encoded_bytes(stream.sender.position)
-        if stream is not None and stream.receiver is not None and stream.receiver.position:
-            account.bytes_received = stream.receiver.codec.encoded_bytes(stream.receiver.position)
+        if stream is not None and stream.receiver is not None and stream.receiver.came:
+            account.bytes_received = stream.receiver.codec.encoded_bytes(stream.receiver.came)
         if pair is not None and pair.whole:
             whole = 1.0 if pair.positions is None else self.peer.elements / pair.elements
             apart_sq = pair.difference_sq * whole

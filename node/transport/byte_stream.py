@@ -15,7 +15,7 @@ from gossip.errors import RemoteError
 from gossip.ids import Address
 from node.transport.forks import keep_from_children
 
-__all__ = ["BrokenLinkError", "ByteStream", "Network", "PlainStream"]
+__all__ = ["BrokenLinkError", "ByteStream", "Network", "PlainStream", "socket_of"]
 
 
 class BrokenLinkError(RemoteError):
@@ -56,6 +56,13 @@ DONT_WAIT: int = getattr(socket, "MSG_DONTWAIT", 0)
 TURNS = 8  # calls in a row that found something to do, of a chunk each at most, before others have theirs
 
 
+def socket_of(stream: ByteStream) -> PlainStream | None:
+    """The socket's stream below what encrypts, where there is one."""
+    while (inner := getattr(stream, "inner", None)) is not None:
+        stream = inner
+    return stream if isinstance(stream, PlainStream) else None
+
+
 class Network(Protocol):
     """Where streams come from: TCP, or memory in tests."""
 
@@ -93,6 +100,15 @@ class PlainStream:
     @property
     def peer_host(self) -> str:
         return self._peer_host
+
+    async def room(self) -> None:
+        """Until the kernel takes more, of which less than :meth:`queue_at_most` is unsent."""
+        await self._wait(trio.lowlevel.wait_writable)
+
+    def queue_at_most(self, count: int) -> None:
+        """Of unsent bytes in the kernel, from now on."""
+        with contextlib.suppress(AttributeError, OSError):  # a system without it; or it is closed
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, count)
 
     def tcp_info(self) -> tuple[bytes, bytes]:
         """The name of its congestion control, and Linux's struct tcp_info; empty where the kernel tells none."""

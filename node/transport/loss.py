@@ -1,4 +1,5 @@
-"""Whether a link's congestion control takes lost packets for a full path, as the kernel tells of the socket."""
+"""Whether one connection fills its path, as the kernel tells of the socket: cubic takes lost packets for a full path,
+and no connection sends more in a round trip than the other side makes room for."""
 
 from __future__ import annotations
 
@@ -6,19 +7,21 @@ import math
 import struct
 from dataclasses import dataclass
 
-from node.transport.byte_stream import ByteStream, PlainStream
-
-__all__ = ["Loss", "loss_of"]
+__all__ = ["Loss", "PathRecord"]
 
 # Of Linux's struct tcp_info, which only grows at its end: bytes from its beginning.
 RTT_US, RETRANSMITTED, MIN_RTT_US, SENT = 68, 100, 148, 156  # and segments with data, sent again, and sent at all
-INFO_BYTES = 160
+BUSY_US, NO_ROOM_US = 168, 176  # 64 bits: sending, and of that held up by the other side's window
+INFO_BYTES, LONG_INFO_BYTES = 160, 184
 SEGMENT_BYTES = 1448
 
-ENOUGH = 5_000  # segments, 7 MB: of 1 % lost then 35 to 65 are sent again
+ENOUGH = 1_000  # segments, 1.4 MB,
+LOOKS = 4  # in so many of which something was lost: a slow start that goes too far loses many, and once
 LOSSY = 0.005  # of them sent again. Of a path that loses nothing itself a full queue costs a tenth of that
-LEAST_RTT_S = 0.005  # below it what is lost is known too soon to cost much
+LEAST_RTT_S = 0.005  # below it what is lost is known too soon to cost much, and any window is enough
 QUEUE = 1.5  # times the shortest round trip: what is lost of longer ones may have been a queue's
+HELD_UP = 0.5  # of the time of sending, for want of room at the other side
+BUSY_S = 1.0  # of sending, to know
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +38,40 @@ class Loss:
         return 1e-6 * SEGMENT_BYTES / self.rtt_s * math.sqrt(1.5 / self.share)
 
 
-def loss_of(stream: ByteStream) -> Loss | None:
-    """What is lost on the way of a link that has cubic; None where little is, where queues lose it, where too little
-    was sent to know, and where the kernel does not say."""
-    while (inner := getattr(stream, "inner", None)) is not None:
-        stream = inner
-    return judged(*stream.tcp_info()) if isinstance(stream, PlainStream) else None
+@dataclass(slots=True)
+class PathRecord:
+    """What looks at one connection have shown."""
 
+    sent: int = 0  # segments, and those sent again, at the last look
+    again: int = 0
+    counted: int = 0  # of those, what was sent while no queue stood before it, and what was lost of it
+    lost: int = 0
+    losing: int = 0  # looks since which something had been lost
+    loss: Loss | None = None  # of a link that has cubic; None where little is, or too little was sent to know
+    windowed: bool = False  # held up by how much room the other side has for one connection, on a path that takes time
 
-def judged(control: bytes, info: bytes) -> Loss | None:
-    """Of the name of a socket's congestion control, and its struct tcp_info."""
-    if control.rstrip(b"\0") != b"cubic" or len(info) < INFO_BYTES:
-        return None
-    rtt_us, again, least_us, sent = (struct.unpack_from("=I", info, at)[0] for at in (
-        RTT_US, RETRANSMITTED, MIN_RTT_US, SENT,
-    ))  # fmt: skip
-    lost = sent >= ENOUGH and again >= LOSSY * sent
-    if not lost or least_us < 1e6 * LEAST_RTT_S or rtt_us > QUEUE * least_us:
-        return None
-    return Loss(min(again / sent, 1.0), 1e-6 * least_us)
+    @property
+    def narrow(self) -> bool:
+        """One connection does not fill this path."""
+        return self.windowed or self.loss is not None
+
+    def look(self, control: bytes, info: bytes) -> None:
+        """At the name of the socket's congestion control, and its struct tcp_info."""
+        if len(info) < INFO_BYTES:  # an old kernel, or none that tells
+            return
+        rtt_us, again, least_us, sent = (
+            struct.unpack_from("=I", info, at)[0] for at in (RTT_US, RETRANSMITTED, MIN_RTT_US, SENT)
+        )
+        new_sent, new_again = sent - self.sent, again - self.again
+        self.sent, self.again = sent, again
+        far = least_us >= 1e6 * LEAST_RTT_S
+        if control.rstrip(b"\0") == b"cubic" and far and rtt_us <= QUEUE * least_us:
+            self.counted += new_sent
+            self.lost += new_again
+            self.losing += new_again > 0
+            known = self.counted >= ENOUGH and self.losing >= LOOKS
+            lossy = known and self.lost >= LOSSY * self.counted
+            self.loss = Loss(min(self.lost / self.counted, 1.0), 1e-6 * least_us) if lossy else None
+        if len(info) >= LONG_INFO_BYTES:
+            busy_us, no_room_us = struct.unpack_from("=QQ", info, BUSY_US)
+            self.windowed = far and busy_us >= 1e6 * BUSY_S and no_room_us >= HELD_UP * busy_us

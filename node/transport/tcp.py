@@ -150,6 +150,11 @@ def tune(sock: trio.socket.SocketType, host: str) -> None:
         if hasattr(socket, name):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if hasattr(socket, "TCP_CONGESTION") and not is_loopback(host):
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+    if not is_loopback(host):
+        choose_bbr(sock)
+
+
+def choose_bbr(sock: trio.socket.SocketType) -> None:
+    """Where there is such a choice, and it is ours."""
+    with contextlib.suppress(AttributeError, OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")

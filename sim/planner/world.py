@@ -79,7 +79,9 @@ class World:
         """Local steps that pass while two whole vectors are exchanged with this codec: the median over the pairs, both
         ways at once, without anything else on their links."""
         scenario = self.scenario
-        network = network_of(scenario.network, scenario.seed, fleet=scenario.fleet)
+        network = network_of(
+            scenario.network, scenario.seed, fleet=scenario.fleet, connections=scenario.gossip.connections
+        )
         for number in range(scenario.peers):
             network.add(str(number))
         assert scenario.task.model_mb is not None

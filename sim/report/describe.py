@@ -157,15 +157,17 @@ def carried(scenario: Scenario) -> str:
         return "There is no TCP: a message takes the latency, and a stream its bytes over the rate from the first one."
     assert spec.congestion is not None
     loses, cubic = spec.loss > 0 or any(each.loss for each in scenario.fleet), spec.congestion == "cubic"
+    most = scenario.gossip.connections
     said = [
         "streams begin slowly" + (", and again after a pause" if cubic else ""),
         "what is lost comes late" + (" and narrows a sender's window" if cubic else "") if loses else "",
+        f"a link that loses much gets {most} connections" if cubic and loses and most > 1 else "",
         "" if cubic else "every 10 s of use a link nearly stops for 0.2 s",
     ]
     tls = " and TLS" if spec.tls and not ideal else ""
     return (
-        f"Links are TCP's, with {spec.congestion}{tls}: {'; '.join(filter(None, said))}. Not modelled are queues in "
-        "routers, and what exchanges and encryption cost the machines."
+        f"Links are TCP's, with {spec.congestion}{tls}: {'; '.join(filter(None, said))}. Not modelled are queues "
+        "that several links share, and what exchanges and encryption cost the machines."
     )
 
 

@@ -27,8 +27,9 @@ class Line:
     packets."""
 
     __slots__ = (
-        "active_s", "back", "clear", "drawn", "flat_s", "free_at", "held", "key", "log_arrives", "loss", "met", "peak",
-        "plateau", "queue_s", "reno", "threshold", "until_probe_s", "used_at", "window",
+        "active_s", "back", "clear", "connections", "drawn", "flat_s", "free_at", "held", "key", "lanes", "log_arrives",
+        "loss", "met", "peak", "plateau", "queue_s", "reno", "sending_s", "sent", "threshold", "until_probe_s",
+        "used_at", "wide_at", "window",
     )  # fmt: skip
 
     def __init__(self, key: int, now: float, loss: float = 0.0) -> None:
@@ -48,6 +49,9 @@ class Line:
         self.used_at = now
         self.free_at = now  # what is sent on it arrives no sooner: TCP keeps order
         self.back: Line | None = None  # the other direction, of a link that is open
+        self.sent = self.sending_s = 0.0  # segments, and how long it took, as far as is needed to know that it is lossy
+        self.wide_at, self.connections = math.inf, 1  # from then on this is the first of so many
+        self.lanes: list[Line] = []  # the others
         self.held: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []  # sent into a cut, with when
 
     @property

@@ -35,6 +35,7 @@ class NetworkModel:
     congestion: Congestion | None = None  # of TCP; None: there is none, and a rate is a rate from the first byte
     tls: bool = False  # over TCP
     weight: float = 1.0  # of a byte of a vector, where a small model stands for a large one
+    connections: int = 1  # of one link at most, where one does not fill its path
 
     def __post_init__(self) -> None:
         if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
@@ -79,7 +80,7 @@ class NetworkModel:
     @property
     def transport(self) -> Transport | None:
         """What TCP makes of its links."""
-        return None if self.congestion is None else Transport(self.congestion, self.tls)
+        return None if self.congestion is None else Transport(self.congestion, self.tls, self.connections)
 
     def loses(self, rng: random.Random) -> bool:
         """Whether this message or stream is lost for good, as none is over TCP: tests lose some to see that exchanges
@@ -183,14 +184,15 @@ class FleetNetwork(NetworkModel):
 
 
 def network_of(
-    spec: NetworkSpec, seed: int, ideal: bool = False, fleet: Sequence[PeerSpec] = (), weight: float = 1.0
-) -> NetworkModel:
+    spec: NetworkSpec, seed: int, ideal: bool = False, fleet: Sequence[PeerSpec] = (), weight: float = 1.0,
+    connections: int = 1,
+) -> NetworkModel:  # fmt: skip
     """The network that a scenario describes, without its cuts: those are events of the swarm. A perfect one has no
     TCP, nor one that is said to have none; nor has that of an ``ideal`` membership, unless it loses packets: there
     links are left out, and with them what they take."""
     common: dict[str, Any] = {"loss": spec.loss, "weight": weight}
     if has_tcp(spec, ideal, fleet):
-        common |= {"congestion": spec.congestion, "tls": spec.tls}
+        common |= {"congestion": spec.congestion, "tls": spec.tls, "connections": connections}
     base, own = base_of(spec, seed, common, by_name(fleet)), [each for each in fleet if each.links]
     if not own:
         return base

@@ -22,11 +22,12 @@ Not modelled: queues that streams of several links share; acknowledgements that 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.scenario.conditions import Congestion
-from sim.world import cubic
+from sim.world import cubic, lanes
 from sim.world.cubic import BETA, GROWTH, RENO, STANDS
 from sim.world.line import FIRST_SEGMENTS, Line, Met
 
@@ -69,13 +70,15 @@ class Back(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How the lines of a network behave. ``tls``: a link's opening takes a round trip more.
+    """How the lines of a network behave. ``tls``: a link's opening takes a round trip more. ``connections``: of one
+    link at most.
 
     ``rate`` is what a stream could have at most, wire bytes a second, and ``rtt`` seconds there and back.
     """
 
     congestion: Congestion = "cubic"
     tls: bool = False
+    connections: int = 1
 
     def timeout_s(self, rtt: float) -> float:
         """Until what was not acknowledged is sent again for the first time."""
@@ -128,10 +131,9 @@ class Transport:
             delay_s = self.queued(line, segments, at_s, rtt, now, back, packet_bytes)
             line.used_at = now + alone_s + delay_s
             return Passage(wire_bytes, math.inf, delay_s)
-        self.rest(line, rtt, now)
         if self.congestion == "cubic":
-            took_s = self.epochs(line, segments, at_s, rtt)
-            line.used_at = now + took_s
+            took_s = self.lossy_s(lanes.of(line, now), segments, at_s, rtt, now)
+            lanes.noted(line, segments, took_s, rtt, now, self.connections)
             return Passage(wire_bytes, wire_bytes / took_s if took_s > alone_s else math.inf, 0.0)
         took_s = self.start(line, segments, at_s, rtt)
         late_s = self.tail_s(line, min(segments, line.window), at_s, rtt) if line.loss else 0.0
@@ -203,6 +205,26 @@ class Transport:
             return False
         line.clear = self.gap(line)
         return True
+
+    def lossy_s(self, lines: Sequence[Line], segments: float, at_s: float, rtt: float, now: float) -> float:
+        """Seconds until all segments are there that cubic has sent over these: of several each has its last chunk to
+        itself, and what is before it goes as they have room."""
+        for line in lines:
+            self.rest(line, rtt, now)
+        if len(lines) == 1:
+            took_s = self.epochs(lines[0], segments, at_s, rtt)
+        else:
+            chunk = max(segments / (lanes.CHUNKS * len(lines)), min(lanes.CHUNK, segments))
+            lines = lines[: math.ceil(segments / chunk)]
+            last = min(chunk, segments / len(lines))
+            before = segments / len(lines) - last
+            rates = [1.0 / self.epochs(line, before, at_s / len(lines), rtt) for line in lines if before > 0]
+            took_s = len(rates) / sum(rates) if rates else 0.0
+            took_s += max(self.epochs(line, last, at_s / len(lines), rtt) for line in lines)
+            took_s = max(lanes.DEALT * took_s, segments / at_s)
+        for line in lines:
+            line.used_at = now + took_s
+        return took_s
 
     def epochs(self, line: Line, segments: float, at_s: float, rtt: float) -> float:
         """Seconds until all segments are there that cubic has sent, from one loss to the next. Its window never holds

@@ -102,6 +102,7 @@ class Chunks(Target):
         ours = np.linspace(-1, 1, self.size, dtype=np.float32)
         self.sender = Sender(7, ours, codec, rng.choice((1_024, 2_048, 131_072)))
         self.receiver = DifferenceReceiver(7, ours, np.empty(self.size, np.float32), codec, None)
+        self.anywhere = rng.random() < 0.5  # as over several connections
 
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
@@ -116,6 +117,8 @@ class Chunks(Target):
         start, elements, checksum = chunk.start, chunk.elements, chunk.checksum
         if rng.random() < 0.5:
             body = mutated_bytes(rng, body)
+        if self.anywhere and rng.random() < 0.5:
+            start = 256 * rng.randrange(self.size // 256)
         if rng.random() < 0.3:
             start = rng.choice((0, start + 1, abs(rng.choice(EDGE_INTS)) % 2**48))
         if rng.random() < 0.3:
@@ -125,7 +128,7 @@ class Chunks(Target):
 
         def act() -> None:
             said = Chunk(7, start, elements, checksum)
-            place = self.receiver.place(said, len(body))
+            place = self.receiver.place(said, len(body), self.anywhere)
             assert len(place) == len(body)
             place[:] = body
             self.receiver.arrived(said)

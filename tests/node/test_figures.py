@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
 def source() -> Source:
     swarm = World(9)
     [node] = swarm.swarm(1)
-    links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored=3, shared=1, lossy=2)
+    links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored=3, shared=1, lossy=2, wide=1)
     return Source(node.peer, links, steps=7, samples=28, swarm_samples=30)
 
 
@@ -41,11 +41,11 @@ def test_the_log_has_these_figures_and_what_is_not_known_is_null():
 
 
 def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
-    assert METRICS[:24] == (
+    assert METRICS[:25] == (
         "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
         "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone", "refused",
         "messages_ignored", "suspicious", "mixed", "failures", "version", "kernel",
-        "shared_links", "lossy_links",
+        "shared_links", "lossy_links", "wide_links",
     )  # fmt: skip
     assert status_values(source()) == (
         7,
@@ -69,6 +69,7 @@ def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
         built(),
         1,
         2,
+        1,
     )
 
 
@@ -80,7 +81,7 @@ def test_metrics_are_a_mapping_of_every_figure_that_is_one_value_and_none_before
         "bytes_received": 56, "consensus_distance": None, "partner": None, "ready": True, "alone": False,
         "messages_ignored": 3, "events_dropped": 0, "version": VERSION,
         "kernel": built(),
-        "shared_links": 1, "lossy_links": 2,
+        "shared_links": 1, "lossy_links": 2, "wide_links": 1,
     }  # fmt: skip
     assert all(getattr(metrics, name) == value for name, value in metrics.items())
     assert set(metrics) <= set(dir(metrics))

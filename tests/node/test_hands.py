@@ -103,9 +103,9 @@ class Receiver(DifferenceReceiver):
 
     threads: set[str]
 
-    def use(self, where):
+    def use(self, where, body):
         self.threads.add(threading.current_thread().name)
-        super().use(where)
+        super().use(where, body)
 
 
 class End:
@@ -414,9 +414,9 @@ def test_nodes_mix_in_threads_which_end_with_them(encrypted, train, until, quick
     seen = set()
     use = DifferenceReceiver.use
 
-    def noted(self, where):
+    def noted(self, where, body):
         seen.add(threading.current_thread().name)
-        use(self, where)
+        use(self, where, body)
 
     monkeypatch.setattr(DifferenceReceiver, "use", noted)
     models = [{"x": np.full(SIZE, value, np.float32)} for value in (0.0, 0.0)]

@@ -2,61 +2,105 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import struct
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from node.links.pool import Links
-from node.observe.losses import LOOK_S, Losses
+from node.observe.losses import LEAST_BYTES, LOOK_S, Losses
 from node.transport import loss
-from node.transport.loss import MIN_RTT_US, RETRANSMITTED, RTT_US, SENT, judged
+from node.transport.byte_stream import PlainStream
+from node.transport.loss import BUSY_US, MIN_RTT_US, RETRANSMITTED, RTT_US, SENT, PathRecord
 
 MEMBER = b"\x1a\x2b\x3c\x4d" + bytes(12)
+CUBIC = b"cubic".ljust(16, b"\0")
 
 
-def info(rtt_ms=51.0, again=100, least_ms=50.4, sent=10_000):
+def info(rtt_ms=51.0, again=100, least_ms=50.4, sent=10_000, busy_s=0.0, no_room_s=0.0):
     """As the kernel tells it."""
     told = bytearray(232)
     for at, value in ((RTT_US, 1e3 * rtt_ms), (RETRANSMITTED, again), (MIN_RTT_US, 1e3 * least_ms), (SENT, sent)):
         struct.pack_into("=I", told, at, int(value))
+    struct.pack_into("=QQ", told, BUSY_US, int(1e6 * busy_s), int(1e6 * no_room_s))
     return bytes(told)
 
 
+def looked(*looks, control=CUBIC):
+    watched = PathRecord()
+    for told in looks:
+        watched.look(control, told)
+    return watched
+
+
+def steadily(looks=10, **last):
+    """As many looks, between which as much was sent and lost each time."""
+    again, sent = last.pop("again", 100), last.pop("sent", 10_000)
+    return [info(again=again * n // looks, sent=sent * n // looks, **last) for n in range(1, looks + 1)]
+
+
 def test_a_path_that_loses_one_packet_in_a_hundred_holds_cubic_to_what_mathis_says():
-    found = judged(b"cubic".ljust(16, b"\0"), info())
+    found = looked(*steadily()).loss
     assert found.share == 0.01
     assert found.ceiling_mb_s == pytest.approx(0.352, abs=0.001)
 
 
 @pytest.mark.parametrize(("control", "told"), [
-    (b"bbr", info()),  # takes it for what it is
-    (b"cubic", info(again=30)),  # as a queue that is full now and then loses
-    (b"cubic", info(rtt_ms=90.0)),  # the queue stands: it is full by what we send
-    (b"cubic", info(sent=4_000, again=40)),  # too little to know
-    (b"cubic", info(rtt_ms=0.4, least_ms=0.3)),  # known too soon to cost much
-    (b"cubic", info()[:150]), (b"", b""),  # an old kernel, or none that tells
+    (b"bbr", steadily()),  # takes it for what it is
+    (CUBIC, steadily(again=30)),  # as a queue that is full now and then loses
+    (CUBIC, steadily(rtt_ms=90.0)),  # the queue stands: it is full by what we send
+    (CUBIC, steadily(sent=800, again=40)),  # too little to know
+    (CUBIC, steadily(rtt_ms=0.4, least_ms=0.3)),  # known too soon to cost much
+    (CUBIC, [told[:150] for told in steadily()]), (b"", [b""]),  # an old kernel, or none that tells
+    (CUBIC, [info(again=60, sent=600), *(info(again=60, sent=600 + 500 * n) for n in range(1, 10))]),  # a slow start
 ])  # fmt: skip
 def test_nothing_is_said_of_what_bbr_would_not_change_or_what_nobody_can_know(control, told):
-    assert judged(control, told) is None
+    assert looked(*told, control=control).loss is None
 
 
-def test_it_is_said_once_and_counted_as_long_as_it_is_so(monkeypatch):
-    links, said = Links(), []
-    links.by_peer = {MEMBER: [SimpleNamespace(peer=MEMBER, stream=None)] * 2}
-    monkeypatch.setattr("node.observe.losses.loss_of", lambda stream: judged(b"cubic", info()))
-    losses = Losses(links, lambda *notice: said.append(notice))
-    for now in (0.0, 1.0, LOOK_S, 3 * LOOK_S):
-        losses.look(now)
+@pytest.mark.parametrize(("narrow", "told"), [
+    (True, info(busy_s=4.0, no_room_s=3.0)), (False, info(busy_s=4.0, no_room_s=1.0)),
+    (False, info(busy_s=0.8, no_room_s=0.8)), (False, info(busy_s=4.0, no_room_s=4.0, least_ms=0.3)),
+    (False, info(busy_s=4.0, no_room_s=4.0)[:176]),
+])  # fmt: skip
+def test_a_receiver_without_room_on_a_long_path_is_what_more_connections_help(narrow, told):
+    assert looked(told, control=b"bbr").windowed is looked(told, control=b"bbr").narrow is narrow
+
+
+class Stand:
+    """A link whose socket is told of, and has sent a lot since the last look."""
+
+    def __init__(self, looks):
+        self.peer, self.stream, self.looks, self.sent_bytes = MEMBER, PlainStream.__new__(PlainStream), looks, 0
+
+
+def test_it_is_said_once_counted_as_long_as_it_is_so_and_widened(monkeypatch):
+    links, said, widened = Links(), [], []
+    stands = [Stand(steadily()), Stand([info(again=0)] * 10)]
+    links.by_peer = {MEMBER: stands}
+    told = iter([(CUBIC, look) for pair in zip(*(stand.looks for stand in stands), strict=True) for look in pair])
+    monkeypatch.setattr(PlainStream, "tcp_info", lambda stream: next(told))
+    losses = Losses(links, lambda *notice: said.append(notice), widened.append)
+    for n in range(10):
+        for stand in stands:
+            stand.sent_bytes += LEAST_BYTES
+        losses.look(n * LOOK_S)
+        losses.look((n + 0.5) * LOOK_S)  # sooner than a look is due
     assert [kind for kind, _ in said] == ["lossy"]
     assert "1a2b3c4d 1.0 %" in said[0][1]
     assert "modprobe tcp_bbr" in said[0][1]
-    assert links.lossy == 2
-    monkeypatch.setattr("node.observe.losses.loss_of", lambda stream: None)
-    losses.look(5 * LOOK_S)
+    assert links.lossy == 1
+    assert set(widened) == {stands[0]}
+    losses.look(20 * LOOK_S)
+    assert links.lossy == 1, "nothing was sent since: it is not looked at, and told would be empty"
+    links.by_peer = {}
+    losses.look(30 * LOOK_S)
     assert links.lossy == 0
+    del stand, stands[:], widened[:]
+    gc.collect()
+    assert len(losses.seen) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="struct tcp_info is Linux's")
@@ -71,7 +115,9 @@ def test_the_kernel_has_these_figures_where_they_are_read():
     rtt_us, again, least_us, sent = (
         struct.unpack_from("=I", told, at)[0] for at in (RTT_US, RETRANSMITTED, MIN_RTT_US, SENT)
     )
-    assert len(told) >= loss.INFO_BYTES
+    busy_us, no_room_us = struct.unpack_from("=QQ", told, BUSY_US)
+    assert len(told) >= loss.LONG_INFO_BYTES
+    assert 0 <= no_room_us <= busy_us < 2e6
     assert 40 <= sent <= 60
     assert again == 0
     assert 0 < least_us <= 2 * rtt_us < 2e6

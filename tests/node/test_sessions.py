@@ -23,7 +23,7 @@ class Fills(Receiver):
 
 
 def under_way(receiver, sent):
-    sessions, link = StreamSessions(), SimpleNamespace(start_bulk=lambda *_: None, stream=None)
+    sessions, link = StreamSessions(), SimpleNamespace(start_bulk=lambda *_, **__: None, stream=None)
     sessions.add(StreamSession(1, B, link, sender=SimpleNamespace(done=sent), receiver=receiver))
     return sessions, sessions.table[1], link
 

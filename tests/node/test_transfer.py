@@ -185,5 +185,5 @@ def test_a_donor_with_infinite_weights_is_refused():
     b[3] = np.inf
     receiver = PieceReceiver(1, a, 0, 10)
     chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 10)))
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match="not finite"):
         deliver(receiver, chunk, body)

@@ -1,0 +1,139 @@
+"""Chunks that come in any order: each element once, and the same difference and norms as in order."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from gossip.averaging.coverage import Coverage
+from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
+from gossip.codecs import CODECS, get_codec
+from gossip.errors import ProtocolError
+from gossip.wire.frames import PREFIX_BYTES, decode
+from gossip.wire.messages import MIN_CHUNK_ELEMENTS
+
+SIZE, CHUNK = 50_000, 4_096
+
+
+def cut(size, rng):
+    """(start, elements) of chunks of any lengths that are allowed, in order."""
+    start = 0
+    while start < size:
+        elements = min(MIN_CHUNK_ELEMENTS + 256 * rng.randrange(12), size - start)
+        yield start, elements
+        start += elements
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_here_is_counted_once_in_whatever_order_it_comes(seed):
+    rng = random.Random(seed)
+    coverage, here, filling = Coverage(SIZE), np.zeros(SIZE, bool), []
+    chunks = list(cut(SIZE, rng))
+    rng.shuffle(chunks)
+    while chunks or filling:
+        if chunks and (not filling or rng.random() < 0.5):
+            coverage.begin(*chunks[-1], anywhere=True)
+            filling.append(chunks.pop())
+        else:
+            start, elements = filling.pop(rng.randrange(len(filling)))
+            coverage.arrived(start)
+            here[start : start + elements] = True
+        assert coverage.came == here.sum()
+        assert coverage.prefix == (SIZE if here.all() else int(here.argmin()))
+        assert coverage.done == here.all()
+        assert len(coverage.missing) <= SIZE // MIN_CHUNK_ELEMENTS
+    assert coverage.missing == []
+
+
+@pytest.mark.parametrize(("start", "elements"), [
+    (4_096, 1_024),  # came
+    (3_072, 2_048), (3_072, 6_144), (7_168, 2_048),  # a part of it did
+    (5_120, 1_024),  # inside
+    (8_192, 1_000), (8_292, 1_024),  # not whole blocks
+    (8_192, 768),  # too short
+    (49_152, 1_024), (SIZE, 1_024), (-1_024, 1_024), (2**48, 1_024), (0, 0),
+])  # fmt: skip
+def test_what_came_or_fits_nowhere_is_refused_and_changes_nothing(start, elements):
+    coverage = Coverage(SIZE)
+    coverage.begin(4_096, 4_096, anywhere=True)
+    with pytest.raises(ProtocolError):
+        coverage.begin(start, elements, anywhere=True)
+    assert (coverage.missing, coverage.next, coverage.filling) == ([(0, 4_096)], 8_192, {4_096: 8_192})
+
+
+def test_over_one_connection_only_the_next_may_come():
+    coverage = Coverage(SIZE)
+    with pytest.raises(ProtocolError, match="where 0 is next"):
+        coverage.begin(4_096, 4_096)
+    coverage.begin(0, 4_096)
+    with pytest.raises(ProtocolError, match="where 4096 is next"):
+        coverage.begin(0, 4_096)
+
+
+def vectors():
+    rng = np.random.default_rng(1)
+    ours = rng.standard_normal(SIZE).astype(np.float32)
+    return ours, ours + 1e-2 * rng.standard_normal(SIZE).astype(np.float32)
+
+
+def frames(vector, codec, apart=True):
+    sender = Sender(7, vector, codec, CHUNK)
+    while (frame := sender.next_frame(apart)) is not None:
+        yield decode(frame[0][PREFIX_BYTES:], frame[1].nbytes), bytes(frame[1])
+
+
+def deliver(receiver, chunks, rng=None):
+    """In order; or in any, with up to eight being read at once."""
+    waiting = list(chunks)
+    if rng is not None:
+        rng.shuffle(waiting)
+    open_ = []
+    while waiting or open_:
+        if waiting and len(open_) < (8 if rng is not None else 1):
+            chunk, body = waiting.pop(0)
+            open_.append((chunk, body, receiver.place(chunk, len(body), rng is not None)))
+        else:
+            chunk, body, place = open_.pop(0 if rng is None else rng.randrange(len(open_)))
+            place[:] = body
+            assert receiver.arrived(chunk)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", [name for name in CODECS if not get_codec(name).needs_spread])
+def test_a_difference_is_the_same_bit_for_bit(name, plain, seed):
+    ours, theirs = vectors()
+    codec, rng = get_codec(name), random.Random(seed)
+    ends = [DifferenceReceiver(7, ours, np.empty_like(ours), codec, plain=plain) for _ in range(2)]
+    deliver(ends[0], frames(theirs, codec))
+    deliver(ends[1], frames(theirs, codec), rng)
+    assert all(end.done and not end.filling and end.summed == SIZE for end in ends)
+    assert np.array_equal(ends[0].out, ends[1].out)
+    assert (ends[0].difference_sq, ends[0].own_sq) == (ends[1].difference_sq, ends[1].own_sq)
+
+
+def test_a_piece_and_a_comparison_take_chunks_in_any_order_too():
+    ours, theirs = vectors()
+    into = np.zeros(SIZE + 100, np.float32)
+    deliver(PieceReceiver(7, into, 100, SIZE + 100), frames(theirs, get_codec("fp32")), random.Random(1))
+    assert np.array_equal(into[100:], theirs)
+    compared = ComparingReceiver(7, ours, 0, SIZE)
+    deliver(compared, frames(theirs, get_codec("fp32")), random.Random(1))
+    assert compared.difference_sq == pytest.approx(float(((theirs - ours).astype(np.float64) ** 2).sum()))
+
+
+def test_bodies_that_are_read_at_once_have_room_of_their_own_and_give_it_back():
+    ours, theirs = vectors()
+    codec = get_codec("int8")
+    receiver = DifferenceReceiver(7, ours, np.empty_like(ours), codec)
+    chunks = list(frames(theirs, codec))
+    places = [receiver.place(chunk, len(body), True) for chunk, body in reversed(chunks)]
+    assert len({id(place.obj) for place in places}) == len(chunks)
+    for (chunk, body), place in zip(reversed(chunks), places, strict=True):
+        place[:] = body
+        assert receiver.arrived(chunk)
+    assert receiver.done
+    assert len(receiver.spare) == len(chunks)
+    assert not receiver.filling
