@@ -221,7 +221,7 @@ class Transport:
             rates = [1.0 / self.epochs(line, before, at_s / len(lines), rtt) for line in lines if before > 0]
             took_s = len(rates) / sum(rates) if rates else 0.0
             took_s += max(self.epochs(line, last, at_s / len(lines), rtt) for line in lines)
-            took_s = max(lanes.DEALT * took_s, segments / at_s)
+            took_s = math.hypot(lanes.DEALT * took_s, segments / at_s)  # windows that fill the path wait in its queue
         for line in lines:
             line.used_at = now + took_s
         return took_s
