@@ -57,6 +57,7 @@ class Face:
     steps: int
     left: bool
     lonely: bool
+    hopeful: bool
 
     # -- itself --------------------------------------------------------------------------------------------------
     @property
@@ -68,6 +69,11 @@ class Face:
     def ready(self) -> bool:
         """Whether this peer holds the weights of a run, and may train and mix."""
         return self.local.ready
+
+    @property
+    def may_join(self) -> bool:
+        """Whether it began with a seed, or with members that it knew: there may be a run to join."""
+        return self.hopeful
 
     @property
     def sound(self) -> bool:

@@ -43,6 +43,11 @@ class Settings:
     wait_s: float = WAIT_S  # and for how long at most
     page: Address | None = None  # where people see it
 
+    @property
+    def joins(self) -> bool:
+        """Whether there may be somebody to join: a seed, or whom an earlier life of this node knew."""
+        return bool(self.seeds or self.sources or self.state_dir)
+
     @classmethod
     def gather(
         cls,

@@ -66,6 +66,7 @@ class TrainingSide(HeldRun):
         self.own_figures = Figures()  # that others are told
         self.settled_at: int | None = None  # the steps at which this loop settled last, until it goes on
         self.handler: Any = None
+        self.begun = False  # with its own weights or with others', from which mixing starts
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -75,8 +76,8 @@ class TrainingSide(HeldRun):
         if leaving.asked():
             raise SystemExit(128 + signal.SIGTERM)
         before = running.enter(self)
-        if not self.outer.plain:
-            self.reset_outer()
+        if not self.settings.joins:
+            self.mix_from_here()
         self.install_handler()
         began = time.monotonic()
         try:
@@ -136,9 +137,23 @@ class TrainingSide(HeldRun):
             if limit_s is not None and waited_s > limit_s and not ready:
                 raise LocalError(f"Could not join within {limit_s:g} s: {runtime.doors.why_alone()}.")
             if ready:
+                self.begin_alone()
                 self.visit()  # and with it a copy for newcomers: until the first step may be long
                 self.heard()  # and with the weights the count of what is behind them
                 return
+
+    def begin_alone(self) -> None:
+        """The weights that are here stay, unless others were adopted: the memory that mixing needs is taken before the
+        first step."""
+        if not self.begun:
+            self.mix_from_here()
+            self.runtime.streams.take_memory()
+
+    def mix_from_here(self) -> None:
+        """Mixing starts from the weights that are here."""
+        self.begun = True
+        if not self.outer.plain:
+            self.reset_outer()
 
     def wait_for_others(self, began: float) -> None:
         """Until as many members are here as were to be waited for, this one included, or for as long as it was to. Only
@@ -259,6 +274,8 @@ class TrainingSide(HeldRun):
 
     def report(self, visit: Visit) -> None:
         runtime, now = self.runtime, time.perf_counter()
+        if visit.snapshots:
+            self.begin_alone()  # or what is mixed with this snapshot would have nothing to start from
         optimizer = None
         if now - self.optimizer_at > 5.0 or (self.optimizers.all and not runtime.peer.gives_optimizer):
             self.optimizer_at = now
@@ -277,7 +294,7 @@ class TrainingSide(HeldRun):
         """Whether it is time for a copy of the weights that serves newcomers while this loop stands. Exchanges leave
         one; for who mixes with nobody it is made now and then, in a hundredth of its time."""
         peer, now = self.runtime.peer, time.monotonic()
-        if not peer.ready or peer.taking:
+        if not (peer.ready and self.begun) or peer.taking:
             return False
         copy_s = max(self.state.copy_s, 4 * self.state.layout.exchanged / COPY_RATE)
         every_s = max(LAST_WORK * copy_s, ALONE_S if peer.alone else LAST_S)
@@ -309,8 +326,12 @@ class TrainingSide(HeldRun):
     def replaced(self, vector: Any) -> None:
         if self.optimizers.quasi_global:  # the donor may train with another, whose state is as long and stays behind
             self.optimizers.joined(keep=self.state.holds(vector))
+        self.begun = True
         with self.outer_lock:
-            self.outer.reset(vector)
+            if self.outer.begun:
+                self.outer.reset(vector)
+            else:
+                self.outer.begin(vector)
 
     # -- ending --------------------------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:

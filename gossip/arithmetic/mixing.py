@@ -147,13 +147,30 @@ class OuterStep:
         self.parameters = parameters
         self.alpha = alpha
         self.beta = beta
-        self._phi: Floats | None = None  # (parameters,), allocated at the first reset
+        self._phi: Floats | None = None  # (parameters,), allocated at the first reset, or taken over
         self._momentum: Floats | None = None  # (parameters,)
 
     @property
     def plain(self) -> bool:
         """No momentum: a mix is the pair mean and there is no state."""
         return self.alpha == 0.0 and self.beta == 1.0
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is known from which weights mixing starts, as far as anybody asks."""
+        return self.plain or self._phi is not None
+
+    def begin(self, vector: Floats) -> None:
+        """As the first :meth:`reset`, without a copy: the first ``parameters`` elements are the outer step's own from
+        now on, wherever they lie."""
+        if self.plain:
+            return
+        self._phi = vector[: self.parameters]
+        self._momentum = np.zeros(self.parameters, np.float32)  # which costs nothing until something is written there
+
+    def owns(self, vector: Floats) -> bool:
+        """Whether :meth:`begin` took elements of this one."""
+        return self._phi is not None and np.may_share_memory(self._phi, vector)
 
     def reset(self, vector: Floats) -> None:
         """Mixing starts from ``vector`` (at least ``parameters`` elements): at the start, after joining or settling."""

@@ -20,7 +20,7 @@ from gossip.arithmetic.movement import Movement
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Boundary, Visit
-from gossip.averaging.jobs import Averaging, Copying, Job, MakingRoom, Mixing, TakingOver
+from gossip.averaging.jobs import Averaging, Beginning, Copying, Job, MakingRoom, Mixing, TakingOver
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.vectors import Cut, Floats, Vector, Vectors
 from gossip.codecs import Spread, get_codec, needs_spread
@@ -110,7 +110,7 @@ class Averager:
         self.snapshots: dict[int, Vector] = {}  # by session
         self.pairs: dict[int, PairAverage] = {}
         self.groups: dict[int, GroupAverage] = {}
-        self.joining: Floats | None = None  # what is collected of another run's weights
+        self.joining: Vector | None = None  # what is collected of another run's weights
         self.generation = 0  # of the weights: counts replacements from outside
         self.part = ALL  # of the next mix of our own
         size = peer.elements
@@ -120,8 +120,13 @@ class Averager:
     def begin(self, weights: Floats) -> None:
         """Local steps count from these weights on."""
         if self.movement is not None:
+            self.begin_at(self.movement.sample(weights))
+
+    def begin_at(self, sample: Floats) -> None:
+        """As :meth:`begin`, of which these are the elements that movement is measured by."""
+        if self.movement is not None:
             self.boundary.sampled = self.movement.places
-            self.movement.since(weights)
+            self.movement.moved(sample)
 
     def replaced(self, weights: Floats) -> None:
         """The training loop holds these weights now, in place of others."""
@@ -314,13 +319,13 @@ class Averager:
     def collect(self, effect: Collect) -> Floats:
         """The vector that pieces of another run's weights go to."""
         joining = self.joining
-        if joining is None or joining.size != effect.size:
-            # One of those that exchanges will need, where it is as long. It goes back only when it has been adopted: of
-            # what is given up sooner somebody may still write a piece.
-            whole = effect.size == self.peer.elements
-            joining = self.vectors.take(effect.size).array if whole else np.zeros(effect.size, np.float32)
-            self.joining = joining
-        return joining
+        if joining is None or joining.array.size != effect.size:
+            # The outer step's own, where it has none yet; or one of those that exchanges will need, where it is as
+            # long. It goes back only when it has been adopted: of what is given up sooner somebody may still write a
+            # piece.
+            lent = self.outer.begun and effect.size == self.peer.elements
+            joining = self.joining = self.vectors.take(effect.size) if lent else Vector.mapped(effect.size)
+        return joining.array
 
     def take_piece(self, effect: Collect, values: Floats) -> bool:
         """A whole piece is here: kept, or compared with what is. False where it is none that a node would send."""
@@ -343,7 +348,7 @@ class Averager:
 
     def adopt(self, effect: Adopt) -> None:
         assert self.joining is not None, "nothing was collected"
-        adoption = Adoption(self.joining, effect.optimizer_keys, effect.optimizer_scalars, effect.trial)
+        adoption = Adoption(self.joining.array, effect.optimizer_keys, effect.optimizer_scalars, effect.trial)
         self.driver.compute(TakingOver(self, adoption))  # behind mixes of the old: they must not land on the new
 
     def confirm(self, effect: Confirm) -> None:
@@ -368,12 +373,14 @@ class Averager:
         if visit.adopted or visit.restored:
             self.vectors.forget()
         if visit.adopted:
-            if self.joining is not None:
+            joining, self.joining = self.joining, None
+            if joining is not None:
                 if movement is not None:
-                    movement.since(self.joining)
-                if self.joining.size == peer.elements:
-                    self.vectors.give(Vector(self.joining))
-            self.joining = None
+                    movement.since(joining.array)
+                if self.outer.owns(joining.array):
+                    driver.compute(Beginning(self, joining))
+                else:
+                    self.vectors.give(joining)
             driver.perform(peer.adopted(driver.now, *visit.apart))
         if visit.not_kept:
             self.joining = None

@@ -13,7 +13,7 @@ from gossip.effects import CopyFrozen, CopyPiece
 if TYPE_CHECKING:
     from gossip.averaging.averager import Averager
 
-__all__ = ["Averaging", "Copying", "Job", "MakingRoom", "Mixing", "TakingOver"]
+__all__ = ["Averaging", "Beginning", "Copying", "Job", "MakingRoom", "Mixing", "TakingOver"]
 
 
 class Job(Protocol):
@@ -91,11 +91,33 @@ class TakingOver:
         """There is nothing to compute."""
 
     def land(self) -> None:
-        if self.adoption.vector is self.averager.joining:
+        joining = self.averager.joining
+        if joining is not None and self.adoption.vector is joining.array:
             self.averager.boundary.want_adoption(self.adoption)
 
     def fail(self) -> None:
         """Nothing can."""
+
+
+class Beginning:
+    """The outer step has begun with the vector that a newcomer collected: what lies behind its part is given up, and
+    the momentum's memory is taken, before anything is mixed and beside the training loop."""
+
+    __slots__ = ("averager", "elements", "vector")
+
+    def __init__(self, averager: Averager, vector: Vector) -> None:
+        self.averager, self.vector, self.elements = averager, vector, averager.outer.parameters
+
+    def run(self) -> None:
+        self.vector.shorten(self.elements)
+        with self.averager.lock:
+            self.averager.outer.rest()
+
+    def land(self) -> None:
+        """Nobody waits for it but what is mixed, and that comes behind it."""
+
+    def fail(self) -> None:
+        """The memory is taken when it is needed."""
 
 
 class Copying:

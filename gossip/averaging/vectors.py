@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,6 +34,21 @@ class Vector:
     cut: Cut | None = None
     passing: bool = False  # its memory is not kept when it has no more users
     start: int = 0  # of what newcomers take, where it begins
+    memory: mmap.mmap | None = None  # the system's, in which it lies alone
+
+    @classmethod
+    def mapped(cls, elements: int) -> Vector:
+        """Zeros, each page of which is taken when it is written to."""
+        memory = mmap.mmap(-1, 4 * elements, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return cls(np.frombuffer(memory, np.float32), passing=True, memory=memory)
+
+    def shorten(self, elements: int) -> None:
+        """It is of so many elements from now on; what is mapped and lies behind them goes back to the system."""
+        self.array = self.array[:elements]
+        if self.memory is not None:
+            stop = -(-4 * elements // mmap.PAGESIZE) * mmap.PAGESIZE
+            if stop < len(self.memory):
+                self.memory.madvise(mmap.MADV_DONTNEED, stop)
 
     @property
     def elements(self) -> int:

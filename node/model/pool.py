@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import mmap
 import threading
 import time
 
@@ -55,10 +54,9 @@ class VectorPool:
         """One whose memory goes when it is given back: back to the system, where an allocator would keep it."""
         if not self.sharing and elements >= self.SHARED_ELEMENTS:
             with contextlib.suppress(OSError):
-                memory = mmap.mmap(-1, 4 * elements, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                array = np.frombuffer(memory, np.float32)
-                if self.state.takes(array):
-                    return Vector(array, passing=True)
+                vector = Vector.mapped(elements)
+                if self.state.takes(vector.array):
+                    return vector
         return Vector(self.buffer(elements), passing=True)
 
     def buffer(self, size: int) -> Floats:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 
+from gossip.averaging.vectors import Vector
 from gossip.errors import CheckpointError, LayoutError
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
@@ -31,6 +32,7 @@ from node.model.tensors import LiveTensors, plain_name
 
 __all__ = ["Copies", "ModelState"]
 
+MAPPED_ELEMENTS = 1 << 16  # of a host vector that is worth pages of its own
 BLOCK_ELEMENTS = 1 << 16  # two blocks of 256 KiB stay in the second cache
 
 
@@ -109,6 +111,8 @@ class ModelState(State):
     def buffer(self, elements: int) -> Floats:
         """A host vector to read into and add from: page-locked where the model is on CUDA, so that copies overlap."""
         pinned = any(tensor.is_cuda for tensor in self._tensors.current())
+        if elements >= MAPPED_ELEMENTS and not pinned:
+            return Vector.mapped(elements).array  # whose pages are taken by whoever writes there first
         host: Floats = torch.zeros(elements, dtype=torch.float32, pin_memory=pinned).numpy()
         return host
 

@@ -32,9 +32,9 @@ class VectorState(ABC):
 
     **Threads.** All is called by the thread that trains, inside ``node.step()`` and the other calls that belong to it,
     so that nothing needs a lock; but for :meth:`buffer`, and a :class:`~gossip.averaging.boundary.Pending`'s ``done``,
-    which any thread may ask. Once, before the first step, :meth:`begin_read` comes from the network's thread, while the
-    training thread waits. A vector that is given belongs to the state until the call returns, or until what it returned
-    is done; it may be used again afterwards.
+    which any thread may ask. Once, before the first step, :meth:`begin_read_at` comes from the network's thread, while
+    the training thread waits. A vector that is given belongs to the state until the call returns, or until what it
+    returned is done; it may be used again afterwards.
     """
 
     layout: Layout

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import numpy as np
 import trio
 
 from gossip.arithmetic.mixing import OuterStep
@@ -64,31 +67,52 @@ class Streams:
         self.jobs_in, self.jobs_out = trio.open_memory_channel[Job](math.inf)
         self.queued = 0
         whole = config.part == "all" and not config.grouped and large(get_codec("fp32"), peer.elements)
+        self.whole = whole  # every exchange is of vectors of one length, and large
+        self.taken, self.taking = False, threading.Lock()  # whether their memory is there, and who sees to it
         self.neighbours = Neighbours(
             lambda: peer.record.id, host, config, self.averager, pool, self.sessions, spawn, self.moved, self.served,
             peer.by_memory, self.touch_beside if whole else None,
         )  # fmt: skip
-        if whole:
-            self.touch()
-        if self.averager.movement is not None:  # from the weights as they are now, before the first step
-            start = pool.take()
-            pool.state.read(start.array)
-            self.averager.begin(start.array)
-            pool.give(start)
+        if not peer.may_join:
+            self.take_memory()
+        movement = self.averager.movement
+        if movement is not None:  # from the weights as they are now, before the first step
+            sample = np.empty(movement.places.size, np.float32)
+            pending = pool.state.begin_read_at(sample, movement.places)
+            while not (pending is None or pending.done()):
+                time.sleep(0.001)  # a CUDA event can only be polled
+            self.averager.begin_at(sample)
 
-    def touch(self) -> None:
-        """Take the memory that every exchange needs, a snapshot and a difference, before the first step: pages that
-        nobody has written to cost four times what a copy costs, and a step boundary would pay for them."""
-        for vector in [self.pool.take(), self.pool.take()]:
+    def take_memory(self, vectors: int = 2) -> None:
+        """Take what every exchange needs, a snapshot and a difference, unless that was done: before the first step,
+        where a node begins with its own weights, and while pieces of others' come. In any thread."""
+        with self.taking:
+            if self.whole and not self.taken:
+                self.touch(vectors)
+                self.taken = True
+
+    def touch(self, vectors: int = 2) -> None:
+        """Pages that nobody has written to cost four times what a copy costs, and a step boundary would pay for
+        them."""
+        for vector in [self.pool.take() for _ in range(vectors)]:
             vector.array.fill(0.0)
             self.pool.give(vector)
+
+    def touch_again(self) -> None:
+        """Where memory was taken already."""
+        with self.taking:
+            if self.taken:
+                self.touch()
 
     async def touch_beside(self) -> None:
         """As :meth:`touch`, of vectors that are to lie elsewhere from now on, while the loop trains."""
         try:
-            await trio.to_thread.run_sync(self.touch)
+            await trio.to_thread.run_sync(self.touch_again)
         except Exception as error:
-            self.faults.contain(error, "Taking the memory of an exchange", "it is taken when it is needed")
+            self.not_taken(error)
+
+    def not_taken(self, error: Exception) -> None:
+        self.faults.contain(error, "Taking the memory of an exchange", "it is taken when it is needed")
 
     # -- the averager's driver -----------------------------------------------------------------------------------
     @property
@@ -307,7 +331,10 @@ class Streams:
 
     # -- joining -------------------------------------------------------------------------------------------------
     def collect(self, effect: Collect) -> None:
+        first = self.averager.joining is None
         vector, link = self.averager.collect(effect), self.links.newest(effect.partner)
+        if first and self.whole and not self.taken:
+            self.compute(TakingMemory(self))
         if link is None:
             self.fail(effect.session, "broken")
             return
@@ -325,6 +352,30 @@ class Streams:
         sender = self.sender(link, effect.session, piece, get_codec("fp32"), snapshot)
         session = StreamSession(effect.session, effect.partner, link, sender=sender)
         self.sessions.add(session, large(sender.codec, piece.size))
+
+
+class TakingMemory:
+    """That of exchanges, while pieces of the weights come: these are adopted behind it, so that no step boundary finds
+    it missing. Where they are collected in a vector of an exchange, that is one of the two."""
+
+    def __init__(self, streams: Streams) -> None:
+        joining = streams.averager.joining
+        self.streams, self.elements = streams, streams.peer.elements
+        self.vectors = 1 if joining is not None and not joining.passing else 2
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.streams.take_memory(self.vectors)
+        except Exception as error:
+            self.error = error
+
+    def land(self) -> None:
+        if self.error is not None:
+            self.streams.not_taken(self.error)
+
+    def fail(self) -> None:
+        """Nothing waits for more of it."""
 
 
 def large(codec: Codec, elements: int) -> bool:

@@ -477,4 +477,7 @@ def test_without_the_memory_for_it_a_node_goes_on(sides, monkeypatch):
 
         monkeypatch.setattr(type(runtime.streams), "touch", none_left)
         await runtime.streams.touch_beside()
+        assert not runtime.events[1:], "nothing was taken yet"
+        runtime.streams.taken = True
+        await runtime.streams.touch_beside()
         assert "it is taken when it is needed" in str(runtime.events)

@@ -316,3 +316,24 @@ def test_after_settling_a_mix_of_what_is_agreed_on_moves_nothing():
     agreed = here + outer.shift(here, theirs - here, 0.5, plain=True)
     outer.rest()
     assert not outer.shift(agreed, np.zeros(3, np.float32), 0.5).any()
+
+
+def test_to_begin_is_to_reset_without_a_copy():
+    start = np.arange(6, dtype=np.float32)
+    copied, own = OuterStep(4, 0.5, 0.7), OuterStep(4, 0.5, 0.7)
+    assert not own.begun
+    copied.reset(start)
+    own.begin(start)
+    assert own.begun
+    assert own.owns(start)
+    assert not copied.owns(start)
+    assert not own.owns(start[4:])
+    for _ in range(3):
+        snapshot, apart = np.ones(6, np.float32), np.full(6, 0.25, np.float32)
+        np.testing.assert_array_equal(own.shift(snapshot, apart.copy(), 0.5), copied.shift(snapshot, apart.copy(), 0.5))
+    assert (start[:4] != np.arange(4)).all(), "it moves where it lies"
+    np.testing.assert_array_equal(start[4:], [4.0, 5.0])
+    plain = OuterStep(4, 0.0, 1.0)
+    assert plain.begun
+    plain.begin(start)
+    assert not plain.owns(start)

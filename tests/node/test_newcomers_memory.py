@@ -1,0 +1,217 @@
+"""What a node that joins takes memory for, and when: it asks first, and holds what it adopts once."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossip.arithmetic.mixing import OuterStep
+from gossip.averaging.averager import Averager
+from gossip.averaging.boundary import Visit
+from gossip.averaging.vectors import Vector
+from gossip.config import Config
+from gossip.effects import Collect
+from gossip.wire.messages import Fetch
+from node import Node
+from node.model.snapshot import ModelState
+from node.network.runtime import Runtime
+from node.training import TrainingSide
+from node.transfers import streams
+from node.transfers.streams import Streams
+from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
+
+RARELY = {"mix_every_steps": 1_000_000, "join_timeout_s": 3.0}  # nothing is mixed
+PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0}
+
+
+class Norm(nn.Sequential):
+    """With buffers, which no outer step has to do with."""
+
+    def __init__(self, seed):
+        torch.manual_seed(seed)
+        super().__init__(nn.Linear(40, 20), nn.BatchNorm1d(20))
+
+
+def work_of(model, optimizer):
+    """Steps after which the weights are what they were, and the optimizer has a state."""
+
+    def work():
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    return work
+
+
+def weights_of(side):
+    out = np.empty(side.state.size(), np.float32)
+    side.state.read(out)
+    return out
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """What nodes did, each with who did it, in order."""
+    events = []
+
+    def watch(kind, name, word, after=False):
+        method = getattr(kind, name)
+
+        def watched(self, *arguments, **named):
+            told = word(*arguments) if callable(word) else word
+            if told and not after:
+                events.append((self, told))
+            found = method(self, *arguments, **named)
+            if told and after:
+                events.append((self, told))
+            return found
+
+        monkeypatch.setattr(kind, name, watched)
+
+    watch(Runtime, "send", lambda to, message: "asks" if isinstance(message, Fetch) else None)
+    watch(ModelState, "buffer", "buffer")
+    watch(Averager, "collect", "collects")
+    watch(Streams, "touch", "touched", after=True)
+    watch(OuterStep, "reset", "outer")
+    watch(OuterStep, "begin", "outer")
+    watch(ModelState, "adopt", "adopts")
+    watch(TrainingSide, "step", "steps")
+    monkeypatch.setattr(streams, "LARGE_BYTES", 1)
+    return events
+
+
+def of(side, events):
+    mine = side, side.runtime, side.state, side.outer, side.runtime.streams, side.runtime.averager
+    return [word for who, word in events if any(who is one for one in mine)]
+
+
+@pytest.mark.parametrize("outer", [{}, PLAIN])
+@pytest.mark.parametrize("adam", [False, True])
+def test_a_newcomer_asks_first_and_has_its_memory_before_it_adopts(train, until, noted, monkeypatch, outer, adam):
+    """On a machine where fresh pages are dear, 11 of the 18 seconds until 400 MB were there went by before it asked."""
+    config = Config(**RARELY, **outer)
+    plain = Streams.touch
+    monkeypatch.setattr(streams, "INLINE_ELEMENTS", 1)
+    monkeypatch.setattr(Streams, "touch", lambda self, vectors=2: (time.sleep(0.3), plain(self, vectors))[1])
+    models = [Norm(0), Norm(1)]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0) if adam else None for model in models]
+    work = work_of(models[0], optimizers[0]) if adam else None
+    first = train(models[0], optimizers[0], work, config=config)
+    until(lambda: first.side.steps > 3)
+    second = train(models[1], optimizers[1], config=config, seeds=[first.node.address])
+    side = second.side
+    until(lambda: "steps" in of(side, noted))
+    events = of(side, noted)
+    assert events[0] == "asks"
+    joining = events[: events.index("adopts")]
+    assert "outer" not in joining
+    assert joining.count("buffer") == 2, "a snapshot and a difference"
+    assert joining.count("touched") == 1
+    assert "touched" not in events[events.index("adopts") :]
+    assert np.array_equal(weights_of(side), weights_of(first.side))
+    if adam:
+        assert optimizers[1].state[models[1][0].weight]["exp_avg"].any(), "its state came too"
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_the_outer_step_is_that_of_the_adopted_weights_and_lies_where_they_were_collected(
+    train, until, monkeypatch, adam
+):
+    made = []
+    plain = Vector.mapped
+    monkeypatch.setattr(Vector, "mapped", lambda elements: made.append(plain(elements)) or made[-1])
+    config = Config(**RARELY)
+    models = [Norm(0), Norm(1)]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0) if adam else None for model in models]
+    first = train(models[0], optimizers[0], work_of(models[0], optimizers[0]) if adam else None, config=config)
+    until(lambda: first.side.steps > 3)
+    second = train(models[1], optimizers[1], config=config, seeds=[first.node.address])
+    outer, parameters = second.side.outer, sum(map(torch.numel, models[1].parameters()))
+    [collected] = made
+    until(lambda: collected.array.size == parameters)  # the rest of it was given up
+    assert np.shares_memory(outer._phi, collected.array)
+    assert np.array_equal(outer._phi, weights_of(first.side)[:parameters])
+    assert outer._momentum.shape == (parameters,)
+    assert not outer._momentum.any()
+    assert second.side.runtime.averager.joining is None
+    assert not any(np.shares_memory(one, outer._phi) for kept in second.side.pool.free.values() for one in kept), (
+        "no exchange writes there"
+    )
+
+
+def test_who_joins_mixes_from_the_weights_that_it_adopted(train, until):
+    config = Config(mix_every_steps=1, progress_period_s=0.1, join_timeout_s=3.0)
+    first = train(Norm(0), config=config)
+    second = train(Norm(1), config=config, seeds=[first.node.address])
+    until(lambda: second.node.metrics().exchanges_done > 3)
+    apart = np.abs(weights_of(first.side) - weights_of(second.side)).max()
+    assert apart < 1e-6, "both hold what the first began with: nobody trains"
+
+
+@pytest.mark.parametrize("seeds", [[], ["127.0.0.1:9"]])
+@pytest.mark.parametrize("outer", [{}, PLAIN])
+def test_a_node_alone_has_its_memory_before_its_first_step(train, noted, until, seeds, outer):
+    model = Norm(0)
+    trainee = train(model, seeds=seeds, config=Config(**RARELY | {"join_timeout_s": 0.3}, **outer))
+    side = trainee.side
+    until(lambda: "steps" in of(side, noted))
+    before = of(side, noted)
+    before = before[: before.index("steps")]
+    assert before.count("buffer") == 2
+    assert before.count("touched") == 1
+    assert ("outer" in before) is not side.outer.plain
+    if not side.outer.plain:
+        assert np.array_equal(side.outer._phi, weights_of(side)[: side.outer.parameters])
+
+
+def test_no_snapshot_is_told_before_the_outer_step_has_begun():
+    """A node that nobody gave weights is ready when the network says so, and may be offered an exchange at once."""
+    vector = np.full(300, 3.0, np.float32)
+    side = Node({"x": vector}, seeds=["127.0.0.1:9"])._training
+    taken, told = [], []
+    side.service.runtime = SimpleNamespace(
+        streams=SimpleNamespace(take_memory=lambda: taken.append(side.outer.begun)), at_boundary=None,
+        peer=SimpleNamespace(gives_optimizer=False, sound=True),
+    )  # fmt: skip
+    side.thread.call = lambda *arguments: told.append(side.outer.begun) or True
+    side.report(Visit())
+    assert not any(told), "there is nothing to begin with yet"
+    told.clear()
+    side.report(Visit(snapshots=[(1, side.pool.take(), 0.0)]))
+    assert taken == [True]
+    assert told
+    assert all(told)
+    assert np.array_equal(side.outer._phi, vector)
+
+
+@in_trio
+async def test_a_newcomer_collects_where_its_outer_step_will_be():
+    node = runtime(Config(filter="none", outer_momentum=0.5, outer_rate=0.7))
+    collecting = node.averager.collect(Collect(1, OTHER, 0, 100, ELEMENTS))
+    assert node.averager.collect(Collect(2, OTHER, 100, 200, ELEMENTS)) is collecting
+    assert not node.streams.pool.free
+    node.averager.outer.begin(collecting)
+    assert node.averager.outer.owns(collecting)
+    again = node.averager.collect(Collect(3, OTHER, 0, 100, ELEMENTS + 1))
+    assert not node.averager.outer.owns(again)
+
+
+def test_what_is_collected_beyond_the_outer_steps_part_goes_back_to_the_system():
+    def held():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    vector = Vector.mapped(16 << 20)
+    vector.array.fill(1.0)
+    before, kept = held(), vector.array[: (2 << 20) + 5]
+    vector.shorten(kept.size)
+    assert held() < before - 40e6
+    assert vector.array.size == kept.size
+    assert (kept == 1.0).all()
+    vector.shorten(3)
+    assert (kept[:3] == 1.0).all()
