@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from sim.seeds import GOLDEN, MASK, mixed
 from sim.world.line import Line
 
-__all__ = ["CHUNK", "CHUNKS", "DEALT", "noted", "of"]
+__all__ = ["CHUNK", "CHUNKS", "DEALT", "SENDING_S", "noted", "of"]
 
-ENOUGH, SENDING_S = 1_000.0, 4.0  # segments, and seconds in which something was lost, until a node knows
+ENOUGH, SENDING_S = 1_000.0, 6.0  # segments, and seconds of sending for four looks that saw losses, until a node knows
 LOSSY, LEAST_RTT_S = 0.005, 0.005
-LOOK_S = 1.0  # between two looks: half of it is waited on average, and
+LOOK_S = 1.5  # between two looks: half of it is waited on average, and
 ROUNDS = 3.0  # round trips for TCP and both hellos, and the word that a connection was let in
 # Between real nodes streams of 1 and 10 MB took a tenth longer at 100 Mbit/s than windows and losses say; and at 20
 # Mbit/s, which eight windows fill, 1.2 times as long: the root of both squares gives it.

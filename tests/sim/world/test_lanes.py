@@ -40,7 +40,7 @@ def test_a_link_is_wide_once_it_has_sent_enough_and_a_round_trip_or_three_later(
         now += tcp.seconds(line, MB, MBIT_20, RTT, now) + 1.0
         assert now < 60.0
     assert line.sent >= 1_000
-    assert line.sending_s >= 4.0
+    assert line.sending_s >= lanes.SENDING_S
     assert line.back.wide_at == line.wide_at, "a connection is one both ways"
     assert len(lanes.of(line, line.wide_at)) == 8
     assert len({each.key for each in lanes.of(line, line.wide_at)}) == 8
