@@ -77,7 +77,8 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
         again.append(train(linear(number), state_dir=tmp_path / str(number), seeds=[again[0].node.address]))
         began.append(again[-1].do(resume(number)))
     until(lambda: all(trained(one) > 400 for one in again))
-    until(lambda: time.monotonic() > since_s + 5.0)
+    joined_s = time.monotonic()  # counts are believed by a pace of two seconds, and before by one of a first moment
+    until(lambda: time.monotonic() > joined_s + 5.0)
     for one in again:
         one.stop()
     made = sum(trained(one) - before for one, before in zip(again, began, strict=True))
