@@ -102,6 +102,14 @@ def met():
     return a, b
 
 
+def lent(a, b):
+    """A vector of the one's that the other has a session for, and does not know of yet."""
+    vector = a.pool.take()
+    a.begin(7, vector.array, vector=vector)
+    b.begin(7, np.zeros(SIZE, np.float32))
+    return vector
+
+
 @pytest.fixture(autouse=True)
 def _small_ones_too(monkeypatch):
     monkeypatch.setattr(VectorPool, "SHARED_ELEMENTS", SIZE)
@@ -235,9 +243,7 @@ def test_a_link_that_ends_takes_back_what_was_lent_before_its_sessions_fail(side
     @sides
     async def test():
         a, b = met()
-        vector = a.pool.take()
-        a.begin(7, vector.array, vector=vector)
-        b.begin(7, np.zeros(SIZE, np.float32))
+        vector = lent(a, b)
         a.neighbours.end(a.link)
         assert vector.users == 1
         b.hear(*a.says())
@@ -386,9 +392,7 @@ def test_without_a_descriptor_left_the_exchange_fails_and_the_next_one_streams(s
     @sides
     async def test():
         a, b = met()
-        vector = a.pool.take()
-        a.begin(7, vector.array, vector=vector)
-        b.begin(7, np.zeros(SIZE, np.float32))
+        vector = lent(a, b)
         os.close(b.link.channel.take(7))
         b.hear(*a.says())
         assert b.failures == [(7, "broken")]
@@ -415,9 +419,7 @@ def test_one_that_reads_a_vector_when_the_channel_is_closed_goes_by_it_no_more(s
     @sides
     async def test():
         a, b = met()
-        vector = a.pool.take()
-        a.begin(7, vector.array, vector=vector)
-        b.begin(7, np.zeros(SIZE, np.float32))
+        lent(a, b)
         a.link.channel.close()
         b.hear(*a.says())
         assert b.failures == [(7, "broken")]
