@@ -59,7 +59,7 @@ class Leader(TrainingSide):
         try:
             self.together(Call.START, self.begin)
         except BaseException as error:
-            self.ranks.leave(error)
+            self.close(error)  # other ranks may have refused what this one has begun
             raise
 
     def begin(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gossip.errors import CheckpointError, LocalError
+from node import running
 from tests.node.rank_loops import flat, model_of, no_errors, ranks, run
 from tests.node.rank_threads import play
 
@@ -121,6 +122,7 @@ def test_what_ends_in_another_ranks_death_is_told_in_a_sentence_from_what_torch_
 
 
 def test_ranks_with_other_models_or_optimizers_are_refused():
+    before = list(running._running)
     _, pair = ranks(lambda node, rank: None)
     pair[1].optimizer = torch.optim.Adam(pair[1].model.parameters())
     play(pair)
@@ -130,6 +132,7 @@ def test_ranks_with_other_models_or_optimizers_are_refused():
     play(pair)
     assert "Rank 1 holds another model than rank 0" in str(pair[1].error)
     assert isinstance(pair[0].error, LocalError)
+    assert running._running == before, "a node whose group was refused goes on without its loop"
 
 
 def test_an_optimizer_that_is_sharded_over_the_ranks_is_refused():
