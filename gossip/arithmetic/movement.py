@@ -24,16 +24,17 @@ class Movement:
         self.places = np.arange(0, size, self.every.step)
         self.expected: Floats | None = None  # the sampled elements as they would be without local steps
 
-    def added(self, shift: Floats, positions: NDArray[np.int64] | None = None, sign: float = 1.0) -> None:
-        """An exchange's shift was added: float32 of the whole vector, or of ``positions``, ascending and some."""
+    def added(self, shift: Floats, positions: NDArray[np.int64] | None = None, weight: float = 1.0) -> None:
+        """An exchange's shift was added, times ``weight``: float32 of the whole vector, or of ``positions``, ascending
+        and some."""
         if self.expected is None:
             return
         if positions is None:
-            self.expected += np.float32(sign) * shift[self.every]
+            self.expected += np.float32(weight) * shift[self.every]
             return
         among = np.minimum(np.searchsorted(positions, self.places), len(positions) - 1)
         hit = positions[among] == self.places
-        self.expected[hit] += np.float32(sign) * shift[among[hit]]
+        self.expected[hit] += np.float32(weight) * shift[among[hit]]
 
     def sample(self, vector: Floats) -> Floats:
         """The elements of a vector that :meth:`merged` asks for."""

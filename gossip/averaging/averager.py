@@ -181,7 +181,7 @@ class Averager:
             self.vectors.give(vector)
             return
         self.snapshots[session] = vector
-        if not finite(vector.array):
+        if not sound(vector):
             driver.perform(peer.spoiled(session, driver.now))
             return
         moved, movement = math.nan, self.movement
@@ -206,7 +206,7 @@ class Averager:
     def recalled(self, session: int) -> None:
         vector = self.snapshots.get(session)
         if vector is not None:
-            report = self.peer.recalled if finite(vector.array) else self.peer.spoiled
+            report = self.peer.recalled if sound(vector) else self.peer.spoiled
             self.driver.perform(report(session, self.driver.now))
 
     def copy_frozen(self, effect: CopyFrozen) -> None:
@@ -430,9 +430,16 @@ class Averager:
     def keep(self, vector: Vector, lives: int) -> None:
         """A copy of the weights for newcomers; not of weights that were replaced since, or are no numbers."""
         peer = self.peer
-        if lives == self.boundary.lives and peer.ready and not peer.taking and finite(vector.array):
+        if lives == self.boundary.lives and peer.ready and not peer.taking and sound(vector):
             self.vectors.keep(vector)
         self.vectors.give(vector)
+
+
+def sound(vector: Vector) -> bool:
+    """Whether what was copied there may be sent; looked at once."""
+    if vector.finite is None:
+        vector.finite = finite(vector.array)
+    return vector.finite
 
 
 PERFORM: dict[type, Callable[[Averager, Any], None]] = {

@@ -35,6 +35,14 @@ class Model(Protocol):
     that is done when the call returns. Exchanges carry all weights but those that nobody changes, which lie behind
     them."""
 
+    @property
+    def finite(self) -> bool | None:
+        """Whether all is that was read last, by :meth:`begin_read` or :meth:`add_read`; None where nobody looked."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether a difference may come with its weight, which then costs no pass of its own."""
+
     def size(self) -> int:
         """Elements of the weights that exchanges carry."""
 
@@ -59,8 +67,11 @@ class Model(Protocol):
     def add(self, values: Floats) -> Pending | None:
         """``weights += values``."""
 
-    def add_read(self, values: Floats) -> bool:
-        """``weights += values``, then ``values[:] = weights``, which takes one pass over memory where the two take two.
+    def add_weighted(self, values: Floats, weight: float) -> Pending | None:
+        """``weights += weight values``, where it :attr:`weighs`; ``values`` may be overwritten."""
+
+    def add_read(self, values: Floats, weight: float) -> bool:
+        """As both, then ``values[:] = weights``, which takes one pass over memory where the two take two.
         False where it cannot be had in one: nothing has changed."""
 
     def add_at(self, values: Floats, positions: Positions) -> Pending | None:
@@ -100,6 +111,7 @@ class Update:
     mass: float | None = None
     sample: Floats | None = None  # of a vector to merge, as gossip.arithmetic.movement asks for: to merge overwrites it
     positions: Positions | None = None
+    weight: float = 1.0  # of a difference to all
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +202,11 @@ class Boundary:
         self.owed = 0
         self.decided = 0  # how many there ever were
         self.lives = 0  # how often the weights were replaced
+
+    @property
+    def weighs(self) -> bool:
+        """Whether a difference to all may come with its weight."""
+        return self.model.weighs
 
     # -- the network's -------------------------------------------------------------------------------------------
     def want_snapshot(
@@ -336,6 +353,7 @@ class Boundary:
         if cut is None:
             vector = copies[part] = self.vectors.take(model.size())
             visit.await_copy(model.begin_read(vector.array))
+            vector.finite = model.finite
             return vector
         elements, sampled = cut.positions.size, self.sampled
         vector = copies[part] = self.vectors.take(elements + (0 if sampled is None else sampled.size))
@@ -367,11 +385,12 @@ class Boundary:
         if update.positions is not None:
             pending = self.model.add_at(values, update.positions)
         elif update.mass is None:
-            if copies is not None and self.model.add_read(values):
-                update.vector.users = 0
+            weight = update.weight
+            if copies is not None and self.model.add_read(values, weight):
+                update.vector.users, update.vector.finite = 0, self.model.finite
                 copies[None] = update.vector
                 return ratio
-            pending = self.model.add(values)
+            pending = self.model.add(values) if weight == 1.0 else self.model.add_weighted(values, weight)
         else:
             total = self.mass + update.mass
             ratio = update.mass / total

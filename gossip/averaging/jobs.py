@@ -33,7 +33,7 @@ class Mixing:
     back."""
 
     __slots__ = ("averager", "difference", "elements", "generation", "late", "mass", "plain", "positions", "result",
-                 "snapshot", "weight")  # fmt: skip
+                 "snapshot", "unweighted", "weight")  # fmt: skip
 
     def __init__(
         self, averager: Averager, snapshot: Vector, difference: Vector | None, positions: Positions | None,
@@ -44,6 +44,8 @@ class Mixing:
         self.generation = averager.generation
         self.elements = snapshot.array.size
         self.result: Vector | None = None  # to be added, all of it or at the positions; with a mass to be merged
+        folds = averager.outer.plain and averager.boundary.weighs
+        self.unweighted = folds and mass is None and positions is None  # the boundary multiplies in its own pass
 
     def run(self) -> None:
         averager, snapshot, difference = self.averager, self.snapshot.array, self.difference
@@ -54,6 +56,8 @@ class Mixing:
         self.result = difference
         if self.mass is not None:
             difference.array += snapshot[: difference.array.size]
+            return
+        if self.unweighted:
             return
         own = snapshot if self.snapshot.cut is None else snapshot[: self.snapshot.elements]
         with averager.lock:
@@ -67,12 +71,13 @@ class Mixing:
             averager.vectors.give(result)
             averager.boundary.excuse()
             return
+        weight = self.weight if self.unweighted else 1.0
         sample, movement = None, averager.movement
         if movement is not None and self.mass is None:
-            movement.added(result.array, self.positions)
+            movement.added(result.array, self.positions, weight)
         elif movement is not None:
             sample = movement.sample(result.array)
-        averager.boundary.want_update(Update(result, self.mass, sample, self.positions))
+        averager.boundary.want_update(Update(result, self.mass, sample, self.positions, weight))
 
     def fail(self) -> None:
         """This node does without it. Its vectors are not used again: who knows what still writes there."""

@@ -35,6 +35,7 @@ class Vector:
     passing: bool = False  # its memory is not kept when it has no more users
     start: int = 0  # of what newcomers take, where it begins
     memory: mmap.mmap | None = None  # the system's, in which it lies alone
+    finite: bool | None = None  # whether all of what was copied there is, where that was seen on the way
 
     @classmethod
     def mapped(cls, elements: int) -> Vector:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 __all__ = ["EDITION", "Passes", "built", "passes"]
 
-EDITION = 3  # passes.c has the same: what an older one built, in a folder that has changed since, is not used
+EDITION = 4  # passes.c has the same: what an older one built, in a folder that has changed since, is not used
 
 
 class Passes(Protocol):
@@ -29,6 +29,9 @@ class Passes(Protocol):
         self, elements: int, difference: Any, snapshot: Any, phi: Any, momentum: Any, weight: float, alpha: float,
         beta: float, /,
     ) -> None: ...  # fmt: skip
+
+    def add_read(self, elements: int, live: Any, shift: Any, out: Any, weight: float, /) -> bool:
+        """``live += weight * shift``, then ``out[:] = live``: whether what was read is finite."""
 
     def squares(self, elements: int, values: Any, before: float, /) -> float: ...
 

@@ -36,7 +36,7 @@
 #endif
 #define EACH(i, n) APART for (int i = 0; i < (n); i++) /* no turn reads what another has written: vectors may be made */
 
-#define EDITION 3 /* another whenever a pass is given or computes something else: gossip/kernel/__init__.py has the same */
+#define EDITION 4 /* another whenever a pass is given or computes something else: gossip/kernel/__init__.py has the same */
 #define ROW 256             /* values at a time, and the most that share a scale: values.py's ALIGN */
 #define LANES 64            /* squares.py's: sums that a row of squares is added to */
 #define BLOCK 4096          /* squares.py's: values whose squares are added up in float32 */
@@ -316,6 +316,49 @@ PASS outer_step(const struct outer_step *o) {
     }
 }
 
+/* -- a step boundary: arithmetic/live.py -- */
+
+struct add_read {
+    Py_ssize_t elements;
+    float *live;
+    const float *shift; /* NULL: nothing is added */
+    float *out;         /* NULL: nothing is read; may be shift */
+    float weight;       /* of shift */
+    int32_t *largest;   /* magnitude that was read, as float32's bits, which order as it does */
+};
+
+PASS add_read_row(const struct add_read *a, Py_ssize_t first, int n, int past) {
+    float *live = a->live + first;
+    if (a->shift) {
+        const float *shift = a->shift + first, weight = a->weight;
+        EACH(i, n) live[i] += shift[i] * weight;
+    }
+    if (!a->out) return;
+    const bits *patterns = (const bits *)live;
+    int32_t largest = *a->largest;
+    EACH(i, n) {
+        const int32_t size = (int32_t)(patterns[i] & 0x7FFFFFFF);
+        largest = size > largest ? size : largest;
+    }
+    *a->largest = largest;
+    if (past) put(a->out + first, live, n);
+    else memcpy(a->out + first, live, n * sizeof *live);
+}
+
+PASS add_read(const struct add_read *a) {
+    Py_ssize_t first = 0;
+    if (a->out && a->out != a->shift && a->elements >= WORTH_STREAMING) {
+        const int before = (int)(-((uintptr_t)a->out / sizeof(float)) % 4); /* of out's first whole 16 bytes */
+        if (before) add_read_row(a, 0, before, 0);
+        for (first = before; first + ROW <= a->elements; first += ROW) add_read_row(a, first, ROW, 1);
+#if defined(__x86_64__)
+        _mm_sfence();
+#endif
+    }
+    for (; first + ROW <= a->elements; first += ROW) add_read_row(a, first, ROW, 0);
+    if (first < a->elements) add_read_row(a, first, (int)(a->elements - first), 0);
+}
+
 struct squares {
     Py_ssize_t elements;
     const float *values;
@@ -345,6 +388,8 @@ WIDE static void squares_wide(const struct squares *s) { squares(s); }
 static void squares_any(const struct squares *s) { squares(s); }
 WIDE static void outer_step_wide(const struct outer_step *o) { outer_step(o); }
 static void outer_step_any(const struct outer_step *o) { outer_step(o); }
+WIDE static void add_read_wide(const struct add_read *a) { add_read(a); }
+static void add_read_any(const struct add_read *a) { add_read(a); }
 
 static int wide(void) {
 #if defined(__x86_64__)
@@ -482,6 +527,27 @@ static PyObject *call_outer_step(PyObject *module, PyObject *const *given, Py_ss
     Py_RETURN_NONE;
 }
 
+static PyObject *call_add_read(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    (void)module;
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "5 arguments belong here, not %zd", count);
+    struct views views = {.count = 0};
+    int32_t largest = 0;
+    struct add_read a = {
+        .elements = PyLong_AsSsize_t(given[0]), .weight = (float)PyFloat_AsDouble(given[4]), .largest = &largest,
+    };
+    if (PyErr_Occurred()) return NULL;
+    const Py_ssize_t floats = a.elements * (Py_ssize_t)sizeof(float);
+    int right = take(&views, given[1], floats, 1, &a.live) && take(&views, given[2], floats, 0, &a.shift) &&
+                take(&views, given[3], floats, 1, &a.out);
+    if (right && !(a.live && (a.shift || a.out))) {
+        right = 0;
+        PyErr_SetString(PyExc_AssertionError, "these places are of no pass");
+    }
+    if (right) DO(add_read, &a, a.elements);
+    release(&views);
+    return right ? PyBool_FromLong(largest < INFINITE) : NULL;
+}
+
 static PyObject *call_squares(PyObject *module, PyObject *const *given, Py_ssize_t count) {
     (void)module;
     if (count != 3) return PyErr_Format(PyExc_TypeError, "3 arguments belong here, not %zd", count);
@@ -536,6 +602,7 @@ static PyMethodDef METHODS[] = {
     {"bf16", (PyCFunction)(void (*)(void))call_bf16, METH_FASTCALL, NULL},
     {"difference", (PyCFunction)(void (*)(void))call_difference, METH_FASTCALL, NULL},
     {"outer_step", (PyCFunction)(void (*)(void))call_outer_step, METH_FASTCALL, NULL},
+    {"add_read", (PyCFunction)(void (*)(void))call_add_read, METH_FASTCALL, NULL},
     {"squares", (PyCFunction)(void (*)(void))call_squares, METH_FASTCALL, NULL},
     {"blockwise", (PyCFunction)(void (*)(void))call_blockwise, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

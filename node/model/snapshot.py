@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 
+from gossip.arithmetic.live import add_read
+from gossip.arithmetic.mixing import finite
 from gossip.averaging.vectors import Vector
 from gossip.errors import CheckpointError, LayoutError
 from node.model.optimizer_state import OptimizerState
@@ -32,8 +34,9 @@ from node.model.tensors import LiveTensors, plain_name
 
 __all__ = ["Copies", "ModelState"]
 
+LARGE_ELEMENTS = 1 << 20  # of a vector: of less torch's own calls take as long, and are fewer
+LEAST_ELEMENTS = 1 << 12  # of a tensor that is worth a call of its own in a large one
 MAPPED_ELEMENTS = 1 << 16  # of a host vector that is worth pages of its own
-BLOCK_ELEMENTS = 1 << 16  # two blocks of 256 KiB stay in the second cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class ModelState(State):
         self._side: dict[torch.device, torch.cuda.Stream] = {}
         self.layout = self._tensors.layout
         self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # tensors
+        self.weighs = worth(self._tensors.current()[: self._exchanged], self.layout.exchanged)
 
     @property
     def optimizer_keys(self) -> tuple[str, ...]:
@@ -127,7 +131,11 @@ class ModelState(State):
     def begin_read(self, out: Floats) -> Copies:
         """As :meth:`read`, as of now: later steps change nothing of it, and on CUDA the copy ends beside them."""
         began = time.perf_counter()
-        copies = self._begin_read(self._weights(out), out)
+        live = self._weights(out)
+        if worth(live, out.size):
+            copies, self.finite = Copies(), in_one_pass(live, _host(out, _elements(live)))
+        else:
+            copies, self.finite = self._begin_read(live, out), None
         self.copy_s = time.perf_counter() - began
         return copies
 
@@ -209,25 +217,27 @@ class ModelState(State):
         """
         return self._apply(shift, _add)
 
-    @torch.no_grad()
-    def add_read(self, shift: Floats) -> bool:
-        """:meth:`add`, and what comes of it read to where ``shift`` lies: block by block, each in cache for the second.
-        Of tensors of another kind than the vector's nothing would be won."""
+    def add_weighted(self, shift: Floats, weight: float) -> Copies:
         live = self._weights(shift)
-        if not all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in live):
+        if worth(live, shift.size):
+            in_one_pass(live, _host(shift, _elements(live)), weight, read=False)
+            return Copies()
+        return self._apply(shift, partial(_add, weight=weight))
+
+    @torch.no_grad()
+    def add_read(self, shift: Floats, weight: float) -> bool:
+        """:meth:`add_weighted`, and what comes of it read to where ``shift`` lies. Of tensors of another kind than the
+        vector's nothing would be won."""
+        live = self._weights(shift)
+        if not plain(live):
             return False
-        few: list[Tensor] = []
-        pieces: list[Tensor] = []
-        for tensor, piece in zip(live, _cut(_host(shift, sum(map(Tensor.numel, live))), live), strict=True):
-            if tensor.numel() <= BLOCK_ELEMENTS or not tensor.is_contiguous():
-                few.append(tensor)
-                pieces.append(piece)
-                continue
-            for mine, theirs in zip(_blocks(tensor), _blocks(piece), strict=True):
-                theirs.copy_(mine.add_(theirs))
-        if few:
-            torch._foreach_add_(few, pieces)
-            torch._foreach_copy_(pieces, few)
+        host = _host(shift, _elements(live))
+        if worth(live, shift.size):
+            self.finite = in_one_pass(live, host, weight)
+            return True
+        _add(live, host, weight)
+        torch._foreach_copy_(_cut(host, live), live)
+        self.finite = None
         return True
 
     def merge(self, vector: Floats, weight: float) -> Copies:
@@ -347,6 +357,39 @@ class ModelState(State):
         return self._side[device]
 
 
+def worth(live: Sequence[Tensor], elements: int) -> bool:
+    """Whether a pass of ours takes less than torch's calls do."""
+    return elements >= LARGE_ELEMENTS and plain(live)
+
+
+def plain(live: Sequence[Tensor]) -> bool:
+    """Whether they lie as they do in a vector."""
+    return all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in live)
+
+
+@torch.no_grad()
+def in_one_pass(live: list[Tensor], host: Tensor, weight: float | None = None, read: bool = True) -> bool:
+    """``live += weight host`` unless that is None, then ``host = live`` if it is to be ``read``: whether all that was
+    is finite."""
+    few: list[Tensor] = []
+    theirs: list[Tensor] = []
+    rows: list[tuple[Floats, Floats]] = []
+    for tensor, piece in zip(live, _cut(host, live), strict=True):
+        if tensor.numel() >= LEAST_ELEMENTS and tensor.is_contiguous():
+            rows.append((tensor.detach().view(-1).numpy(), piece.view(-1).numpy()))
+        else:
+            few.append(tensor)
+            theirs.append(piece)
+    sound = add_read(rows, weight, read, torch.get_num_threads())
+    if few and weight is not None:
+        torch._foreach_mul_(theirs, weight)
+        torch._foreach_add_(few, theirs)
+    if few and read:
+        torch._foreach_copy_(theirs, few)
+        sound &= all(finite(piece.view(-1).numpy()) for piece in theirs)
+    return sound
+
+
 def _stretch(tensors: Sequence[Tensor], start: int, stop: int) -> Iterator[Tensor]:
     """Elements [start, stop) of these tensors, one after another."""
     begins = 0
@@ -360,7 +403,7 @@ def _stretch(tensors: Sequence[Tensor], start: int, stop: int) -> Iterator[Tenso
 
 def runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
     """Consecutive tensors on one device, with their piece of the host vector: one run, but for a split model."""
-    host = _host(vector, sum(map(Tensor.numel, tensors)))  # and no expression of ours for each tensor
+    host = _host(vector, _elements(tensors))
     start = 0
     for device, run in groupby(tensors, key=attrgetter("device")):
         live = list(run)
@@ -369,16 +412,18 @@ def runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, 
         start = end
 
 
+def _elements(tensors: Sequence[Tensor]) -> int:
+    return sum(map(Tensor.numel, tensors))  # and no expression of ours for each tensor
+
+
 def _cut(flat: Tensor, live: list[Tensor]) -> list[Tensor]:
     """Views of the flat tensor in the shapes of ``live``: the call that DDP and FSDP make, one step into C++."""
     return list(_unflatten_dense_tensors(flat, live))  # type: ignore[no-untyped-call]
 
 
-def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(tensor.view(-1), BLOCK_ELEMENTS)
-
-
-def _add(live: list[Tensor], flat: Tensor) -> None:
+def _add(live: list[Tensor], flat: Tensor, weight: float = 1.0) -> None:
+    if weight != 1.0:
+        flat.mul_(weight)
     torch._foreach_add_(live, _cut(flat, live))
 
 

@@ -39,6 +39,12 @@ class VectorState(ABC):
 
     layout: Layout
     """Names, shapes and types, the same on every node of a swarm. It never changes."""
+    finite: bool | None = None
+    """Whether all was that :meth:`begin_read` or :meth:`add_read` read last, where that was seen on the way; None where
+    somebody else is to look."""
+    weighs: bool = False
+    """Whether :meth:`add_weighted` and :meth:`add_read` multiply in the pass that adds: they are then given what would
+    else be multiplied in a pass of its own."""
     copy_s: float = 0.0
     """What the last read of all took of the training loop, of which copies that nobody asked for take a hundredth."""
 
@@ -86,8 +92,13 @@ class VectorState(ABC):
                 "them buffers, which are exchanged."
             )
 
-    def add_read(self, shift: Floats) -> bool:
-        """``weights += shift``, then ``shift[:] = weights``, where both together take less than :meth:`add` and
+    def add_weighted(self, shift: Floats, weight: float) -> Pending | None:
+        """``weights += weight shift``, as :meth:`add`; ``shift`` may be overwritten."""
+        shift *= np.float32(weight)
+        return self.add(shift)
+
+    def add_read(self, shift: Floats, weight: float) -> bool:
+        """``weights += weight shift``, then ``shift[:] = weights``, where both together take less than :meth:`add` and
         :meth:`read`. False where they do not: nothing has changed."""
         return False
 

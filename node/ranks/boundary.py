@@ -70,6 +70,11 @@ class RanksBoundary(Boundary):
                 self.waiting.append(wish)
 
     # -- the network's -------------------------------------------------------------------------------------------
+    @property
+    def weighs(self) -> bool:
+        """Each rank adds what it is told."""
+        return False
+
     def want_update(self, update: Update) -> None:
         self.wish(partial(Boundary.want_update, self, update))
 

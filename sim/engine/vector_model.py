@@ -16,6 +16,8 @@ class VectorModel:
     """Without an optimizer's state: simulated peers share none."""
 
     __slots__ = ("vector",)
+    finite = None
+    weighs = False
 
     def __init__(self, vector: Floats) -> None:
         self.vector = vector
@@ -43,8 +45,11 @@ class VectorModel:
     def add(self, values: Floats) -> None:
         self.vector += values
 
-    def add_read(self, values: Floats) -> bool:
-        self.vector += values
+    def add_weighted(self, values: Floats, weight: float) -> None:
+        self.vector += np.float32(weight) * values
+
+    def add_read(self, values: Floats, weight: float) -> bool:
+        self.vector += values if weight == 1.0 else np.float32(weight) * values
         values[:] = self.vector
         return True
 

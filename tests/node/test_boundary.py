@@ -75,7 +75,7 @@ def test_a_wish_that_comes_during_a_visit_is_for_the_next(earlier):
     meeting.want_update(shift_of(pool, 2.0))
     for session in earlier:
         meeting.want_snapshot(session)
-    plain, meeting.model.add_read = meeting.model.add, lambda values: False
+    plain, meeting.model.add_read = meeting.model.add, lambda values, weight: False
     meeting.model.add = lambda values: (meeting.want_snapshot(9), plain(values))[1]  # the network's thread, meanwhile
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == earlier
     assert list(meeting.requests) == [9]

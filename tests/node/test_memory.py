@@ -71,7 +71,7 @@ def test_a_difference_that_a_device_still_reads_is_given_back_when_it_has_been()
 
     meeting, pool, _ = boundary()
     reading = Reading()
-    meeting.model.add, meeting.model.add_read = lambda values: reading, lambda values: False
+    meeting.model.add, meeting.model.add_read = lambda values: reading, lambda values, weight: False
     brought = pool.take()
     meeting.owe()
     meeting.want_update(Update(brought))

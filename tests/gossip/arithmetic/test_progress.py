@@ -27,7 +27,7 @@ def test_of_a_small_model_the_norm_is_exact_and_what_others_added_counts_nothing
     progress = Movement(size)
     progress.since(vector)
     progress.added(shift)
-    progress.added(taken, sign=-1.0)
+    progress.added(taken, weight=-1.0)
     progress.added(shift[places], places)
     progress.added(taken[places], places, -1.0)
     vector = vector + shift - taken + local

@@ -184,7 +184,7 @@ def test_of_several_updates_the_last_one_makes_the_copy():
 def test_where_nobody_wants_all_of_the_weights_nothing_is_copied(wish):
     meeting, pool = boundary()
     calls = []
-    meeting.model.add_read = lambda values: calls.append(values) or True
+    meeting.model.add_read = lambda values, weight: calls.append(values) or True
     if wish == "a piece":
         meeting.want_snapshot(1, room(pool, 0, 100))
     if wish == "a part that is expected":
