@@ -31,6 +31,7 @@ from gossip.wire.messages import Abort, Accept, Busy, Joined, Offer, Refuse
 
 if TYPE_CHECKING:
     from gossip.exchange.exchanges import Exchanges
+    from gossip.exchange.offer import Exchange
 
 __all__ = ["PairAhead", "ask", "consent"]
 
@@ -128,7 +129,7 @@ class PairAhead(Pair):
         self.overtaken = False  # its snapshot is of after all that began before
         return [Snapshot(self.session)]
 
-    def snapshotted(self, now: float, mass: float = 0.0) -> list[Effect]:
+    def snapshotted(self, now: float, mass: float = 0.0, of: Exchange | None = None) -> list[Effect]:
         exchanges, local = self.exchanges, self.exchanges.local
         self.ours, self.steps, self.weight = local.version, local.steps, self.cap()
         accept = Send(self.partner, Accept(self.session, self.ours, self.weight, self.codec))

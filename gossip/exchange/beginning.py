@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gossip.arithmetic.mixing import pair_weight
 from gossip.arithmetic.subsets import ALL, Subset
-from gossip.effects import Effect, Send, Snapshot
+from gossip.effects import Effect, Release, Rename, Send, Snapshot
 from gossip.exchange.agreement import agreed_codec, refusal
 from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import PeerId
@@ -74,6 +74,7 @@ def admit(
     for own in late:
         own.park(now)
     exchanges.gave_way = exchanges.gave_way or slots > 0
+    ready = next((own for own in leaving if part is ALL and own.serves), None)
     exchanges.overtake()
     dropped = [effect for own in leaving for effect in exchanges.tell(own, Event.YIELDED)]
     one = exchanges.table[session] = kind(
@@ -83,7 +84,10 @@ def admit(
     one.codec = agreed_codec(config.codec, exchanges.codec(sender), offer.codec, part is ALL)
     gap = local.version - offer.version
     one.weight = pair_weight(gap, config.staleness_exponent, cap=min(offer.weight, one.cap()))
-    return [*dropped, Snapshot(session, part=part)]
+    if ready is None:
+        return [*dropped, Snapshot(session, part=part)]
+    dropped.remove(Release(ready.session))
+    return [*dropped, Rename(ready.session, session), *exchanges.tell(one, Event.SNAPSHOTTED, now, 0.0, ready)]
 
 
 def refuses(kind: type[Exchange], exchanges: Exchanges[Exchange], offer: Offer, part: Subset | None) -> str | None:

@@ -43,6 +43,7 @@ class Exchange(Session):
     tries: int = 0  # how many may be asked
     until: float = 0.0  # how long it is waited for; at ``deadline`` before that it is parked
     answer_s: float = 0.0  # what the answer to our offer took
+    after: int = 0  # how many exchanges had been finished at its snapshot
     blamed: bool = False  # its partner has been, for what it did not say
 
     @property
@@ -107,12 +108,15 @@ class Exchange(Session):
         """What of ours makes way for an offer of this member, and whether the offer must wait for something else."""
         return [], False
 
-    def snapshotted(self, now: float, mass: float = 0.0) -> list[Effect]:
+    def snapshotted(self, now: float, mass: float = 0.0, of: Exchange | None = None) -> list[Effect]:
+        """``of``: an offer of ours that made way for this exchange, and whose snapshot this one's is."""
         local = self.exchanges.local
-        self.ours, self.steps = local.version, local.steps
+        self.ours, self.steps, self.after = local.version, local.steps, self.exchanges.done
         if self.initiator:
             self.mass = mass
             return self.offer(now)
+        if of is not None:
+            self.ours, self.steps, self.after = of.ours, of.steps, of.after
         self.state = State.STREAMING
         accept = Accept(self.session, self.ours, self.weight, self.codec)
         return [Send(self.partner, accept), self.transfer(now)]
@@ -121,6 +125,13 @@ class Exchange(Session):
         """Nothing will be streamed after all: an offer is not made, or the one who made it is told to ask another."""
         told: list[Effect] = [] if self.initiator else [Send(self.partner, Busy(self.session))]
         return [*told, *self.drop()]
+
+    @property
+    def serves(self) -> bool:
+        """Whether its snapshot would be another exchange's as well: it is of all, gives nothing away, and lacks nothing
+        that others brought since."""
+        current = not self.overtaken and self.after == self.exchanges.done
+        return self.state is State.OFFERED and self.part is ALL and not self.mass and current
 
     # -- asking --------------------------------------------------------------------------------------------------
     def offer(self, now: float) -> list[Effect]:

@@ -138,9 +138,17 @@ class Reading:
         elif not (link.ending and isinstance(message, Offer | Invite | Fetch)):  # no answer would go out
             if isinstance(message, Offer | Invite | Fetch | Outcome) and counts is not None:
                 peer.counted(*counts())
-            self.take(message)
-            if isinstance(message, Offer | Fetch | Outcome) and peer.is_with(message.session, link.peer):
-                runtime.sessions.links.setdefault(message.session, link)  # what was refused is not remembered
+            self.open(message) if isinstance(message, Offer | Fetch | Outcome) else self.take(message)
+
+    def open(self, message: Offer | Fetch | Outcome) -> None:
+        """What may begin a session of this link, which may stream at once."""
+        links, session = self.runtime.sessions.links, message.session
+        known = session in links
+        if not known:
+            links[session] = self.link
+        self.take(message)
+        if not (known or self.runtime.peer.is_with(session, self.link.peer)):
+            links.pop(session, None)  # what was refused is not remembered
 
     def on_chunk(self, chunk: Chunk, size: int) -> memoryview | None:
         place = self.runtime.streams.place(self.link, chunk, size)

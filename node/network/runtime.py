@@ -88,7 +88,7 @@ class Runtime:
         self.doors = Doors(
             network, greeter, contexts, config, lambda: peer.record, self.run_link, self.dial_failed, on_event,
             frozenset(peer.seed_addresses), peer.remembers, peer.seed_answered, self.member_hosts,
-            lambda host: self.note(host, "strangers"), self.met_itself, self.join,
+            lambda host: self.note(host, "strangers"), self.met_itself,
         )  # fmt: skip
         if lookup is not None:
             lookup.tell = lambda sentence: self.doors.tell(sentence, "seed")
@@ -105,6 +105,7 @@ class Runtime:
         self.streams.on_begun, self.streams.on_over = self.teller.begun, self.teller.over
         self.stalls = Stalls(peer, lambda: self.counts is not None, announce, on_event)
         self.widening = Widening(self.links, self.doors, config)
+        self.doors.join = self.widening.join
         self.losses = Losses(self.links, on_event, self.widening.widen)
         self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
         self.clock = trio.lowlevel.current_clock()
@@ -267,9 +268,6 @@ class Runtime:
         self.averager.visited(visit, steps, samples, loss)
 
     # -- a link's life -------------------------------------------------------------------------------------------
-    async def join(self, lane: Link, theirs: Hello) -> None:
-        await self.widening.join(lane, theirs)
-
     async def run_link(self, link: Link, theirs: Hello) -> None:
         """From the finished Hello to the end of the stream."""
         member = theirs.record

@@ -73,7 +73,8 @@ def pair() -> Recorder:
 def crossed_offers() -> Recorder:
     """a and b offer to each other at once: messages take 150 ms here, so that neither knows of the other's offer.
     One exchange must come of it, not two and not none. Both decide alike, without a word: the offer of the smaller id,
-    which is a's, counts. b drops its own #2 and prepares #1; the busy that answers #2 is late, and changes nothing."""
+    which is a's, counts. b drops its own #2, and answers #1 with the snapshot that it had taken for that; the busy that
+    answers #2 is late, and changes nothing."""
     swarm = Recorder(7, config=RARELY, latency_s=0.15)
     due(swarm, *acquainted(swarm, 2))
     return mixed(swarm)

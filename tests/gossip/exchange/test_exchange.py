@@ -3,6 +3,8 @@ late message changes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gossip.config import Config
@@ -289,15 +291,40 @@ def test_a_busy_answer_leaves_our_own_offer_alone():
 def test_two_offers_that_cross_make_exactly_one_exchange():
     a, b = Side(A, partners=(B,)), Side(B, partners=(A,), first_session=2)
     for side, session in ((a, 1), (b, 2)):
+        side.local.version = float(session)
         side.exchanges.begin(0.0)
         side.exchanges.snapshotted(session, 0.0)
+    b.local.version = 2.5  # of later steps
     assert a.exchanges.on_offer(B, offer(2), 0.1) == [Send(B, Busy(2))]
-    assert b.exchanges.on_offer(A, offer(1), 0.1) == [Release(2), Snapshot(1)]
+    rename, accept, transfer = b.exchanges.on_offer(A, offer(1), 0.1)
+    assert rename == Rename(2, 1), "the snapshot of its own is there already"
+    assert accept == Send(A, Accept(1, 2.0, 0.5, "fp32"))
+    assert type(transfer) is Transfer
     assert b.exchanges.on_busy(A, 2, 0.2) == []
-    assert b.exchanges.snapshotted(2, 0.2) == []
-    accept, _ = b.exchanges.snapshotted(1, 0.2)
+    assert b.exchanges.snapshotted(2, 0.2) == b.exchanges.snapshotted(1, 0.2) == []
     assert [type(e) for e in a.exchanges.on_accept(B, accept.message, 0.3)] == [Transfer]
     assert (list(a.table), list(b.table)) == ([1], [1])
+
+
+@pytest.mark.parametrize("why", ["a part", "something was mixed since", "another began meanwhile"])
+def test_a_snapshot_that_would_not_do_is_taken_anew(why):
+    config = Config(part="mask 0.5") if why == "a part" else Config(outer_momentum=0.0)
+    side = Side(B, partners=(A,), config=config, first_session=2)
+    x = side.exchanges
+    x.begin(0.0)
+    [session] = side.table
+    x.snapshotted(session, 0.0)
+    if why == "something was mixed since":
+        x.on_offer(C, offer(8), 0.0)
+        x.snapshotted(8, 0.0)
+        x.on_commit(C, 8, 0.1)
+        x.streamed(8, 1.0, 1.0, 0.1)
+    if why == "another began meanwhile":
+        side.table[session].overtaken = True
+    part = str(side.table[session].part)
+    dropped, anew = x.on_offer(A, replace(offer(1), part=part), 0.2)
+    assert dropped == Release(session)
+    assert (type(anew), anew.session) == (Snapshot, 1)
 
 
 # -- late and twice --------------------------------------------------------------------------------------------------
