@@ -20,7 +20,7 @@ from gossip.arithmetic.movement import Movement
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Boundary, Visit
-from gossip.averaging.jobs import Averaging, Beginning, Copying, Job, MakingRoom, Mixing, TakingOver
+from gossip.averaging.jobs import Averaging, Beginning, Copying, Job, MakingRoom, Mixing, TakingMemory, TakingOver
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.vectors import Cut, Floats, Vector, Vectors
 from gossip.codecs import Spread, get_codec, needs_spread
@@ -147,7 +147,15 @@ class Averager:
 
     # -- snapshots -----------------------------------------------------------------------------------------------
     def snapshot(self, effect: Snapshot) -> None:
-        self.boundary.want_snapshot(effect.session, None, effect.pushes, self.cut(effect.part, effect.session))
+        self.want(effect.session, effect.pushes, self.cut(effect.part, effect.session))
+
+    def want(self, session: int, pushes: int = 0, cut: Cut | None = None) -> None:
+        """A snapshot of the next boundary, in memory that is there by then. What is owed brings its own."""
+        boundary = self.boundary
+        if boundary.owed or self.vectors.at_hand(boundary.copied_elements(cut)):
+            boundary.want_snapshot(session, None, pushes, cut)
+        else:
+            self.driver.compute(TakingMemory(self, session, pushes, cut))
 
     def copy_piece(self, effect: CopyPiece) -> None:
         """For a newcomer, when there is room for it."""
@@ -197,7 +205,7 @@ class Averager:
         vector = self.vectors.recall()
         if vector is None:
             if effect.session not in self.boundary.requests:
-                self.boundary.want_snapshot(effect.session)
+                self.want(effect.session)
             return
         self.boundary.cancel(effect.session)
         self.snapshots[effect.session] = vector
@@ -411,7 +419,10 @@ class Averager:
             if not (mass or vector.passing or self.peer.concerns(session)):
                 self.use_spare(vector, current)  # another exchange took its place while the copy was made
             elif current or mass > 0 or not self.peer.under_way(session):
+                others = self.shares(vector) if current and not mass else []
                 self.snapshotted(session, vector, mass)
+                for other in others:
+                    self.snapshotted(other, vector, 0.0)
             else:  # an update was decided since: it is to be in what this exchange mixes
                 self.vectors.give(vector)
                 boundary.want_snapshot(session, cut=vector.cut)
@@ -421,11 +432,15 @@ class Averager:
             self.keep(visit.kept, visit.lives)
 
     def use_spare(self, spare: Vector, current: bool) -> None:
-        """Those that want what this copy holds have their snapshot already, unless an update was decided since."""
-        for session in self.boundary.take_requests(spare.cut) if current else ():
-            spare.users += 1
+        for session in self.shares(spare) if current else ():
             self.snapshotted(session, spare, 0.0)
         self.vectors.give(spare)
+
+    def shares(self, vector: Vector) -> list[int]:
+        """Those that want what this copy holds have their snapshot already, where no update was decided since."""
+        sessions = [] if vector.passing else self.boundary.take_requests(vector.cut)
+        vector.users += len(sessions)
+        return sessions
 
     def keep(self, vector: Vector, lives: int) -> None:
         """A copy of the weights for newcomers; not of weights that were replaced since, or are no numbers."""

@@ -324,9 +324,9 @@ class Boundary:
             self.adopt(adoption, visit, replaced)
         if requests:
             visit.snapshots = self.fulfil(requests, visit, copies)
-        if spare and current:
+        if spare and current and self.at_hand(self.expected, copies):
             visit.spare = self.copy(visit, self.expected, copies)
-        if keep:
+        if keep and self.at_hand(None, copies):
             visit.kept = self.copy(visit, None, copies)
         visit.lives = self.lives
         return visit
@@ -342,6 +342,17 @@ class Boundary:
         else:
             piece.start = sys.maxsize
 
+    def copied_elements(self, cut: Cut | None) -> int:
+        """Of a copy of these elements, with the sampled ones where those are not among them anyway."""
+        if cut is None:
+            return self.model.size()
+        return cut.positions.size + (0 if self.sampled is None else self.sampled.size)
+
+    def at_hand(self, cut: Cut | None, copies: dict[Subset | None, Vector]) -> bool:
+        """Whether a copy that nobody has asked for takes no memory that is not there."""
+        part = None if cut is None else cut.part
+        return part in copies or self.vectors.at_hand(self.copied_elements(cut))
+
     def copy(self, visit: Visit, cut: Cut | None, copies: dict[Subset | None, Vector]) -> Vector:
         """Of the live weights, or of the elements that are asked for: a half percent of a large model is a two
         hundredth of the memory's work. One for all who want the same of this visit: ``copies``, by the part."""
@@ -356,7 +367,7 @@ class Boundary:
             vector.finite = model.finite
             return vector
         elements, sampled = cut.positions.size, self.sampled
-        vector = copies[part] = self.vectors.take(elements + (0 if sampled is None else sampled.size))
+        vector = copies[part] = self.vectors.take(self.copied_elements(cut))
         vector.cut = cut
         visit.await_copy(model.begin_read_at(vector.array[:elements], cut.positions))
         if sampled is not None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Update
-from gossip.averaging.vectors import Positions, Vector
+from gossip.averaging.vectors import Cut, Positions, Vector
 from gossip.effects import CopyFrozen, CopyPiece
 
 if TYPE_CHECKING:
     from gossip.averaging.averager import Averager
 
-__all__ = ["Averaging", "Beginning", "Copying", "Job", "MakingRoom", "Mixing", "TakingOver"]
+__all__ = ["Averaging", "Beginning", "Copying", "Job", "MakingRoom", "Mixing", "TakingMemory", "TakingOver"]
 
 
 class Job(Protocol):
@@ -172,6 +172,30 @@ class MakingRoom:
 
     def fail(self) -> None:
         self.averager.failed(self.effect.session, "fault")
+
+
+class TakingMemory:
+    """The same for a snapshot of an exchange, where more of them are under way than there ever were."""
+
+    __slots__ = ("averager", "cut", "elements", "pushes", "session")
+
+    def __init__(self, averager: Averager, session: int, pushes: int, cut: Cut | None) -> None:
+        self.averager, self.session, self.pushes, self.cut = averager, session, pushes, cut
+        self.elements = averager.boundary.copied_elements(cut)
+
+    def run(self) -> None:
+        vectors = self.averager.vectors
+        if not vectors.at_hand(self.elements):
+            vector = vectors.take(self.elements)
+            vector.array.fill(0.0)
+            vectors.give(vector)
+
+    def land(self) -> None:
+        if self.averager.peer.concerns(self.session):
+            self.averager.boundary.want_snapshot(self.session, None, self.pushes, self.cut)
+
+    def fail(self) -> None:
+        self.averager.failed(self.session, "fault")
 
 
 class Averaging:

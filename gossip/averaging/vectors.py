@@ -71,6 +71,9 @@ class Vectors(Protocol):
     def take(self, elements: int) -> Vector:
         """One of so many elements, whatever they hold."""
 
+    def at_hand(self, elements: int) -> bool:
+        """Whether :meth:`take` gives one whose memory is there already, or is so little that nobody waits for it."""
+
     def pass_by(self, elements: int) -> Vector:
         """One whose memory goes when it is given back: of a length that exchanges do not need."""
 

@@ -21,6 +21,7 @@ class VectorPool:
     transfer. Used by both threads."""
 
     KEPT = 8  # 2 x (1 outgoing + 2 incoming) and a joiner's donation or two
+    AT_ONCE_ELEMENTS = 1 << 20  # whose pages a step boundary may take: some milliseconds
     SHARED_ELEMENTS = 65_536  # of a vector that other processes are given: 400 KB cost as much by a socket
 
     def __init__(self, state: State) -> None:
@@ -49,6 +50,10 @@ class VectorPool:
                 if array is last:
                     self.last = None
         return Vector(self.buffer(size) if array is None else array)
+
+    def at_hand(self, elements: int) -> bool:
+        """Fresh pages cost four times what a copy costs."""
+        return elements < self.AT_ONCE_ELEMENTS or bool(self.free.get(elements))
 
     def pass_by(self, elements: int) -> Vector:
         """One whose memory goes when it is given back: back to the system, where an allocator would keep it."""

@@ -101,6 +101,9 @@ class HostVectors:
     def take(self, elements: int) -> Vector:
         return Vector(np.empty(elements, np.float32))
 
+    def at_hand(self, elements: int) -> bool:
+        return True
+
     def pass_by(self, elements: int) -> Vector:
         return Vector(np.empty(elements, np.float32), passing=True)
 

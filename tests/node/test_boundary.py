@@ -197,6 +197,46 @@ def test_a_copy_whose_exchange_made_way_is_the_snapshot_of_the_one_that_it_made_
         assert averager.snapshots[session] is done.snapshots[0][1]
 
 
+@in_trio
+def test_who_asks_while_a_copy_is_made_is_given_that():
+    """Of large models that takes as long as an offer does to come; another copy would be of the same weights."""
+    node = runtime(PLAIN)
+    averager, boundary = node.averager, node.averager.boundary
+    session = wants_snapshot(node)
+    done = boundary.visit(ignore)
+    boundary.want_snapshot(98, pushes=1)
+    boundary.want_snapshot(99)
+    node.peer.exchanges.table[99] = node.peer.exchanges.table[session]
+    averager.updated(done)
+    assert averager.snapshots[99] is averager.snapshots[session] is done.snapshots[0][1]
+    assert averager.snapshots[99].users == 2
+    assert list(boundary.requests) == [98], "what is given away is copied with its mass"
+
+
+@pytest.mark.parametrize("short", [True, False])
+@in_trio
+async def test_no_boundary_waits_for_memory_that_nobody_has_touched(short, monkeypatch):
+    """It took a training loop 1.7 s for a snapshot of 400 MB, beside another exchange whose vectors were in use."""
+    node = runtime(PLAIN)
+    monkeypatch.setattr(VectorPool, "AT_ONCE_ELEMENTS", 1)
+    boundary, pool = node.averager.boundary, node.streams.pool
+    assert boundary.visit(ignore, spare=True, keep=True).spare is None
+    assert not pool.free, "what nobody asked for is left out"
+    jobs = []
+    monkeypatch.setattr(node.streams, "compute", jobs.append)
+    if not short:
+        pool.give(pool.take())
+    session = wants_snapshot(node)
+    assert list(boundary.requests) == ([] if short else [session])
+    for job in jobs:
+        job.run()
+        job.land()
+    assert len(jobs) == short
+    [vector] = pool.free[ELEMENTS]
+    [(_, snapshot, _)] = boundary.visit(ignore).snapshots
+    assert snapshot.array is vector
+
+
 class Copy(Copies):
     """On CUDA a copy may end between two looks at it."""
 
