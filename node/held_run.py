@@ -20,7 +20,7 @@ from gossip.wire.records import within
 from node.data.sampler import Samplers, Sharers
 from node.loop import Bell
 from node.model import checkpoint
-from node.model.archive import Archive
+from node.model.checkpoint import Archive
 from node.model.kept import KeptWeights
 from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool

@@ -20,7 +20,7 @@ from gossip.arithmetic.movement import Movement
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Boundary, Visit
-from gossip.averaging.jobs import Averaging, Beginning, Copying, Job, MakingRoom, Mixing, TakingMemory, TakingOver
+from gossip.averaging.jobs import Averaging, Beginning, Copying, Job, MakingRoom, Mixing, Reserving, TakingOver
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.vectors import Cut, Floats, Vector, Vectors
 from gossip.codecs import Spread, get_codec, needs_spread
@@ -155,7 +155,7 @@ class Averager:
         if boundary.owed or self.vectors.at_hand(boundary.copied_elements(cut)):
             boundary.want_snapshot(session, None, pushes, cut)
         else:
-            self.driver.compute(TakingMemory(self, session, pushes, cut))
+            self.driver.compute(Reserving(self, session, pushes, cut))
 
     def copy_piece(self, effect: CopyPiece) -> None:
         """For a newcomer, when there is room for it."""

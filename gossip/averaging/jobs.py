@@ -13,7 +13,7 @@ from gossip.effects import CopyFrozen, CopyPiece
 if TYPE_CHECKING:
     from gossip.averaging.averager import Averager
 
-__all__ = ["Averaging", "Beginning", "Copying", "Job", "MakingRoom", "Mixing", "TakingMemory", "TakingOver"]
+__all__ = ["Averaging", "Beginning", "Copying", "Job", "MakingRoom", "Mixing", "Reserving", "TakingOver"]
 
 
 class Job(Protocol):
@@ -174,7 +174,7 @@ class MakingRoom:
         self.averager.failed(self.effect.session, "fault")
 
 
-class TakingMemory:
+class Reserving:
     """The same for a snapshot of an exchange, where more of them are under way than there ever were."""
 
     __slots__ = ("averager", "cut", "elements", "pushes", "session")

@@ -31,8 +31,10 @@ from torch import Tensor
 from gossip.errors import CheckpointError
 from gossip.ids import from_hex
 from gossip.wire.records import within
+from node.model.optimizers import Optimizers
+from node.model.state import State
 
-__all__ = ["Checkpoint", "figures", "load", "save"]
+__all__ = ["Archive", "Checkpoint", "figures", "load", "save"]
 
 _SUFFIX: Final = ".safetensors"
 _VERSION: Final = 1
@@ -286,3 +288,35 @@ def _reason(error: OSError | SafetensorError) -> tuple[int | None, str]:
     number = error.errno if isinstance(error, OSError) else int(hidden[1]) if hidden else None
     text = os.strerror(number) if number is not None else str(error)
     return number, text[:1].lower() + text[1:]
+
+
+class Archive:
+    """A model's ``state`` and the ``optimizers`` that train it in checkpoints: written whole, checked, and put back."""
+
+    def __init__(self, state: State, optimizers: Optimizers) -> None:
+        self.state, self.optimizers = state, optimizers
+
+    def save(self, path: str | os.PathLike[str], figures: Mapping[str, Any]) -> None:
+        """Write model, optimizers and these figures. Raises CheckpointError."""
+        meta = {"format": 1, "fingerprint": self.state.layout.contents, **figures}
+        save(path, self.state.tensors(), self.optimizers.state_dict(), meta)
+
+    def load(self, path: str | os.PathLike[str]) -> Checkpoint:
+        """What a file holds. Raises CheckpointError, also for one that names another model."""
+        saved, ours = load(path), self.state.layout.contents
+        if saved.meta.get("fingerprint", ours) != ours:
+            raise CheckpointError(
+                f"{path} holds another model than this node's: load it into the model it was saved from."
+            )
+        return saved
+
+    def put(self, saved: Checkpoint, path: str | os.PathLike[str]) -> None:
+        """Overwrite the live model with it, and the optimizers' state where the file has some. Raises CheckpointError
+        before anything changes."""
+        try:
+            states = self.optimizers.states(saved.optimizer_state)
+            self.state.load(saved.tensors)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} is not loaded: {error}") from error
+        self.optimizers.joined()
+        self.optimizers.load(states)  # after it: a momentum that the file has belongs to these weights

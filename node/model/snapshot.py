@@ -15,18 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._utils import _unflatten_dense_tensors
 
-from gossip.arithmetic.live import add_read
-from gossip.arithmetic.mixing import finite
 from gossip.averaging.vectors import Vector
 from gossip.errors import CheckpointError, LayoutError
+from node.model.flat import add, add_at, cut, elements, host_of, in_one_pass, merge, plain, runs, stretch, worth
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.state import Floats, Positions, State
@@ -34,8 +31,6 @@ from node.model.tensors import LiveTensors, plain_name
 
 __all__ = ["Copies", "ModelState"]
 
-LARGE_ELEMENTS = 1 << 20  # of a vector: of less torch's own calls take as long, and are fewer
-LEAST_ELEMENTS = 1 << 12  # of a tensor that is worth a call of its own in a large one
 MAPPED_ELEMENTS = 1 << 16  # of a host vector that is worth pages of its own
 
 
@@ -133,7 +128,7 @@ class ModelState(State):
         began = time.perf_counter()
         live = self._weights(out)
         if worth(live, out.size):
-            copies, self.finite = Copies(), in_one_pass(live, _host(out, _elements(live)))
+            copies, self.finite = Copies(), in_one_pass(live, host_of(out, elements(live)))
         else:
             copies, self.finite = self._begin_read(live, out), None
         self.copy_s = time.perf_counter() - began
@@ -142,24 +137,24 @@ class ModelState(State):
     def begin_read_piece(self, out: Floats, start: int) -> Copies:
         """As :meth:`begin_read`, of the weights from ``start`` on."""
         tensors = self._tensors.current()[: self._exchanged]
-        return self._begin_read(list(_stretch(tensors, start, start + out.size)), out)
+        return self._begin_read(list(stretch(tensors, start, start + out.size)), out)
 
     def begin_read_optimizer(self, out: Floats, start: int) -> Copies:
         """The optimizers' state, likewise, from ``start`` of what newcomers take on."""
         place = self.optimizer_range()
         assert place.start <= start <= start + out.size <= place.stop, "the optimizer's state is no longer so long"
         first = start - place.start
-        return self._begin_read(list(_stretch(self._state.tensors(self.optimizer_keys), first, first + out.size)), out)
+        return self._begin_read(list(stretch(self._state.tensors(self.optimizer_keys), first, first + out.size)), out)
 
     @torch.no_grad()
     def _begin_read(self, tensors: list[Tensor], out: Floats) -> Copies:
         events: list[torch.cuda.Event] = []
         for device, live, host in runs(tensors, out):
             if device.type != "cuda":
-                torch._foreach_copy_(_cut(host, live), live)
+                torch._foreach_copy_(cut(host, live), live)
                 continue
             flat = torch.empty(host.numel(), dtype=torch.float32, device=device)
-            torch._foreach_copy_(_cut(flat, live), live)
+            torch._foreach_copy_(cut(flat, live), live)
             side = self._side_stream(device)
             side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):
@@ -189,8 +184,8 @@ class ModelState(State):
     @torch.no_grad()
     def read_frozen(self, out: Floats, start: int) -> None:
         """The weights from ``start`` on; in any thread, where nobody changes them."""
-        live = list(_stretch(self._tensors.current(), start, start + out.size))
-        torch._foreach_copy_(_cut(torch.from_numpy(out), live), live)
+        live = list(stretch(self._tensors.current(), start, start + out.size))
+        torch._foreach_copy_(cut(torch.from_numpy(out), live), live)
 
     @torch.no_grad()
     def add_at(self, shift: Floats, positions: Positions) -> Copies:
@@ -206,7 +201,7 @@ class ModelState(State):
                 host.record_stream(current)
             start = 0
             for live, at, values in pieces:
-                _add_at(live, at.to(device), host[start : start + values.numel()])
+                add_at(live, at.to(device), host[start : start + values.numel()])
                 start += values.numel()
         return Copies(tuple(events))
 
@@ -215,14 +210,14 @@ class ModelState(State):
 
         On CUDA ``shift`` may be written again once the returned copy is done.
         """
-        return self._apply(shift, _add)
+        return self._apply(shift, add)
 
     def add_weighted(self, shift: Floats, weight: float) -> Copies:
         live = self._weights(shift)
         if worth(live, shift.size):
-            in_one_pass(live, _host(shift, _elements(live)), weight, read=False)
+            in_one_pass(live, host_of(shift, elements(live)), weight, read=False)
             return Copies()
-        return self._apply(shift, partial(_add, weight=weight))
+        return self._apply(shift, partial(add, weight=weight))
 
     @torch.no_grad()
     def add_read(self, shift: Floats, weight: float) -> bool:
@@ -231,18 +226,12 @@ class ModelState(State):
         live = self._weights(shift)
         if not plain(live):
             return False
-        host = _host(shift, _elements(live))
-        if worth(live, shift.size):
-            self.finite = in_one_pass(live, host, weight)
-            return True
-        _add(live, host, weight)
-        torch._foreach_copy_(_cut(host, live), live)
-        self.finite = None
+        self.finite = in_one_pass(live, host_of(shift, elements(live)), weight)
         return True
 
     def merge(self, vector: Floats, weight: float) -> Copies:
         """``weights += weight (vector - weights)``, as :meth:`add`."""
-        return self._apply(vector, partial(_merge, weight=weight))
+        return self._apply(vector, partial(merge, weight=weight))
 
     @torch.no_grad()
     def _apply(self, vector: Floats, change: Callable[[list[Tensor], Tensor], None]) -> Copies:
@@ -275,9 +264,9 @@ class ModelState(State):
         keys, numbers = tuple(optimizer_keys), dict(scalars or {})
         examples = self._state.examples(keys, numbers)
         live = self._tensors.current()
-        host = _host(vector, self.layout.size + len(keys) * self.trained_elements)
+        host = host_of(vector, self.layout.size + len(keys) * self.trained_elements)
         live += self._state.create(keys, examples)
-        torch._foreach_copy_(live, _cut(host, live))
+        torch._foreach_copy_(live, cut(host, live))
         self._state.set_scalars(numbers, examples)
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
@@ -355,104 +344,3 @@ class ModelState(State):
         if device not in self._side:
             self._side[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._side[device]
-
-
-def worth(live: Sequence[Tensor], elements: int) -> bool:
-    """Whether a pass of ours takes less than torch's calls do."""
-    return elements >= LARGE_ELEMENTS and plain(live)
-
-
-def plain(live: Sequence[Tensor]) -> bool:
-    """Whether they lie as they do in a vector."""
-    return all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in live)
-
-
-@torch.no_grad()
-def in_one_pass(live: list[Tensor], host: Tensor, weight: float | None = None, read: bool = True) -> bool:
-    """``live += weight host`` unless that is None, then ``host = live`` if it is to be ``read``: whether all that was
-    is finite."""
-    few: list[Tensor] = []
-    theirs: list[Tensor] = []
-    rows: list[tuple[Floats, Floats]] = []
-    for tensor, piece in zip(live, _cut(host, live), strict=True):
-        if tensor.numel() >= LEAST_ELEMENTS and tensor.is_contiguous():
-            rows.append((tensor.detach().view(-1).numpy(), piece.view(-1).numpy()))
-        else:
-            few.append(tensor)
-            theirs.append(piece)
-    sound = add_read(rows, weight, read, torch.get_num_threads())
-    if few and weight is not None:
-        torch._foreach_mul_(theirs, weight)
-        torch._foreach_add_(few, theirs)
-    if few and read:
-        torch._foreach_copy_(theirs, few)
-        sound &= all(finite(piece.view(-1).numpy()) for piece in theirs)
-    return sound
-
-
-def _stretch(tensors: Sequence[Tensor], start: int, stop: int) -> Iterator[Tensor]:
-    """Elements [start, stop) of these tensors, one after another."""
-    begins = 0
-    for tensor in tensors:
-        ends = begins + tensor.numel()
-        low, high = max(begins, start), min(ends, stop)
-        if low < high:
-            yield tensor if high - low == tensor.numel() else tensor.reshape(-1)[low - begins : high - begins]
-        begins = ends
-
-
-def runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
-    """Consecutive tensors on one device, with their piece of the host vector: one run, but for a split model."""
-    host = _host(vector, _elements(tensors))
-    start = 0
-    for device, run in groupby(tensors, key=attrgetter("device")):
-        live = list(run)
-        end = start + sum(map(Tensor.numel, live))
-        yield device, live, host[start:end]
-        start = end
-
-
-def _elements(tensors: Sequence[Tensor]) -> int:
-    return sum(map(Tensor.numel, tensors))  # and no expression of ours for each tensor
-
-
-def _cut(flat: Tensor, live: list[Tensor]) -> list[Tensor]:
-    """Views of the flat tensor in the shapes of ``live``: the call that DDP and FSDP make, one step into C++."""
-    return list(_unflatten_dense_tensors(flat, live))  # type: ignore[no-untyped-call]
-
-
-def _add(live: list[Tensor], flat: Tensor, weight: float = 1.0) -> None:
-    if weight != 1.0:
-        flat.mul_(weight)
-    torch._foreach_add_(live, _cut(flat, live))
-
-
-def _add_at(live: Tensor, at: Tensor, values: Tensor) -> None:
-    """Each element in the tensor's own dtype, rounded once. No position comes twice."""
-    flat = live.view(-1) if live.is_contiguous() else live.reshape(-1)
-    flat.index_copy_(0, at, (flat.index_select(0, at) + values).to(live.dtype))
-    if flat.data_ptr() != live.data_ptr():
-        live.copy_(flat.view(live.shape))
-
-
-def _merge(live: list[Tensor], flat: Tensor, weight: float) -> None:
-    """In float32, whatever the tensors' dtypes: half-precision would round the difference before it is weighted."""
-    pieces = _cut(flat, live)
-    current = [tensor.float() for tensor in live]  # those of float32 are themselves
-    torch._foreach_sub_(pieces, current)
-    torch._foreach_mul_(pieces, weight)
-    torch._foreach_add_(live, pieces)
-
-
-def _host(vector: Floats, expected: int) -> Tensor:
-    """The host vector as a flat tensor over the same memory."""
-    assert vector.dtype == np.float32, vector.dtype
-    assert vector.ndim == 1, vector.shape
-    assert vector.flags.c_contiguous
-    assert vector.flags.writeable
-    if vector.size != expected:
-        raise LayoutError(
-            f"The vector has {vector.size} elements where {expected} belong: the model, or its optimizer's state, "
-            "changed since the vector was sized."
-        )
-    return torch.from_numpy(vector)

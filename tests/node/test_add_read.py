@@ -12,7 +12,7 @@ from gossip import kernel
 from gossip.arithmetic import live
 from gossip.averaging.jobs import Mixing
 from gossip.config import Config
-from node.model import snapshot
+from node.model import flat
 from node.model.snapshot import ModelState
 from tests.gossip.kernel.building import passes
 from tests.node.offline import in_trio, runtime
@@ -28,12 +28,11 @@ def uneven():
     return ModelState({"wide": wide, "empty": torch.zeros(0), "flat": torch.randn(70_000)}), ModelState(model)
 
 
-@pytest.fixture(params=["torch", "numpy", "compiled", "threads"])
+@pytest.fixture(params=["torch", "compiled", "threads"])
 def way(request, monkeypatch):
-    """Small vectors go by torch; here all as large ones do, in one thread or in some."""
-    monkeypatch.setattr(kernel, "passes", passes() if request.param in ("compiled", "threads") else None)
-    if request.param != "torch":
-        monkeypatch.setattr(snapshot, "LARGE_ELEMENTS", 1)
+    """Small vectors go by torch, and where no compiler was all; here all as large ones do, in one thread or in some."""
+    monkeypatch.setattr(kernel, "passes", None if request.param == "torch" else passes())
+    monkeypatch.setattr(flat, "LARGE_ELEMENTS", 1)
     if request.param == "threads":
         monkeypatch.setattr(live, "THREAD_ELEMENTS", 1)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 5)

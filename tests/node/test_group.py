@@ -14,7 +14,7 @@ from gossip.averaging.boundary import Update
 from gossip.config import Config
 from gossip.ids import parse_address
 from node import QuasiGlobal
-from node.model import snapshot
+from node.model import flat as vectors
 from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
@@ -118,7 +118,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_all_ranks_hold_the_same_after_every_step_beside_another_node(train, way, monkeypatch):
-    monkeypatch.setattr(snapshot, "LARGE_ELEMENTS", 1)  # as large models are copied and added to
+    monkeypatch.setattr(vectors, "LARGE_ELEMENTS", 1)  # as large models are copied and added to
     changed, change = [], Follower.change
     monkeypatch.setattr(Follower, "change", lambda side, told: (changed.append(told), change(side, told)))
     options, changes = WAYS[way]

@@ -1,0 +1,140 @@
+"""Tensors and a flat vector over them: cut, added to and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
+
+from gossip import kernel
+from gossip.arithmetic.live import add_read
+from gossip.arithmetic.mixing import finite
+from gossip.errors import LayoutError
+from node.model.state import Floats
+
+__all__ = ["add", "add_at", "cut", "elements", "host_of", "in_one_pass", "merge", "plain", "runs", "stretch", "worth"]
+
+LARGE_ELEMENTS = 1 << 20  # of a vector: of less torch's own calls take as long, and are fewer
+LEAST_ELEMENTS = 1 << 12  # of a tensor that is worth a call of its own in a large one
+BLOCK_ELEMENTS = 1 << 16  # two blocks of 256 KiB stay in the second cache
+
+
+def host_of(vector: Floats, expected: int) -> Tensor:
+    """The host vector as a flat tensor over the same memory."""
+    assert vector.dtype == np.float32, vector.dtype
+    assert vector.ndim == 1, vector.shape
+    assert vector.flags.c_contiguous
+    assert vector.flags.writeable
+    if vector.size != expected:
+        raise LayoutError(
+            f"The vector has {vector.size} elements where {expected} belong: the model, or its optimizer's state, "
+            "changed since the vector was sized."
+        )
+    return torch.from_numpy(vector)
+
+
+def elements(tensors: Sequence[Tensor]) -> int:
+    return sum(map(Tensor.numel, tensors))  # and no expression of ours for each tensor
+
+
+def cut(flat: Tensor, live: list[Tensor]) -> list[Tensor]:
+    """Views of the flat tensor in the shapes of ``live``: the call that DDP and FSDP make, one step into C++."""
+    return list(_unflatten_dense_tensors(flat, live))  # type: ignore[no-untyped-call]
+
+
+def stretch(tensors: Sequence[Tensor], start: int, stop: int) -> Iterator[Tensor]:
+    """Elements [start, stop) of these tensors, one after another."""
+    begins = 0
+    for tensor in tensors:
+        ends = begins + tensor.numel()
+        low, high = max(begins, start), min(ends, stop)
+        if low < high:
+            yield tensor if high - low == tensor.numel() else tensor.reshape(-1)[low - begins : high - begins]
+        begins = ends
+
+
+def runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
+    """Consecutive tensors on one device, with their piece of the host vector: one run, but for a split model."""
+    host = host_of(vector, elements(tensors))
+    start = 0
+    for device, run in groupby(tensors, key=attrgetter("device")):
+        live = list(run)
+        end = start + sum(map(Tensor.numel, live))
+        yield device, live, host[start:end]
+        start = end
+
+
+def plain(live: Sequence[Tensor]) -> bool:
+    """Whether they lie as they do in a vector."""
+    return all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in live)
+
+
+def worth(live: Sequence[Tensor], elements: int) -> bool:
+    """Whether a pass of ours takes less than torch's calls do."""
+    return kernel.passes is not None and elements >= LARGE_ELEMENTS and plain(live)
+
+
+@torch.no_grad()
+def in_one_pass(live: list[Tensor], flat: Tensor, weight: float | None = None, read: bool = True) -> bool | None:
+    """``live += weight flat`` unless that is None, then ``flat = live`` if it is to be ``read``: whether all that was
+    is finite, where the passes see that. Of tensors that are :func:`plain`."""
+    few: list[Tensor] = []
+    theirs: list[Tensor] = []
+    rows: list[tuple[Tensor, Tensor]] = []
+    by_passes = worth(live, flat.numel())
+    least = LEAST_ELEMENTS if by_passes else BLOCK_ELEMENTS
+    for tensor, piece in zip(live, cut(flat, live), strict=True):
+        if tensor.numel() >= least and tensor.is_contiguous():
+            rows.append((tensor.detach().view(-1), piece.view(-1)))
+        else:
+            few.append(tensor)
+            theirs.append(piece)
+    if few and weight is not None:
+        if weight != 1.0:
+            torch._foreach_mul_(theirs, weight)
+        torch._foreach_add_(few, theirs)
+    if few and read:
+        torch._foreach_copy_(theirs, few)
+    if not by_passes:
+        in_blocks(rows, weight, read)
+        return None
+    sound = add_read([(mine.numpy(), flat.numpy()) for mine, flat in rows], weight, read, torch.get_num_threads())
+    return sound and all(finite(piece.view(-1).numpy()) for piece in theirs)
+
+
+def in_blocks(rows: list[tuple[Tensor, Tensor]], weight: float | None, read: bool) -> None:
+    """The same by torch, each block in cache for the second call."""
+    for mine, theirs in rows:
+        for here, shift in zip(torch.split(mine, BLOCK_ELEMENTS), torch.split(theirs, BLOCK_ELEMENTS), strict=True):
+            if weight is not None:
+                here.add_(shift if weight == 1.0 else shift.mul_(weight))
+            if read:
+                shift.copy_(here)
+
+
+def add(live: list[Tensor], flat: Tensor, weight: float = 1.0) -> None:
+    if weight != 1.0:
+        flat.mul_(weight)
+    torch._foreach_add_(live, cut(flat, live))
+
+
+def add_at(live: Tensor, at: Tensor, values: Tensor) -> None:
+    """Each element in the tensor's own dtype, rounded once. No position comes twice."""
+    flat = live.view(-1) if live.is_contiguous() else live.reshape(-1)
+    flat.index_copy_(0, at, (flat.index_select(0, at) + values).to(live.dtype))
+    if flat.data_ptr() != live.data_ptr():
+        live.copy_(flat.view(live.shape))
+
+
+def merge(live: list[Tensor], flat: Tensor, weight: float) -> None:
+    """In float32, whatever the tensors' dtypes: half-precision would round the difference before it is weighted."""
+    pieces = cut(flat, live)
+    current = [tensor.float() for tensor in live]  # those of float32 are themselves
+    torch._foreach_sub_(pieces, current)
+    torch._foreach_mul_(pieces, weight)
+    torch._foreach_add_(live, pieces)
