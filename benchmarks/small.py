@@ -3,38 +3,31 @@
     python benchmarks/small.py                       100,000 elements, a mix at every step, of two nodes in one process
     python benchmarks/small.py --idle 2 8 50         so many nodes, a process each, that do not train
     python benchmarks/small.py --together 50 500     so many of them in one process, where there is no room for more
-    python benchmarks/small.py --among 100 500       one in a process of its own, the others 50 in each
+    python benchmarks/small.py --among 100 500       one in a process of its own, the others a crowd that costs little
+    python benchmarks/small.py --among 50 --nodes    the same, the others nodes as well, 50 in each process
 
 Calls are those of Python functions in the network's thread and inside ``step()``, by an exchange of one side; a second
-run without counting has the CPU. An idle node has joined, and its loop stands. Nodes have a hundred files open each
-while hundreds join: where a process may not have so many, "Too many open files" ends it; ``ulimit -n`` says how many.
+run without counting has the CPU. An idle node has joined, and its loop stands: percent of a core, messages sent and
+received and new links a second, by kind. What is made while members meet rests for a minute and is closed then:
+``--settle-s 90`` is behind that. Nodes have a hundred files open each while hundreds join: where a process may not have
+so many, "Too many open files" ends it; ``ulimit -n`` says how many.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import json
-import os
-import resource
-import signal
-import statistics
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+
+import idle
 
 if TYPE_CHECKING:
     from node import Node
 
 ELEMENTS = 100_000
-CROWD = 50  # nodes of a process, which has 10,000 files open with them
-JOIN_AT_ONCE = 4
-PR_SET_PDEATHSIG = 1
 
 
 def small(count: bool, seconds: float, elements: int = ELEMENTS) -> dict[str, float]:
@@ -114,153 +107,6 @@ def small(count: bool, seconds: float, elements: int = ELEMENTS) -> dict[str, fl
     }
 
 
-CHILD = """
-import os, sys, time, numpy as np
-from node import Config, Node
-seeds, members = sys.argv[1].split(",") if sys.argv[1] else [], int(sys.argv[2])
-with Node({"x": np.zeros(1000, np.float32)}, None, seeds=seeds, config=Config(swarm="small")) as node:
-    print(node.address, flush=True)
-    while len(node.members) < members:
-        time.sleep(0.2)
-        node.step()
-    print("met", flush=True)
-    for line in sys.stdin:
-        if line.strip() == "cpu":
-            print(time.process_time(), flush=True)
-        else:
-            break
-"""
-
-
-def child(seeds: str, count: int) -> subprocess.Popen[str]:
-    """A node that says its address, then "met" once it knows so many, and then its CPU whenever it is asked."""
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, seeds, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
-def read(node: subprocess.Popen[str]) -> float:
-    assert node.stdin is not None
-    assert node.stdout is not None
-    node.stdin.write("cpu\n")
-    node.stdin.flush()
-    return float(node.stdout.readline())
-
-
-def idle(count: int, seconds: float, settle_s: float) -> float:
-    """The mean share of a core that one of so many idle nodes takes."""
-    nodes: list[subprocess.Popen[str]] = []
-    first = ""
-    for _ in range(count):
-        node = child(first, count)
-        nodes.append(node)
-        assert node.stdout is not None
-        first = first or node.stdout.readline().strip()
-
-    try:
-        for index, node in enumerate(nodes):
-            assert node.stdout is not None
-            if index:
-                node.stdout.readline()  # its address
-            assert node.stdout.readline().strip() == "met"
-        time.sleep(settle_s)
-        began, before = time.monotonic(), [read(node) for node in nodes]
-        time.sleep(seconds)
-        after, took_s = [read(node) for node in nodes], time.monotonic() - began
-    finally:
-        for node in nodes:
-            node.communicate("end\n")
-    return statistics.mean(a - b for a, b in zip(after, before, strict=True)) / took_s
-
-
-@contextlib.contextmanager
-def crowd(count: int, seeds: list[str]) -> Iterator[list[Node]]:
-    """So many nodes in this process."""
-    import numpy as np
-
-    from node import Config, Node
-
-    config = Config(swarm="small")
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    nodes: list[Node] = []
-
-    def join(number: int) -> None:
-        found = [*seeds, *(each.address for each in nodes[:3])]
-        node = Node({"x": np.zeros(1000, np.float32)}, None, seeds=found, config=config)
-        nodes.append(node.__enter__())
-
-    try:
-        join(0)
-        with ThreadPoolExecutor(JOIN_AT_ONCE) as pool:
-            list(pool.map(join, range(1, count)))
-        yield nodes
-    finally:
-        for node in nodes:
-            node.close()
-
-
-def together(count: int, seconds: float, settle_s: float) -> float:
-    """The same of so many nodes in one process, whose threads take turns: a lower bound of what each would take."""
-    with crowd(count, []) as nodes:
-        meet(nodes, count)
-        time.sleep(settle_s)
-        began, before = time.monotonic(), time.process_time()
-        time.sleep(seconds)
-        return (time.process_time() - before) / (time.monotonic() - began) / count
-
-
-def meet(nodes: list[Node], count: int) -> None:
-    for node in nodes:
-        while len(node.members) < count:
-            node.step()
-            time.sleep(0.1)
-
-
-def stand(count: int, members: int, seeds: list[str]) -> None:
-    """A process of a crowd: says three of its addresses, and "met" once all its nodes know all members."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody stands for a benchmark that is gone
-    with crowd(count, seeds) as nodes:
-        print(*(node.address for node in nodes[:3]), flush=True)
-        meet(nodes, members)
-        print("met", flush=True)
-        sys.stdin.read()
-
-
-def among(count: int, seconds: float, settle_s: float) -> float:
-    """Of one in a process of its own, among as many others as make ``count``."""
-    crowds: list[subprocess.Popen[str]] = []
-    seeds: list[str] = []
-    left = count - 1
-    try:
-        while left:
-            here = min(left, CROWD)
-            left -= here
-            command = [sys.executable, __file__, "--crowd", str(here), str(count), *seeds]
-            crowds.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-            addresses = heard(crowds[-1]).split()  # one process after the other: all at once would stand still
-            seeds = seeds or addresses
-        node = child(",".join(seeds), count)
-        crowds.append(node)
-        heard(node)  # its address
-        for each in crowds:
-            assert heard(each) == "met", "a process of the crowd ended: it says why above"
-        time.sleep(settle_s)
-        began, before = time.monotonic(), read(node)
-        time.sleep(seconds)
-        return (read(node) - before) / (time.monotonic() - began)
-    finally:
-        for each in crowds:
-            each.kill()
-            each.wait()
-
-
-def heard(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--idle", type=int, nargs="+", default=[], help="how many idle nodes")
@@ -269,19 +115,18 @@ def main() -> None:
     parser.add_argument(
         "--settle-s", type=float, default=5.0, help="from when all know all to the first look at the CPU"
     )
-    parser.add_argument("--crowd", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=1, help="of so many seconds each, one after the other")
+    parser.add_argument("--nodes", action="store_true", help="of --among: the others are nodes too, 50 in each process")
     asked = parser.parse_args()
-    if asked.crowd:
-        stand(int(asked.crowd[0]), int(asked.crowd[1]), asked.crowd[2:])
-        return
     if asked.idle or asked.together or asked.among:
-        taken = {str(count): round(100 * idle(count, asked.seconds, asked.settle_s), 2) for count in asked.idle}
+        times = asked.seconds, asked.settle_s
+        found: dict[str, object] = {str(count): idle.alone(count, *times, asked.rounds) for count in asked.idle}
         for count in asked.together:
-            taken[f"{count} together"] = round(100 * together(count, asked.seconds, asked.settle_s), 3)
+            found[f"{count} together"] = round(100 * idle.together(count, *times), 3)
         for count in asked.among:
-            taken[f"among {count}"] = round(100 * among(count, asked.seconds, asked.settle_s), 3)
-        print(json.dumps(taken))
+            found[f"among {count}"] = (idle.among_nodes if asked.nodes else idle.among)(count, *times, asked.rounds)
+        print(json.dumps(found))
         return
     counted, timed = small(True, asked.seconds), small(False, asked.seconds)
     print(json.dumps({

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -17,6 +18,7 @@ OF_ONE = 8  # for one such address: a few nodes behind one router, restarted tog
 FIRST_FLIGHT_S = 1.0  # who has not sent a byte for so long goes before who is in the middle of its handshake
 
 
+@functools.lru_cache(maxsize=4_096)  # of all members, whenever one has come or gone
 def neighbourhood(host: str) -> str:
     """What one person has of addresses: an IPv4 address, or the 2^64 of an IPv6 network."""
     with contextlib.suppress(ValueError):

@@ -1,0 +1,276 @@
+"""A crowd: many members of a node's run in one process, for a small part of what as many nodes cost.
+
+    python benchmarks/crowd.py 499 127.0.0.1:40213 <the run>      499 members, of whom a few dial that node
+
+Each has the ``Peer`` of a node, and a key of its own. With each other they speak through the simulator's links, whose
+time is that of the clock here; with whoever is not of the crowd as nodes do: each listens on a port of its own, and
+dials, greets, frames and closes with what nodes have for it. Their loops stand and hold the weights of the node's run,
+which nobody can fetch from them.
+
+Each line that it reads is a question: "cpu" is answered with what it has taken in seconds, "met" with how many others
+have met that member which has met the fewest, and "doubts" with how often one is not ALIVE to another. At the end of
+its input it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import itertools
+import random
+import resource
+import secrets
+import signal
+import sys
+import time
+from collections import deque
+
+import numpy as np
+import trio
+
+from gossip.arithmetic.layout import Layout
+from gossip.config import Config
+from gossip.effects import Dial, Effect, MemberState, Send, TryDial
+from gossip.errors import RemoteError
+from gossip.ids import Address, MemberRecord, PeerId, from_hex, parse_address
+from gossip.peer import Peer
+from gossip.wire.messages import Close, Fetch, Hello, Invite, Message, Offer, Outcome, StatusQuery, Unknown, Widen
+from gossip.wire.records import trusting
+from node.identity.keys import Identity
+from node.links.connector import Doors
+from node.links.handshake import Greeter
+from node.links.link import Link
+from node.links.pool import Links
+from node.model.snapshot import ModelState
+from node.transport.tcp import TcpNetwork
+from sim.engine.host import Host
+from sim.engine.swarm import Swarm
+from sim.world.network import NetworkModel
+
+ELEMENTS = 1_000
+SWARM = "small"
+TICK_S = 0.005  # between two looks at what is due among the members; a message of the node's is answered at once
+LATENCY_S = 0.0005  # of messages among them
+LOOK_S = 0.75  # between two looks of a member at idle links, as a node's
+TURNS = 15  # in which members look, as nodes that began at any time: else all or none would close before the node does
+STANDS_S = 1e9  # the length of a step of a loop that stands
+FIRST = 3  # members that dial the node
+LAST_WORDS_S = 1.0  # for the rest of what a link has to send
+PENDING = 32  # messages kept for one who is being dialled
+PR_SET_PDEATHSIG = 1
+
+OF_NODES = StatusQuery | Widen | Unknown  # which nothing is decided by
+
+
+class Gate:
+    """One member's links with those who are not of the crowd: what a node's ``Runtime`` is to it."""
+
+    def __init__(self, crowd: Crowd, host: Host, network: TcpNetwork) -> None:
+        self.crowd, self.host, self.peer = crowd, host, host.peer
+        self.links = Links()
+        self.pending: dict[PeerId, deque[Message]] = {}  # for those who are being dialled
+        self.doors = Doors(
+            network, crowd.greeter, None, crowd.config, lambda: self.peer.record, self.run_link, self.dial_failed,
+            lambda kind, sentence: None, frozenset(), self.peer.remembers,
+        )  # fmt: skip
+
+    # -- effects ---------------------------------------------------------------------------------------------------
+    def send(self, to: PeerId, message: Message) -> None:
+        link = self.links.newest(to)
+        if link is not None:
+            link.send(message)
+            return
+        record = self.peer.member(to)
+        if record is not None and record.address is not None:
+            self.pending.setdefault(to, deque(maxlen=PENDING)).append(message)
+            self.doors.dial(record.address, to)
+
+    async def try_dial(self, asker: PeerId, address: Address) -> None:
+        ok = await self.doors.try_dial(address)
+        self.perform(self.peer.dial_tried(asker, ok, self.crowd.catch_up()))
+
+    def dial_failed(self, peer: PeerId | None) -> None:
+        if peer is not None:
+            self.pending.pop(peer, None)
+        self.perform(self.peer.dial_failed(peer, self.crowd.catch_up()))
+
+    def perform(self, effects: list[Effect]) -> None:
+        self.crowd.swarm.perform(self.host, effects)
+
+    # -- a link ----------------------------------------------------------------------------------------------------
+    async def run_link(self, link: Link, theirs: Hello) -> None:
+        """From the finished Hello to the end of the stream."""
+        if theirs.record is None:
+            link.stream.close_now()
+            return
+        peer = self.peer
+        self.links.add(link)
+        try:
+            pending = self.pending.pop(link.peer, ())
+            self.perform(peer.linked(link.peer, theirs.record, self.crowd.catch_up()))
+            for message in pending:
+                if peer.meant(link.peer, message):
+                    self.send(link.peer, message)
+            async with trio.open_nursery() as nursery:
+                link.cancel_scope = nursery.cancel_scope
+                nursery.start_soon(self.write, link)
+                hears = functools.partial(self.on_message, link)
+                await link.read_loop(hears, lambda chunk, size: None, lambda chunk: None)
+                link.finish()
+                nursery.cancel_scope.deadline = trio.current_time() + LAST_WORDS_S
+        except* RemoteError:
+            pass
+        finally:
+            link.stream.close_now()
+            self.unlink(link)
+
+    async def write(self, link: Link) -> None:
+        await link.write_loop(lambda session: None, lambda session: None)
+        with trio.move_on_after(LAST_WORDS_S):
+            await link.stream.aclose()
+        if link.cancel_scope is not None:
+            link.cancel_scope.cancel()
+
+    def on_message(self, link: Link, message: Message) -> None:
+        if isinstance(message, Close):
+            link.orderly = link.orderly or message.code == "idle"
+        elif not isinstance(message, OF_NODES):
+            now = self.crowd.catch_up()
+            if isinstance(message, Offer | Invite | Fetch | Outcome):
+                self.crowd.swarm.training.seen(self.host)
+            self.perform(self.peer.receive(link.peer, message, now))
+
+    def unlink(self, link: Link) -> None:
+        now, code = self.crowd.catch_up(), "idle" if link.orderly else "broken"
+        if self.links.remove(link):
+            for session in self.peer.pairs_with(link.peer):
+                self.perform(self.peer.failed(session, code, now))
+            self.perform(self.peer.unlinked(link.peer, now, orderly=link.orderly))
+
+    def watch(self, now: float, idle_s: float) -> None:
+        for link in self.links.all():
+            if now - link.used_at > idle_s:
+                link.retire()
+
+
+class Crowd:
+    """Members of one run who know each other. Nothing happens before :meth:`run`."""
+
+    def __init__(self, genesis: bytes) -> None:
+        self.config = Config(swarm=SWARM)
+        self.genesis = genesis
+        self.layout: Layout = ModelState({"x": np.zeros(ELEMENTS, np.float32)}).layout
+        self.greeter = Greeter(self.config.swarm, self.layout)  # of another host than the node: without its memory
+        network = NetworkModel(latency_s=LATENCY_S, congestion="cubic")  # whose links are closed when they are idle
+        self.swarm = Swarm(0, network, self.config)
+        self.swarm.performers |= {Send: self.send, Dial: self.dial, TryDial: self.try_dial}
+        self.gates: list[Gate] = []
+        self.nursery: trio.Nursery | None = None
+        self.began = 0.0
+
+    async def add(self) -> None:
+        network = TcpNetwork(Address("127.0.0.1", 0), self.config.hello_timeout_s)
+        identity = Identity.fresh()
+        record = MemberRecord(
+            identity.id, identity.public_key, 1, address=await network.bind(), genesis=self.genesis, ready=True
+        )  # fmt: skip
+        peer = Peer(
+            record, sign=identity.sign, verify=trusting, config=self.config, fingerprint=self.layout.fingerprint,
+            elements=self.layout.exchanged, rng=random.Random(secrets.randbits(64)), now=self.swarm.now,
+        )  # fmt: skip
+        vector = np.zeros(self.layout.exchanged, np.float32)
+        index = self.swarm.host(peer, vector, identity.id.hex(), STANDS_S, STANDS_S)
+        self.gates.append(Gate(self, self.swarm.hosts[index], network))
+
+    async def run(self, node: Address) -> None:
+        """Until cancelled."""
+        self.swarm.introduce()
+        self.began = trio.current_time() - self.swarm.now
+        async with trio.open_nursery() as self.nursery:
+            for gate in self.gates:
+                gate.doors.open(self.nursery)
+            for gate in self.gates[:FIRST]:
+                gate.doors.dial(node, None)
+            self.nursery.start_soon(self.keep_time)
+            self.nursery.start_soon(self.watch)
+
+    # -- time ------------------------------------------------------------------------------------------------------
+    def catch_up(self) -> float:
+        """Let happen among the members what is due; returns what time it is to them."""
+        self.swarm.events.run_until(trio.current_time() - self.began)
+        return self.swarm.now
+
+    async def keep_time(self) -> None:
+        while True:
+            self.catch_up()
+            await trio.sleep(TICK_S)
+
+    async def watch(self) -> None:
+        for turn in itertools.cycle(range(TURNS)):
+            await trio.sleep(LOOK_S / TURNS)
+            now = trio.current_time()
+            for gate in self.gates[turn::TURNS]:
+                gate.watch(now, self.config.idle_s)
+
+    # -- effects ---------------------------------------------------------------------------------------------------
+    def send(self, host: Host, effect: Send) -> None:
+        if effect.to in self.swarm.links.by_id:
+            self.swarm.links.send(host, effect)
+        else:
+            self.gates[host.index].send(effect.to, effect.message)
+
+    def dial(self, host: Host, effect: Dial) -> None:
+        if effect.address in self.swarm.links.dials.by_address:
+            self.swarm.links.dial(host, effect)
+        else:
+            self.gates[host.index].doors.dial(effect.address, effect.expect)
+
+    def try_dial(self, host: Host, effect: TryDial) -> None:
+        if effect.address in self.swarm.links.dials.by_address:
+            self.swarm.links.try_dial(host, effect)
+        elif self.nursery is not None:
+            self.nursery.start_soon(self.gates[host.index].try_dial, effect.asker, effect.address)
+
+    # -- questions -------------------------------------------------------------------------------------------------
+    def met(self) -> int:
+        """How many others that member has met which has met the fewest."""
+        return min(gate.peer.counts.alive for gate in self.gates) - 1
+
+    def doubts(self) -> int:
+        """How often a member is not ALIVE to another."""
+        return sum(state is not MemberState.ALIVE for gate in self.gates for _, state in gate.peer.members())
+
+
+async def stand(count: int, node: Address, genesis: bytes) -> None:
+    """A crowd of so many, until the input ends."""
+    crowd = Crowd(genesis)
+    for _ in range(count):
+        await crowd.add()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(crowd.run, node)
+        async for question in trio.wrap_file(sys.stdin):
+            match question.strip():
+                case "cpu":
+                    print(time.process_time(), flush=True)
+                case "met":
+                    print(crowd.met(), flush=True)
+                case "doubts":
+                    print(crowd.doubts(), flush=True)
+        nursery.cancel_scope.cancel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", type=int, help="how many members")
+    parser.add_argument("node", type=parse_address, help="where the node listens whose run theirs is")
+    parser.add_argument("run", type=from_hex, help="its run, 32 hexadecimal digits")
+    asked = parser.parse_args()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody stands for a benchmark that is gone
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    trio.run(stand, asked.count, asked.node, asked.run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""What a node costs whose loop stands: in a process of its own among others like it, or many in one process.
+
+    python benchmarks/idle.py 50 500 [seeds]      50 nodes in this process, which stand once they know 500
+
+Others call :func:`alone`, :func:`together` and :func:`among` (``benchmarks/small.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from node import Node
+
+    Process = subprocess.Popen[str]
+
+HERE = Path(__file__).parent
+CROWD = 50  # nodes of a process, which has 10,000 files open with them
+JOIN_AT_ONCE = 4
+LOOK_S = 1.0  # between two looks whether all have met all
+PR_SET_PDEATHSIG = 1
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+def begun(program: str, *arguments: object) -> Process:
+    """A program of this folder, with one thread for arithmetic."""
+    return subprocess.Popen(
+        [sys.executable, str(HERE / program), *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def heard(process: Process) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    assert line, f"{process.args} ended: it says why above"
+    return line
+
+
+def ask(process: Process, question: str) -> str:
+    assert process.stdin is not None
+    process.stdin.write(question + "\n")
+    process.stdin.flush()
+    return heard(process)
+
+
+def end(processes: list[Process]) -> None:
+    for each in processes:
+        each.kill()
+        each.wait()
+
+
+def taken(nodes: list[Process], seconds: float) -> dict[str, float]:
+    """What each of these nodes takes on average: percent of a core, and messages and new links a second."""
+
+    def look() -> Counter[str]:
+        return sum((Counter(json.loads(ask(node, "look"))) for node in nodes), Counter())
+
+    began, before = time.monotonic(), look()
+    time.sleep(seconds)
+    after, took_s = look(), time.monotonic() - began
+    after.subtract(before)
+    each = {what: count / took_s / len(nodes) for what, count in sorted(after.items())}
+    told = {way: sum(each[what] for what in each if what.startswith(way)) for way in ("sent", "received", "new")}
+    kinds = {what: round(count, 2) for what, count in each.items() if count and what != "cpu"}
+    return {"percent": round(100 * each["cpu"], 3), **{way: round(told[way], 2) for way in told}, "kinds": kinds}
+
+
+# -- a process each ----------------------------------------------------------------------------------------------------
+def alone(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict[str, float]]:
+    """The mean of so many idle nodes, each a process."""
+    nodes: list[Process] = []
+    seeds: list[str] = []
+    try:
+        for _ in range(count):
+            nodes.append(begun("idle_node.py", count, *seeds))
+            seeds = seeds or heard(nodes[0]).split()[:1]
+        for index, node in enumerate(nodes):
+            if index:
+                heard(node)  # its address
+            assert heard(node) == "met"
+        time.sleep(settle_s)
+        return [taken(nodes, seconds) for _ in range(rounds)]
+    finally:
+        for node in nodes:
+            node.communicate("end\n")
+
+
+def among(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict[str, float]]:
+    """Of one in a process of its own, the others of ``count`` members a crowd (``benchmarks/crowd.py``)."""
+    node = begun("idle_node.py", count)
+    processes = [node]
+    try:
+        crowd = begun("crowd.py", count - 1, *heard(node).split())
+        processes.append(crowd)
+        assert heard(node) == "met"
+        while int(ask(node, "met").split()[0]) < count or int(ask(crowd, "met")) < count - 1:
+            time.sleep(LOOK_S)
+        time.sleep(settle_s)
+        return [beside(node, crowd, seconds) for _ in range(rounds)]
+    finally:
+        end(processes)
+
+
+def beside(node: Process, crowd: Process, seconds: float) -> dict[str, float]:
+    """What the node takes, and its crowd; and how many it has met, and who was or is not ALIVE to whom."""
+    doubted = int(ask(node, "met").split()[1])
+    before, began = float(ask(crowd, "cpu")), time.monotonic()
+    found = taken([node], seconds)
+    crowd_s, took_s = float(ask(crowd, "cpu")) - before, time.monotonic() - began
+    met, doubts = map(int, ask(node, "met").split())
+    found |= {"met": met, "doubts": doubts - doubted, "doubts of the crowd": int(ask(crowd, "doubts"))}
+    return found | {"percent of the crowd": round(100 * crowd_s / took_s, 1)}
+
+
+def among_nodes(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict[str, float]]:
+    """The same, the others nodes as well, 50 in each process."""
+    processes: list[Process] = []
+    seeds: list[str] = []
+    left = count - 1
+    try:
+        while left:
+            here = min(left, CROWD)
+            left -= here
+            processes.append(begun("idle.py", here, count, *seeds))
+            addresses = heard(processes[-1]).split()  # one process after the other: all at once would stand still
+            seeds = seeds or addresses
+        node = begun("idle_node.py", count, *seeds)
+        processes.append(node)
+        heard(node)  # its address
+        for each in processes:
+            assert heard(each) == "met"
+        time.sleep(settle_s)
+        return [taken([node], seconds) for _ in range(rounds)]
+    finally:
+        end(processes)
+
+
+# -- many in this process ----------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def crowd_of_nodes(count: int, seeds: list[str]) -> Iterator[list[Node]]:
+    """So many nodes in this process."""
+    import numpy as np
+
+    from node import Config, Node
+
+    config = Config(swarm="small")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    nodes: list[Node] = []
+
+    def join(number: int) -> None:
+        found = [*seeds, *(each.address for each in nodes[:3])]
+        node = Node({"x": np.zeros(1000, np.float32)}, None, seeds=found, config=config)
+        nodes.append(node.__enter__())
+
+    try:
+        join(0)
+        with ThreadPoolExecutor(JOIN_AT_ONCE) as pool:
+            list(pool.map(join, range(1, count)))
+        yield nodes
+    finally:
+        for node in nodes:
+            node.close()
+
+
+def together(count: int, seconds: float, settle_s: float) -> float:
+    """The share of a core that one of so many nodes in one process takes, whose threads take turns: less than each
+    would take by itself."""
+    with crowd_of_nodes(count, []) as nodes:
+        meet(nodes, count)
+        time.sleep(settle_s)
+        began, before = time.monotonic(), time.process_time()
+        time.sleep(seconds)
+        return (time.process_time() - before) / (time.monotonic() - began) / count
+
+
+def meet(nodes: list[Node], count: int) -> None:
+    for node in nodes:
+        while len(node.members) < count:
+            node.step()
+            time.sleep(0.1)
+
+
+def stand(count: int, members: int, seeds: list[str]) -> None:
+    """So many nodes: says three of their addresses, and "met" once all of them know all members."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody stands for a benchmark that is gone
+    with crowd_of_nodes(count, seeds) as nodes:
+        print(*(node.address for node in nodes[:3]), flush=True)
+        meet(nodes, members)
+        print("met", flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    stand(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,62 @@
+"""A node that has joined and whose loop stands: says what it takes and how much it tells, whenever it is asked.
+
+    python benchmarks/idle_node.py 8 127.0.0.1:40213      it steps until it knows 8 members, and then stands
+
+It prints its address and its run, and "met" once it knows so many. Then each line that it reads is a question: "look"
+is answered with the CPU that it has taken and the messages that it has sent and received, by their kinds, and "met"
+with how many it has met, itself included, and how often one was not ALIVE to it. Any other ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+
+from node import Config, Node
+from node.links.link import Link
+from node.links.pool import Links
+from node.network.reading import Reading
+
+told: Counter[str] = Counter()
+
+
+def count(owner: type, method: str, what: str) -> None:
+    """From now on each call is counted, by what it is called with."""
+    plain = getattr(owner, method)
+
+    def call(self, argument):
+        told[f"{what} {type(argument).__name__}"] += 1
+        return plain(self, argument)
+
+    setattr(owner, method, call)
+
+
+def main(members: int, seeds: list[str]) -> None:
+    count(Link, "send", "sent")
+    count(Reading, "on_message", "received")
+    count(Links, "add", "new")
+    doubts: Counter[str] = Counter()
+    with Node({"x": np.zeros(1000, np.float32)}, None, seeds=seeds, config=Config(swarm="small")) as node:
+        node.on("member", lambda event: doubts.update([event.after]))
+        run = next((event.run for event in node.history() if event.kind in ("started", "joined")), "?")
+        print(node.address, run, flush=True)
+        while len(node.members) < members:
+            time.sleep(0.2)
+            node.step()
+        print("met", flush=True)
+        for line in sys.stdin:
+            match line.strip():
+                case "look":
+                    print(json.dumps({"cpu": time.process_time(), **told}), flush=True)
+                case "met":
+                    print(node.metrics().members_alive, doubts.total() - doubts["alive"], flush=True)
+                case _:
+                    break
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])
