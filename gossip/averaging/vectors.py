@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,8 +13,6 @@ from gossip.arithmetic.subsets import Subset
 
 __all__ = ["Cut", "Floats", "Lease", "Positions", "Vector", "Vectors"]
 
-HUGE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux: each takes as long as twenty of 512 that are as much
-HUGE_BYTES = 1 << 22  # of a vector: it has one at least
 Floats = NDArray[np.float32]
 Positions = NDArray[np.int64]
 
@@ -42,11 +39,8 @@ class Vector:
 
     @classmethod
     def mapped(cls, elements: int) -> Vector:
-        """Zeros, whose pages are taken when they are written to: huge ones where the system gives them to who asks."""
+        """Zeros, each page of which is taken when it is written to."""
         memory = mmap.mmap(-1, 4 * elements, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if HUGE is not None and 4 * elements >= HUGE_BYTES:
-            with contextlib.suppress(OSError):  # a kernel that knows of none
-                memory.madvise(HUGE)
         return cls(np.frombuffer(memory, np.float32), passing=True, memory=memory)
 
     def shorten(self, elements: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gossip.averaging.vectors import HUGE, Floats
+from gossip.averaging.vectors import Floats
 
 __all__ = ["HostMemory", "Views", "lying"]
 
@@ -35,8 +35,6 @@ class Mapped:
         self.address, self.bytes, self.writes = int(address), size, writes
         weakref.finalize(self, unmap, os.getpid(), self.address, size).atexit = False
         _libc.madvise(address, size, mmap.MADV_DONTFORK)
-        if HUGE is not None:
-            _libc.madvise(address, size, HUGE)  # which most systems give private memory alone
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
