@@ -178,7 +178,7 @@ async def with_lane():
         nursery.start_soon(node.run_link, ours, Hello(1, 1, "default", "", (), RECORD))
         await trio.testing.wait_all_tasks_blocked()
         lane = Link(beside, FrameReader(beside), OTHER)
-        await node.join(lane, Hello(1, 1, "default", "", (), RECORD, joins=NAME))
+        await node.widening.join(lane, Hello(1, 1, "default", "", (), RECORD, joins=NAME))
         reader = FrameReader(other)
         assert isinstance((await reader.message())[0], Widen)
         assert node.links.wide == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -342,9 +345,9 @@ def test_the_end_of_an_old_link_leaves_a_newer_one():
     assert swarm.hosts[0].links[swarm.hosts[1].id] >= number
 
 
-def test_a_healed_cut_is_seen_within_seconds():
-    """Four nodes cut in two for 20 s: real ones mixed with each other again after 0.4 to 1.7 s."""
-    run = Simulation(fleet(partitions=(NetworkCut(at_s=20.0, until_s=40.0),)))
+def healed_after_s(seed):
+    """Four nodes cut in two for 20 s: until two of both sides have mixed."""
+    run = Simulation(replace(fleet(partitions=(NetworkCut(at_s=20.0, until_s=40.0),)), seed=seed))
     run.swarm.run_until(40.0)
     mix, met = run.swarm.sessions.mix, []
 
@@ -356,4 +359,9 @@ def test_a_healed_cut_is_seen_within_seconds():
 
     run.swarm.performers[Mix] = watched
     run.swarm.run_until(60.0)
-    assert met[0] < 3.0
+    return met[0]
+
+
+def test_a_healed_cut_is_seen_within_seconds():
+    """Real ones mixed with each other again after 0.4 to 1.7 s."""
+    assert statistics.median(healed_after_s(seed) for seed in range(5)) < 3.0
