@@ -64,7 +64,7 @@ def runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, 
     start = 0
     for device, run in groupby(tensors, key=attrgetter("device")):
         live = list(run)
-        end = start + sum(map(Tensor.numel, live))
+        end = start + elements(live)
         yield device, live, host[start:end]
         start = end
 
@@ -76,7 +76,12 @@ def plain(live: Sequence[Tensor]) -> bool:
 
 def worth(live: Sequence[Tensor], elements: int) -> bool:
     """Whether a pass of ours takes less than torch's calls do."""
-    return kernel.passes is not None and elements >= LARGE_ELEMENTS and plain(live)
+    return large(elements) and plain(live)
+
+
+def large(elements: int) -> bool:
+    """Of tensors that are :func:`plain`, the same."""
+    return kernel.passes is not None and elements >= LARGE_ELEMENTS
 
 
 @torch.no_grad()
@@ -86,7 +91,7 @@ def in_one_pass(live: list[Tensor], flat: Tensor, weight: float | None = None, r
     few: list[Tensor] = []
     theirs: list[Tensor] = []
     rows: list[tuple[Tensor, Tensor]] = []
-    by_passes = worth(live, flat.numel())
+    by_passes = large(flat.numel())
     least = LEAST_ELEMENTS if by_passes else BLOCK_ELEMENTS
     for tensor, piece in zip(live, cut(flat, live), strict=True):
         if tensor.numel() >= least and tensor.is_contiguous():

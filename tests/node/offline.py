@@ -10,6 +10,7 @@ import trio
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary
 from gossip.config import Config
+from gossip.effects import Snapshot
 from gossip.ids import PeerId
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
@@ -21,7 +22,7 @@ from node.network.runtime import Runtime
 from tests.agreement.scenario import ELEMENTS, Scenario, identity, make_peer
 from tests.memory_stream import memory_stream_pair
 
-__all__ = ["ELEMENTS", "OTHER", "in_trio", "link", "runtime"]
+__all__ = ["ELEMENTS", "OTHER", "in_trio", "link", "runtime", "wants_snapshot"]
 
 OTHER = identity(1).id
 
@@ -64,3 +65,16 @@ def in_trio(test):
         trio.run(main)
 
     return inside
+
+
+def wants_snapshot(node):
+    """The peer has promised an exchange, for which it needs a snapshot."""
+    exchange = next(iter(node.peer.exchanges.table.values()), None)
+    if exchange is None:
+        node.peer.linked_peers[OTHER] = 0.0
+        node.peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
+        effects = node.peer.exchanges.begin(node.now)
+        node.perform(effects)
+        [wish] = [effect for effect in effects if isinstance(effect, Snapshot)]
+        return wish.session
+    return exchange.session

@@ -12,7 +12,7 @@ from gossip.averaging.jobs import Mixing
 from gossip.averaging.pair import PairAverage
 from gossip.codecs import get_codec
 from gossip.config import Config
-from gossip.effects import Mix, Release, Snapshot, Transfer
+from gossip.effects import Mix, Release, Transfer
 from gossip.filters.clip import Clip
 from node.model.kept import KeptWeights
 from node.model.pool import VectorPool
@@ -20,7 +20,7 @@ from node.model.snapshot import Copies, ModelState
 from node.transfers import streams
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
-from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
+from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime, wants_snapshot
 
 PLAIN = Config(mix_every_steps=1, filter="none", progress_period_s=0.1, outer_momentum=0.0)
 
@@ -111,19 +111,6 @@ def test_an_update_that_never_comes_is_waited_for_no_longer(end):
     assert (vector == 0.0).all()
 
 
-def wants_snapshot(node, session=7):
-    """The peer has promised an exchange, for which it needs a snapshot."""
-    exchange = next(iter(node.peer.exchanges.table.values()), None)
-    if exchange is None:
-        node.peer.linked_peers[OTHER] = 0.0
-        node.peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
-        effects = node.peer.exchanges.begin(node.now)
-        node.perform(effects)
-        [wish] = [effect for effect in effects if isinstance(effect, Snapshot)]
-        return wish.session
-    return exchange.session
-
-
 @in_trio
 def test_a_copy_from_before_an_update_was_decided_is_taken_anew():
     node = runtime()
@@ -147,31 +134,6 @@ def test_a_spare_copy_from_before_an_update_was_decided_is_not_used():
     assert session not in node.averager.snapshots
     assert session in node.averager.boundary.requests
     assert sum(map(len, node.streams.pool.free.values())) == 1  # and it is given back
-
-
-@pytest.mark.parametrize(("config", "expected"), [({}, 2), ({"part": "mask 0.5"}, 0), ({"mixing": "group"}, 0)])
-@in_trio
-def test_large_vectors_of_an_exchange_are_touched_before_the_first_step(config, expected, monkeypatch):
-    """Fresh pages of 400 MB took a boundary up to half a second. What parts and groups need is of other sizes."""
-    monkeypatch.setattr(streams, "LARGE_BYTES", 1)
-    made = []
-    plain = ModelState.buffer
-
-    def touched(self, elements):
-        array = plain(self, elements)
-        array.fill(7.0)  # as memory that is not fresh
-        made.append(array)
-        return array
-
-    monkeypatch.setattr(ModelState, "buffer", touched)
-    node = runtime(Config(filter="none", outer_momentum=0.0, **config))
-    assert len(made) == expected
-    assert not any(array.any() for array in made), "written to, and not only taken"
-    if expected:
-        visit = node.averager.boundary.visit(ignore, spare=True)
-        node.streams.pool.take()
-        assert visit.spare is not None
-        assert len(made) == 2, "an exchange takes no memory"
 
 
 @pytest.mark.parametrize("decided", [False, True])
@@ -211,30 +173,6 @@ def test_who_asks_while_a_copy_is_made_is_given_that():
     assert averager.snapshots[99] is averager.snapshots[session] is done.snapshots[0][1]
     assert averager.snapshots[99].users == 2
     assert list(boundary.requests) == [98], "what is given away is copied with its mass"
-
-
-@pytest.mark.parametrize("short", [True, False])
-@in_trio
-async def test_no_boundary_waits_for_memory_that_nobody_has_touched(short, monkeypatch):
-    """It took a training loop 1.7 s for a snapshot of 400 MB, beside another exchange whose vectors were in use."""
-    node = runtime(PLAIN)
-    monkeypatch.setattr(VectorPool, "AT_ONCE_ELEMENTS", 1)
-    boundary, pool = node.averager.boundary, node.streams.pool
-    assert boundary.visit(ignore, spare=True, keep=True).spare is None
-    assert not pool.free, "what nobody asked for is left out"
-    jobs = []
-    monkeypatch.setattr(node.streams, "compute", jobs.append)
-    if not short:
-        pool.give(pool.take())
-    session = wants_snapshot(node)
-    assert list(boundary.requests) == ([] if short else [session])
-    for job in jobs:
-        job.run()
-        job.land()
-    assert len(jobs) == short
-    [vector] = pool.free[ELEMENTS]
-    [(_, snapshot, _)] = boundary.visit(ignore).snapshots
-    assert snapshot.array is vector
 
 
 class Copy(Copies):

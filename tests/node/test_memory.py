@@ -1,20 +1,24 @@
-"""How many vectors a node holds beside its model: a snapshot and a difference, and with the outer step its two."""
+"""How many vectors a node holds beside its model, a snapshot and a difference, and with the outer step its two; and who
+touches their memory first."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 
 import numpy as np
+import pytest
 
 from gossip.averaging.boundary import Boundary, Update
 from gossip.config import Config
 from gossip.effects import Collect
+from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
+from node.transfers import streams
 from sim.engine.swarm import Swarm
 from sim.engine.vector_model import HostVectors
 from sim.world.network import NetworkModel
-from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
-from tests.node.test_boundary import boundary, ignore
+from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime, wants_snapshot
+from tests.node.test_boundary import PLAIN, boundary, ignore
 
 OUTER = Config(
     mix_every_steps=1, filter="none", outer_momentum=0.5, outer_rate=0.7
@@ -143,3 +147,52 @@ def test_no_copy_is_taken_along_for_a_mix_that_cannot_begin(monkeypatch):
     assert taken.count((True, False)) > 50
     assert taken.count((False, True)) > 50
     assert (True, True) not in taken
+
+
+@pytest.mark.parametrize(("config", "expected"), [({}, 2), ({"part": "mask 0.5"}, 0), ({"mixing": "group"}, 0)])
+@in_trio
+def test_large_vectors_of_an_exchange_are_touched_before_the_first_step(config, expected, monkeypatch):
+    """Fresh pages of 400 MB took a boundary up to half a second. What parts and groups need is of other sizes."""
+    monkeypatch.setattr(streams, "LARGE_BYTES", 1)
+    made = []
+    plain = ModelState.buffer
+
+    def touched(self, elements):
+        array = plain(self, elements)
+        array.fill(7.0)  # as memory that is not fresh
+        made.append(array)
+        return array
+
+    monkeypatch.setattr(ModelState, "buffer", touched)
+    node = runtime(Config(filter="none", outer_momentum=0.0, **config))
+    assert len(made) == expected
+    assert not any(array.any() for array in made), "written to, and not only taken"
+    if expected:
+        visit = node.averager.boundary.visit(ignore, spare=True)
+        node.streams.pool.take()
+        assert visit.spare is not None
+        assert len(made) == 2, "an exchange takes no memory"
+
+
+@pytest.mark.parametrize("short", [True, False])
+@in_trio
+async def test_no_boundary_waits_for_memory_that_nobody_has_touched(short, monkeypatch):
+    """It took a training loop 1.7 s for a snapshot of 400 MB, beside another exchange whose vectors were in use."""
+    node = runtime(PLAIN)
+    monkeypatch.setattr(VectorPool, "AT_ONCE_ELEMENTS", 1)
+    boundary, pool = node.averager.boundary, node.streams.pool
+    assert boundary.visit(ignore, spare=True, keep=True).spare is None
+    assert not pool.free, "what nobody asked for is left out"
+    jobs = []
+    monkeypatch.setattr(node.streams, "compute", jobs.append)
+    if not short:
+        pool.give(pool.take())
+    session = wants_snapshot(node)
+    assert list(boundary.requests) == ([] if short else [session])
+    for job in jobs:
+        job.run()
+        job.land()
+    assert len(jobs) == short
+    [vector] = pool.free[ELEMENTS]
+    [(_, snapshot, _)] = boundary.visit(ignore).snapshots
+    assert snapshot.array is vector
