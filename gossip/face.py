@@ -302,8 +302,13 @@ class Face:
 
     @property
     def swarm_samples(self) -> int:
-        """Behind the weights of our run."""
-        return self.membership.swarm_samples
+        """Samples behind the weights of our run, all members': it never falls while we hold this run."""
+        return self.local.progress.shown
+
+    @property
+    def sharers(self) -> int:
+        """Members of our run, ourselves included: each sample of ours adds so many to :attr:`swarm_samples`."""
+        return self.local.progress.members
 
     @property
     def own_samples(self) -> int:

@@ -93,7 +93,7 @@ def on_fetch(peer: Face, sender: PeerId, fetch: Fetch, now: float) -> list[Effec
         if not peer.runs.should_serve(peer.membership.record(sender), now):
             return [Send(sender, Refuse(fetch.session, "joining"))]
         stopped = peer.joining.stop()  # of two runs that would take each other's weights, ours is the larger
-        counted = peer.membership.swarm_samples
+        counted = peer.local.progress.samples
         return [*stopped, *peer.donating.on_fetch(sender, fetch, peer.optimizer_scalars, now, counted)]
     return peer.donating.on_fetch(sender, fetch, peer.optimizer_scalars, now)
 

@@ -18,7 +18,6 @@ class Holder(Face):
 
     judge: Judge
     samples: int
-    told_samples: int  # as the members' count has them
     reborn: bool  # this is a later life of this peer
 
     # -- ours ----------------------------------------------------------------------------------------------------
@@ -26,29 +25,27 @@ class Holder(Face):
         """Become ready with the weights we have. Nothing that anybody trained before is behind them, but for what a
         checkpoint says."""
         self.local.ready = True
-        base, lost = self.membership.me.base_samples, self.joining.genesis
-        self.membership.update_me(now, ready=True)
+        progress, lost = self.local.progress, self.joining.genesis
         untaken: list[Effect] = []
-        if not base:
-            self.membership.rebase(0, now, included=False, afresh=True)
+        if not progress.resumed:
+            progress.begin(0)
             if self.reborn:
                 why += " Its weights are new, and the count of samples begins at 0: load a checkpoint to go on."
             if lost:
                 text = f"This node found run {lost.hex()[:8]} and did not get its weights: "
                 untaken.append(Notice("untaken", text + "those that it trains are its own, with nothing behind them."))
+        progress.resumed = False
+        self.membership.update_me(now, ready=True, progress=progress.samples)
         self.mixed(now)
         return [Notice("started", why), *untaken, *self.ending.began(now)]
 
-    def resume(
-        self, genesis: bytes, base_samples: int, version: float, now: float, finished: bool = False
-    ) -> list[Effect]:
-        """The weights now come from a checkpoint of the run ``genesis`` with ``base_samples`` behind it, which may be
-        ``finished``."""
+    def resume(self, genesis: bytes, samples: int, version: float, now: float, finished: bool = False) -> list[Effect]:
+        """The weights now come from a checkpoint of the run ``genesis`` with so many ``samples`` behind it, which may
+        be ``finished``."""
         self.tell(now)
-        afresh = genesis == self.local.genesis
+        self.local.progress.begin(samples, resumed=samples > 0 and not self.local.ready)
         self.local.genesis, self.local.version, self.local.sound = genesis, within(version), True
-        self.membership.update_me(now, genesis=genesis, base_samples=base_samples, version=self.local.version)
-        self.membership.rebase(base_samples, now, included=False, afresh=afresh)
+        self.membership.update_me(now, genesis=genesis, progress=samples, version=self.local.version)
         self.runs.changes_seen = -1
         self.local.finished = finished or genesis == self.ending.before
         self.membership.update_me(now, finished=self.local.finished)
@@ -69,7 +66,6 @@ class Holder(Face):
 
     def tell(self, now: float) -> None:
         """The counts up to this moment belong to the weights that we had, or are our last."""
-        self.told_samples = self.samples
         self.membership.update_me(now, steps=self.steps, samples=self.samples, version=self.local.version)
 
     def mixed(self, now: float) -> None:
@@ -131,10 +127,16 @@ class Holder(Face):
         local.genesis, local.version, local.ready = joining.genesis, within(joining.version), True
         local.sound = True
         self.exchanges.filter.joined(joining.spread_sq)
-        base, loaded = self.runs.base_samples(local.genesis), self.membership.me.base_samples
-        older = not merged and outranks(Run(loaded, b""), Run(joining.swarm_samples, b""))
-        self.membership.update_me(now, genesis=local.genesis, base_samples=base, version=local.version, ready=True)
-        self.membership.rebase(joining.swarm_samples, now, included=True, afresh=True)
+        progress = local.progress
+        loaded = progress.samples if progress.resumed else 0
+        older = outranks(Run(loaded, b""), Run(joining.swarm_samples, b""))
+        # Members of two runs that meet keep their numbers, which exchanges bring to their mean: what the members of
+        # another run state must not end the training of this one.
+        if not merged or self.runs.consented == local.genesis:
+            progress.begin(joining.swarm_samples)
+        self.membership.update_me(
+            now, genesis=local.genesis, progress=progress.samples, version=local.version, ready=True
+        )  # fmt: skip
         self.runs.consented = b""
         joining.refused.pop(local.genesis, None)
         donors = len(joining.donors)

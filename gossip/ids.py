@@ -1,4 +1,4 @@
-"""Who a peer is, where it can be reached, and the record it signs about itself."""
+"""Identifiers of peers, their addresses, the record that a peer signs about itself, and its claim in an exchange."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ from typing import Any, NamedTuple, NewType
 
 from gossip.errors import ConfigError
 
-__all__ = ["Address", "MemberRecord", "PeerId", "from_hex", "parse_address", "peer_id_of", "short"]
+__all__ = [
+    "MOST_SAMPLES",
+    "UNSTATED",
+    "Address",
+    "Claim",
+    "MemberRecord",
+    "PeerId",
+    "from_hex",
+    "parse_address",
+    "peer_id_of",
+    "short",
+]
+
+MOST_SAMPLES = 2**53 - 1  # every number of samples saturates here: it is exact as a float64 too
 
 PeerId = NewType("PeerId", bytes)
 """16 bytes, the hash of a public key: who, for all time. Never an address."""
@@ -73,11 +86,9 @@ class MemberRecord:
     homes: tuple[PeerId, ...] = ()  # at most 3 reachable members it keeps links to, when nobody can dial it
     ready: bool = False  # it holds the swarm's weights: may be averaged with, and takes a share of the data
     genesis: bytes = b""  # 16 bytes: which run its weights come from
-    base_samples: int = 0  # samples behind the checkpoint that this run was resumed from
     steps: int = 0  # earlier lives included
     samples: int = 0  # trained in this life for this run: from 0 again when the genesis changes
-    rate: float = 0.0  # samples a second, as it measures itself: others reckon with it until its next record
-    clock_s: float = 0.0  # when it had made these samples, on a clock of its own that begins with its life
+    progress: int = 0  # samples behind its weights, all members': gossip.exchange.progress
     loss: float | None = None
     version: float = 0.0  # mixing rounds behind its weights, averaged as the weights are
     finished: bool = False  # its owner says that the run has reached its end: nothing is trained any more
@@ -85,3 +96,15 @@ class MemberRecord:
     # Bytes in the first place are figures that its owner tells other owners; what else a newer version signs is not
     # understood, kept and told on unchanged.
     extra: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one side of an exchange states of its progress, before any of the exchange is applied."""
+
+    samples: int = 0  # its progress
+    most: int = 0  # the samples by which it lets one exchange move a number
+    members: int = 1  # of its run that it is in contact with, itself included; no number that it was told
+
+
+UNSTATED = Claim()

@@ -12,6 +12,7 @@ from gossip.config import Config
 from gossip.discovery import Listening, Reachability, Seeds
 from gossip.effects import Dial, Effect, Notice, Send
 from gossip.exchange.exchanges import Exchanges
+from gossip.exchange.progress import RunProgress
 from gossip.exchange.session import Local, within
 from gossip.handlers import HANDLERS
 from gossip.holder import Holder
@@ -76,7 +77,7 @@ class Peer(Holder):
         self.id, self.config, self.rng = me.id, config, rng
         self.local = Local(
             fingerprint, elements, trained_elements, frozen_elements, genesis=me.genesis, boundary_at=now,
-            compiled=compiled,
+            compiled=compiled, progress=RunProgress(config.mix_every_steps),
         )  # fmt: skip
         self.conduct = Conduct()
         if members is None:
@@ -97,12 +98,12 @@ class Peer(Holder):
         self.searches = 0  # for a partner, in vain, since streams began
         self.mixing = False  # exchanges of a mix are finished, and it may not be over
         self.joining = Joining(self.local, config, self.new_session)
+        self.joining.abandon = self.exchanges.abandon
         self.donating = Donating(self.local, config)
         self.seeds = Seeds(seeds, dict(expected or {}), config, now, looks)
         self.reach = Reachability()
         self.optimizer_scalars: tuple[tuple[str, float], ...] = ()
         self.steps = self.samples = 0
-        self.told_samples = 0  # as the members' count has them
         self.reborn = me.incarnation > 1
         self.moved_steps = 0  # the step count up to which progress was measured
         self.ending = Ending(self.local, members, finished)
@@ -110,6 +111,7 @@ class Peer(Holder):
         self.runs = Runs(
             self.local, self.membership, self.joining, self.linked_peers, self.begin_run, self.judge, config, rng, now
         )
+        self.joining.reachable = self.runs.donors
         self.runs.wait_for = lambda: self.seeds.answering
         self.left = False
         book = list(book)
@@ -278,8 +280,10 @@ class Peer(Holder):
         ``due_steps`` is reached, and every quarter of a second or so."""
         self.local.boundary_at = now
         self.counted(steps, samples)
-        self.told_samples = samples
-        self.membership.update_me(now, steps=steps, samples=samples, loss=loss, version=self.local.version)
+        local = self.local
+        self.membership.update_me(
+            now, steps=steps, samples=samples, progress=local.progress.samples, loss=loss, version=local.version
+        )  # fmt: skip
         verdict = self.judge.heard(steps, loss)
         if verdict is not None:
             return self.judged(verdict, now)
@@ -290,6 +294,12 @@ class Peer(Holder):
         from the two versions, and with stale ones equal peers would weigh each other too little."""
         if self.config.mix_every_steps is not None:
             self.local.version = within(self.local.version + (steps - self.steps) / self.config.mix_every_steps)
+        if self.local.ready:
+            dialable = self.membership.me.address is not None
+            self.local.progress.trained(
+                samples - self.samples, steps - self.steps, self.membership.sharers, dialable=dialable,
+                arrears=self.membership.take_arrears(),
+            )  # fmt: skip
         self.steps = self.local.steps = steps
         self.samples = samples
 
@@ -374,17 +384,11 @@ class Peer(Holder):
         return effects + self.after(now)
 
     def collected(self, session: int, position: int, now: float) -> list[Effect]:
-        effects = self.joining.collected(session, position, now)
-        if self.joining.phase is Phase.ADOPTING:
-            effects = [*self.exchanges.abandon(), *effects]
-        return effects + self.after(now)
+        return self.joining.collected(session, position, now) + self.after(now)
 
     def compared(self, session: int, apart_sq: float, own_sq: float, now: float) -> list[Effect]:
         """What was received to be compared is whole: |theirs - ours|^2 and |ours|^2 over its elements."""
-        effects = self.joining.compared(session, apart_sq, own_sq, now)
-        if self.joining.phase is Phase.ADOPTING:
-            effects = [*self.exchanges.abandon(), *effects]
-        return effects + self.after(now)
+        return self.joining.compared(session, apart_sq, own_sq, now) + self.after(now)
 
     def misbehaves(self, who: PeerId | str, kind: str, now: float) -> list[Effect]:
         """A member, or somebody at an address, did what :mod:`gossip.conduct` counts."""

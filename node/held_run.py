@@ -65,6 +65,7 @@ class HeldRun:
         self.kept_in: Path | None = None  # where the weights are that this node gave up for another run's
         self.given: Mapping[str, Any] | None = None  # a state to go on from, once weights are here
         self.steps = self.samples = 0
+        self.shown = (b"", 0)  # the run, and its samples as last shown
         self.passes = 0  # over the data that are divided among the members
         self.samplers = Samplers(Sharers.of(self))
 
@@ -94,9 +95,12 @@ class HeldRun:
 
     @property
     def swarm_samples(self) -> int:
-        """Samples behind the weights of this node's run."""
-        view = self.view
-        return view.swarm_samples + self.samples - view.own_samples
+        """Samples behind the weights of this node's run, by all members. The number never falls while the node holds
+        this run: an exchange may lower the node's own number, which :mod:`gossip.exchange.progress` explains."""
+        view, (run, most) = self.view, self.shown
+        reached = view.samples_at(self.samples)
+        self.shown = view.run, max(reached, most) if view.run == run else reached
+        return self.shown[1]
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

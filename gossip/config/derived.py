@@ -41,7 +41,7 @@ class Derived(Keys):
 
     @property
     def watches_movement(self) -> bool:
-        """Whether a driver measures how far local steps alone move the model (gossip.progress)."""
+        """Whether a driver measures how far local steps alone move the model (gossip.schedule)."""
         return self.consensus_target is not None or (FILTERS[self.filtering].follows and self.clip_radius is None)
 
     @property

@@ -219,10 +219,6 @@ class Keys:
         0.25, "a member signs its own step, sample and loss counts anew at most so often",
         "longer on very slow processors", unit="s", positive=True,
     )
-    fastest_member: float = key(
-        16.0, "times the median pace; what a member states beyond it counts later",
-        "above the ratio of your fastest to your median machine", unit="factor", positive=True,
-    )
 
     # -- joining -----------------------------------------------------------------------------------------------------
     join_timeout_s: float = key(

@@ -7,6 +7,7 @@ from gossip.errors import ConfigError
 __all__ = ["KEYS", "check_removed"]
 
 KEYS = {
+    "fastest_member": "leave it out: progress is averaged, and an exchange bounds what a member's number changes",
     "average_optimizer": "leave it out: newcomers take over the optimizer's state, and exchanges mix the weights alone",
 }
 VALUES = {  # the setting, and the first word of its value

@@ -79,7 +79,8 @@ def admit(
     dropped = [effect for own in leaving for effect in exchanges.tell(own, Event.YIELDED)]
     one = exchanges.table[session] = kind(
         exchanges=exchanges, session=session, partner=sender, initiator=RESPONDER, since=now,
-        deadline=now + config.boundary_patience_s, theirs=offer.version, mass=offer.mass, part=part,
+        deadline=now + config.boundary_patience_s, theirs=offer.version, partner_claim=offer.progress,
+        mass=offer.mass, part=part,
     )  # fmt: skip
     one.codec = agreed_codec(config.codec, exchanges.codec(sender), offer.codec, part is ALL)
     gap = local.version - offer.version

@@ -13,7 +13,7 @@ from gossip.exchange.beginning import admit, start, strangers
 from gossip.exchange.session import AT_ONCE, Session
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.exchange.transitions import Event, State
-from gossip.ids import PeerId
+from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ INNOCENT = ("replaced", "late", "overflow")  # reasons for an abort that are nob
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Exchange(Session):
-    """``theirs`` is the version that the partner states, ``committed`` whether its COMMIT is here, ``asked`` who was
-    offered this or another exchange of the same mix. ``session`` is another number for each partner that is asked."""
+    """``theirs`` is the version that the partner states, ``partner_claim`` its progress, ``committed`` whether its
+    COMMIT is here, ``asked`` who was offered this or another exchange of the same mix. ``session`` is another number
+    for each partner that is asked."""
 
     MIXING: ClassVar[str]  # as an Offer names it
     ANSWERED: ClassVar[bool] = True  # what its answer took says what answers take
@@ -35,6 +36,7 @@ class Exchange(Session):
     partner: PeerId
     weight: float = 0.5
     theirs: float = 0.0
+    partner_claim: Claim = UNSTATED
     committed: bool = False
     codec: str = "fp32"
     asked: set[PeerId] = field(default_factory=set)
@@ -112,13 +114,14 @@ class Exchange(Session):
         """``of``: an offer of ours that made way for this exchange, and whose snapshot this one's is."""
         local = self.exchanges.local
         self.ours, self.steps, self.after = local.version, local.steps, self.exchanges.done
+        self.claim = local.progress.claim
         if self.initiator:
             self.mass = mass
             return self.offer(now)
         if of is not None:
             self.ours, self.steps, self.after = of.ours, of.steps, of.after
         self.state = State.STREAMING
-        accept = Accept(self.session, self.ours, self.weight, self.codec)
+        accept = Accept(self.session, self.ours, self.weight, self.codec, self.claim)
         return [Send(self.partner, accept), self.transfer(now)]
 
     def spoiled(self) -> list[Effect]:
@@ -154,7 +157,7 @@ class Exchange(Session):
         local = exchanges.local
         message = Offer(
             self.session, local.fingerprint, local.genesis, self.ours, self.weight, exchanges.codec(partner),
-            self.MIXING, self.mass, str(self.part),
+            self.MIXING, self.mass, str(self.part), self.claim,
         )  # fmt: skip
         return [*renamed, Send(partner, message)]
 
@@ -171,6 +174,7 @@ class Exchange(Session):
         if not agreed:
             return [Send(sender, Abort(self.session, "terms")), *self.fail(now, "terms")]
         self.weight, self.theirs, self.answer_s = accept.weight, accept.version, now - self.since
+        self.partner_claim = accept.progress
         self.codec, self.state = accept.codec, State.STREAMING
         return [self.transfer(now)]
 

@@ -50,8 +50,11 @@ class Push(Exchange):
 
     def finish(self, now: float) -> list[Effect]:
         self.exchanges.finished(self, now)
+        progress = self.exchanges.local.progress
         if not self.initiator:
+            progress.mix(self.claim, self.partner_claim)
             return [Merge(self.session, self.mass), *self.end(State.DONE)]
+        progress.exchanged(self.partner_claim)
         self.exchanges.counted(self)
         return self.end(State.DONE)
 

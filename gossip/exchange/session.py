@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gossip.config import Config
 from gossip.config.mixings import MIXINGS
 from gossip.effects import Effect, MemberState, Send
+from gossip.exchange.progress import RunProgress
 from gossip.exchange.transitions import Event, State, Table
-from gossip.ids import PeerId
+from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Invite, Offer, Refuse
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def version_gap(theirs: float, ours: float) -> float:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Session:
-    """One side's view. ``ours`` is the version that its Offer or Accept states."""
+    """One side's view. ``ours`` is the version that its Offer or Accept states, and ``claim`` the progress."""
 
     # For the initiator and for the responder: what may happen in each state, and what state may be next. Nothing else
     # happens to a session, whoever says it: Exchanges asks here before it hands anything on.
@@ -62,6 +63,7 @@ class Session:
     deadline: float
     state: State = State.PREPARING
     ours: float = 0.0
+    claim: Claim = UNSTATED
     steps: int = 0  # of the training loop at the snapshot
     parked: bool = False
     overtaken: bool = False  # another began while this one took no slot
@@ -154,6 +156,7 @@ class Local:
     steps: int = 0  # of the training loop
     finished: bool = False  # the run has reached its end
     compiled: bool = True  # codecs are passes in C here
+    progress: RunProgress = field(default_factory=RunProgress)
 
     @property
     def weights(self) -> int:

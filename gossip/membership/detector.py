@@ -222,9 +222,9 @@ class Detector:
         homes = entry.record.homes
         if entry.reachable or self._table.mine.record.id in homes:
             return True
-        entries, named_s = self._table.entries, entry.stated_s
+        entries, named_s = self._table.entries, entry.named_s
         return not any(
-            home in entries and entries[home].state is ALIVE and entries[home].lag_s <= named_s for home in homes
+            home in entries and entries[home].state is ALIVE and entries[home].life_s <= named_s for home in homes
         )
 
     def _probe(self, entry: Entry, now: float, out: list[Effect], failed: list[Entry], refused: bool = False) -> None:

@@ -12,13 +12,12 @@ from functools import lru_cache
 from gossip.ids import MemberRecord, PeerId
 from gossip.wire.messages import Update
 
-__all__ = ["Rumours", "retransmits", "told_before", "told_of_progress"]
+__all__ = ["Rumours", "retransmits", "told_before"]
 
 LEVELS = 24  # over the 20 retransmissions of the largest table
 # As often as in the smallest swarm. What some miss of progress, the next one of its owner replaces; and that a suspect
 # is dead each finds out by itself, as long as it knows who accuses it.
 MERE_TELLINGS = 4
-SAME_PACE = 1 / 50  # of the rate: its owner signs anew when others are 2 % off
 MAX_RUMOURS = 1024  # beyond this the push-pull carries the rest: 32 a frame and 6 frames a second are told in 5 s
 
 
@@ -145,12 +144,6 @@ class Rumours:
 def told_before(members: int) -> int:
     """As how often told a mere update begins: it goes out behind all else, and leaves first."""
     return min(retransmits(members), LEVELS) - MERE_TELLINGS
-
-
-def told_of_progress(record: MemberRecord, before: MemberRecord, members: int) -> int:
-    """How often a mere progress counts as told before it is. Of another pace than before whoever missed it would be
-    wrong by ever more: it is told as often as news."""
-    return 0 if abs(record.rate - before.rate) > SAME_PACE * record.rate else told_before(members)
 
 
 def hint_key(peer: PeerId) -> bytes:

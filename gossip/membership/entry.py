@@ -45,10 +45,9 @@ class Entry:
     """One member as we hold it. Only the table changes ``record`` and ``state``."""
 
     __slots__ = (
-        "accusers", "acked_s", "ahead", "allowance", "answer_due", "answered_s", "asked_all", "asked_s", "at",
-        "counted", "digest_s", "expires_s", "hash", "home", "introducer", "lag_s", "linked", "met", "paid_s", "place",
-        "rate", "reckoned_s", "record", "restored", "rtt_s", "shares", "since_s", "state", "told_s", "tries", "try_s",
-        "undated_s", "verifying",
+        "accusers", "acked_s", "allowance", "answer_due", "answered_s", "asked_all", "asked_s", "at", "awaited",
+        "digest_s", "expires_s", "hash", "home", "introducer", "life_s", "linked", "met", "named_s", "place", "record",
+        "restored", "rtt_s", "shares", "since_s", "state", "told_s", "tries", "try_s", "verifying",
     )  # fmt: skip
 
     def __init__(self, record: MemberRecord, state: MemberState, now: float) -> None:
@@ -58,13 +57,9 @@ class Entry:
         self.restored = False  # DEAD only because we remember it from an earlier life: no evidence, and told to nobody
         self.at = -1  # its place among those of its state
         self.shares = False  # ALIVE, ready and met
-        self.counted = 0  # of the samples that its record states, those that are in the sums
-        self.rate = 0.0  # samples a second that it is reckoned to make: while it is ALIVE and met
-        self.reckoned_s = now  # up to when; and before it is met, from when on its record's rate holds
-        self.ahead = 0  # of those reckoned until then, whole ones: in the sums beside what is counted
-        self.lag_s = now - record.clock_s  # our clock less its own, by the record that came soonest
-        self.undated_s = math.inf  # when its record came with the count that we took over: who knows how old it was
-        self.paid_s = now  # up to when what it may be credited is spent
+        self.awaited = -1  # samples of ours when we heard that it shares our run; -1: it does not, or we met it
+        self.life_s = NEVER_S  # when we heard of its present incarnation, if not with its first record
+        self.named_s = now  # when its record came, which names its homes
         self.hash = 0  # its part of the digest
         self.accusers: tuple[Hint, ...] = ()  # what was said of a SUSPECT; of a DEAD the last word
         self.expires_s = math.inf  # when a SUSPECT is DEAD
@@ -90,11 +85,6 @@ class Entry:
     def reachable(self) -> bool:
         """Whether a message can go to it: over a link, or by dialling."""
         return self.linked or self.record.address is not None
-
-    @property
-    def stated_s(self) -> float:
-        """When it made its record, by our clock; its life began at ``lag_s``."""
-        return self.lag_s + self.record.clock_s
 
     def expect(self, records: float, now: float) -> Allowance:
         """It may tell us of so many members at once, and of VERIFIED_PER_S a second in the long run."""

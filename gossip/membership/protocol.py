@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable
+from statistics import median_low
 from typing import Any, Unpack
 
 from gossip.conduct import Conduct
@@ -20,7 +21,6 @@ from gossip.membership.anti_entropy import PushPull
 from gossip.membership.detector import PIGGYBACK, Detector
 from gossip.membership.dissemination import Rumours
 from gossip.membership.entry import Entry
-from gossip.membership.samples.credit import MOST_SAMPLES
 from gossip.membership.self_record import Myself, Own
 from gossip.membership.states import TELL_EVERY_S, MemberStates
 from gossip.membership.strangers import Introductions
@@ -63,7 +63,7 @@ class Membership:
         me = signed(acceptable(me), sign)
         self._mine = me.id
         self._config, self._rng = config, rng
-        self._table = Table(me, 2 * config.max_members, now, config.fastest_member)
+        self._table = Table(me, 2 * config.max_members, now)
         self._rumours = Rumours(config.gossip_period_s, now)
         self._detector = Detector(self._table, self._rumours, config, rng, now)
         self._introductions = Introductions(self._table, rng, now)
@@ -98,7 +98,6 @@ class Membership:
         if self._left:
             return out
         self._notice_sleep(now)
-        self._table.tally.now_s = now
         entry = self._table.entries.get(sender)
         if entry is not None:
             entry.acked_s = now
@@ -118,8 +117,6 @@ class Membership:
         if self._left:
             return out
         self._notice_sleep(now)
-        self._table.tally.now_s = now
-        self._table.tally.settle(now)
         if now >= self._detector.deadline:
             self._suspect(self._detector.tick(now, out), now)
         if now >= self._view.deadline:
@@ -203,10 +200,9 @@ class Membership:
                 self._arm()
 
     def update_me(self, now: float, **changes: Unpack[Own]) -> None:
-        """Change our own record; ``steps`` and ``samples`` count this life. Steps, samples, loss and version alone are
-        signed at most every ``max(progress_period_s, 0.1 s * N)``, the last values then; anything else at once."""
+        """Change our own record; ``steps`` and ``samples`` count this life. Steps, samples, progress, loss and version
+        alone are signed seldom (:class:`Myself` says when), the last values then; anything else is signed at once."""
         if not self._left:
-            self._table.tally.now_s = now
             self._myself.update(changes, now)
             self._arm()
 
@@ -434,24 +430,23 @@ class Membership:
         return self._myself.samples
 
     @property
-    def swarm_samples(self) -> int:
-        """Samples behind the weights of our run: those when we came to it, and what its members, ourselves among them,
-        trained since, the departed included."""
-        not_signed = self._myself.samples - self.me.samples
-        return min(self._table.tally.samples + not_signed, MOST_SAMPLES)
+    def sharers(self) -> int:
+        """The ALIVE and ready of our run that we met, ourselves included."""
+        return max(1, self._table.sharers(self.me.genesis))
 
-    def samples_of(self, genesis: bytes) -> int:
-        """What is credited to the members of one run, and to the base that they state (gossip.credit)."""
-        return self._table.tally.samples_of(genesis)
+    def take_arrears(self) -> int:
+        """Samples of ours that have not counted for members which we have met since, as :mod:`arrears` explains."""
+        arrears = self._table.arrears
+        owed, arrears.owed = arrears.owed, 0
+        return owed
 
-    def claimed_more(self, genesis: bytes) -> bool:
-        """Whether they state more than is credited by now."""
-        return self._table.tally.claimed_more(genesis)
-
-    def rebase(self, base: int, now: float, *, included: bool, afresh: bool) -> None:
-        """The run of our own record has ``base`` samples behind it. ``included``: what its members stated so far is
-        among them. ``afresh``: what was credited to it so far is not counted beside them."""
-        self._table.tally.rebase(base, now, included=included, afresh=afresh)
+    def standing_of(self, genesis: bytes) -> tuple[int, int]:
+        """Of one run: the lower median of the progress that its ALIVE and ready members sign, of those that we met and
+        ourselves, and how many they are. Walks the table."""
+        records = self.sharing(genesis)
+        if self.me.genesis == genesis:
+            records.append(self.me)
+        return median_low([record.progress for record in records]) if records else 0, len(records)
 
     def meet(self, records: Iterable[MemberRecord], now: float) -> None:
         """Members that are there from the beginning and know of us too, as those that one launcher started: ALIVE at

@@ -9,19 +9,16 @@ from typing import Any, TypedDict
 from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.membership.dissemination import Rumours, told_of_progress
-from gossip.membership.samples.meter import Meter
+from gossip.membership.dissemination import Rumours, told_before
 from gossip.membership.table import Table
 from gossip.wire.records import Sign, mere_progress, signed, within
 
 __all__ = ["Myself", "Own"]
 
-PROGRESS = frozenset({"steps", "samples", "loss", "version", "extra"})
-PROGRESS_S_PER_MEMBER = 0.1  # at the least between two: 10 a second in the whole swarm, where all change their pace
+PROGRESS = frozenset({"steps", "samples", "progress", "loss", "version", "extra"})
+PROGRESS_S_PER_MEMBER = 0.1  # at the least between two: 10 a second in the whole swarm, where all have figures to tell
 REFRESH_S = 0.02  # times N^2: with nothing but progress 50 / N a second in the whole swarm, which costs each as little
-REFRESH_MOST_S = 1_800.0  # loss, version and steps, which people read, are not older
-OFF = 1 / 50  # of our samples: so much others may reckon too many or too few
-OFF_BATCHES = 2  # and so many of our batches, or the first minute would be a storm
+REFRESH_MOST_S = 1_800.0  # loss, samples and steps, which people read, are not older
 MAX_LIVES = 8  # different members may hold records of different age of an earlier life, but not many
 REFUTE_EVERY_S = 0.2  # so that accusing us costs the swarm five updates a second at most
 
@@ -34,9 +31,9 @@ class Own(TypedDict, total=False):
     homes: tuple[PeerId, ...]
     ready: bool
     genesis: bytes
-    base_samples: int
     steps: int
     samples: int
+    progress: int
     loss: float | None
     version: float
     finished: bool
@@ -52,15 +49,11 @@ class Myself:
         self.record = record
         self._table, self._rumours, self._sign, self._config = table, rumours, sign, config
         self._earlier_steps = record.steps  # of earlier lives
-        self._life_samples = self._life_steps = 0  # of this life, as last told
-        self._batch = 0.0  # samples of a step, as the last report says
-        self._meter, self._began_s = Meter(now), now
-        self._off = False  # others reckon with too many of our samples, or too few
+        self._life_samples = 0  # of this life, as last told
         self._run_began_at = -record.samples  # of these, how many are behind other weights than the run's
         self._pending: dict[str, Any] = {}  # not signed yet
         self._progress_s = now  # progress alone is not signed before this
-        self._refresh_s = now  # and is, whatever others reckon, after this
-        self._reckon_s = math.inf  # when it is to be signed, if nothing is reported before
+        self._refresh_s = now  # without figures for others' owners not before this
         self._refuted_s = -math.inf
         self._lives = 1
         self._accused = False  # and not refuted yet
@@ -75,16 +68,18 @@ class Myself:
     def tick(self, now: float) -> None:
         if self._accused and now >= self._refuted_s + REFUTE_EVERY_S:
             self.refute(now)
-        elif now >= self._reckon_s:
+        elif self._pending and now >= self._pending_s:
             self.announce(now)
 
     def update(self, changes: Own, now: float) -> None:
-        """Anything but progress is signed at once. Progress is when what others reckon from our record is 2 % off, at
-        most every ``max(progress_period_s, 0.1 s * N)``, as figures are, and else every ``0.02 s * N^2``."""
+        """Anything but progress is signed at once. Progress is signed every ``0.02 s * N^2``, and figures for others'
+        owners with it every ``max(progress_period_s, 0.1 s * N)``."""
         fields: dict[str, Any] = {name: within(name, value) for name, value in changes.items()}
         if "steps" in fields:
             fields["steps"] = within("steps", fields["steps"] + self._earlier_steps)
-        reported = "samples" in fields and self._report(fields["samples"], changes.get("steps", 0), now)
+        if "samples" in fields:
+            self._life_samples = fields["samples"]
+            self._table.arrears.train(self._life_samples, now)
         if "genesis" in fields and fields["genesis"] != self.record.genesis:
             self._run_began_at = self._life_samples
             fields |= {"samples": 0, "extra": ()}  # figures of other weights
@@ -93,28 +88,22 @@ class Myself:
         for name, value in fields.items():
             if value != self._pending.get(name, getattr(self.record, name)):
                 self._pending[name] = value
-        if reported:
-            self._off = self._is_off(now)
-        due_s = self._progress_s if self._presses else self._refresh_s
-        if self._pending and (now >= due_s or not self._pending.keys() <= PROGRESS):
+        if self._pending and (now >= self._pending_s or not self._pending.keys() <= PROGRESS):
             self.announce(now)
         else:
             self._settle()
 
     def announce(self, now: float, **changes: Any) -> None:
         """Sign a new record with what is pending and these changes, and tell it."""
-        rate = self._meter.rate(now)
-        counted_s = self._meter.last_s if rate else now  # where nothing is made they are as good now
-        figures = {"rate": rate, "clock_s": counted_s - self._began_s}
-        changes = {"sequence": self.record.sequence + 1} | figures | self._pending | changes
+        changes = {"sequence": self.record.sequence + 1} | self._pending | changes
         changes = {name: within(name, value) for name, value in changes.items()}
-        self._pending, self._off, before = {}, False, self.record
+        self._pending, before = {}, self.record
         self.record = signed(dataclasses.replace(self.record, **changes), self._sign)
         state = MemberState.LEFT if self.record.left else MemberState.ALIVE
         self._table.place(self._table.mine, self.record, state, now)
         self._progress_s, self._refresh_s = now + self._pause_s(), now + self._period_s()
         mere = mere_progress(self.record, before)
-        told = told_of_progress(self.record, before, self._table.size) if mere else None
+        told = told_before(self._table.size) if mere else None
         self._rumours.put(self.record, now, told)
         self._settle()
 
@@ -124,33 +113,13 @@ class Myself:
         self._progress_s, self._refresh_s = now + share * self._pause_s(), now + share * self._period_s()
         self._settle()
 
-    def _report(self, samples: int, steps: int, now: float) -> bool:
-        """So many were made in this life by now; returns whether these are more than before."""
-        more = samples - self._life_samples
-        if more > 0:
-            self._meter.report(samples, now)
-            self._table.tally.trained(more, now)
-            self._batch = more / max(1, steps - self._life_steps)
-        self._life_samples, self._life_steps = samples, steps
-        return more > 0
-
-    def _is_off(self, now: float) -> bool:
-        """Whether others, who have our record, reckon with more than 2 % too many of our samples or too few."""
-        record = self.record
-        reckoned = record.samples + record.rate * (now - self._began_s - record.clock_s)
-        return abs(reckoned - self.samples) > self._bound
-
     @property
-    def _presses(self) -> bool:
-        """Whether what is pending is more than others reckon by themselves."""
-        return self._off or "extra" in self._pending
-
-    @property
-    def _bound(self) -> float:
-        return max(OFF * self.samples, OFF_BATCHES * self._batch)
+    def _pending_s(self) -> float:
+        """When pending progress is due."""
+        return self._progress_s if "extra" in self._pending else self._refresh_s
 
     def _period_s(self) -> float:
-        """Of progress that others can reckon. Those who come together would else say it together ever after."""
+        """Between two records of mere progress. Those who come together would else sign together ever after."""
         size = self._table.size
         period_s = min(REFRESH_S * size * size, REFRESH_MOST_S) * (0.75 + self.record.id[0] / 512)
         return max(self._pause_s(), period_s)
@@ -187,13 +156,6 @@ class Myself:
         return False
 
     def _settle(self) -> None:
-        record, due_s = self.record, math.inf
-        if self._pending:
-            due_s = self._progress_s if self._presses else self._refresh_s
-        if record.rate:  # if nothing more is made, others soon reckon with too much
-            off_s = self._began_s + record.clock_s + (self.samples + self._bound - record.samples) / record.rate
-            stopped_s = max(self._progress_s, self._meter.paused_s, min(off_s, self._refresh_s))
-            due_s = min(due_s, stopped_s)
-        self.due_s = self._reckon_s = due_s
+        self.due_s = self._pending_s if self._pending else math.inf
         if self._accused:
             self.due_s = min(self.due_s, self._refuted_s + REFUTE_EVERY_S)

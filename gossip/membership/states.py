@@ -24,7 +24,7 @@ from gossip.effects import Effect, MemberChanged, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.accusations import Accusers, accusation, is_signed
 from gossip.membership.detector import Detector, suspicion_s
-from gossip.membership.dissemination import Rumours, told_before, told_of_progress
+from gossip.membership.dissemination import Rumours, told_before
 from gossip.membership.entry import VERIFIED_BURST, VERIFIED_PER_S, Allowance, Entry
 from gossip.membership.strangers import Introductions
 from gossip.membership.table import Table
@@ -123,7 +123,7 @@ class MemberStates:
     def hear(self, record: MemberRecord, now: float, by: PeerId | None = None, quiet: bool = False) -> None:
         """Take a checked record of another that is news. ``by``: who told us of it; None: it came from its owner, in
         the Hello of a link. ``quiet``: everyone else knows it already."""
-        if max(record.samples, record.base_samples, record.version) > NEVER:
+        if max(record.samples, record.progress, record.version) > NEVER:
             self._conduct.note(record.id, "claims", now)  # its own signature is under it, whoever brings it
         entry = self._table.entries.get(record.id)
         state, progress = LEFT if record.left else ALIVE, None
@@ -143,7 +143,7 @@ class MemberStates:
         elif record.incarnation > entry.record.incarnation or record.left:
             self.place(entry, record, state, now)
         elif mere_progress(record, entry.record):
-            progress = told_of_progress(record, entry.record, self._table.size)
+            progress = told_before(self._table.size)
             self._table.progress(entry, record, now)
         else:
             self._table.place(entry, record, entry.state, now)

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
+from gossip.membership.arrears import Arrears
 from gossip.membership.entry import Entry
-from gossip.membership.samples.tally import Tally
 from gossip.wire.messages import MAX_BUCKETS, Update
 
 __all__ = ["Table"]
@@ -27,13 +27,13 @@ VOUCHED = 8  # strangers whom one home makes owners of data: a liar counts for n
 
 
 class Table:
-    """Every change is O(1). Bounded: the longest gone are forgotten first, and their samples stay in the sums."""
+    """Every change is O(1). Bounded: the longest gone are forgotten first."""
 
-    def __init__(self, me: MemberRecord, limit: int, now: float, fastest: float = 16.0) -> None:
+    def __init__(self, me: MemberRecord, limit: int, now: float) -> None:
         self.entries: dict[PeerId, Entry] = {}
         self.links: dict[PeerId, None] = {}  # in the order in which they were made, which a seed must repeat
         self.changes = 0  # of the set of ALIVE and ready members that we met
-        self.tally = Tally(self.entries, self.links, me, now, fastest)
+        self.arrears = Arrears(now)
         self._limit, self._mine = limit, me.id
         self._of: dict[MemberState, list[PeerId]] = {state: [] for state in MemberState}  # without ourselves
         self._gone: OrderedDict[PeerId, None] = OrderedDict()  # DEAD and LEFT, the longest gone first
@@ -42,7 +42,7 @@ class Table:
         self.strangers: dict[PeerId, list[PeerId]] = {}  # by introducer: all whom we know by hearsay alone
         self._introducers: list[PeerId] = []
         self._vouched: dict[PeerId, dict[PeerId, None]] = {}  # by home: strangers that own data by its word
-        self._forgotten: OrderedDict[PeerId, tuple[int, bytes, int]] = OrderedDict()  # incarnation, run, counted
+        self._forgotten: OrderedDict[PeerId, int] = OrderedDict()  # and with which incarnation each was gone
         self._sharing: set[PeerId] = set()
         self._sharers_of: dict[bytes, int] = {}  # of each run that has any
         self._owners: tuple[int, list[PeerId]] = (-1, [])
@@ -71,7 +71,7 @@ class Table:
         """A new entry; None when there is no room, or when this is a record of one that we forgot as gone.
         ``introducer``: who told us of it; None: it is here itself."""
         forgotten = self._forgotten.get(record.id)
-        if forgotten is not None and record.incarnation <= forgotten[0]:
+        if forgotten is not None and record.incarnation <= forgotten:
             return None  # or members who forget at different times would teach it to each other for ever
         if introducer is not None and len(self.strangers.get(introducer, ())) >= MOST_OF_ONE * self._limit:
             if not self._gone_strangers:
@@ -86,18 +86,13 @@ class Table:
             entry.met = True
         else:
             self._estrange(entry, entry.introducer)
-        if forgotten is not None:
-            _, genesis, counted = self._forgotten.pop(record.id)
-            if genesis == record.genesis and counted <= record.samples:
-                entry.counted = counted
-        self.tally.enter(entry, now)
+        self._forgotten.pop(record.id, None)
         self._buckets[record.id[0]].append(record.id)
         self._enter(entry)
         return entry
 
     def place(self, entry: Entry, record: MemberRecord, state: MemberState, now: float) -> None:
         """Hold the member to be as this record says, and in this state."""
-        self.tally.now_s = now
         if state is not entry.state or entry.restored or record.incarnation != entry.record.incarnation:
             self._leave(entry)
             if state is not entry.state:
@@ -107,15 +102,14 @@ class Table:
             self._enter(entry)
         else:
             self._replace(entry, record, now)
-            self.tally.reckon(entry, now)
             self._vouch_anew(entry)
             if record.ready is not entry.shares and state is ALIVE and entry.met:
                 self._share(entry, record.ready)
+            self._look(entry)
 
     def progress(self, entry: Entry, record: MemberRecord, now: float) -> None:
         """What :meth:`place` comes to when a record brings new counts alone: most do, and every member takes each."""
-        self.tally.renew(entry, record, now)
-        self.tally.reckon(entry, now)
+        entry.record, entry.named_s = record, now
 
     def forget(self, before_s: float) -> None:
         """Drop those who are gone since before this time."""
@@ -127,7 +121,6 @@ class Table:
         """We have a link with it: what was hearsay is known from now on."""
         if entry.met:
             return
-        self.tally.now_s = now
         if entry.introducer is not None:
             self._familiar(entry)
         self._leave(entry)
@@ -219,8 +212,7 @@ class Table:
         del self.entries[peer]
         self._buckets[peer[0]].remove(peer)  # of about N / 256
         self.links.pop(peer, None)
-        self.tally.leave(entry)
-        self._forgotten[peer] = (entry.record.incarnation, entry.record.genesis, entry.counted + entry.ahead)
+        self._forgotten[peer] = entry.record.incarnation
         if len(self._forgotten) > self._limit:
             self._forgotten.popitem(last=False)
         return True
@@ -239,13 +231,16 @@ class Table:
             entry.hash = entry_hash(peer, entry.record.incarnation, state.value)
             self._hashes[peer[0]] ^= entry.hash
             self._digest = b""
-        self.tally.reckon(entry, self.tally.now_s)
         self._share(entry, state is ALIVE and entry.record.ready and entry.met)
         self._vouch_anew(entry)
+        self._look(entry)
+
+    def _look(self, entry: Entry) -> None:
+        if entry.record.id != self._mine:
+            self.arrears.look(entry, self.mine.record.genesis)
 
     def _leave(self, entry: Entry) -> None:
         peer, state = entry.record.id, entry.state
-        self.tally.halt(entry, self.tally.now_s)
         if peer != self._mine:
             those = self._of[state]
             last = those.pop()
@@ -267,12 +262,12 @@ class Table:
             self.changes += 1
             if shares:
                 self._sharing.add(entry.record.id)
-                self._sharers(entry.record.genesis, 1)
+                self._sharing_more(entry.record.genesis, 1)
             else:
                 self._sharing.discard(entry.record.id)
-                self._sharers(entry.record.genesis, -1)
+                self._sharing_more(entry.record.genesis, -1)
 
-    def _sharers(self, genesis: bytes, more: int) -> None:
+    def _sharing_more(self, genesis: bytes, more: int) -> None:
         count = self._sharers_of.get(genesis, 0) + more
         if count:
             self._sharers_of[genesis] = count
@@ -283,14 +278,14 @@ class Table:
         old = entry.record
         if record is old:
             return
-        self.tally.halt(entry, now)
-        if record.genesis != old.genesis:
-            self.tally.move(entry, record.genesis, now)
-            if entry.shares:
-                self._sharers(old.genesis, -1)
-                self._sharers(record.genesis, 1)
-        self.tally.renew(entry, record, now)
-        self.tally.count_base(record, now)
+        if record.genesis != old.genesis and entry.shares:
+            self._sharing_more(old.genesis, -1)
+            self._sharing_more(record.genesis, 1)
+        if record.incarnation != old.incarnation:
+            entry.life_s = now
+        entry.record, entry.named_s = record, now
+        if record.genesis != old.genesis and record.id == self._mine:
+            self.arrears.restart((other for other in self.entries.values() if other is not entry), record.genesis)
 
     # -- questions -----------------------------------------------------------------------------------------------------
     def forgot(self, peer: PeerId) -> bool:
@@ -307,6 +302,10 @@ class Table:
     def runs(self) -> list[bytes]:
         """The geneses of the ALIVE and ready that we met, our own among them."""
         return list(self._sharers_of)
+
+    def sharers(self, genesis: bytes) -> int:
+        """How many of these hold this run."""
+        return self._sharers_of.get(genesis, 0)
 
     def sample(
         self, count: int, rng: random.Random, suspects: bool = False, without: PeerId | None = None

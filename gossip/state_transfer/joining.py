@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import pairwise
+from statistics import median_low
 
 from gossip.config import Config
 from gossip.effects import Adopt, Collect, CopyFrozen, CopyPiece, Effect, Recall, Release, Send, Serve, Snapshot
@@ -73,7 +74,9 @@ class Joining:
         self.given: list[tuple[int, int, PeerId]] = []  # ranges that are here, and who gave them
         self.comparisons: dict[int, Comparison] = {}  # by session
         self.compared_all: list[Comparison] = []
-        self.checked = False
+        self.checked = self.counted = False  # pieces were compared; donors were asked again for their progress
+        self.abandon: Callable[[], list[Effect]] = list  # ends the exchanges under way
+        self.reachable: Callable[[bytes], list[PeerId]] = lambda genesis: []  # ready members of a run
         self.candidates: list[PeerId] = []  # donors that may be asked, the best first
         self.keys: tuple[str, ...] = ()
         self.scalars: tuple[tuple[str, float], ...] = ()
@@ -94,7 +97,8 @@ class Joining:
         """Ask up to ``config.donors`` members what they have; candidates: ready members of that genesis, shuffled."""
         self.phase, self.genesis, self.began = Phase.SURVEY, genesis, now
         self.answers, self.pieces, self.missing, self.donors = {}, {}, [], set()
-        self.given, self.comparisons, self.compared_all, self.checked = [], {}, [], False
+        self.given, self.comparisons, self.compared_all = [], {}, []
+        self.checked = self.counted = False
         self.standing = self.stateless = False
         self.candidates = candidates[: 4 * self.config.donors]
         self.deadline = now + self.config.reply_timeout_s
@@ -110,19 +114,19 @@ class Joining:
         if comparison is not None and comparison.other == sender:
             same = serving.genesis == self.genesis and serving.optimizer_keys == self.keys
             return [] if same else self.end_comparison(serving.session, now)
-        if self.phase is not Phase.SURVEY or self.surveys.get(serving.session) != sender:
+        if self.surveys.get(serving.session) != sender:
             return []
         del self.surveys[serving.session]
         if serving.genesis == self.genesis and 0 <= serving.version < MAX_VERSION:
             self.answers[sender] = serving
             self.deadline = min(self.deadline, now + SURVEY_S)
-        return [] if self.surveys else self.collect(now)
+        return self.answered(now)
 
     def on_refused(self, sender: PeerId, session: int, now: float, code: str = "") -> list[Effect]:
         """Busy, Refuse or Abort, with the reason that these two give."""
         if self.surveys.get(session) == sender:
             del self.surveys[session]
-            return self.collect(now) if self.phase is Phase.SURVEY and not self.surveys else []
+            return self.answered(now)
         comparison = self.comparisons.get(session)
         if comparison is not None and comparison.other == sender:
             return self.end_comparison(session, now, False)
@@ -132,6 +136,12 @@ class Joining:
         if piece.stop > self.local.weights:
             self.standing = code == STANDS  # and not where one who is merely busy could give it later
         return self.give_back(session, now, False)
+
+    def answered(self, now: float) -> list[Effect]:
+        """A survey ends when nobody is left to answer: the first with pieces to fetch, the second with the weights."""
+        if self.surveys:
+            return []
+        return self.collect(now) if self.phase is Phase.SURVEY else self.whole(now)
 
     def collect(self, now: float) -> list[Effect]:
         """The survey is over: agree on what to take, cut it into pieces, ask for them."""
@@ -195,16 +205,28 @@ class Joining:
         return [Release(session)] if self.pieces else [Release(session), *self.whole(now)]
 
     def whole(self, now: float) -> list[Effect]:
-        """Everything is here: compare what some gave with what others have, once, and then take it."""
+        """Everything is here: compare what some gave with what others have, ask all members within reach for their
+        progress and whether the run is finished, and then take it. A newcomer may have known only one donor when it
+        began; by now it has met others."""
         self.starving_since = self.deadline = float("inf")
         if not self.checked:
             self.checked = True
             effects = self.compare(now)
             if effects:
                 return effects
-        self.phase = Phase.ADOPTING
+        if not self.counted:
+            self.counted, self.answers = True, {}
+            others = [peer for peer in self.reachable(self.genesis) if peer not in self.donors]
+            asked = [*sorted(self.donors), *others[: self.config.donors]]
+            self.surveys = {self.new_session(): peer for peer in asked}
+            self.deadline = now + SURVEY_S
+            return [Send(peer, Fetch(session, (), 0, 0)) for session, peer in self.surveys.items()]
+        if self.answers:
+            self.swarm_samples = median_low(answer.swarm_samples for answer in self.answers.values())
+            self.finished = 2 * sum(answer.finished for answer in self.answers.values()) > len(self.answers)
+        self.phase, self.deadline = Phase.ADOPTING, math.inf
         keys, scalars = ((), ()) if self.stateless else (self.keys, self.scalars)
-        return [Adopt(keys, scalars, trial=self.local.ready)]
+        return [*self.abandon(), Adopt(keys, scalars, trial=self.local.ready)]
 
     def compare(self, now: float) -> list[Effect]:
         """Ask of each donor a chunk that the one before it gave: which, nobody can know who gave it. Of what is frozen,
@@ -323,9 +345,9 @@ class Joining:
         return self.phase is Phase.COLLECTING and bool(self.missing) and not self.pieces
 
     def tick(self, now: float) -> list[Effect]:
-        if self.phase is Phase.SURVEY and self.deadline <= now:
+        if self.surveys and self.deadline <= now:
             self.surveys = {}
-            return self.collect(now)
+            return self.answered(now)
         effects: list[Effect] = []
         for session in [one for one, piece in self.pieces.items() if piece.deadline <= now]:
             effects += self.give_back(session, now)

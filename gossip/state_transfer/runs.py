@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections.abc import Callable, Container
 from typing import NamedTuple
 
@@ -28,7 +27,6 @@ RIPE_S = 2.0  # how long nobody may be ready before the smallest id declares the
 HEARSAY_S = 6.0  # longer, where somebody with a smaller id is said to be there
 CONSIDER_S = 1.0  # how often the runs are compared
 STALEMATE_S = 120.0  # after which, of two runs that go on side by side, the one with fewer members gives way
-UNPROVEN_S = 600.0  # the same, while the other states more samples than it is believed to have
 MEND_S, MOST_MEND_S = 1.0, 256.0  # from spoiled weights to the fetching of others: doubled where they spoil again
 SOUND_S = 60.0  # after which weights that spoil are not those that were fetched last
 EQUAL_SHARE = 1 / 64  # of their samples, by which two runs may differ and count as equal
@@ -109,7 +107,7 @@ class Runs:
         rivals = [rival for rival in others if self.joining.gives(rival.genesis, now)]
         # While two runs share the swarm their counts grow, and the answer may change without any change of members.
         self.changes_seen = -1 if others else membership.changes
-        resumed = membership.me.base_samples > 0
+        resumed = self.local.progress.resumed
         self.divided_since = min(self.divided_since, now) if others else math.inf
         if rivals:
             rival = self.best(rivals, mine, now, resumed)
@@ -139,8 +137,7 @@ class Runs:
             return False
         if outranks(rival, mine) and (rival.members >= mine.members or self.judge.sees):
             return True
-        patience_s = UNPROVEN_S if self.membership.claimed_more(rival.genesis) else STALEMATE_S
-        if now - self.divided_since <= patience_s:
+        if now - self.divided_since <= STALEMATE_S:
             return False
         return rival.members > mine.members or (rival.members == mine.members and rival.genesis > mine.genesis)
 
@@ -201,17 +198,16 @@ class Runs:
 
     # -- questions ---------------------------------------------------------------------------------------------------
     def ours(self) -> Run:
-        genesis = self.local.genesis
-        return Run(self.membership.swarm_samples, genesis, len(self.membership.sharing(genesis)) + 1)
+        """As others see it: by what its members have signed."""
+        return self.run(self.local.genesis)
 
     def rivals(self) -> list[Run]:
         """The other runs of ready, living members."""
-        samples_of, own = self.membership.samples_of, self.local.genesis
-        sharing = self.membership.sharing
-        return [
-            Run(samples_of(genesis), genesis, len(sharing(genesis)))
-            for genesis in self.membership.runs() if genesis != own
-        ]  # fmt: skip
+        return [self.run(genesis) for genesis in self.membership.runs() if genesis != self.local.genesis]
+
+    def run(self, genesis: bytes) -> Run:
+        samples, members = self.membership.standing_of(genesis)
+        return Run(samples, genesis, members)
 
     def donors(self, genesis: bytes) -> list[PeerId]:
         """Ready members of a run that we can reach, in random order."""
@@ -219,12 +215,6 @@ class Runs:
         found = [record.id for record in sharing if record.address is not None or record.id in self.linked]
         self.rng.shuffle(found)
         return found
-
-    def base_samples(self, genesis: bytes) -> int:
-        """What those who gave us its weights say is behind a run from before it was resumed: the lower median."""
-        records = (self.membership.record(peer) for peer in self.joining.donors)
-        stated = [record.base_samples for record in records if record is not None and record.genesis == genesis]
-        return statistics.median_low(stated) if stated else 0
 
     def should_serve(self, record: MemberRecord | None, now: float) -> bool:
         """Whether to give this member our weights. If so, what we take ourselves is for the caller to stop."""
@@ -234,10 +224,7 @@ class Runs:
         ours = self.ours()
         if joining.phase is Phase.ADOPTING:
             return False
-        theirs = Run(
-            self.membership.samples_of(record.genesis), record.genesis, len(self.membership.sharing(record.genesis))
-        )
-        if self.wants(theirs, ours, now):
+        if self.wants(self.run(record.genesis), ours, now):
             return ours.genesis > record.genesis  # each wants the other's: one must give way, or they would swap
         return joining.phase is Phase.IDLE or joining.genesis == record.genesis
 

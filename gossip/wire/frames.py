@@ -20,7 +20,7 @@ from typing import Any
 import msgpack
 
 from gossip.errors import ProtocolError
-from gossip.ids import Address, MemberRecord, PeerId
+from gossip.ids import MOST_SAMPLES, Address, Claim, MemberRecord, PeerId
 from gossip.wire.messages import (
     MESSAGES,
     REQUIRED,
@@ -46,6 +46,7 @@ MAX_HEADER_BYTES = 65_536  # a full Records message fits, whatever its records h
 MAX_BODY_BYTES = 4 << 20  # the largest chunk a Config allows, in fp32
 MAX_INT = 2**63 - 1
 MAX_HINT_EXTRA = 4  # values of newer versions
+CLAIM_FIELDS = 3
 MAX_DEPTH = 4  # of nested values: a layout's summary needs three
 
 
@@ -152,14 +153,13 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord) if field.name != "extra")
 HINT_FIELDS = len(dataclasses.fields(Hint))  # a record has twice as many, so that the two cannot be mistaken
 LOSS = RECORD_FIELDS.index("loss")
-FLOATS = tuple(RECORD_FIELDS.index(name) for name in ("rate", "clock_s", "version"))
+VERSION = RECORD_FIELDS.index("version")
 
 
 def pack_record(record: MemberRecord) -> list[Any]:
     values = [getattr(record, name) for name in RECORD_FIELDS]
     values[LOSS] = None if record.loss is None else float(record.loss)
-    for place in FLOATS:
-        values[place] = float(values[place])  # an int would be refused
+    values[VERSION] = float(record.version)  # an int would be refused
     values += record.extra
     return values
 
@@ -177,14 +177,14 @@ def read_record(value: Any) -> MemberRecord:
     extra = tuple(value[known:])
     if extra and not keepable(extra):
         raise ValueError
-    (peer, key, incarnation, sequence, left, address, homes, ready, genesis, base, steps, samples, rate, clock_s,
-     loss, version, finished, signature) = value[:known]  # fmt: skip
+    (peer, key, incarnation, sequence, left, address, homes, ready, genesis, steps, samples, progress, loss,
+     version, finished, signature) = value[:known]  # fmt: skip
     return MemberRecord(
         id=read_id(peer), public_key=read_bytes(key, 32), incarnation=read_int(incarnation, MAX_INT),
         sequence=read_int(sequence, MAX_INT), left=read_bool(left), address=read_address(address),
         homes=tuple(read_id(home) for home in read_list(homes, 3)), ready=read_bool(ready),
-        genesis=read_bytes(genesis, 16), base_samples=read_int(base, MAX_INT), steps=read_int(steps, MAX_INT),
-        samples=read_int(samples, MAX_INT), rate=read_float(rate), clock_s=read_float(clock_s),
+        genesis=read_bytes(genesis, 16), steps=read_int(steps, MAX_INT), samples=read_int(samples, MAX_INT),
+        progress=read_int(progress, MAX_INT),
         loss=None if loss is None else read_float(loss), version=read_float(version), finished=read_bool(finished),
         signature=read_bytes(signature, 64), extra=extra,
     )  # fmt: skip
@@ -256,6 +256,12 @@ def read_scalar(value: Any) -> tuple[str, float]:
     return read_text(name, 64), read_float(number)
 
 
+def read_claim(value: Any, _: int = 0) -> Claim:
+    if type(value) is not list or len(value) != CLAIM_FIELDS:
+        raise ValueError
+    return Claim(*[read_int(number, MOST_SAMPLES) for number in value])
+
+
 def read_any(value: Any, bound: int) -> Any:
     """Plain nested values for a person or a comparison; whoever uses them checks them again."""
     return tuple(freeze(item, 1) for item in read_list(value, bound))
@@ -316,6 +322,7 @@ READERS: dict[str, Callable[[Any, int], Any]] = {
     "records": lambda value, bound: tuple(read_update(item) for item in read_list(value, bound)),
     "names": lambda value, bound: tuple(read_text(item, 64) for item in read_list(value, bound)),
     "scalars": lambda value, bound: tuple(read_scalar(item) for item in read_list(value, bound)),
+    "claim": read_claim,
     "any": read_any,
 }
 WRITERS: dict[str, Callable[[Any, int], Any]] = {  # of the others the value itself
@@ -328,6 +335,9 @@ WRITERS: dict[str, Callable[[Any, int], Any]] = {  # of the others the value its
     "records": lambda value, _: [pack_update(update) for update in value],
     "names": lambda value, _: [write_text(item, 64) for item in value],
     "scalars": lambda value, _: [(write_text(name, 64), write_float(number)) for name, number in value],
+    "claim": lambda value, _: [
+        write_int(number, MOST_SAMPLES) for number in (value.samples, value.most, value.members)
+    ],
     "any": write_any,
 }
 FIELDS: dict[type, tuple[tuple[str, Kind], ...]] = {

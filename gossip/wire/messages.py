@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field
 from typing import Any, TypeVar, dataclass_transform
 
-from gossip.ids import MemberRecord, PeerId
+from gossip.ids import UNSTATED, Claim, MemberRecord, PeerId
 
 __all__ = [
     "MAX_GROUP",
@@ -78,7 +78,7 @@ TAGS: dict[type, str] = {}
 class Kind:
     """How a field looks on the wire: ``form`` and its bound (bytes, characters, items, or the largest integer)."""
 
-    form: str  # int, float, bool, text, bytes, id, ids, record?, updates, records, names, scalars, any
+    form: str  # int, float, bool, text, bytes, id, ids, record?, updates, records, names, scalars, claim, any
     bound: int = 0
     default: Any = REQUIRED  # read where the field is absent; without one it must be there
 
@@ -246,6 +246,7 @@ class Offer:
     mixing: str = of("text", 16, default="pair")
     mass: float = of("float", default=0.0)
     part: str = of("text", 32, default="all")
+    progress: Claim = later("claim", default=UNSTATED)
 
 
 @message("accept")
@@ -256,6 +257,7 @@ class Accept:
     version: float = of("float")
     weight: float = of("float")
     codec: str = of("text", 16)
+    progress: Claim = later("claim", default=UNSTATED)
 
 
 @message("busy")
@@ -315,16 +317,19 @@ class Joined:
     session: int = integer()
     version: float = of("float")
     codec: str = of("text", 16)
+    progress: Claim = later("claim", default=UNSTATED)
 
 
 @message("begin")
 class Begin:
-    """These take part, in this order: slice i is the i-th member's to average. ``version`` is the mean of theirs."""
+    """These take part, in this order: slice i is the i-th member's to average. ``version`` is the mean of theirs, and
+    so are the samples of ``progress``."""
 
     session: int = integer()
     members: tuple[PeerId, ...] = of("ids", MAX_GROUP)
     version: float = of("float")
     codec: str = of("text", 16)
+    progress: Claim = later("claim", default=UNSTATED)
 
 
 @message("chunk")

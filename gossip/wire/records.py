@@ -40,8 +40,7 @@ Verify = Callable[[bytes, bytes, bytes], bool]
 DOMAIN = "gossip member record 1"  # so that no other thing signed by the same key can be passed off as a record
 MAX_INT = 2**53  # exact in a double too: every language reads the same number
 MAX_HOMES = 3
-COUNTS = frozenset({"incarnation", "sequence", "base_samples", "steps", "samples"})
-FIGURES = frozenset({"rate", "clock_s", "version"})
+COUNTS = frozenset({"incarnation", "sequence", "steps", "samples", "progress"})
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord))
 PLAIN = (bool, int, float, str, bytes)
 MAX_EXTRA = 16  # values of newer versions: nearly as many fields as a record has now
@@ -65,11 +64,9 @@ def payload(record: MemberRecord) -> bytes:
             record.homes,
             record.ready,
             record.genesis,
-            record.base_samples,
             record.steps,
             record.samples,
-            float(record.rate),
-            float(record.clock_s),
+            record.progress,
             None if record.loss is None else float(record.loss),
             float(record.version),  # 0 and 0.0 must be the same bytes
             record.finished,
@@ -95,14 +92,13 @@ def newer(a: MemberRecord, b: MemberRecord) -> bool:
 
 
 def mere_progress(a: MemberRecord, b: MemberRecord) -> bool:
-    """Whether ``a`` differs from ``b`` of the same id in steps, samples, rate, clock, loss, version, figures alone."""
+    """Whether ``a`` differs from ``b`` of the same id in steps, samples, progress, loss, version, figures alone."""
     return (
         a.incarnation == b.incarnation
         and a.ready is b.ready
         and a.genesis == b.genesis
         and a.address == b.address
         and a.homes == b.homes
-        and a.base_samples == b.base_samples
         and a.left is b.left
         and a.finished is b.finished
         and newer_fields(a) == newer_fields(b)
@@ -142,15 +138,13 @@ def check(record: MemberRecord, verify: Verify) -> None:
     if not (
         0 <= record.incarnation < MAX_INT
         and 0 <= record.sequence < MAX_INT
-        and 0 <= record.base_samples < MAX_INT
         and 0 <= record.steps < MAX_INT
         and 0 <= record.samples < MAX_INT
+        and 0 <= record.progress < MAX_INT
     ):
         raise RemoteError("record", "A member record holds a number outside 0 to 2**53.")
     if not 0 <= record.version < MAX_INT or (record.loss is not None and not math.isfinite(record.loss)):
         raise RemoteError("record", "A member record holds a loss or a version that cannot be.")
-    if not (0 <= record.rate < MAX_INT and 0 <= record.clock_s < MAX_INT):
-        raise RemoteError("record", "A member record holds a rate or a clock that cannot be.")
     if len(record.homes) > MAX_HOMES:
         raise RemoteError("record", f"A member record names more than {MAX_HOMES} homes.")
     if len(record.id) != 16 or len(record.genesis) not in (0, 16):
@@ -174,7 +168,7 @@ def within(name: str, value: Any) -> Any:
     """
     if name in COUNTS:
         return value if type(value) is int and 0 <= value < MAX_INT else whole(value, MAX_INT - 1)
-    if name in FIGURES:
+    if name == "version":
         return min(max(finite(value), 0.0), MAX_INT - 1.0)
     if name == "loss":
         return None if value is None or abs(finite(value, math.inf)) >= sys.float_info.max else float(value)

@@ -66,7 +66,7 @@ def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> tuple[byte
             f"{path} names a run that cannot be: genesis should be 32 hexadecimal digits. The file was altered; use "
             "another one."
         )
-    return genesis, within("base_samples", meta.get("swarm_samples", 0)), within("version", meta.get("version", 0))
+    return genesis, within("progress", meta.get("swarm_samples", 0)), within("version", meta.get("version", 0))
 
 
 def save(

@@ -31,13 +31,19 @@ class SwarmView:
 
     owners: tuple[PeerId, ...] = ()  # who shares the data: alive and ready, this node included
     changes: int = -1  # counts changes of owners
-    swarm_samples: int = 0  # behind the weights of our run
-    own_samples: int = 0  # of this life, in them or not: what was trained since comes on top
+    run: bytes = b""  # whose weights we hold
+    swarm_samples: int = 0  # behind these weights
+    own_samples: int = 0  # of this life, when that was counted
+    sharers: int = 1  # members of the run, by which each sample of ours since then counts
 
     def refreshed(self, peer: Peer) -> Self:
         changes = peer.owners_changed
         owners = self.owners if changes == self.changes else tuple(peer.owners())
-        return type(self)(owners, changes, peer.swarm_samples, peer.told_samples)
+        return type(self)(owners, changes, peer.genesis, peer.swarm_samples, peer.samples, peer.sharers)
+
+    def samples_at(self, own_samples: int) -> int:
+        """Samples behind the weights once this node has trained ``own_samples`` in this life."""
+        return self.swarm_samples + self.sharers * (own_samples - self.own_samples)
 
 
 def members_of(peer: Peer) -> tuple[Member, ...]:

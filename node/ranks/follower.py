@@ -171,7 +171,7 @@ class Follower:
         known = self.known
         return {
             **known.news.run, "steps": known.steps, "samples": self.trained_on,
-            "swarm_samples": known.swarm_samples + known.ahead, "passes": self.passes,
+            "swarm_samples": known.swarm_samples + known.view.sharers * known.ahead, "passes": self.passes,
             "samplers": self.samplers.state(), "finished": known.finished,
         }  # fmt: skip
 

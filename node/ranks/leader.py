@@ -88,6 +88,10 @@ class Leader(TrainingSide):
         return super().finished if self.ranks.standing else self.known.finished
 
     @property
+    def swarm_samples(self) -> int:
+        return super().swarm_samples if self.ranks.standing else self.known.swarm_samples
+
+    @property
     def trained_on(self) -> int:
         return self.samples + self.known.ahead
 
@@ -131,8 +135,8 @@ class Leader(TrainingSide):
         (before, steps), self.announced_at = self.announced_at, (now, self.steps)
         gap = int(SUM_S * (self.steps - steps) / (now - before)) if before else 1
         return Told(
-            stop=stop, swarm_samples=view.swarm_samples, own_samples=view.own_samples, finished=super().finished,
-            gap=min(max(gap, 1), LONGEST_GAP),
+            stop=stop, swarm_samples=view.swarm_samples, own_samples=view.own_samples, sharers=view.sharers,
+            finished=super().finished, gap=min(max(gap, 1), LONGEST_GAP),
         )  # fmt: skip
 
     def together(self, call: Call, do: Callable[[], T]) -> T:
@@ -228,7 +232,8 @@ class Leader(TrainingSide):
 
     def state_dict(self) -> dict[str, Any]:
         state, ahead = super().state_dict(), self.known.ahead
-        return state | {"samples": state["samples"] + ahead, "swarm_samples": state["swarm_samples"] + ahead}
+        more = self.view.sharers * ahead
+        return state | {"samples": state["samples"] + ahead, "swarm_samples": state["swarm_samples"] + more}
 
 
 def portable(error: BaseException | None) -> LocalError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ class Known:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.steps = self.samples = 0
+        self.swarm_samples = 0  # behind the weights of the run: it never falls while the node holds this run
         self.unsaid = self.said = 0  # samples of this rank: those in no sum yet, and those in the sum under way
         self.rest = 0  # boundaries before the next sum is begun
         self.latest: News | None = None
@@ -55,7 +57,10 @@ class Known:
             self.said, self.rest = 0, told.gap - 1
             if self.latest is not None:  # at the start nothing is said yet
                 self.finished = told.finished
-                self.view = SwarmView(self.view.owners, self.view.changes, told.swarm_samples, told.own_samples)
+                self.view = dataclasses.replace(
+                    self.view, swarm_samples=told.swarm_samples, own_samples=told.own_samples, sharers=told.sharers
+                )  # fmt: skip
+            self.swarm_samples = max(self.swarm_samples, self.view.samples_at(self.samples))
         return told
 
     def say(self, call: Call, told: Told | None = None) -> None:
@@ -81,6 +86,9 @@ class Known:
         return (self.said + self.unsaid) * self.ranks.size
 
     def hear(self, news: News) -> None:
+        reached = news.view.samples_at(self.samples)
+        same = news.view.run == self.view.run
+        self.swarm_samples = max(self.swarm_samples, reached) if same else reached
         self.latest, self.view, self.finished = news, news.view, news.finished
 
     @property
@@ -88,10 +96,6 @@ class Known:
         if self.latest is None:
             raise LocalError("This Node is not running: use it inside its with block.")
         return self.latest
-
-    @property
-    def swarm_samples(self) -> int:
-        return self.view.swarm_samples + self.samples - self.view.own_samples
 
     def members(self) -> tuple[Member, ...]:
         self.asking = True

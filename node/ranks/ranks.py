@@ -40,8 +40,9 @@ class Told:
     samples: int = 0
     asked: bool = False  # somebody wants to know what is not said at each step
     stop: bool = False  # all stay at the next boundary, where rank 0 says what is to happen
-    swarm_samples: int = 0  # behind the weights of the run, and of them those of this node that are known to it
+    swarm_samples: int = 0  # behind the weights of the run, when this node had trained ``own_samples``
     own_samples: int = 0
+    sharers: int = 1  # members of the run
     finished: bool = False
     gap: int = 1  # steps from here to the look at the next sum
 
@@ -84,9 +85,10 @@ class Ranks:
     def begin(self, call: Call, samples: int = 0, asked: bool = False, told: Told | None = None) -> None:
         """Of what this rank says; ``told`` is rank 0's part."""
         assert self.begun is None, "the last sum was not looked at"
-        told = told or Told(gap=0)
+        told = told or Told(sharers=0, gap=0)
         row = torch.tensor([
-            call, call * call, samples, asked, told.stop, told.swarm_samples, told.own_samples, told.finished, told.gap
+            call, call * call, samples, asked, told.stop, told.swarm_samples, told.own_samples, told.sharers,
+            told.finished, told.gap,
         ])  # fmt: skip
         self.check()
         try:
@@ -100,7 +102,7 @@ class Ranks:
             return None
         row = self.wait()
         self.begun = None
-        return Told(row[2], row[3] > 0, row[4] > 0, row[5], row[6], row[7] > 0, row[8])
+        return Told(row[2], row[3] > 0, row[4] > 0, row[5], row[6], row[7], row[8] > 0, row[9])
 
     def wait(self) -> list[int]:
         assert self.begun is not None

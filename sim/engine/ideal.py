@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median_low
 from typing import Unpack
 
 from gossip.config import Config
@@ -30,7 +31,7 @@ class Registry:
     def __init__(self) -> None:
         self.alive: list[PeerId] = []
         self.records: dict[PeerId, MemberRecord] = {}
-        self.samples: dict[bytes, int] = {}  # by run
+        self.progress: dict[PeerId, int] = {}  # what each of them says is behind its weights
         self.ready: dict[bytes, int] = {}  # members of each run that hold its weights
         self.changes = 0  # of the set of runs: who wants to know whether there is another one need not look before
         self.turnover = 0  # comings and goings, of those ready and others
@@ -63,6 +64,7 @@ class Registry:
             self.alive[place] = last
             self._places[last] = place
         self._count(self.records.pop(peer), -1)
+        self.progress.pop(peer, None)
 
     def _count(self, record: MemberRecord, more: int) -> None:
         if record.ready:
@@ -99,8 +101,8 @@ class IdealMembers:
         return len(self._registry.alive) > 1
 
     @property
-    def swarm_samples(self) -> int:
-        return self.samples_of(self.me.genesis)
+    def sharers(self) -> int:
+        return max(1, self._registry.ready.get(self.me.genesis, 0))
 
     def alive(self) -> Sequence[PeerId]:
         """Everybody's list, and so with ourselves in it: of us :meth:`record` says nothing, and we are never chosen."""
@@ -146,27 +148,26 @@ class IdealMembers:
         records, mine = self._registry.records.values(), self.me.id
         return [record for record in records if record.ready and record.genesis == genesis and record.id != mine]
 
-    def samples_of(self, genesis: bytes) -> int:
-        return self._registry.samples.get(genesis, 0)
+    def take_arrears(self) -> int:
+        return 0
 
-    def claimed_more(self, genesis: bytes) -> bool:
-        return False
-
-    def rebase(self, base: int, now: float, *, included: bool, afresh: bool) -> None:
-        """Everybody's samples are known to all, from the first on."""
+    def standing_of(self, genesis: bytes) -> tuple[int, int]:
+        said = self._registry.progress
+        records = self.sharing(genesis)
+        if self.me.genesis == genesis:
+            records.append(self.me)
+        return median_low([said.get(record.id, 0) for record in records]) if records else 0, len(records)
 
     def book(self) -> list[MemberRecord]:
         return []
 
     # -- events --------------------------------------------------------------------------------------------------
     def update_me(self, now: float, **changes: Unpack[Own]) -> None:
-        samples = changes.get("samples", self.my_samples)
-        genesis = self.me.genesis
-        if samples != self.my_samples:
-            counts = self._registry.samples
-            counts[genesis] = counts.get(genesis, 0) + samples - self.my_samples
-            self.my_samples = samples
-        ready, genesis = changes.get("ready", self.me.ready), changes.get("genesis", genesis)
+        self.my_samples = changes.get("samples", self.my_samples)
+        progress = changes.get("progress")
+        if progress is not None:
+            self._registry.progress[self.me.id] = progress
+        ready, genesis = changes.get("ready", self.me.ready), changes.get("genesis", self.me.genesis)
         if ready != self.me.ready or genesis != self.me.genesis:
             self.me = dataclasses.replace(self.me, ready=ready, genesis=genesis)
             self._registry.put(self.me)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from random import Random
 from typing import Any
 
-from gossip.ids import Address, MemberRecord, PeerId, peer_id_of
+from gossip.ids import MOST_SAMPLES, Address, Claim, MemberRecord, PeerId, peer_id_of
 from gossip.wire.messages import MESSAGES, Hint
 from tests.fuzz.mutations import EDGE_FLOATS, EDGE_INTS
 
@@ -76,6 +76,8 @@ def make(rng: Random, world: World, form: str, bound: int, name: str) -> Any:
             return kept[:bound]
         case "scalars":
             return tuple((rng.choice((*world.keys, "step")), rng.choice(FINITE)) for _ in range(rng.randrange(3)))
+        case "claim":
+            return Claim(*[rng.choice((0, 1, 1_000, MOST_SAMPLES)) for _ in range(3)])
         case "any":
             return rng.choice(
                 (
@@ -152,8 +154,7 @@ def make_record(rng: Random, world: World) -> MemberRecord:
         left=rng.random() < 0.1, address=where,
         homes=tuple(identity(rng, world) for _ in range(rng.choice((0, 0, 1, 3)))),
         ready=rng.random() < 0.8, genesis=rng.choice((world.genesis, world.genesis, b"", b"h" * 16, b"\xff" * 16)),
-        base_samples=rng.choice((0, 0, count())), steps=count(), samples=count(),
-        rate=rng.choice((0.0, 10.0, abs(rng.choice(FINITE)))), clock_s=rng.choice((0.0, 60.0, abs(rng.choice(FINITE)))),
+        progress=rng.choice((0, 0, count())), steps=count(), samples=count(),
         loss=rng.choice((None, 0.5, rng.choice(FINITE))), version=rng.choice((0.0, 1.0, abs(rng.choice(FINITE)))),
         signature=rng.choice((b"", b"s" * 64)),
     )  # fmt: skip

@@ -55,7 +55,7 @@ def test_a_checkpoint_with_numbers_that_cannot_be_loads_and_its_node_is_not_refu
         record = peer.membership.me
         check(record, trusting)
         assert record.genesis.hex() == GENESIS
-        assert record.base_samples == samples
+        assert record.progress == samples
         assert min(version, 2**52) <= peer.local.version <= version + 1  # a node keeps to half of what others read
     assert torch.equal(model.weight, weights["weight"])
 

@@ -321,7 +321,8 @@ def test_samples_of_a_departed_node_still_count(train, until):
     trained = second.node.metrics().samples
     until(lambda: state_of(first.node, second.node.id) == "left")
     first.stop()
-    assert first.node.swarm_samples == first.node.metrics().samples + trained
+    both = first.node.metrics().samples + trained
+    assert abs(first.node.swarm_samples - both) <= 0.05 * both
 
 
 # Life ---------------------------------------------------------------------------------------------------------------

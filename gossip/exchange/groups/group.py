@@ -6,6 +6,7 @@ each member the mean of its slice to everybody: about twice the vector in all, h
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +20,7 @@ from gossip.exchange.groups.matchmaking import invitation, join, start, substitu
 from gossip.exchange.session import Session, version_gap, within
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.exchange.transitions import GROUP, Event, State, Table
-from gossip.ids import PeerId
+from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Settled
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ VERIFIED, DOUBT, DONE, DROPPED = State.VERIFIED, State.DOUBT, State.DONE, State.
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Group(Session):
-    """``invited`` have not answered yet, ``versions`` are those of the members that take part, ``members`` all of them
-    with us once that is settled, sorted. One at a time, our own or another's."""
+    """``invited`` have not answered yet, ``versions`` are those of the members that take part and ``claims`` their
+    progress, ``members`` all of them with us once that is settled, sorted. One at a time, our own or another's."""
 
     TRANSITIONS: ClassVar[Table] = GROUP
     MANY: ClassVar[bool] = True
@@ -43,10 +44,12 @@ class Group(Session):
     inviter: PeerId
     codec: str
     mean: float = 0.0  # of the versions
+    settled_claim: Claim = UNSTATED  # its samples are the mean of the claims
     candidates: tuple[PeerId, ...] = ()  # all whom the inviter invited
     asked: set[PeerId] = field(default_factory=set)  # the same, and those who were busy
     invited: dict[PeerId, None] = field(default_factory=dict)
     versions: dict[PeerId, float] = field(default_factory=dict)
+    claims: dict[PeerId, Claim] = field(default_factory=dict)
     members: tuple[PeerId, ...] = ()
     committed: set[PeerId] = field(default_factory=set)
 
@@ -98,10 +101,11 @@ class Group(Session):
     def snapshotted(self, now: float, mass: float = 0.0) -> list[Effect]:
         local, reply_s = self.exchanges.local, self.exchanges.config.reply_timeout_s
         self.ours, self.steps, self.state = local.version, local.steps, OFFERED
+        self.claim = local.progress.claim
         self.deadline = now + reply_s
         if not self.initiator:
             self.deadline += reply_s  # the inviter waits for others before it says Begin
-            return [Send(self.inviter, Joined(self.session, self.ours, self.codec))]
+            return [Send(self.inviter, Joined(self.session, self.ours, self.codec, self.claim))]
         self.invited = dict.fromkeys(self.candidates)
         return [Send(peer, invitation(self)) for peer in self.candidates]
 
@@ -109,7 +113,7 @@ class Group(Session):
         del self.invited[sender]
         told: list[Effect] = []
         if answers(joined, spread=False):
-            self.versions[sender] = joined.version
+            self.versions[sender], self.claims[sender] = joined.version, joined.progress
             self.codec = leaner(self.codec, joined.codec)
         else:
             told.append(Send(sender, Abort(self.session, "terms")))
@@ -119,6 +123,7 @@ class Group(Session):
         """It takes no part in what we invited it to."""
         self.invited.pop(sender, None)
         self.versions.pop(sender, None)
+        self.claims.pop(sender, None)
         asked = substitute(self, now)
         return [*asked, *(self.settle_members(now) if not self.invited else [])]
 
@@ -135,13 +140,17 @@ class Group(Session):
             return [*late, *self.end(DROPPED)]
         self.members = tuple(sorted((self.exchanges.me, *self.versions)))
         self.mean = (self.ours + sum(self.versions.values())) / len(self.members)
-        begin = Begin(self.session, self.members, self.mean, self.codec)
+        claims = (self.claim, *self.claims.values())
+        mean = sum(claim.samples for claim in claims) // len(claims)
+        self.settled_claim = dataclasses.replace(self.claim, samples=mean)
+        begin = Begin(self.session, self.members, self.mean, self.codec, self.settled_claim)
         return [*late, *[Send(peer, begin) for peer in self.versions], *self.gather(now)]
 
     def begin(self, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
         if not begins(begin, self.exchanges.me, sender):
             return [Send(sender, Abort(self.session, "terms")), *self.fail("terms")]
         self.members, self.mean, self.codec = begin.members, begin.version, begin.codec
+        self.settled_claim = begin.progress
         return self.gather(now)
 
     def withdraw(self) -> list[Effect]:
@@ -306,6 +315,7 @@ class Group(Session):
         exchanges.own_mixed = exchanges.own_mixed or self.initiator
         local = exchanges.local
         local.version = within(local.version + version_gap(self.mean, self.ours))
+        local.progress.approach(self.claim, self.settled_claim)
         return [Mix(self.session, 1.0, plain=local.settling or self.diverges()), *self.end(DONE)]
 
     def diverges(self) -> bool:

@@ -177,11 +177,11 @@ def test_one_that_nobody_can_dial_is_left_to_its_home_while_that_knows_it(anew):
     """A home in another life never met whom it was a home to: it would not probe it, and neither would anybody else."""
     me = member()
     me.linked(peer_id(2), record_of(2), 0.0)
-    me.linked(peer_id(3), hidden(3, clock_s=0.5), 0.5)  # its home is member 2
+    me.linked(peer_id(3), hidden(3), 0.5)  # its home is member 2
     for ask in sent(me.unlinked(peer_id(3), 1.0), PingReq):
         me.receive(peer_id(2), Ack(ask.message.seq, ()), 1.1)  # its home says that it lives
     if anew:
-        me.receive(peer_id(2), Gossip((record_of(2, incarnation=2, clock_s=0.1),)), 2.0)
+        me.receive(peer_id(2), Gossip((record_of(2, incarnation=2),)), 2.0)
     asked = []
     while me.deadline <= 30.0:
         now = me.deadline

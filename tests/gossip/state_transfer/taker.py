@@ -28,6 +28,7 @@ class Taker:
         self.comparing = set()  # sessions
         self.apart_sq = lambda owner, other: 0.0
         self.adopt = None
+        self.serving = (1.0, GENESIS, (), ())  # version, run, optimizer's keys and scalars
         self.now = 0.0
 
     def do(self, effects):
@@ -47,13 +48,21 @@ class Taker:
     def survey(self, donors=(A, B, C, D), version=1.0, keys=(), genesis=GENESIS, scalars=()):
         """Begin, and let every donor asked answer."""
         self.do(self.joining.begin(GENESIS, list(donors), self.now))
-        for session, (donor, _) in list(self.fetches.items()):
-            del self.fetches[session]
-            self.do(self.joining.on_serving(donor, Serving(session, version, genesis, keys, scalars), self.now))
+        self.serving = (version, genesis, keys, scalars)
+        for session in list(self.fetches):
+            self.answer(session)
+
+    def answer(self, session):
+        """A donor says what it has."""
+        donor, _ = self.fetches.pop(session)
+        self.do(self.joining.on_serving(donor, Serving(session, *self.serving), self.now))
 
     def receive(self, session, chunks=1):
         """Some whole chunks of a piece arrive."""
         donor, fetch = self.fetches[session]
+        if session in self.joining.surveys:
+            self.answer(session)  # the second question, for the progress that a donor has by now
+            return
         if session in self.comparing:
             one = self.joining.comparisons[session]
             assert (one.other, one.start, one.stop) == (donor, fetch.start, fetch.stop)

@@ -78,4 +78,5 @@ def test_a_comparison_that_fails_holds_nobody_up():
     taker.do(joining.unlinked(joining.comparisons[third].other, 1.0))
     assert joining.next_deadline() == joining.comparisons[fourth].deadline
     taker.do(joining.tick(joining.next_deadline()))
+    taker.receive_all()
     assert taker.adopt is not None

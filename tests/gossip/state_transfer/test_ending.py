@@ -88,7 +88,7 @@ def test_a_newcomer_whose_donors_leave_begins_a_run_of_its_own_and_says_what_its
     first.crash()
     swarm.until(lambda: newcomer.peer.ready, 60.0)
     assert newcomer.genesis != first.genesis
-    assert newcomer.peer.membership.swarm_samples <= 1
+    assert newcomer.peer.swarm_samples <= 1
     assert newcomer.kinds[:2] == ["started", "untaken"], "a warning, which one who has set up no logging sees as well"
     assert "its own, with nothing behind them" in next(text for _, kind, text in newcomer.notices if kind == "untaken")
     assert "untaken" not in first.kinds

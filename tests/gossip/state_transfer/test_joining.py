@@ -199,6 +199,8 @@ def test_a_newcomer_takes_the_weights_alone_where_whoever_has_the_optimizers_sta
     taker.do(joining.on_refused(A, session, 6.0, STANDS))
     assert joining.starved
     taker.do(joining.more_candidates([A], 7.0))
+    taker.fetches.pop(session, None)
+    taker.receive_all()
     assert taker.adopt == Adopt((), ())
 
 
@@ -385,6 +387,8 @@ def test_a_newcomer_does_without_the_optimizers_state_and_never_without_what_is_
     ((session, (donor, _)),) = taker.fetches.items()
     taker.do(taker.joining.on_refused(donor, session, taker.now, STANDS))
     taker.do(taker.joining.more_candidates([A], taker.now + RETRY_S))
+    taker.fetches.pop(session, None)
+    taker.receive_all()
     assert taker.adopt == Adopt((), (), trial=False)
 
 

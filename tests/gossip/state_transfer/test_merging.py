@@ -32,7 +32,8 @@ def beside_a_liar(honest=4, value=10**6, config=None, loss=off_by):
     for node in nodes:
         node.loss = loss
     swarm.run(20.0)
-    liar = swarm.start(genesis=LIAR, samples=2**52, value=value)
+    liar = swarm.start(genesis=LIAR, value=value)
+    liar.perform(liar.peer.resume(LIAR, 2**52, 0.0, swarm.now))
     liar.peer.runs.config = Config(merge="never")
     liar.perform([Dial(address_of(0))])
     return swarm, nodes, liar
@@ -98,7 +99,7 @@ def test_what_was_under_way_before_a_trial_is_lost_or_doubled_for_nobody():
                     alone[one.session] = one.partner, Fraction(one.weight) * (session.value - session.theirs)
             return abandon()
 
-        exchanges.abandon = watched
+        exchanges.abandon = node.peer.joining.abandon = watched
     while sum(node.kinds.count("put back") for node in nodes) < 10:
         assert swarm.now < 2_000.0
         swarm.run(0.3)

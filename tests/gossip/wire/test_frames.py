@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.errors import ProtocolError
-from gossip.ids import Address, MemberRecord, PeerId
+from gossip.ids import MOST_SAMPLES, Address, Claim, MemberRecord, PeerId
 from gossip.wire.frames import (
     FIELDS,
     MAGIC,
@@ -64,7 +64,7 @@ RECORDS = st.builds(
     MemberRecord,
     id=IDS, public_key=st.binary(max_size=32), incarnation=INTS, sequence=INTS, left=st.booleans(),
     address=st.none() | st.builds(Address, HOSTS, st.integers(0, 65_535)), homes=several(IDS, 3),
-    ready=st.booleans(), genesis=st.binary(max_size=16), base_samples=INTS, steps=INTS, samples=INTS,
+    ready=st.booleans(), genesis=st.binary(max_size=16), progress=INTS, steps=INTS, samples=INTS,
     loss=st.none() | FLOATS, version=FLOATS, finished=st.booleans(), signature=st.binary(max_size=64),
     extra=several(st.none() | st.booleans() | INTS | FLOATS | texts(8) | st.binary(max_size=8), 3),
 )  # fmt: skip
@@ -86,6 +86,7 @@ FORMS = {
     "records": lambda bound: several(UPDATES, bound),
     "names": lambda bound: several(texts(64), bound),
     "scalars": lambda bound: several(st.tuples(texts(64), FLOATS), bound),
+    "claim": lambda _: st.builds(Claim, *[st.integers(0, MOST_SAMPLES)] * 3),
     "any": lambda bound: several(PLAIN, bound),
 }
 
@@ -121,7 +122,7 @@ def refused(table_or_bytes, body_bytes=0):
 LARGEST = MemberRecord(
     PeerId(b"i" * 16), b"k" * 32, 2**63 - 1, 2**63 - 1, False, Address(".".join(["h" * 63] * 3), 65_535),
     (PeerId(b"h" * 16),) * 3,
-    True, b"g" * 16, 2**63 - 1, 2**63 - 1, 2**63 - 1, 0.1, 0.1, 0.1, 0.1, True, b"s" * 64,
+    True, b"g" * 16, 2**63 - 1, 2**63 - 1, 2**63 - 1, 0.1, 0.1, True, b"s" * 64,
 )  # fmt: skip
 NEWER = dataclasses.replace(LARGEST, extra=(b"n" * 251, None, True))  # 256 bytes of a newer version's
 OFFER = Offer(7, "f" * 32, b"g" * 16, 1.5, 0.5, "fp32")
@@ -154,7 +155,7 @@ def test_the_prefix_says_how_long_header_and_body_are():
 def test_whole_numbers_where_floats_belong_are_sent_as_floats():
     message = Serving(1, 3, b"", (), (("lr", 1),))
     assert decode(split(encode(message))[0]) == message
-    gossip = Gossip((dataclasses.replace(LARGEST, rate=3, clock_s=4, loss=0, version=2),))
+    gossip = Gossip((dataclasses.replace(LARGEST, loss=0, version=2),))
     assert decode(split(encode(gossip))[0]) == gossip
 
 
@@ -336,6 +337,7 @@ WRONG = {
     "updates": [None, 5, [5], [None], [[]], [[b"i" * 16, 1, True]], "over"],
     "records": [None, 5, [5], [[b"i" * 16, -1, True, b"i" * 16]], [[b"i" * 16, 1, 1, b"i" * 16]], "over"],
     "names": [None, "ab", [5], [b"ab"], ["x" * 65], "over"],
+    "claim": [None, [], [1, 2], [1, 2, 3, 4], [-1, 0, 0], [0, 0, 2**53], [1.0, 2, 3], [True, 2, 3]],
     "scalars": [None, [5], [["lr"]], [["lr", 1]], [["lr", math.nan]], [[5, 1.0]], [["lr", 1.0, 1]], "over"],
     "any": [None, 5, "text", {}, "over"],
 }  # fmt: skip
@@ -369,8 +371,7 @@ WRONG_IN_RECORDS = {
     "sequence": [-1, 2**63, None], "left": [0, None], "address": [5, [], ["h"], ["h", 1, 1], ["h" * 256, 1],
         ["a..b", 1], ["h" * 64, 1], ["\u00e9", 1],
     ["h", 65_536], ["h", -1], [b"h", 1], ["h\n", 1]], "homes": [None, [b"i"], [b"i" * 16] * 4], "ready": [1, None],
-    "genesis": [b"g" * 17, "g"], "base_samples": [-1, 0.5], "steps": [-1, True], "samples": [2**64 - 1],
-    "rate": [1, None, math.nan, math.inf], "clock_s": [1, None, math.nan, math.inf],
+    "genesis": [b"g" * 17, "g"], "progress": [-1, 0.5], "steps": [-1, True], "samples": [2**64 - 1],
     "loss": [1, math.nan, math.inf, "1"], "version": [1, None, math.nan, math.inf], "finished": [0, None],
     "signature": [b"s" * 65, None],
 }  # fmt: skip

@@ -23,11 +23,9 @@ ME = MemberRecord(
     address=Address("10.0.0.5", 7700),
     homes=(PeerId(b"h" * 16),),
     genesis=b"g" * 16,
-    base_samples=5,
     steps=6,
     samples=7,
-    rate=2.5,
-    clock_s=3.5,
+    progress=5,
     loss=0.5,
     version=1.5,
 )
@@ -64,11 +62,9 @@ def test_what_the_owner_signed_is_accepted():
         {"homes": ()},
         {"ready": True},
         {"genesis": b"x" * 16},
-        {"base_samples": 6},
         {"steps": 7},
         {"samples": 8},
-        {"rate": 2.6},
-        {"clock_s": 3.6},
+        {"progress": 6},
         {"loss": None},
         {"loss": 0.25},
         {"version": 2.0},
@@ -84,8 +80,8 @@ def test_changing_any_field_breaks_the_signature(change):
 
 
 def test_every_field_is_signed():
-    tried = {"incarnation", "sequence", "left", "address", "homes", "ready", "genesis", "base_samples", "steps"}
-    tried |= {"samples", "rate", "clock_s", "loss", "version", "finished", "extra"}  # by the test above
+    tried = {"incarnation", "sequence", "left", "address", "homes", "ready", "genesis", "progress", "steps"}
+    tried |= {"samples", "loss", "version", "finished", "extra"}  # by the test above
     identity = {"id", "public_key", "signature"}  # by those below
     assert tried | identity == {field.name for field in dataclasses.fields(MemberRecord)}
 
@@ -111,11 +107,11 @@ def test_a_simulation_may_do_without_keys():
     [
         *(
             {name: value}
-            for name in ("incarnation", "sequence", "base_samples", "steps", "samples")
+            for name in ("incarnation", "sequence", "progress", "steps", "samples")
             for value in (-1, 2**53)
         ),
         *({"loss": value} for value in (math.nan, math.inf, -math.inf)),
-        *({name: value} for name in ("rate", "clock_s", "version") for value in (math.nan, math.inf, -math.inf, -1.0)),
+        *({"version": value} for value in (math.nan, math.inf, -math.inf, -1.0)),
         {"homes": (PeerId(b"h" * 16),) * 4},
         {"genesis": b"short"},
         {"address": Address("", 7700)},
@@ -139,13 +135,13 @@ def test_a_signed_record_out_of_bounds_is_refused(change):
 
 def test_the_largest_numbers_are_accepted():
     most = 2**53 - 1
-    record = dataclasses.replace(ME, incarnation=most, sequence=most, base_samples=most, steps=most, samples=most)
+    record = dataclasses.replace(ME, incarnation=most, sequence=most, progress=most, steps=most, samples=most)
     check(signed(record, KEY.sign), verify)
 
 
 def test_the_payload_does_not_depend_on_how_a_number_is_written():
-    whole = dataclasses.replace(ME, rate=2, clock_s=3, version=0, loss=1)
-    assert payload(whole) == payload(dataclasses.replace(ME, rate=2.0, clock_s=3.0, version=0.0, loss=1.0))
+    whole = dataclasses.replace(ME, version=0, loss=1)
+    assert payload(whole) == payload(dataclasses.replace(ME, version=0.0, loss=1.0))
 
 
 @given(positions(), positions())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.config import Config
-from gossip.ids import Address, MemberRecord, PeerId
+from gossip.ids import MOST_SAMPLES, Address, Claim, MemberRecord, PeerId
 from gossip.membership.protocol import Membership
 from gossip.wire.frames import FIELDS, MAX_INT, PREFIX_BYTES, decode, encode
 from gossip.wire.messages import MESSAGES, Close, Gossip, Offer, Serving, StatusReply
@@ -30,11 +30,11 @@ OWN = st.fixed_dictionaries({}, optional={
     "address": st.none() | st.builds(Address, HOSTS, st.integers(-5, 70_000)),
     "homes": st.lists(st.integers(0, 9).map(peer_id), max_size=6).map(tuple),
     "ready": st.booleans(), "finished": st.booleans(),
-    "genesis": st.binary(max_size=20), "base_samples": ANY_NUMBERS, "steps": ANY_NUMBERS, "samples": ANY_NUMBERS,
+    "genesis": st.binary(max_size=20), "progress": ANY_NUMBERS, "steps": ANY_NUMBERS, "samples": ANY_NUMBERS,
     "loss": st.none() | ANY_NUMBERS, "version": ANY_NUMBERS,
 })  # fmt: skip
 STARTS = st.fixed_dictionaries({}, optional={
-    "sequence": ANY_NUMBERS, "steps": ANY_NUMBERS, "samples": ANY_NUMBERS, "base_samples": ANY_NUMBERS,
+    "sequence": ANY_NUMBERS, "steps": ANY_NUMBERS, "samples": ANY_NUMBERS, "progress": ANY_NUMBERS,
     "version": ANY_NUMBERS, "loss": ANY_NUMBERS, "genesis": st.binary(max_size=20),
     "address": st.builds(Address, HOSTS, st.integers(-5, 70_000)),
 })  # fmt: skip
@@ -73,11 +73,11 @@ def test_figures_beyond_bounds_are_signed_as_the_largest_that_there_are():
         MemberRecord(peer_id(0), b"", 1, samples=2**53 - 10), sign=unsigned, verify=trusting, config=Config(),
         rng=random.Random(0), now=0.0,
     )  # fmt: skip
-    me.update_me(10.0, steps=7, samples=1000, version=1e300, loss=math.nan, base_samples=-5)
+    me.update_me(10.0, steps=7, samples=1000, version=1e300, loss=math.nan, progress=-5)
     record = me.me
     assert (record.steps, record.samples, record.version) == (7, 2**53 - 1, 2**53 - 1)
     assert record.loss is None
-    assert record.base_samples == 0
+    assert record.progress == 0
     me.update_me(20.0, loss=0.25)
     assert me.me.loss == 0.25
 
@@ -99,6 +99,7 @@ def test_a_lie_about_our_earlier_life_leaves_a_record_that_others_take():
 @pytest.mark.parametrize("cls", MESSAGES.values(), ids=list(MESSAGES))
 def test_every_number_of_every_message_is_written_within_its_bound(cls, value):
     empty = {"bool": False, "text": "", "bytes": b"", "id": b"i" * 16, "record?": None}
+    empty["claim"] = Claim(value, value, value)
     numbers = [name for name, kind in FIELDS[cls] if kind.form in ("int", "float")]
     given_ = {name: value if name in numbers else empty.get(kind.form, ()) for name, kind in FIELDS[cls]}
     if "version_min" in given_:
@@ -109,6 +110,9 @@ def test_every_number_of_every_message_is_written_within_its_bound(cls, value):
             assert 0 <= getattr(back, name) <= kind.bound
         elif kind.form == "float":
             assert math.isfinite(getattr(back, name))
+        elif kind.form == "claim":
+            claim = getattr(back, name)
+            assert all(0 <= number <= MOST_SAMPLES for number in (claim.samples, claim.most, claim.members))
 
 
 def test_what_is_nearest_is_written():

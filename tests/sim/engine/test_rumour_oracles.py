@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
+from gossip.ids import PeerId
 from gossip.membership.dissemination import retransmits
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
@@ -38,7 +39,7 @@ class Telling:
         swarm, began_s = self.swarm, self.swarm.now
         source = swarm.hosts[int(self.rng.integers(len(swarm.hosts)))]
         self.told += 1
-        source.peer.membership.update_me(began_s, base_samples=self.told)
+        source.peer.membership.update_me(began_s, homes=(PeerId(self.told.to_bytes(16, "big")),))
         swarm.arm(source)
         news, counts = source.peer.membership.me, list[int]()
         for number in range(rounds):

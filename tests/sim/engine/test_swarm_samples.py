@@ -1,35 +1,89 @@
-"""Everybody counts what everybody trained, though nobody tells every step."""
+"""The members' number of samples follows the samples trained: nodes average it at exchanges as they do the weights."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from gossip.config import Config
+from gossip.exchange.progress import RunProgress
+from gossip.ids import MOST_SAMPLES, Claim
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 
-PEERS, STEP_S, SAMPLES = 50, 0.1, 8
+STEP_S, SAMPLES, EVERY = 0.1, 8, 8
 
 
-def worst(swarm: Swarm, killed_s: float | None = None) -> float:
-    """The largest error of anybody's count: all train from the beginning on, and one until it was killed."""
-    lost_s = 0.0 if killed_s is None else swarm.now - killed_s
-    trained = SAMPLES / STEP_S * (PEERS * swarm.now - lost_s)
-    return max(abs(host.peer.swarm_samples / trained - 1) for host in swarm.hosts if not host.gone)
-
-
-def test_fifty_steady_trainers_count_within_two_in_a_hundred_after_a_minute_and_after_a_death():
-    swarm = Swarm(1, NetworkModel(), Config(mix_every_steps=10**9))
-    for _ in range(PEERS):
-        swarm.add_peer(np.zeros(4, np.float32), step_s=STEP_S, samples_per_step=SAMPLES, founder=True)
+def swarm_of(count: int, *, step_s: float = STEP_S, fast_s: float = STEP_S, fast: int = 0) -> Swarm:
+    swarm = Swarm(1, NetworkModel(), Config(mix_every_steps=EVERY))
+    for index in range(count):
+        swarm.add_peer(
+            np.zeros(4, np.float32), step_s=fast_s if index < fast else step_s, samples_per_step=SAMPLES, founder=True
+        )
     swarm.introduce()
+    return swarm
+
+
+def errors(swarm: Swarm, before: int = 0) -> list[float]:
+    """Return each living peer's number of samples less the samples that all trained, as a share of these.
+
+    Args:
+        swarm: The swarm, whose peers all hold one run.
+        before: Samples trained by peers that are gone.
+    """
+    for host in swarm.alive():
+        swarm.training.seen(host)
+    trained = before + sum(host.peer.samples for host in swarm.alive())
+    return [host.peer.swarm_samples / trained - 1 for host in swarm.alive()]
+
+
+def test_fifty_trainers_of_one_pace_count_within_two_percent_and_deaths_take_nothing_away():
+    swarm = swarm_of(50)
     swarm.run_until(60.0)
-    assert worst(swarm) < 0.02
+    assert max(map(abs, errors(swarm))) < 0.02
+    swarm.training.seen(swarm.hosts[7])
+    lost = swarm.hosts[7].peer.samples
     swarm.kill(7)
+    swarm.run_until(120.0)
+    assert max(map(abs, errors(swarm, lost))) < 0.02
+
+
+def test_a_node_eight_times_as_fast_as_the_others_counts_for_all_of_its_samples():
+    swarm = swarm_of(8, fast=1, fast_s=STEP_S / 8)
+    swarm.run_until(120.0)
+    assert max(map(abs, errors(swarm))) < 0.05
+
+
+def test_numbers_that_lie_apart_meet_and_keep_their_sum():
+    swarm = swarm_of(6)
+    swarm.run_until(30.0)
+    for host in swarm.hosts[:3]:
+        host.peer.local.progress.samples += 10_000
     swarm.run_until(90.0)
-    assert all(swarm.hosts[7].id not in host.peer.membership.alive() for host in swarm.hosts if not host.gone)
-    assert worst(swarm, 60.0) < 0.02
-    swarm.run_until(240.0)
-    assert worst(swarm, 60.0) < 0.005
-    told = sum(host.peer.record.sequence for host in swarm.hosts) / PEERS
-    assert told < 10, "steady trainers have nothing to correct"
+    for host in swarm.hosts:
+        swarm.training.seen(host)
+    numbers = [host.peer.local.progress.samples for host in swarm.hosts]
+    trained = sum(host.peer.samples for host in swarm.hosts) + 5_000  # the mean of what was added
+    assert max(numbers) - min(numbers) < 0.02 * trained
+    assert numbers == pytest.approx([trained] * 6, rel=0.03)
+
+
+class Liar(RunProgress):
+    """A node that states the largest numbers a message holds."""
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(MOST_SAMPLES, MOST_SAMPLES, MOST_SAMPLES)
+
+
+@pytest.mark.parametrize(("honest", "liars"), [(7, 1), (8, 8)])
+def test_liars_after_ten_silent_minutes_add_at_most_a_fifth_in_a_minute(honest, liars):
+    swarm = swarm_of(honest + liars)
+    swarm.run_until(600.0)
+    for host in swarm.hosts[honest:]:
+        host.peer.local.progress.__class__ = Liar
+    swarm.run_until(660.0)
+    for host in swarm.hosts:
+        swarm.training.seen(host)
+    trained = sum(host.peer.samples for host in swarm.hosts)
+    assert max(host.peer.swarm_samples for host in swarm.hosts[:honest]) < 1.2 * trained

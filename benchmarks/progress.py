@@ -1,0 +1,296 @@
+"""Measure how far the members' numbers of samples lie from the samples trained, with the whole protocol simulated.
+
+    python benchmarks/progress.py [--seed 1] [SCENARIO ...]
+
+Every peer takes steps of 16 samples and mixes every 16 steps. One JSON line for each scenario and each time at which it
+is looked at:
+
+``least``, ``median``, ``most``  the members' ``swarm_samples`` less what all members trained, over what they trained
+``apart``  the largest number less the smallest, over what they trained
+``truth``  what they trained; after a cut, and where several runs meet, the mean of what is behind each member's weights
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from gossip.config import Config
+from gossip.exchange.progress import RunProgress
+from gossip.ids import MOST_SAMPLES, Claim
+from sim.engine.swarm import Swarm
+from sim.world.network import NetworkModel
+
+SAMPLES, STEP_S, EVERY = 16, 0.25, 16
+JOIN_S = 180.0  # of a slow newcomer
+LIFE_S, AWAY_S = 600.0, 200.0  # the mean of exponential lives, and of the time until another comes
+
+
+class Lying(RunProgress):
+    """States as much as a message holds, from a certain time on; until then it says what it was last told."""
+
+    begins: Callable[[], bool] = staticmethod(lambda: True)
+
+    @property
+    def claim(self) -> Claim:
+        if self.begins():
+            return Claim(MOST_SAMPLES, MOST_SAMPLES, MOST_SAMPLES)
+        return Claim(self.samples, 0, 1)
+
+
+class Watched:
+    """A swarm, and what its members have trained."""
+
+    def __init__(self, seed: int, **settings: Any) -> None:
+        self.rng = random.Random(seed)
+        self.swarm = Swarm(seed, NetworkModel(), Config(mix_every_steps=EVERY, **settings))
+        self.before = 0  # trained by those who are gone
+        self.liars: set[int] = set()
+
+    def add(self, count: int = 1, *, step_s: float = STEP_S, seeds: Iterable[int] = (), founder: bool = False) -> int:
+        for _ in range(count):
+            index = self.swarm.add_peer(
+                np.zeros(4, np.float32), seeds, step_s=step_s, samples_per_step=SAMPLES, founder=founder
+            )  # fmt: skip
+        return index
+
+    def undialable(self, index: int) -> None:
+        """Nobody can dial this peer from now on."""
+        peer = self.swarm.hosts[index].peer
+        peer.membership.update_me(self.swarm.now, address=None)
+
+    def lies(self, index: int, begins: float = 0.0) -> None:
+        self.liars.add(index)
+        progress = self.swarm.hosts[index].peer.local.progress
+        progress.__class__ = Lying
+        progress.begins = lambda: self.swarm.now >= begins
+
+    def kill(self, index: int) -> None:
+        host = self.swarm.hosts[index]
+        self.swarm.training.seen(host)
+        self.before += host.peer.samples
+        self.swarm.kill(index)
+
+    def joins_slowly(self, index: int, seconds: float) -> None:
+        """The last piece of this peer's weights takes so long."""
+        host = self.swarm.hosts[index]
+        collected, now = host.peer.collected, self.swarm.now
+
+        def late(session: int, position: int, at: float) -> list[Any]:
+            if at < now + seconds:
+                self.swarm.events.push(
+                    now + seconds, host.happen, lambda: host.perform(collected(session, position, self.swarm.now))
+                )
+                return []
+            return collected(session, position, at)
+
+        host.peer.collected = late  # type: ignore[method-assign]
+
+    def count(self) -> None:
+        """Let every loop say how far it is: the simulator asks for it only where it matters."""
+        for host in self.swarm.alive():
+            self.swarm.training.seen(host)
+
+    @property
+    def honest(self) -> list[Any]:
+        return [host for host in self.swarm.alive() if host.index not in self.liars and host.peer.ready]
+
+    @property
+    def trained(self) -> int:
+        return self.before + sum(host.peer.samples for host in self.swarm.alive())
+
+    def parts(self) -> Callable[[], float]:
+        """The truth where parts of the swarm have trained apart: the mean of what is behind each member's weights, and
+        what all train from now on."""
+        self.count()
+        mean = statistics.mean(host.peer.local.progress.samples for host in self.honest)
+        before = self.trained
+        return lambda: mean + self.trained - before
+
+    def look(self, until: float, name: str, truth: Callable[[], float] | None = None) -> None:
+        self.swarm.run_until(until)
+        self.count()
+        trained = truth() if truth else self.trained
+        numbers = sorted(host.peer.swarm_samples for host in self.honest)
+        row = {
+            "scenario": name, "s": until, "members": len(numbers), "truth": round(trained),
+            "least": numbers[0] / trained - 1, "median": statistics.median(numbers) / trained - 1,
+            "most": numbers[-1] / trained - 1, "apart": (numbers[-1] - numbers[0]) / trained,
+        }  # fmt: skip
+        print(json.dumps({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}))
+
+
+# -- scenarios ---------------------------------------------------------------------------------------------------------
+def even(seed: int) -> None:
+    """60 peers of one pace, which join through the first."""
+    world = Watched(seed)
+    world.add()
+    world.add(59, seeds=[0])
+    for until in (30, 60, 300, 900):
+        world.look(until, "even")
+
+
+def undialable(seed: int) -> None:
+    """60 peers of which nobody can dial 50."""
+    world = Watched(seed)
+    world.add()
+    world.add(9, seeds=[0])
+    world.add(50, seeds=range(10))
+    for index in range(10, 60):
+        world.undialable(index)
+    for until in (60, 300, 600, 1200):
+        world.look(until, "undialable")
+
+
+def joins(seed: int) -> None:
+    """20 peers train, and 20 more come one after another, each of which takes three minutes to join."""
+    world = Watched(seed, reply_timeout_s=400.0, join_timeout_s=400.0)
+    world.add()
+    world.add(19, seeds=[0])
+    world.swarm.run_until(60.0)
+    for _ in range(20):
+        world.joins_slowly(world.add(seeds=range(20)), JOIN_S)
+        world.swarm.run_until(world.swarm.now + 10.0)
+    for until in (300, 445, 600):
+        world.look(until, "joins")
+
+
+def lives(seed: int) -> None:
+    """50 peers with exponential lives of ten minutes on average, for an hour; a new one comes for each that dies."""
+    world = Watched(seed)
+    world.add()
+    world.add(49, seeds=[0])
+    events = [(world.rng.expovariate(1 / LIFE_S), index) for index in range(50)]
+    looks = [300.0, 900.0, 1800.0, 2700.0, 3600.0]
+    while looks:
+        when, index = min(events)
+        if when > looks[0]:
+            world.look(looks.pop(0), "lives")
+            continue
+        events.remove((when, index))
+        world.swarm.run_until(when)
+        if index < 0:
+            seeds = world.rng.sample([host.index for host in world.swarm.alive()], 3)
+            events.append((when + world.rng.expovariate(1 / LIFE_S), world.add(seeds=seeds)))
+        else:
+            world.kill(index)
+            events.append((when + world.rng.expovariate(1 / AWAY_S), -1 - index))
+
+
+def restarts(seed: int) -> None:
+    """12 peers, each of which is killed once and starts again without memory, one after another."""
+    world = Watched(seed)
+    world.add()
+    world.add(11, seeds=[0])
+    world.swarm.run_until(120.0)
+    for index in range(12):
+        world.kill(index)
+        world.swarm.run_until(world.swarm.now + 5.0)
+        world.add(seeds=[host.index for host in world.swarm.alive()][:3])
+        world.swarm.run_until(world.swarm.now + 25.0)
+    for until in (480, 600):
+        world.look(until, "restarts")
+
+
+def paces(seed: int) -> None:
+    """60 peers whose paces lie up to 32 times apart."""
+    world = Watched(seed)
+    for index in range(60):
+        step_s = STEP_S * 2.0 ** world.rng.uniform(-2.5, 2.5)
+        world.add(step_s=step_s, seeds=[0] if index else [])
+    for until in (60, 300, 600, 1200):
+        world.look(until, "paces")
+
+
+def pair(seed: int) -> None:
+    """Two peers of which one is 32 times as fast."""
+    world = Watched(seed)
+    world.add()
+    world.add(step_s=STEP_S / 32, seeds=[0])
+    for until in (60, 300, 900):
+        world.look(until, "pair")
+
+
+def cut(seed: int) -> None:
+    """60 peers, cut in three of 20 for an hour."""
+    world = Watched(seed)
+    world.add()
+    world.add(59, seeds=[0])
+    world.swarm.run_until(60.0)
+    world.swarm.partition([range(20), range(20, 40)])
+    world.swarm.run_until(3660.0)
+    truth = world.parts()
+    world.swarm.heal()
+    for until in (3720, 3780, 3960):
+        world.look(until, "cut", truth)
+
+
+def runs(seed: int) -> None:
+    """80 peers train alone for five minutes, each a run of its own, and meet."""
+    world = Watched(seed, join_timeout_s=1.0)
+    world.add(80)
+    world.swarm.run_until(300.0)
+    hosts = world.swarm.hosts
+    for one, other in itertools.pairwise(hosts):
+        one.peer.seeds.renew((other.address,), {})
+        world.swarm.perform(one, [one.peer.seeds.dial(other.address)])
+    while len({host.peer.genesis for host in hosts}) > 1:
+        world.swarm.run_until(world.swarm.now + 1.0)
+    met, truth = world.swarm.now, world.parts()
+    for after in (60, 120, 300):
+        world.look(met + after, "runs", truth)
+
+
+def liars(seed: int) -> None:
+    """30 members and 30 liars, which are silent for the first ten minutes."""
+    lied(seed, 30, 30, 600.0, "liars")
+
+
+def liar(seed: int) -> None:
+    """One of eight, which is silent for the first ten minutes."""
+    lied(seed, 7, 1, 600.0, "liar")
+
+
+def at_once(seed: int) -> None:
+    """One of eight, from the beginning."""
+    lied(seed, 7, 1, 0.0, "at_once")
+
+
+def liars_at_once(seed: int) -> None:
+    """30 members and 30 liars, from the beginning."""
+    lied(seed, 30, 30, 0.0, "liars_at_once")
+
+
+def lied(seed: int, honest: int, liars: int, begins: float, name: str) -> None:
+    world = Watched(seed)
+    world.add(1)
+    world.add(honest + liars - 1, seeds=[0])
+    world.swarm.run_until(5.0)
+    for index in range(honest, honest + liars):
+        world.lies(index, begins)
+    for until in (begins + 10, begins + 60, begins + 300):
+        world.look(until, name)
+
+
+SCENARIOS = (even, undialable, joins, lives, restarts, paces, pair, cut, runs, liars, liar, at_once, liars_at_once)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(one.__name__ for one in SCENARIOS))
+    given = parser.parse_args()
+    for one in SCENARIOS:
+        if not given.scenarios or one.__name__ in given.scenarios:
+            one(given.seed)
+
+
+if __name__ == "__main__":
+    main()
