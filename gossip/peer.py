@@ -441,6 +441,7 @@ class Peer(Holder):
             for partner in exchanges.mixed_at:
                 self.partners.succeeded(partner)
                 self.membership.acknowledged(partner, now)
+            self.ending.mixed(exchanges.mixed_at)
             self.mixing = self.mixing or self.partners.counts(exchanges.mixed_at)
             exchanges.mixed_at.clear()
         if self.mixing and not (self.partners.several and exchanges.outgoing):

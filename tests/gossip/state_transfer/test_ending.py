@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.harness.world import World
+import math
+from dataclasses import replace
+
+from gossip.effects import MemberState
+from tests.harness.world import World, peer_id
 
 
 def look(swarm, seconds):
@@ -56,6 +60,57 @@ def test_those_who_finished_and_left_have_said_so():
     finish(swarm, nodes[1], nodes[2])
     look(swarm, 5)
     assert nodes[3].peer.local.finished
+
+
+def come(swarm, seconds, *, exchanging=True):
+    """A member that takes the run's weights, says that the run is finished, and stays."""
+    liar = swarm.start(0, value=1000)
+    swarm.until(lambda: liar.peer.ready, 20.0)
+    liar.stepping = exchanging  # without a step boundary it accepts no exchange
+    finish(swarm, liar)
+    if not exchanging:
+        liar.peer.schedule.retry_at = math.inf
+        liar.peer.exchanges.abandon()
+    look(swarm, seconds)
+    return liar
+
+
+def test_identities_that_come_one_after_another_have_one_vote():
+    swarm, nodes = trained(3)
+    for _ in range(8):
+        liar = come(swarm, 10)
+        assert all(liar.id in node.peer.ending.partners for node in nodes)
+        liar.leave()
+        look(swarm, 3)
+    assert not any(node.peer.local.finished for node in nodes)
+
+
+def test_members_without_a_finished_exchange_have_no_vote():
+    swarm, nodes = trained(3)
+    for node in nodes:
+        node.peer.schedule.retry_at = math.inf
+    for _ in range(5):
+        come(swarm, 2, exchanging=False)
+    assert all(len(node.peer.membership.sharing(node.genesis)) == 7 for node in nodes)
+    assert not any(node.peer.local.finished for node in nodes)
+
+
+def test_members_that_are_known_by_hearsay_count_as_training():
+    """A newcomer is ended by no handful of identities that meet it first."""
+    swarm, nodes = trained(3)
+    late = nodes[0].peer
+    others = late.membership.sharing(nodes[0].genesis)
+    late.ending.mixed([record.id for record in others])
+    finish(swarm, *nodes[1:])
+    swarm.run(5.0)
+    heard = replace(others[0], id=peer_id(20), finished=False)
+    members = [(record, MemberState.ALIVE) for record in [*late.membership.sharing(nodes[0].genesis), heard]]
+    late.membership.members = lambda: members
+    nodes[0].perform(late.ending.tick(swarm.now))
+    assert not late.local.finished
+    members.pop()
+    nodes[0].perform(late.ending.tick(swarm.now))
+    assert late.local.finished
 
 
 def test_a_late_comer_gets_the_weights_and_learns_that_nothing_is_left_to_train():
