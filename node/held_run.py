@@ -34,6 +34,7 @@ from node.thread import NetworkThread
 
 __all__ = ["HeldRun", "check_state"]
 
+LOOK_S = 1.0  # between two looks whether the network thread has ended
 OF_OTHERS = "The state of a checkpoint"  # whose weights somebody else has loaded
 
 
@@ -149,20 +150,27 @@ class HeldRun:
             return
         put()
         self.boundary.mass = 1.0
-        if not self.outer.plain:
-            self.reset_outer()
+        weights = None if self.outer.plain else self.pool.take()
+        if weights is not None:
+            self.state.read(weights.array)
         resumed = threading.Event()
 
         def resume() -> None:
+            # Drop pending work first: a mixing job that runs after the reset would move the outer step again.
             runtime.averager.forget()
+            if weights is not None:
+                runtime.averager.replaced(weights.array)
+                self.pool.give(weights)
             peer.counted(self.steps, self.samples)
             over = meta.get("finished") is True
             runtime.perform(peer.resume(genesis, samples, version, runtime.now, over))
             self.service.view = self.view.refreshed(runtime.peer)
             resumed.set()
 
-        self.thread.call(resume)
-        resumed.wait(5.0)
+        if self.thread.call(resume):
+            # Without a limit: until the network thread has dropped them, old updates would land in the new weights.
+            while not resumed.wait(LOOK_S) and not self.thread.ended.is_set():
+                pass
         self.thread.check()
 
     def reset_outer(self) -> None:

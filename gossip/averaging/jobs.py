@@ -61,7 +61,10 @@ class Mixing:
             return
         own = snapshot if self.snapshot.cut is None else snapshot[: self.snapshot.elements]
         with averager.lock:
-            averager.outer.shift(own, difference.array, self.weight, self.positions, self.late, self.plain)
+            if (
+                self.generation == averager.generation
+            ):  # else the outer step is at other weights now, and land() drops this
+                averager.outer.shift(own, difference.array, self.weight, self.positions, self.late, self.plain)
 
     def land(self) -> None:
         averager, result = self.averager, self.result

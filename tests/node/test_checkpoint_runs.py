@@ -1,17 +1,21 @@
-"""A checkpoint of any run loads, whatever numbers somebody lied into the run; and into a compiled model."""
+"""A checkpoint of any run loads, whatever numbers somebody lied into the run; into a compiled model; and nothing of the
+weights before it is left."""
 
 from __future__ import annotations
 
 import math
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from gossip.averaging.jobs import Mixing
 from gossip.errors import CheckpointError
 from gossip.wire.records import check, trusting
-from node import Node
+from node import Node, held_run
 from node.model import checkpoint
 
 MOST = 2**53 - 1
@@ -115,3 +119,75 @@ def test_weights_of_no_run_begin_one_and_what_is_not_loaded_is_said(quick, tmp_p
         f"{tmp_path / name} is not loaded: the run that this node holds has 4 samples behind it, and stays."
         for name in ("pretrained.safetensors", "ours.safetensors")
     ]
+
+
+def hundred(train, until, tmp_path):
+    """A checkpoint whose weights are all 100, and a node of another run that has trained."""
+    first = train(linear(1))
+    until(lambda: first.node.metrics().samples > 20)
+
+    def save(node):
+        with torch.no_grad():
+            for parameter in first.model.parameters():
+                parameter.fill_(100.0)
+        node.save(tmp_path / "run")
+
+    first.do(save)
+    first.stop()
+    second = train(linear(2))
+    until(lambda: second.node.metrics().samples > 0)
+    return second
+
+
+def test_a_mixing_job_of_earlier_weights_does_not_move_the_outer_step_of_loaded_ones(train, until, tmp_path):
+    second = hundred(train, until, tmp_path)
+    side = second.side
+
+    def load(node):
+        averager, pool, call = side.runtime.averager, side.pool, side.thread.call
+        jobs = []
+        for _ in range(2):
+            snapshot, difference = pool.take(), pool.take()
+            snapshot.array[:] = difference.array[:] = 1.0
+            averager.boundary.owe()
+            jobs.append(Mixing(averager, snapshot, difference, None, 0.5, None))
+
+        def compute(*what):  # one job runs before the network thread hears of the load, the other afterwards
+            jobs[0].run()
+            side.thread.call = call
+            return call(*what)
+
+        side.thread.call = compute
+        node.load(tmp_path / "run")
+        jobs[1].run()
+        for job in jobs:
+            job.land()
+        return side.outer._phi.copy(), side.outer._momentum.copy(), averager.boundary.owed
+
+    phi, momentum, owed = second.do(load)
+    assert (phi == 100.0).all()
+    assert not momentum.any()
+    assert not owed
+    assert all((parameter == 100.0).all() for parameter in second.model.parameters())
+
+
+def test_load_returns_when_the_network_thread_has_dropped_what_was_pending(train, until, tmp_path, monkeypatch):
+    """However long that takes: an old update that lands later would be added to the new weights."""
+
+    class Hasty(threading.Event):
+        def wait(self, timeout=None):
+            return super().wait(None if timeout is None else timeout / 100)
+
+    second = hundred(train, until, tmp_path)
+    side, gate, waits = second.side, threading.Event(), threading.Event()
+
+    def load(node):
+        monkeypatch.setattr(held_run, "threading", SimpleNamespace(Event=Hasty))
+        side.thread.call(lambda: (waits.set(), gate.wait(20)))
+        waits.wait(10)
+        opening = threading.Timer(0.5, gate.set)
+        opening.start()
+        node.load(tmp_path / "run")
+        return gate.is_set(), side.runtime.averager.generation
+
+    assert second.do(load) == (True, 1)
