@@ -390,6 +390,11 @@ class Peer(Holder):
         """What was received to be compared is whole: |theirs - ours|^2 and |ours|^2 over its elements."""
         return self.joining.compared(session, apart_sq, own_sq, now) + self.after(now)
 
+    def heard(self, peer: PeerId, now: float) -> None:
+        """Bytes of a vector came from this member, or it took some: on a slow link its answer to a probe is behind
+        them."""
+        self.membership.acknowledged(peer, now)
+
     def misbehaves(self, who: PeerId | str, kind: str, now: float) -> list[Effect]:
         """A member, or somebody at an address, did what :mod:`gossip.conduct` counts."""
         self.conduct.note(who, kind, now)

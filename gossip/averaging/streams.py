@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -23,6 +25,13 @@ __all__ = [
 Floats = NDArray[np.float32]
 
 
+class Most(Protocol):
+    """What knows how large a chunk may be now."""
+
+    @property
+    def elements(self) -> int: ...
+
+
 class Sender:
     """A vector as frames: views of it for a raw codec, encoded into one reused buffer for the others.
 
@@ -34,10 +43,11 @@ class Sender:
 
     def __init__(
         self, session: int, vector: Floats, codec: Codec, chunk_elements: int, origin: int = 0,
-        lease: Lease | None = None,
+        lease: Lease | None = None, most: Most | None = None,
     ) -> None:  # fmt: skip
-        """``origin``: where the vector begins in the one that it is a slice of; ``lease``: of what it is a view of."""
-        self.lease = lease
+        """``origin``: where the vector begins in the one that it is a slice of; ``lease``: of what it is a view of;
+        ``most``: says how many elements a chunk may have at the moment, at most ``chunk_elements`` all the same."""
+        self.lease, self.most = lease, most
         self.session, self.vector, self.codec, self.origin = session, vector, codec, origin
         self.chunk_elements = min(max(chunk_elements // ALIGN, 1) * ALIGN, vector.size)  # scales belong to positions
         self.position = 0
@@ -48,8 +58,10 @@ class Sender:
         sent beside it."""
         if self.done:
             return None
-        start = self.position
-        values = self.vector[start : start + self.chunk_elements]
+        start, count = self.position, self.chunk_elements
+        if self.most is not None and self.most.elements < count:
+            count = max(self.most.elements // ALIGN, 1) * ALIGN
+        values = self.vector[start : start + count]
         if self.codec.raw:
             body = memoryview(values.data).cast("B")
         else:

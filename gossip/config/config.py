@@ -81,7 +81,6 @@ class Config(Derived):
             "mix_every_steps": 32,
             "codec": "bf16",
             "reply_timeout_s": 10.0,
-            "slowest_rate_mb_s": 0.1,
             "stall_s": 10.0,
             "hello_timeout_s": 10.0,
             "join_timeout_s": 60.0,

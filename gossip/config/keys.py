@@ -157,11 +157,12 @@ class Keys:
         "longer than your steps take", unit="s", positive=True,
     )
     slowest_rate_mb_s: float = key(
-        0.5, "a transfer may take its median + 6 MAD, and never less than its bytes over this rate",
-        "lower than your slowest link", unit="MB/s", positive=True,
+        0.05, "a transfer may take its median + 6 MAD, and never less than its bytes over this rate",
+        "lower than your slowest link, which several transfers may share: 0.05 is 40 % of 1 Mbit/s", unit="MB/s",
+        positive=True,
     )
     stall_s: float = key(
-        3.0, "a transfer in which nothing moved for so long has failed",
+        3.0, "a transfer of which no byte moved for so long has failed",
         "longer on links that pause, shorter where they lose a lot", unit="s", positive=True,
     )
     bench_s: float = key(
@@ -260,6 +261,7 @@ class Keys:
     )
     chunk_elements: int = key(
         131_072, "elements of one chunk: 512 KiB of fp32, in cache, and 0.2 s at 20 Mbit/s before a probe gets through",
-        "fewer on slow links, more at 10 Gbit/s", unit="elements", least=1024, most=1 << 20,
+        "more at 10 Gbit/s; chunks become shorter by themselves where they take long", unit="elements", least=1024,
+        most=1 << 20,
     )
     # fmt: on

@@ -178,7 +178,7 @@ class Joining:
             self.missing.sort(reverse=True)  # the weights first, which whoever stands can give
         while self.missing and free and len(self.pieces) < self.config.donors:
             (start, stop), donor, session = self.missing.pop(), free.pop(0), self.new_session()
-            self.pieces[session] = Piece(start, stop, donor, now + allowed_s(self.config, stop - start), start)
+            self.pieces[session] = Piece(start, stop, donor, now + self.chunk_s(stop - start), start)
             effects.append(Collect(session, donor, start, stop, self.size))
             effects.append(Send(donor, Fetch(session, self.keys, start, stop)))
         if self.missing and not self.pieces:
@@ -196,6 +196,7 @@ class Joining:
         if piece.stop > self.local.weights:
             self.standing = False
         if position < piece.stop:
+            piece.deadline = now + self.chunk_s(piece.stop - position)
             return []
         del self.pieces[session]
         self.donors.add(piece.donor)
@@ -203,6 +204,11 @@ class Joining:
         if self.missing:
             return [Release(session), *self.assign(now)]
         return [Release(session)] if self.pieces else [Release(session), *self.whole(now)]
+
+    def chunk_s(self, elements: int) -> float:
+        """Return the seconds until the next chunk of a piece, of which so many elements are missing, must be here. A
+        donor of which each byte comes late is given up after the first chunk, and not at the end of the piece."""
+        return allowed_s(self.config, min(elements, self.config.chunk_elements))
 
     def whole(self, now: float) -> list[Effect]:
         """Everything is here: compare what some gave with what others have, ask all members within reach for their

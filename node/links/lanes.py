@@ -16,9 +16,9 @@ import trio
 from gossip.errors import ProtocolError
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Widen
-from node.links.bulk import Bulk
+from node.links.bulk import LEAST_ELEMENTS, Bulk, Movement
 from node.links.frame_reader import FrameReader
-from node.transport.byte_stream import ByteStream, socket_of
+from node.transport.byte_stream import ByteStream
 
 if TYPE_CHECKING:
     from node.links.link import Link
@@ -27,7 +27,6 @@ __all__ = ["LEAST_ELEMENTS", "Lane", "Lanes", "chunk_elements"]
 
 CHUNKS = 8  # of a vector for each connection: more cost more, fewer leave some waiting for the last
 MOST_ELEMENTS = 131_072  # of a chunk: eight that are read at once hold what one of the largest over a link does
-LEAST_ELEMENTS = 4_096  # of a chunk: 12 packets of fp32, and sums of squares are added up in blocks of so many
 NOT_SENT_BYTES = 8_192  # that the kernel may queue: what is queued on a slow connection no faster one can take
 LAST_WORDS_S = 1.0
 
@@ -107,9 +106,10 @@ class Lane:
 
     def __init__(self, link: Link, stream: ByteStream, reader: FrameReader) -> None:
         self.link, self.stream, self.reader = link, stream, reader
+        self.movement = Movement(stream, reader)
         self.open = False  # the other side has it too
         self.counted = 0  # bytes
-        self.socket = socket_of(stream)
+        self.socket = self.movement.socket
         if self.socket is not None:
             self.socket.queue_at_most(NOT_SENT_BYTES)
 
@@ -151,7 +151,9 @@ class Lane:
             if body is None:
                 await reader.discard(body_bytes)
                 continue
+            self.movement.filling = True
             await reader.exactly(body)
+            self.movement.filling = False
             link.lanes.bytes_received += reader.bytes_received - self.counted
             self.counted = reader.bytes_received
             on_body(message)
@@ -172,9 +174,11 @@ class Lane:
                 if frame is None:
                     lanes.ended(session, bulk)
                     continue
+                self.movement.begin(link.clock.current_time())
                 await self.stream.send_all(b"".join(frame))  # else a header has a packet of its own
                 lanes.bytes_sent += len(frame[0]) + frame[1].nbytes
                 link.used_at = link.clock.current_time()
+                self.movement.end(link.used_at)
                 link.on_sent(session)
             finally:
                 lanes.put_down(session, bulk)

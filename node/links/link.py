@@ -12,7 +12,7 @@ from gossip.errors import ProtocolError
 from gossip.ids import Address, PeerId
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Close, Message, Unknown
-from node.links.bulk import Bulk, Inflow, Sending
+from node.links.bulk import Bulk, Inflow, Movement, Sending
 from node.links.frame_reader import FrameReader, nothing
 from node.links.lanes import Lanes
 from node.transport.byte_stream import ByteStream, PlainStream
@@ -28,6 +28,7 @@ OUTBOX_FRAMES = 1_024  # a peer that reads none of so many has stopped: the link
 OUTBOX_BYTES = 8 << 20  # the same: the largest table of members, 10,000 records of 519 B, is 5 MB
 CONTROL_BURST = 32  # control frames between two chunks, so that neither starves the other
 BURST_BYTES = 256 << 10  # of them: they are copied into one
+NOT_SENT_BYTES = 128 << 10  # that the kernel may queue, behind which a probe waits: a second at 1 Mbit/s
 FLUSHED = 4  # chunks sent without a turn of a task's: all of what no thread is for, by default
 
 
@@ -41,6 +42,9 @@ class Link:
 
     def __init__(self, stream: ByteStream, reader: FrameReader, peer: PeerId) -> None:
         self.stream, self.reader, self.peer = stream, reader, peer
+        self.movement = Movement(stream, reader)  # of its own chunks; lanes have theirs
+        if self.movement.socket is not None:
+            self.movement.socket.queue_at_most(NOT_SENT_BYTES)
         self.outbox: deque[bytes] = deque()
         self.outbox_bytes = 0  # what is being sent included
         self.queued = self.taken = 0  # control frames that were ever put into the outbox, and taken out of it
@@ -81,6 +85,25 @@ class Link:
     @property
     def bytes_received(self) -> int:
         return self.reader.bytes_received + self.lanes.bytes_received
+
+    @property
+    def movements(self) -> list[Movement]:
+        """Of all its connections."""
+        return [self.movement, *(lane.movement for lane in self.lanes.all)]
+
+    @property
+    def received_at(self) -> float:
+        """When bytes of a chunk last came, over any of its connections."""
+        return max(one.received_at for one in self.movements)
+
+    @property
+    def sent_at(self) -> float:
+        """When bytes of a chunk last went, over any of its connections."""
+        return max(one.sent_at for one in self.movements)
+
+    def look(self, now: float) -> bool:
+        """Note and return whether bytes of chunks have moved since the last look."""
+        return any([one.look(now) for one in self.movements])
 
     @property
     def ending(self) -> bool:
@@ -158,10 +181,14 @@ class Link:
         if self.cancel_scope is not None:
             self.cancel_scope.cancel()
 
-    def held_up(self, now: float, stall_s: float) -> bool:
+    def held_up(self, now: float, stall_s: float, chunk_s: float) -> bool:
         """Whether a thread waits for the rest of a chunk that nobody wants, and that the other side does not send: it
-        is watched by no session any more, and would hold the thread for as long as the link lives."""
-        return self.flow is not None and self.flow.over and now - self.flow.heard_at > stall_s
+        is watched by no session any more, and would hold the thread for as long as the link lives. ``chunk_s``: how
+        long the chunk may take where bytes of it come."""
+        flow = self.flow
+        if flow is None or not flow.over:
+            return False
+        return now - max(flow.heard_at, self.received_at) > stall_s or now - flow.heard_at > stall_s + chunk_s
 
     async def cut_when_cancelled(self) -> None:
         """Runs beside the two loops: what cancels them ends their threads as well, which wait in the kernel and hear of
@@ -244,6 +271,7 @@ class Link:
         if frame is None:
             self.ended(session, bulk)
             return
+        self.movement.begin(self.clock.current_time())
         header, body = frame
         batch.session, batch.bulk, batch.chunk_bytes = session, bulk, len(header) + body.nbytes
         batch.pieces += frame
@@ -276,6 +304,8 @@ class Link:
             self.let_go(batch)
         self.sent_bytes += batch.control_bytes + batch.chunk_bytes
         self.used_at = self.clock.current_time()
+        if batch.bulk is not None:
+            self.movement.end(self.used_at)
         if batch.control_bytes:
             self.outbox_bytes -= batch.control_bytes
             if self.links is not None:
@@ -299,9 +329,11 @@ class Link:
 
         async def chunks(blocking: BlockingStream) -> bool:
             while (frame := bulk.next_frame()) is not None:
+                self.movement.begin(self.clock.current_time())
                 await blocking.send_frame(*frame)
                 self.sent_bytes += len(frame[0]) + frame[1].nbytes
                 self.used_at = self.clock.current_time()
+                self.movement.end(self.used_at)
                 self.on_sent(session)
                 if self.outbox or len(self.bulk) > 1 or self.bulk.get(session) is not bulk:
                     return True
@@ -351,11 +383,15 @@ class Link:
                 continue
             flow = None if self.hands is None or body_bytes < WHOLE_BYTES else flow_of(message)
             lent = None if self.hands is None or flow is None else self.hands.lend(self.stream)
+            self.movement.filling = True
             if flow is None or lent is None:
                 await self.reader.exactly(place)
-                on_body(message)
             else:
                 got = await self.receive_in_thread(lent, flow, message, place)
+            self.movement.filling = False
+            if flow is None or lent is None:
+                on_body(message)
+            else:
                 on_flow(message)
 
     async def receive_in_thread(

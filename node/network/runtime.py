@@ -68,6 +68,7 @@ from node.transport.tls import Contexts
 
 __all__ = ["Runtime"]
 
+LOOK_S = 0.25  # between two looks at whether vectors move: below the shortest time of a probe
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
 
 
@@ -396,9 +397,17 @@ class Runtime:
 
     async def watch(self) -> None:
         """Streams that stopped moving, links that are idle, a training loop that stands."""
+        chunk_s = 4e-6 * self.config.chunk_elements / self.config.slowest_rate_mb_s
+        every_s, due = min(self.config.stall_s / 4, STANDS_S / 4), self.now
         while True:
-            await trio.sleep(min(self.config.stall_s / 4, STANDS_S / 4))
+            await trio.sleep(min(every_s, LOOK_S))
             now = self.now
+            for link in self.links.all():
+                if link.look(now):
+                    self.peer.heard(link.peer, now)
+            if now < due:
+                continue
+            due = now + every_s
             self.stalls.look(now)
             self.losses.look(now)
             for session in self.sessions.stalled(now, self.config.stall_s):
@@ -412,7 +421,7 @@ class Runtime:
             self.streams.neighbours.watch(now)
             busy = self.streams.busy()
             for link in self.links.all():
-                if link.held_up(now, self.config.stall_s):
+                if link.held_up(now, self.config.stall_s, chunk_s):
                     link.close_now()
                 if now - link.used_at > self.config.idle_s and link not in busy:
                     link.retire()

@@ -151,7 +151,8 @@ class GroupTransfers:
         link, parts = one.out[place]
         group = one.group
         elements = max(self.config.chunk_elements // (len(group.members) - 1), MIN_CHUNK_ELEMENTS)
-        parts.senders.append(Sender(group.session, values, group.codec, elements, start))
+        most = link.movement
+        parts.senders.append(Sender(group.session, values, group.codec, elements, start, most=most))
         link.start_bulk(group.session, parts)
 
     # -- chunks --------------------------------------------------------------------------------------------------
@@ -282,7 +283,7 @@ class GroupTransfers:
         """Links over which a slice, or a mean that has begun, is awaited, and nothing came for so long."""
         return [
             link for one in self.table.values() for place, (link, moved_at) in one.heard.items()
-            if now - moved_at > stall_s and self.owes(one.group, place)
+            if now - max(moved_at, link.received_at) > stall_s and self.owes(one.group, place)
         ]  # fmt: skip
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -147,12 +148,25 @@ class StreamSessions:
 
     def stalled(self, now: float, stall_s: float) -> list[StreamSession]:
         """Sessions with something still to move in which nothing moved for so long; or nothing of theirs, where theirs
-        is waited for: a partner that reads all of ours and sends nothing would hold its session until the deadline."""
+        is waited for: a partner that reads all of ours and sends nothing would hold its session until the deadline.
+
+        Bytes of any chunk on a session's link count as its own: streams on one link take turns, chunk by chunk.
+        """
         return [
             session for session in self.table.values()
-            if (now - session.moved_at > stall_s and not self.whole(session))
-            or (now - session.heard_at > stall_s and session.receiver is not None and not session.receiver.done)
+            if (now - self.moved_at(session) > stall_s and not self.whole(session))
+            or (now - max(session.heard_at, session.link.received_at) > stall_s and self.awaits(session))
         ]  # fmt: skip
+
+    def moved_at(self, session: StreamSession) -> float:
+        """When bytes of what is still to move last did, either way."""
+        link, sender = session.link, session.sender
+        sent = link.sent_at if sender is not None and not sender.done else -math.inf
+        return max(session.moved_at, sent, link.received_at if self.awaits(session) else -math.inf)
+
+    @staticmethod
+    def awaits(session: StreamSession) -> bool:
+        return session.receiver is not None and not session.receiver.done
 
     @staticmethod
     def whole(session: StreamSession) -> bool:

@@ -198,7 +198,8 @@ class Streams:
         """What brings a partner these values of a vector: as chunks, or where they lie."""
         loan = self.neighbours.lend(link, number, values, codec, vector)
         elements = chunk_elements(self.config.chunk_elements, values.size, len(link.lanes))
-        return loan or Sender(number, values, codec, elements, lease=self.pool.lease(vector))
+        most = None if len(link.lanes) else link.movement
+        return loan or Sender(number, values, codec, elements, lease=self.pool.lease(vector), most=most)
 
     def gather(self, effect: Gather) -> None:
         if effect.session not in self.accounts:

@@ -86,6 +86,7 @@ class PlainStream:
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._lent = 0  # descriptors of it that threads have
         self.heard = False  # a byte came
+        self.bytes_received = self.bytes_sent = 0  # as the kernel gave and took them, by threads as well
         self._empty = False  # the last look left nothing to read
         self._turns = 0  # calls in a row that did not wait
         try:
@@ -148,6 +149,7 @@ class PlainStream:
         self._turns += 1
         self._empty = 0 < count < len(buffer)
         self.heard = True
+        self.bytes_received += count
         return count
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -155,7 +157,9 @@ class PlainStream:
         await trio.lowlevel.checkpoint()
         while len(view):
             try:
-                view = view[self._socket.send(view, DONT_WAIT) :]
+                sent = self._socket.send(view, DONT_WAIT)
+                self.bytes_sent += sent
+                view = view[sent:]
             except BlockingIOError:
                 await self._wait(trio.lowlevel.wait_writable)
             except OSError as error:
@@ -168,6 +172,7 @@ class PlainStream:
             sent = self._socket.sendmsg(pieces, (), DONT_WAIT)
         except OSError:
             sent = 0
+        self.bytes_sent += sent
         left = list(pieces)
         while left and sent >= len(left[0]):
             sent -= len(left.pop(0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -24,6 +25,9 @@ __all__ = ["WHOLE_BYTES", "BlockingStream", "Hands"]
 THREADS = 8  # two for each stream of one exchange of our own and of two that others began, and two for a newcomer
 WHOLE_BYTES = 65_536  # what is to be filled with so much is a chunk's body, and read in one call
 LOOK_MS = 250  # between two looks at whether a vector is still wanted of which nothing comes
+# After so long a call of the kernel returns with the bytes that it has moved, so that a slow stream is seen to move.
+# Trio's own calls never wait, and are not affected.
+CALL_TIMEOUT = struct.pack("ll", 0, 250_000)  # struct timeval: seconds and microseconds
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -37,6 +41,8 @@ class BlockingStream:
         self.socket, self.owner, self.peer_host = sock, owner, owner.peer_host
         self.poll = select.poll()
         self.poll.register(sock, select.POLLIN)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, option, CALL_TIMEOUT)
 
     def waits(self, over: Callable[[], bool]) -> bool:
         """Until there is something to read; False once it is ``over``."""
@@ -46,14 +52,19 @@ class BlockingStream:
         return True
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """As :meth:`PlainStream.receive_into`, of what is large all of it."""
-        try:
-            count = self.socket.recv_into(buffer, 0, socket.MSG_WAITALL if len(buffer) >= WHOLE_BYTES else 0)
-            if not count:
-                self.socket.getpeername()
+        """As :meth:`PlainStream.receive_into`, of what is large all of it, where it comes fast enough."""
+        flags = socket.MSG_WAITALL if len(buffer) >= WHOLE_BYTES else 0
+        while True:
+            try:
+                count = self.socket.recv_into(buffer, 0, flags)
+                if not count:
+                    self.socket.getpeername()
+            except BlockingIOError:  # nothing came within the time of one call
+                continue
+            except OSError as error:
+                raise self.broken() from error
+            self.owner.bytes_received += count
             return count
-        except OSError as error:
-            raise self.broken() from error
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self.send_frame(data, b"")
@@ -63,7 +74,11 @@ class BlockingStream:
         left = [memoryview(piece) for piece in (header, body) if len(piece)]
         try:
             while left:
-                sent = self.socket.sendmsg(left)
+                try:
+                    sent = self.socket.sendmsg(left)
+                except BlockingIOError:  # the other side read nothing within the time of one call
+                    continue
+                self.owner.bytes_sent += sent
                 while left and sent >= len(left[0]):
                     sent -= len(left.pop(0))
                 if sent:

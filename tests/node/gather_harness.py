@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 from types import SimpleNamespace
 
@@ -45,8 +46,11 @@ class Pool(VectorPool):
 class End:
     """One end of a link; ``peer`` is who is at the other."""
 
+    received_at = sent_at = -math.inf
+
     def __init__(self, peer):
         self.peer, self.bulk, self.closed = peer, {}, False
+        self.movement = SimpleNamespace(elements=1 << 20)
 
     def start_bulk(self, session, bulk):
         self.bulk[session] = bulk

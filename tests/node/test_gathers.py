@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 
 import numpy as np
@@ -265,6 +266,9 @@ def test_only_links_over_which_something_is_owed_have_stalled():
     now = trio.current_time()
     assert a.gathers.stalled(now + 1.0, 3.0) == []
     assert set(a.gathers.stalled(now + 4.0, 3.0)) == {a.links[b.me], a.links[c.me]}
+    a.links[b.me].received_at = now + 2.0  # bytes of a chunk that is not whole
+    assert a.gathers.stalled(now + 4.0, 3.0) == [a.links[c.me]]
+    a.links[b.me].received_at = -math.inf
     while b.links[a.me].bulk and a.averager.groups[SESSION].missing.get(1) is not None:
         header, body = b.links[a.me].bulk[SESSION].next_frame()
         group.deliver(a, a.links[b.me], decode(header[PREFIX_BYTES:], len(body)), bytes(body))

@@ -310,10 +310,10 @@ async def test_who_leaves_a_chunk_of_a_session_that_is_over_half_sent_holds_a_th
         await half_a_chunk(other, theirs)
         await until(at_work)
         now = end.link.clock.current_time()
-        assert not end.link.held_up(now + 9.0, 3.0), "which is found by its session"
+        assert not end.link.held_up(now + 9.0, 3.0, 9.0), "which is found by its session"
         end.sessions.release(1)
-        assert not end.link.held_up(now, 3.0)
-        assert end.link.held_up(now + 9.0, 3.0)
+        assert not end.link.held_up(now, 3.0, 9.0)
+        assert end.link.held_up(now + 9.0, 3.0, 9.0)
         nursery.cancel_scope.cancel()
 
 

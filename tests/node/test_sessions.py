@@ -24,6 +24,7 @@ class Fills(Receiver):
 
 def under_way(receiver, sent):
     sessions, link = StreamSessions(), SimpleNamespace(start_bulk=lambda *_, **__: None, stream=None)
+    link.received_at = link.sent_at = -math.inf
     sessions.add(StreamSession(1, B, link, sender=SimpleNamespace(done=sent), receiver=receiver))
     return sessions, sessions.table[1], link
 
@@ -54,3 +55,14 @@ def test_a_stream_that_only_goes_out_has_nothing_to_hear():
     sessions, session, _ = under_way(None, sent=False)
     session.heard_at -= 100.0
     assert sessions.stalled(session.moved_at + 2.9, 3.0) == []
+
+
+@in_trio
+def test_bytes_of_a_chunk_that_is_not_whole_are_movement():
+    sessions, session, link = under_way(Fills(1, 2048, CODECS["fp32"]), sent=False)
+    begun = session.heard_at
+    link.sent_at = begun + 5.0
+    assert sessions.stalled(begun + 5.1, 3.0) == [session], "nothing of theirs came"
+    link.received_at = begun + 5.0
+    assert sessions.stalled(begun + 7.9, 3.0) == []
+    assert sessions.stalled(begun + 8.1, 3.0) == [session]

@@ -244,6 +244,17 @@ def test_a_donor_dying_amid_its_piece_costs_only_what_had_not_arrived():
     assert taker.adopt is not None
 
 
+def test_each_chunk_of_a_piece_has_its_own_time_and_a_donor_that_dribbles_loses_the_piece_after_one():
+    taker = Taker()
+    taker.survey([A])
+    (session,) = taker.fetches
+    chunk_s = CONFIG.reply_timeout_s + 4e-6 * CHUNK / CONFIG.slowest_rate_mb_s
+    assert taker.joining.next_deadline() == pytest.approx(chunk_s)
+    taker.now = 0.9 * chunk_s
+    taker.receive(session)
+    assert taker.joining.next_deadline() == pytest.approx(taker.now + chunk_s)
+
+
 @pytest.mark.parametrize("how", ["deadline", "checksum", "refused"])
 def test_a_piece_goes_to_another_however_its_donor_fails(how):
     taker = Taker()

@@ -1,0 +1,130 @@
+"""Links on which a chunk takes longer than a stream may stand still. Times are a tenth of the usual ones, so that a
+link of 10 Mbit/s stands for one of 1 Mbit/s."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from gossip.config import Config
+from gossip.ids import parse_address
+from node.identity.keys import new_secret
+from node.links import bulk
+from node.transfers import streams
+
+BYTES_S = 1.25e6
+ELEMENTS = 1 << 18  # 1 MiB, so that a vector takes 0.84 s: almost three times as long as a stream may stand still
+SLOW = Config(
+    mix_every_steps=20, progress_period_s=0.1, join_timeout_s=10.0, stall_s=0.3, slowest_rate_mb_s=0.5,
+    chunk_elements=ELEMENTS // 2,
+)  # fmt: skip
+BUFFER_BYTES = 8_192
+
+
+class Throttle:
+    """A forwarder in front of ``target`` that passes ``bytes_s`` on in each direction and holds little."""
+
+    def __init__(self, target, bytes_s=BYTES_S):
+        self.target, self.bytes_s, self.passed = target, bytes_s, 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.open = [self.listener]
+        self.start(self.accept)
+
+    def start(self, what, *arguments):
+        threading.Thread(target=what, args=arguments, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                far = socket.socket()
+                far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+                far.connect((self.target.host, self.target.port))
+                for sock in (near, far):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self.open.append(sock)
+                self.start(self.forward, near, far)
+                self.start(self.forward, far, near)
+
+    def forward(self, source, target):
+        due = time.monotonic()
+        with contextlib.suppress(OSError):
+            while data := source.recv(4_096):
+                due = max(due, time.monotonic() - 0.02) + len(data) / self.bytes_s
+                time.sleep(max(due - time.monotonic(), 0.0))
+                target.sendall(data)
+                self.passed += len(data)
+        for sock in (source, target):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        for sock in self.open:
+            sock.close()
+
+
+@pytest.fixture
+def throttle():
+    made = []
+
+    def make(node):
+        made.append(Throttle(parse_address(node.address)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def wide(value):
+    model = nn.Linear(ELEMENTS, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(value)
+    return model
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["loop", "threads"])
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+def test_a_newcomer_joins_and_mixes_over_a_link_on_which_a_chunk_takes_longer_than_a_stall(
+    threads, encrypted, train, until, throttle, monkeypatch, tmp_path, caplog
+):
+    monkeypatch.setenv("GOSSIP_SHARED_MEMORY", "off")
+    monkeypatch.setattr(bulk, "FIRST_ELEMENTS", 1 << 20)  # or chunks would be short from the first on
+    if threads:
+        monkeypatch.setattr(streams, "LARGE_BYTES", 1)
+    (tmp_path / "secret").write_text(new_secret())
+    (tmp_path / "secret").chmod(0o600)
+    caplog.set_level("INFO", "gossip")
+    with_secret = {"secret": tmp_path / "secret", "config": SLOW} if encrypted else {"config": SLOW}
+    first = train(wide(1.0), **with_secret)
+    slow = throttle(first.node)
+    second = train(wide(2.0), seeds=[slow.address], listen="none", **with_secret)
+    assert second.side.peer.genesis == first.side.peer.genesis, "it began no run of its own"
+    until(lambda: min(one.side.peer.counts.done for one in (first, second)) >= 2, 40.0)
+    assert slow.passed > 5 * 4 * ELEMENTS, "all of it over the slow link"
+    for one in (first, second):
+        assert [row for row in one.side.peer.misconduct() if row[1] == "wasted"] == []
+        assert one.side.peer.failed_by == {}
+        assert not any("does not answer" in said for said in caplog.messages), "though answers wait behind chunks"
+
+
+def test_chunks_become_shorter_where_they_take_long_and_longer_where_they_do_not():
+    movement = bulk.Movement(None, None)
+    began = movement.elements
+    for seconds, times in ((0.3, 1 / 2), (0.1, 1 / 2), (0.01, 1.0), (0.01, 2.0)):
+        movement.begin(10.0)
+        movement.end(10.0 + seconds)
+        assert movement.elements == times * began
+    for _ in range(20):
+        movement.begin(10.0)
+        movement.end(11.0)
+    assert movement.elements == bulk.LEAST_ELEMENTS
