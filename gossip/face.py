@@ -236,7 +236,7 @@ class Face:
 
     def must_join(self) -> None:
         """It begins no run of its own for want of others."""
-        self.runs.join_by = math.inf
+        self.runs.must_join = True
 
     def waits_until(self, when: float) -> None:
         """Others are to come: it begins no run of its own before, for want of them."""

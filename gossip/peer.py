@@ -146,7 +146,7 @@ class Peer(Holder):
 
     # -- beginning and end ---------------------------------------------------------------------------------------
     def start(self, now: float) -> list[Effect]:
-        if not self.hopeful:
+        if not self.hopeful and not self.runs.must_join:
             return self.begin_run(now, "No seed was given: this node starts a swarm.")
         effects = self.seeds.tick(now, False, (), self.rng)
         known = [record for record in self.membership.book() if record.address is not None]

@@ -67,6 +67,7 @@ class Runs:
         self.local, self.membership, self.joining, self.linked = local, membership, joining, linked
         self.begin_run, self.judge, self.config, self.rng = begin_run, judge, config, rng
         self.join_by = now + config.join_timeout_s
+        self.must_join = False  # it begins no run of its own for want of others
         self.wait_for: Callable[[], bool] = lambda: False  # whether a seed opens: then nobody begins alone
         self.ripe_at = math.inf
         self.next_at = now
@@ -158,14 +159,17 @@ class Runs:
 
     def start(self, ahead: bool, now: float) -> list[Effect]:
         """There is no other run to take. Take our own from those of the same one; or begin: ahead of every run here,
-        as the smallest id among members who all wait for each other, or with nobody reachable when the time is up."""
+        as the smallest id among members who all wait for each other, or with nobody reachable when the time is up. A
+        member that is ready waits for nobody, although it may have given nothing."""
         same = self.donors(self.local.genesis)
         if same and self.joining.gives(self.local.genesis, now):
             return self.joining.begin(self.local.genesis, same, now)
         if ahead:
             return self.begin_run(now, "The run of this node has more samples behind it than those it met: it goes on.")
+        if self.must_join:
+            return []
         others, mine = self.membership.met(), self.membership.me.id
-        if others:
+        if others and not self.membership.runs():
             self.ripe_at = min(self.ripe_at, now + RIPE_S)
             # Whom we only heard of may be there as well, and the smallest of all: waited for, but not for ever.
             smallest = mine < min(others) and (mine < min(self.membership.alive()) or now >= self.ripe_at + HEARSAY_S)

@@ -193,3 +193,27 @@ def test_a_peer_about_to_take_other_weights_is_busy():
     assert right.peer.receive(left.id, offer, swarm.now) == [Send(left.id, Busy(5))]
     assert right.peer.receive(left.id, Fetch(6, (), 0, 0), swarm.now) == [Send(left.id, Refuse(6, "joining"))]
     assert right.peer.joining.phase is Phase.ADOPTING
+
+
+@pytest.mark.parametrize("must_join", [False, True])
+def test_the_smallest_id_does_not_say_that_all_wait_beside_a_member_that_gives_no_piece(must_join):
+    swarm = World(5)
+    smallest, giver = swarm.start(1), swarm.start()
+    swarm.network.fault = lambda sender, to, message: isinstance(message, Fetch) and message.start < message.stop
+    if must_join:
+        smallest.peer.must_join()
+    assert smallest.id < giver.id
+    swarm.run(100.0)
+    assert giver.peer.ready
+    assert smallest.peer.ready is not must_join
+    said = [text for _, kind, text in smallest.notices if kind == "started"]
+    assert [text.partition(":")[0] for text in said] == ([] if must_join else ["No member gave its weights"])
+
+
+def test_of_members_that_must_join_and_find_no_run_none_begins_one():
+    swarm = World(6)
+    nodes = [swarm.start(1), swarm.start(0)]
+    for node in nodes:
+        node.peer.must_join()
+    swarm.run(60.0)
+    assert not any(node.peer.ready for node in nodes)
