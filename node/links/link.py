@@ -203,16 +203,26 @@ class Link:
         sends the rest, and meets whatever is wrong."""
         self.stirred, stream = False, self.stream
         if self.resting and self.sending is None and isinstance(stream, PlainStream):
-            for _ in range(FLUSHED):
-                batch = self.take() if self.outbox or self.bulk else None
-                if batch is None:
-                    break
-                batch.pieces = stream.send_now(batch.pieces)
-                if batch.pieces:
-                    break
-                self.sent(batch)
+            # The end of a stream is performed while frames are taken, and may flush again. What it sends stays in the
+            # outbox, behind these frames.
+            self.resting = False
+            try:
+                self.send_some(stream)
+            finally:
+                self.resting = True
         if self.sending is not None or self.outbox or self.bulk:
             self.wake.set()
+
+    def send_some(self, stream: PlainStream) -> None:
+        """Send up to FLUSHED batches, as far as the kernel takes them at once."""
+        for _ in range(FLUSHED):
+            batch = self.take() if self.outbox or self.bulk else None
+            if batch is None:
+                return
+            batch.pieces = stream.send_now(batch.pieces)
+            if batch.pieces:
+                return
+            self.sent(batch)
 
     async def write_loop(self, sent: Callable[[int], None], finished: Callable[[int], None]) -> None:
         """Send until closed: control frames first, then one chunk of each bulk stream in turn."""

@@ -96,6 +96,28 @@ async def test_what_the_kernel_did_not_take_the_writing_task_sends_before_all_el
 
 
 @in_trio
+async def test_what_the_end_of_a_stream_sends_goes_behind_what_was_taken_before():
+    async with trio.open_nursery() as nursery:
+        links, link, far = await linked(nursery)
+
+        def finished(session):
+            link.send(Nack(2))
+            links.flush()
+
+        link.on_finished = finished
+        sender = Sender(7, np.zeros(SMALL, np.float32), FP32, SMALL)
+        sender.next_frame()  # all of it is sent, and the link learns it when it asks for more
+        links.gathering += 1
+        link.send(Nack(1))
+        link.start_bulk(7, sender)
+        links.flush()
+        links.gathering -= 1
+        reader = FrameReader(far)
+        assert [(await reader.message())[0] for _ in range(2)] == [Nack(1), Nack(2)]
+        nursery.cancel_scope.cancel()
+
+
+@in_trio
 async def test_a_link_cut_in_the_middle_of_what_was_begun_lets_its_vector_go():
     async with trio.open_nursery() as nursery:
         links, link, _ = await linked(nursery)
