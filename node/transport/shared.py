@@ -90,14 +90,17 @@ class SideChannel:
         space = socket.CMSG_LEN(DESCRIPTOR.size)  # for one: the kernel closes what more comes
         for _ in range(DRAINED):
             try:
-                data, found, _, _ = self.socket.recvmsg(SESSION.size, space, socket.MSG_CMSG_CLOEXEC)
+                data, found, flags, _ = self.socket.recvmsg(SESSION.size, space, socket.MSG_CMSG_CLOEXEC)
             except OSError:  # there is no more, or it is closed
                 break
-            if len(data) != SESSION.size or not found:
+            descriptors = [DESCRIPTOR.unpack(packed)[0] for _, _, packed in found if len(packed) == DESCRIPTOR.size]
+            if len(data) != SESSION.size or flags & socket.MSG_TRUNC or len(descriptors) != 1:
+                for descriptor in descriptors:  # of a message that is none of ours
+                    os.close(descriptor)
                 break
             number = SESSION.unpack(data)[0]
             self.drop(number)
-            self.passed[number] = DESCRIPTOR.unpack(found[0][2])[0]
+            self.passed[number] = descriptors[0]
             if len(self.passed) > WAITING:
                 self.drop(next(iter(self.passed)))
         return self.passed.pop(session, None)

@@ -357,6 +357,19 @@ def test_a_flood_of_descriptors_takes_no_more_than_four(channels):
     assert len(os.listdir("/proc/self/fd")) == before - 2
 
 
+@pytest.mark.parametrize("data", [bytes(7), bytes(9), b"x"])
+def test_a_descriptor_beside_a_message_of_the_wrong_length_is_closed(channels, data):
+    near, far = channels
+    descriptor = sealed_file(10)
+    before = len(os.listdir("/proc/self/fd"))
+    rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor)
+    for _ in range(3):
+        far.socket.sendmsg([data], [rights])
+        assert near.take(int.from_bytes(data[:8], "big")) is None
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(descriptor)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
 def test_another_users_process_is_neither_let_in_nor_trusted():
     place = MeetingPlace()
