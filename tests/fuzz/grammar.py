@@ -77,7 +77,7 @@ def make(rng: Random, world: World, form: str, bound: int, name: str) -> Any:
         case "scalars":
             return tuple((rng.choice((*world.keys, "step")), rng.choice(FINITE)) for _ in range(rng.randrange(3)))
         case "claim":
-            return Claim(*[rng.choice((0, 1, 1_000, MOST_SAMPLES)) for _ in range(3)])
+            return Claim(*[number(rng, world, MOST_SAMPLES, "") for _ in range(3)])
         case "any":
             return rng.choice(
                 (
@@ -154,7 +154,7 @@ def make_record(rng: Random, world: World) -> MemberRecord:
         left=rng.random() < 0.1, address=where,
         homes=tuple(identity(rng, world) for _ in range(rng.choice((0, 0, 1, 3)))),
         ready=rng.random() < 0.8, genesis=rng.choice((world.genesis, world.genesis, b"", b"h" * 16, b"\xff" * 16)),
-        progress=rng.choice((0, 0, count())), steps=count(), samples=count(),
+        steps=count(), samples=count(), progress=rng.choice((0, 0, count())),
         loss=rng.choice((None, 0.5, rng.choice(FINITE))), version=rng.choice((0.0, 1.0, abs(rng.choice(FINITE)))),
         signature=rng.choice((b"", b"s" * 64)),
     )  # fmt: skip

@@ -186,10 +186,7 @@ class Messages(Target):
             peer_id_of(b"me" * 16), b"me" * 16, 1, address=frames.Address("10.0.0.9", 9), genesis=b"g" * 16
         )
         seeds = () if alone else (frames.Address("10.0.0.1", 7_700),)
-        self.peer = Peer(
-            me, sign=unsigned, verify=trusting, config=self.config, fingerprint="f", elements=self.world.elements,
-            trained_elements=100, rng=Random(rng.getrandbits(32)), seeds=seeds, now=self.now,
-        )  # fmt: skip
+        self.peer = self.make(me, seeds)
         self.world.ids.append(self.peer.id)
         self.linked: set[Any] = set()
         self.todo: list[Any] = []
@@ -199,6 +196,12 @@ class Messages(Target):
         self.peer.local.optimizer_keys = rng.choice(((), self.world.keys))
         for number in range(4):
             self.link(number)
+
+    def make(self, me: MemberRecord, seeds: tuple[frames.Address, ...]) -> Peer:
+        return Peer(
+            me, sign=unsigned, verify=trusting, config=self.config, fingerprint="f", elements=self.world.elements,
+            trained_elements=100, rng=Random(self.rng.getrandbits(32)), seeds=seeds, now=self.now,
+        )  # fmt: skip
 
     def link(self, number: int) -> None:
         """A member with a record of sense."""
