@@ -10,7 +10,7 @@ from gossip.wire.messages import Chunk
 from node.links.frame_reader import FrameReader
 from node.transport.byte_stream import ByteStream, socket_of
 
-__all__ = ["Bulk", "Inflow", "Movement", "Sending"]
+__all__ = ["Bulk", "ChunkMotion", "Inflow", "Sending"]
 
 FIRST_ELEMENTS = 16_384  # of a link's first chunk
 LEAST_ELEMENTS = 4_096  # of a chunk: sums of squares are added up in blocks of so many
@@ -43,7 +43,7 @@ class Inflow(Protocol):
         """The body is filled; whether there is more to come."""
 
 
-class Movement:
+class ChunkMotion:
     """The chunks of one connection: whether bytes of them move, and how long the next one may be.
 
     Bytes are counted where the kernel gives or takes them, since on a slow connection one chunk takes longer than a

@@ -16,7 +16,7 @@ import trio
 from gossip.errors import ProtocolError
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Widen
-from node.links.bulk import LEAST_ELEMENTS, Bulk, Movement
+from node.links.bulk import LEAST_ELEMENTS, Bulk, ChunkMotion
 from node.links.frame_reader import FrameReader
 from node.transport.byte_stream import ByteStream
 
@@ -106,7 +106,7 @@ class Lane:
 
     def __init__(self, link: Link, stream: ByteStream, reader: FrameReader) -> None:
         self.link, self.stream, self.reader = link, stream, reader
-        self.movement = Movement(stream, reader)
+        self.movement = ChunkMotion(stream, reader)
         self.open = False  # the other side has it too
         self.counted = 0  # bytes
         self.socket = self.movement.socket

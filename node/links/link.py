@@ -12,7 +12,7 @@ from gossip.errors import ProtocolError
 from gossip.ids import Address, PeerId
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Close, Message, Unknown
-from node.links.bulk import Bulk, Inflow, Movement, Sending
+from node.links.bulk import Bulk, ChunkMotion, Inflow, Sending
 from node.links.frame_reader import FrameReader, nothing
 from node.links.lanes import Lanes
 from node.transport.byte_stream import ByteStream, PlainStream
@@ -42,7 +42,7 @@ class Link:
 
     def __init__(self, stream: ByteStream, reader: FrameReader, peer: PeerId) -> None:
         self.stream, self.reader, self.peer = stream, reader, peer
-        self.movement = Movement(stream, reader)  # of its own chunks; lanes have theirs
+        self.movement = ChunkMotion(stream, reader)  # of its own chunks; lanes have theirs
         if self.movement.socket is not None:
             self.movement.socket.queue_at_most(NOT_SENT_BYTES)
         self.outbox: deque[bytes] = deque()
@@ -87,7 +87,7 @@ class Link:
         return self.reader.bytes_received + self.lanes.bytes_received
 
     @property
-    def movements(self) -> list[Movement]:
+    def movements(self) -> list[ChunkMotion]:
         """Of all its connections."""
         return [self.movement, *(lane.movement for lane in self.lanes.all)]
 

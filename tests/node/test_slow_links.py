@@ -118,7 +118,7 @@ def test_a_newcomer_joins_and_mixes_over_a_link_on_which_a_chunk_takes_longer_th
 
 
 def test_chunks_become_shorter_where_they_take_long_and_longer_where_they_do_not():
-    movement = bulk.Movement(None, None)
+    movement = bulk.ChunkMotion(None, None)
     began = movement.elements
     for seconds, times in ((0.3, 1 / 2), (0.1, 1 / 2), (0.01, 1.0), (0.01, 2.0)):
         movement.begin(10.0)
