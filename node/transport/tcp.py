@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
@@ -20,6 +20,8 @@ __all__ = ["TcpNetwork", "is_loopback", "is_private", "routed"]
 BACKLOG = 128
 NOT_SENT_BYTES = 131_072  # unsent bytes the kernel may queue: a probe waits behind at most this much of a chunk
 KEEPALIVE_S = 20
+NEXT_ATTEMPT_S = 0.25  # the Connection Attempt Delay that RFC 8305 recommends
+MOST_TARGETS = 8  # of the addresses of one name: each attempt takes a descriptor
 
 
 def is_loopback(host: str) -> bool:
@@ -92,23 +94,20 @@ class TcpNetwork:
                 accepted.close()
 
     async def connect(self, address: Address) -> ByteStream:
-        """To the first of the host's addresses that answers (a name may stand for ::1 and 127.0.0.1)."""
-        failure: OSError | None = None
+        """Connect to the first of the host's addresses that answers; a name may stand for IPv6 and IPv4.
+
+        Looking up the name and each attempt may take ``connect_timeout_s``. Raises OSError or BrokenLinkError.
+        """
+        targets: list[Any] = []
         with trio.move_on_after(self.connect_timeout_s):
-            for found in await resolve(address):
-                family, kind, proto, _, where = found
-                sock = trio.socket.socket(family, kind, proto)
-                try:
-                    tune(sock, str(where[0]))
-                    await sock.connect(where)
-                    return PlainStream(sock)
-                except OSError as error:
-                    failure = error
-                    sock.close()
-                except BaseException:
-                    sock.close()
-                    raise
-        raise failure or BrokenLinkError(f"{address} did not answer in {self.connect_timeout_s:g} s.")
+            targets = alternated(await resolve(address))[:MOST_TARGETS]
+        failures: list[OSError] = []
+        sock = await first_to_answer(targets, self.connect_timeout_s, failures)
+        if sock is not None:
+            return PlainStream(sock)
+        if failures:
+            raise failures[-1]
+        raise BrokenLinkError(f"{address} did not answer in {self.connect_timeout_s:g} s.")
 
     def close(self) -> None:
         for sock in self.sockets:
@@ -121,6 +120,59 @@ async def resolve(address: Address, flags: int = 0) -> list[Any]:
         return await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as error:
         raise OSError(f"{address.host!r} is not a name that can be looked up") from error
+
+
+def alternated(targets: Sequence[Any]) -> list[Any]:
+    """Move the first address of the other family to the second place: a broken IPv6 then costs one delay (RFC 8305)."""
+    other = next((target for target in targets if target[0] != targets[0][0]), None)
+    if other is None:
+        return list(targets)
+    return [targets[0], other, *(target for target in targets[1:] if target is not other)]
+
+
+async def first_to_answer(
+    targets: Sequence[Any], timeout_s: float, failures: list[OSError]
+) -> trio.socket.SocketType | None:
+    """Connect to several addresses of one host by Happy Eyeballs (RFC 8305) and close all sockets but the first.
+
+    An attempt begins as soon as the one before it fails or has taken :data:`NEXT_ATTEMPT_S`, and ends after
+    ``timeout_s`` of its own. What the system says of those that fail is added to ``failures``.
+    """
+    connected: list[trio.socket.SocketType] = []
+
+    async def attempt(target: Any, over: trio.Event) -> None:
+        family, kind, proto, _, where = target
+        try:
+            sock = trio.socket.socket(family, kind, proto)
+        except OSError as error:  # no IPv6 in this kernel, or no descriptor left
+            failures.append(error)
+            over.set()
+            return
+        try:
+            with trio.move_on_after(timeout_s):
+                tune(sock, str(where[0]))
+                await sock.connect(where)
+                connected.append(sock)
+                nursery.cancel_scope.cancel()
+        except OSError as error:
+            failures.append(error)
+        finally:
+            if connected[:1] != [sock]:
+                sock.close()
+            over.set()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for target in targets:
+                over = trio.Event()
+                nursery.start_soon(attempt, target, over)
+                with trio.move_on_after(NEXT_ATTEMPT_S):
+                    await over.wait()
+    except BaseException:
+        for sock in connected:
+            sock.close()
+        raise
+    return connected[0] if connected else None
 
 
 async def listening(address: Address, backlog: int) -> trio.socket.SocketType:
