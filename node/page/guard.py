@@ -11,7 +11,7 @@ from http import HTTPStatus
 from gossip.ids import Address
 from node.transport.tcp import is_loopback
 
-__all__ = ["Guard", "token_of"]
+__all__ = ["OPEN", "Guard", "token_of"]
 
 TOKEN_DIGITS = 32  # hexadecimal: 128 bits, which nobody guesses
 OPEN = "/healthz"  # says nothing but whether this node trains, to launchers that can send no token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from node.observe.events import ExchangeEvent, NodeEvent
 from node.observe.figures import Source, status_reading
 from node.observe.status import ask_figures
 from node.page.exposition import KIND, Exposition
-from node.page.guard import Guard
+from node.page.guard import OPEN, Guard
 from node.page.picture import SwarmPicture
 from node.page.web import Answer, Asked, WebServer
 
@@ -137,6 +137,11 @@ class Page:
         if refusal is not None:
             status, sentence = refusal
             return Answer(f"{sentence}\n".encode(), status=status)
+        return replace(await self.found(asked), admitted=path != OPEN)
+
+    async def found(self, asked: Asked) -> Answer:
+        """Answer a request that the guard lets through."""
+        path = asked.path
         if path == "/" and self.guard.brings_token(asked.query):
             return Answer(
                 b"", status=HTTPStatus.SEE_OTHER, headers=(("Location", "/"), ("Set-Cookie", self.guard.cookie()))

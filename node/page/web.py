@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -12,16 +13,18 @@ import trio
 
 from gossip.errors import LocalError
 from gossip.ids import Address
+from node.links.lobby import neighbourhood
 from node.transport.forks import keep_from_children
 from node.transport.tcp import listening
 
 __all__ = ["Answer", "Asked", "WebServer"]
 
-CONNECTIONS = 64  # at once: a browser opens six, and none of ours lasts but for an event stream
+WAITING = 64  # connections without an admitted request: a browser opens six; the oldest goes where there are more
+ADMITTED = 64  # connections whose request the guard has admitted: only event streams last
 REQUEST_BYTES = 16_384  # of a request's line and headers; a body is refused
-REQUEST_S = 10.0  # for a request to be here
+REQUEST_S = 5.0  # for a request to be here
 SEND_S = 10.0  # for a piece of an answer to be taken: who does not read is let go
-BACKLOG = 32
+BACKLOG = 128  # a burst of strangers must not cost a monitor the second after which its SYN is sent again
 HEADERS = (
     # Names, losses and sentences on the page are others'. It puts them in as text alone; and if that ever failed, no
     # script but ours would run, and nothing could be sent elsewhere.
@@ -45,24 +48,38 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``stream``: pieces that follow the body, for as long as there are any."""
+    """``stream``: pieces that follow the body, for as long as there are any. ``admitted``: the guard knows the visitor,
+    so that the connection no longer counts among those of strangers."""
 
     body: bytes
     kind: str = "text/plain; charset=utf-8"
     status: HTTPStatus = HTTPStatus.OK
     headers: tuple[tuple[str, str], ...] = field(default=())
     stream: AsyncGenerator[bytes, None] | None = None
+    admitted: bool = False
+
+
+TOO_MANY = Answer(b"This page has too many visitors: try again.\n", status=HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class WebServer:
-    """Answers with what ``answer`` says; ``contain`` hears what it raises beyond that."""
+    """Answers with what ``answer`` says; ``contain`` hears what it raises beyond that.
+
+    Strangers and admitted visitors have separate places, so that idle sockets never keep a monitor out.
+    """
 
     def __init__(
         self, where: Address, answer: Callable[[Asked], Awaitable[Answer]], contain: Callable[[Exception], None]
     ) -> None:
         self.where, self.answer, self.contain = where, answer, contain
         self.sock: trio.socket.SocketType | None = None
-        self.open = 0
+        self.waiting: dict[trio.socket.SocketType, str] = {}  # by neighbourhood, the oldest first
+        self.admitted: set[trio.socket.SocketType] = set()
+
+    @property
+    def open(self) -> int:
+        """Connections at this moment."""
+        return len(self.waiting) + len(self.admitted)
 
     async def bind(self) -> Address:
         """Begin to listen; the address with its real port. Raises LocalError: port in use, no such address."""
@@ -86,26 +103,42 @@ class WebServer:
         async with trio.open_nursery() as nursery:
             while True:
                 try:
-                    accepted, _ = await self.sock.accept()
+                    accepted, where = await self.sock.accept()
                 except OSError:  # out of descriptors, or a connection gone before it was taken
                     await trio.sleep(0.1)
                     continue
-                if self.open >= CONNECTIONS:
-                    accepted.close()
-                    continue
                 keep_from_children(accepted)
-                self.open += 1
+                if len(self.waiting) >= WAITING:
+                    self.drop_one()
+                self.waiting[accepted] = neighbourhood(str(where[0]))
                 nursery.start_soon(self.talk, accepted)
+
+    def drop_one(self) -> None:
+        """Close the oldest waiting connection of the network that has the most of them."""
+        crowd = Counter(self.waiting.values())
+        most = max(crowd.values())
+        oldest = next(sock for sock, place in self.waiting.items() if crowd[place] == most)
+        del self.waiting[oldest]
+        oldest.close()
+
+    def admit(self, sock: trio.socket.SocketType) -> bool:
+        """Count a connection among the admitted ones; False where there are too many."""
+        if sock not in self.waiting or len(self.admitted) >= ADMITTED:
+            return False
+        del self.waiting[sock]
+        self.admitted.add(sock)
+        return True
 
     async def talk(self, sock: trio.socket.SocketType) -> None:
         try:
             await self.exchange(trio.SocketStream(sock), h11.Connection(h11.SERVER, REQUEST_BYTES))
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-            pass  # gone, or too slow
+            pass  # gone, too slow, or dropped
         except Exception as error:
             self.contain(error)
         finally:
-            self.open -= 1
+            self.waiting.pop(sock, None)
+            self.admitted.discard(sock)
             sock.close()
 
     async def exchange(self, stream: trio.SocketStream, http: h11.Connection) -> None:
@@ -124,6 +157,8 @@ class WebServer:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
             path, _, query = request.target.decode("latin-1").partition("?")
             answer = await self.answer(Asked(path, query, headers))
+            if answer.admitted and not self.admit(stream.socket):
+                answer = TOO_MANY
         await self.send(stream, http, answer, request.method == b"HEAD")
 
     async def request(self, stream: trio.SocketStream, http: h11.Connection) -> h11.Request | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -211,18 +212,56 @@ def test_one_nodes_page_asks_others_by_the_secret(train, tmp_path, stream):
 # Whoever asks --------------------------------------------------------------------------------------------------------
 
 
-def test_more_connections_than_there_may_be_are_closed_and_the_next_is_answered(train, until, monkeypatch):
-    monkeypatch.setattr(web, "CONNECTIONS", 3)
+@pytest.fixture
+def guarded(train, tmp_path):
+    """The port of a page that wants a token, and the header that opens it."""
+    secret = tmp_path / "swarm.secret"
+    secret.write_text(new_secret())
+    secret.chmod(0o600)
+    node = train(model(), secret=secret, page="0.0.0.0:0", listen="127.0.0.1:0")
+    return node, port_of(node), {"Authorization": f"Bearer {token_of(read_secret(secret))}"}
+
+
+def test_idle_sockets_keep_no_monitor_out(guarded, until):
+    node, port, token = guarded
+    server = node.side.service.page.server
+    with contextlib.ExitStack() as stack:
+        for number in range(200):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            if number % 2:
+                one.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")  # a request that never ends
+        until(lambda: server.open > 0)
+        for target in ("/healthz", "/metrics"):
+            began = time.monotonic()
+            assert get(port, target, token)[0] == 200
+            assert time.monotonic() - began < 1.0
+        assert server.open <= web.WAITING
+
+
+def test_a_stream_outlasts_any_number_of_idle_sockets(train, until, stream):
     node = train(model(), **PAGE)
     port, server = port_of(node), node.side.service.page.server
-    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
-    until(lambda: server.open == 3)
-    with pytest.raises((http.client.HTTPException, OSError)):
-        get(port, "/healthz")
-    for one in idle:
-        one.close()
-    until(lambda: server.open == 0)
-    assert get(port, "/healthz")[0] == 200
+    events = stream(port)
+    events.next("state")
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * web.WAITING):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        until(lambda: len(server.waiting) == web.WAITING)
+        events.next("state")
+        events.next("state")
+        assert len(server.admitted) == 1
+
+
+def test_admitted_visitors_are_bounded_and_strangers_still_learn_the_health(guarded, until, monkeypatch):
+    monkeypatch.setattr(web, "ADMITTED", 1)
+    node, port, token = guarded
+    with socket.create_connection(("127.0.0.1", port)) as watching:
+        watching.sendall(f"GET /events HTTP/1.1\r\nHost: a\r\nAuthorization: {token['Authorization']}\r\n\r\n".encode())
+        until(lambda: node.side.service.page.watching == 1)
+        assert get(port, "/metrics", token)[0] == 503
+        assert get(port, "/healthz")[0] == 200
+    until(lambda: node.side.service.page.server.open == 0)
+    assert get(port, "/metrics", token)[0] == 200
 
 
 def test_one_that_asks_nothing_or_reads_nothing_is_let_go(train, until, monkeypatch):
