@@ -34,6 +34,10 @@ class Allowance:
         self._tokens -= 1
         return True
 
+    def give_back(self) -> None:
+        """Undo one :meth:`take`."""
+        self._tokens = min(self._burst, self._tokens + 1)
+
     def widen(self, burst: float) -> None:
         """As much at once from now on; what is new of it may be spent at once, and only the first time."""
         if burst > self._burst:

@@ -8,6 +8,7 @@ It is introduced instead: dialled when its turn comes, and a member like any oth
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 
 from gossip.effects import Dial, Effect, MemberState
 from gossip.ids import PeerId
@@ -26,6 +27,8 @@ SPREAD_S = 0.05  # for each member: of a newcomer all hear at once, and must not
 GIVE_WAY_S = 0.5  # the larger id waits so long: of two that hear of each other one dial is enough
 RETRY_S, DOUBLINGS = 60.0, 6  # after a dial that failed, up to an hour
 ANSWERED_S = 30.0  # the longest that a dial takes, its turn among those to strangers included
+OF_ONE_HOST, HOST_RETRY_S = 4.0, 60.0  # unanswered dials at a host that one introducer names, and then one in so long
+HOSTS = 1_024  # pairs of introducer and host that are remembered
 DOUBTED = 2  # dials that failed, a minute apart: one that died before anybody met it would else be ALIVE for ever
 
 
@@ -35,7 +38,8 @@ class Introductions:
     def __init__(self, table: Table, rng: random.Random, now: float) -> None:
         self._table, self._rng = table, rng
         self._allowance = Allowance(A_SECOND, AT_ONCE, now)
-        self._under_way: dict[PeerId, float] = {}  # dials without an answer, and since when
+        self._under_way: dict[PeerId, tuple[float, Allowance]] = {}  # dials without an answer: since when, and of whose
+        self._hosts: OrderedDict[tuple[PeerId, str], Allowance] = OrderedDict()  # by introducer and host
         self.due_s = float("inf")
 
     def heard(self, entry: Entry, now: float) -> None:
@@ -59,8 +63,10 @@ class Introductions:
         return entry.tries >= DOUBTED
 
     def over(self, peer: PeerId) -> None:
-        """What came of its dial is known."""
-        self._under_way.pop(peer, None)
+        """The member has answered: its dial does not count against its host."""
+        under_way = self._under_way.pop(peer, None)
+        if under_way is not None:
+            under_way[1].give_back()
 
     def _later(self, entry: Entry, now: float) -> None:
         wait_s = RETRY_S * 2 ** min(max(entry.tries - 1, 0), DOUBLINGS)
@@ -72,16 +78,32 @@ class Introductions:
         self.due_s = now + LOOK_S if table.strangers else float("inf")
         for _ in range(int(AT_ONCE)):
             if len(self._under_way) >= AT_ONCE:
-                self._under_way = {peer: at for peer, at in self._under_way.items() if at > now - ANSWERED_S}
+                self._under_way = {peer: one for peer, one in self._under_way.items() if one[0] > now - ANSWERED_S}
             if len(self._under_way) >= AT_ONCE:  # addresses that swallow packets: the rest would only stand behind them
                 return
             entry = self._draw(now)
             if entry is None or not self._allowance.take(now):
                 return
-            assert entry.record.address is not None
+            address, introducer = entry.record.address, entry.introducer
+            assert address is not None
+            assert introducer is not None
             self._later(entry, now)  # unless it answers: one dial at a time
-            self._under_way[entry.record.id] = now
-            out.append(Dial(entry.record.address, entry.record.id))
+            of_host = self._of_host(introducer, address.host, now)
+            if not of_host.take(now):  # the introducer names many ports of a host at which nobody answers
+                self._allowance.give_back()
+                continue
+            self._under_way[entry.record.id] = now, of_host
+            out.append(Dial(address, entry.record.id))
+
+    def _of_host(self, introducer: PeerId, host: str, now: float) -> Allowance:
+        """Return the allowance of dials to ``host`` for members that ``introducer`` told of."""
+        allowance = self._hosts.get((introducer, host))
+        if allowance is None:
+            allowance = self._hosts[introducer, host] = Allowance(1 / HOST_RETRY_S, OF_ONE_HOST, now)
+            if len(self._hosts) > HOSTS:
+                self._hosts.popitem(last=False)
+        self._hosts.move_to_end((introducer, host))
+        return allowance
 
     def _draw(self, now: float) -> Entry | None:
         table, rng = self._table, self._rng

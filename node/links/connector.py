@@ -16,6 +16,7 @@ from gossip.errors import RefusedError, RemoteError
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.messages import Hello
 from node.faults import Faults
+from node.links.dial_budget import DialBudget
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
 from node.links.link import Link
@@ -67,6 +68,7 @@ class Doors:
         self.met_itself, self.join = met_itself, join
         self.dial_limit = trio.CapacityLimiter(DIALS)
         self.stranger_limit, self.silent_limit = trio.CapacityLimiter(TO_STRANGERS), trio.CapacityLimiter(TO_SILENT)
+        self.budget = DialBudget()
         self.strange: set[Address] = set()  # dialled for members of whom we only heard
         self.silent: OrderedDict[Address, None] = OrderedDict()  # where the last dial was not even refused
         self.lobby = Lobby(self.neighbours, lambda stream: getattr(stream, "heard", True), turned_out)
@@ -141,10 +143,13 @@ class Doors:
     async def dial_task(self, address: Address, expect: PeerId | None) -> None:
         greeted: tuple[Link, Hello] | None = None
         hoped: set[PeerId | None] = set()
-        failure, refused, began = "", None, trio.current_time()
+        failure, refused, began, charged = "", None, trio.current_time(), False
         try:
             async with self.turn(address), self.dial_limit:
                 began = trio.current_time()
+                charged = address in self.seeds or self.budget.take(address, began)
+                if not charged:
+                    raise BrokenLinkError(f"{address} is on a host that others name and at which nobody answers.")
                 with trio.move_on_after(self.config.hello_timeout_s):
                     stream = await self.connect(address)
                     if address in self.seeds:
@@ -159,6 +164,11 @@ class Doors:
         finally:
             hoped = self.dialling.pop(address, set())
             self.strange.discard(address)
+        if not charged:  # of members known by hearsay a dial that was not made says nothing
+            self.missed({peer for peer in hoped if peer is None or self.familiar(peer)})
+            return
+        if greeted is not None and greeted[1].record is not None:
+            self.budget.prove(address)
         if greeted is None and trio.current_time() - began > SILENT_S:
             self.silent[address] = None
             if len(self.silent) > REMEMBERED:
@@ -288,9 +298,14 @@ class Doors:
         link.name, link.named = name, theirs.lanes
         return link, theirs
 
-    async def try_dial(self, address: Address) -> bool:
-        """Whether a connection to ``address`` can be opened at all."""
-        if self.may_dial(address):
+    async def try_dial(self, address: Address, asker: str = "") -> bool:
+        """Return whether a connection to ``address`` can be opened at all, for a member whose link is from ``asker``.
+
+        A connection proves nothing of who listens there, so that the dial stays charged unless it is to the asker's
+        own host.
+        """
+        own = neighbourhood(address.host) == neighbourhood(asker)
+        if self.may_dial(address) and (own or self.budget.take(address, trio.current_time())):
             with trio.move_on_after(self.config.hello_timeout_s), contextlib.suppress(OSError, RemoteError):
                 stream = await self.connect(address)
                 await stream.aclose()

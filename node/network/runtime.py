@@ -236,7 +236,8 @@ class Runtime:
         return self.hosts
 
     async def try_dial(self, asker: PeerId, address: Address) -> None:
-        ok = await self.doors.try_dial(address)
+        link = self.links.newest(asker)
+        ok = await self.doors.try_dial(address, "" if link is None else link.stream.peer_host)
         self.perform(self.peer.dial_tried(asker, ok, self.now))
 
     def send(self, to: PeerId, message: Message) -> None:

@@ -16,6 +16,7 @@ from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.errors import LocalError, RemoteError
 from gossip.ids import Address, PeerId, parse_address
+from node.links.connector import Doors
 from node.network.runtime import Runtime
 from node.observe.events import ExchangeEvent, NodeEvent
 from node.observe.figures import Source, status_reading
@@ -95,7 +96,7 @@ class Page:
         picture.look([(peer.record, MemberState.ALIVE), *peer.members()], own, now)
         if self.watching:
             for who, address in picture.next_to_ask(ASKED, now):
-                nursery.start_soon(self.ask, picture, who, address)
+                nursery.start_soon(self.ask, runtime.doors, picture, who, address)
             self.state = self.state_of(picture)
         looked, self.looked = self.looked, trio.Event()
         looked.set()
@@ -104,14 +105,18 @@ class Page:
         status, why = self.health()
         return event_of("state", {**picture.state(), "health": why, "healthy": status is HTTPStatus.OK})
 
-    async def ask(self, picture: SwarmPicture, who: PeerId, address: str) -> None:
-        """One member, for its own figures. Who does not answer keeps the row it has."""
+    async def ask(self, doors: Doors, picture: SwarmPicture, who: PeerId, text: str) -> None:
+        """Ask one member for its own figures, within the bounds of any dial; its row stays where it does not answer."""
         if self.asking.available_tokens < 1:
             return
         async with self.asking:
             try:
-                answer = await ask_figures(parse_address(address), self.secret, ASK_S)
+                address = parse_address(text)
+                if not doors.may_dial(address) or not doors.budget.take(address, trio.current_time()):
+                    return
+                answer = await ask_figures(address, self.secret, ASK_S)
                 if answer["id"] == who.hex():
+                    doors.budget.prove(address)
                     picture.answered(who, answer["metrics"], time.monotonic())
             except (OSError, RemoteError, LocalError, trio.TooSlowError):
                 pass

@@ -1,4 +1,4 @@
-"""Dialling a host by name: one dead address does not hide another."""
+"""Dialling: one dead address of a name does not hide another, and no member turns a swarm on a third party."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import socket
 import pytest
 import trio
 
-from gossip.ids import Address
+from gossip.config import Config
+from gossip.ids import Address, MemberRecord, PeerId
+from node.links import dial_budget
+from node.links.connector import Doors
+from node.links.dial_budget import DialBudget, site_of
 from node.transport import tcp
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.tcp import TcpNetwork, alternated
 
 NAMED = Address("node.example", 1)
+ME = MemberRecord(PeerId(b"m" * 16), b"k" * 32, 1, address=Address("198.51.100.1", 7700))
 
 
 def target_of(sock):
@@ -118,3 +123,101 @@ def test_the_second_attempt_is_of_the_other_family():
     assert alternated([v6, v6, v6, v4])[:2] == [v6, v4]
     assert alternated([v4, v4]) == [v4, v4]
     assert alternated([]) == []
+
+
+# -- addresses that others name ----------------------------------------------------------------------------------------
+def test_a_host_at_which_nobody_answers_is_dialled_sixteen_times_and_then_once_in_two_minutes():
+    budget = DialBudget()
+    times = [now for now in range(3_600) if budget.take(Address("192.0.2.1", 1 + now), float(now))]
+    assert times[:16] == list(range(16))
+    assert len(times) <= 16 + 3_600 / 120
+    assert budget.take(Address("192.0.2.2", 1), 0.0), "another host has its own"
+
+
+def test_a_living_host_of_many_members_is_never_held_up():
+    budget = DialBudget()
+    for port in range(1, 500):
+        assert budget.take(Address("192.0.2.1", port), 0.0)
+        budget.prove(Address("192.0.2.1", port))
+    dead = [port for port in range(500, 600) if budget.take(Address("192.0.2.1", port), 0.0)]
+    assert len(dead) == 16
+    assert budget.take(Address("192.0.2.1", 7), 0.0), "a member proved to be at this address"
+
+
+def test_what_one_person_can_name_without_end_has_one_budget():
+    assert site_of("2001:db8:1:2::5") == site_of("2001:db8:1:2:ffff::9") != site_of("2001:db8:1:3::5")
+    assert site_of("a1.victim.example") == site_of("b2.c3.VICTIM.example.") == "victim.example"
+    assert site_of("192.0.2.1") == site_of("::ffff:192.0.2.1")
+
+
+def test_the_budget_of_dials_is_bounded_whatever_is_named():
+    budget = DialBudget()
+    for number in range(3 * dial_budget.SITES):
+        address = Address(f"host.{number}", 1)
+        budget.take(address, 0.0)
+        budget.prove(address)
+    assert len(budget.sites) == dial_budget.SITES
+    assert len(budget.proven) == dial_budget.PROVEN
+
+
+class Refusing:
+    """A network on which nobody answers, and that counts the dials."""
+
+    def __init__(self):
+        self.dials = []
+
+    async def connect(self, address):
+        await trio.lowlevel.checkpoint()
+        self.dials.append(address)
+        raise ConnectionRefusedError
+
+
+def dialled(familiar, addresses, seeds=frozenset()):
+    """Dial each of ``addresses`` for a member of its own; return the dials made and the members reported as missed."""
+    network, missed = Refusing(), []
+
+    async def main():
+        doors = Doors(
+            network, None, None, Config(), lambda: ME, None, missed.append, lambda *_: None, seeds, lambda _: familiar
+        )
+        for number, address in enumerate(addresses):
+            async with trio.open_nursery() as nursery:
+                doors.nursery = nursery
+                doors.dial(address, PeerId(number.to_bytes(16, "big")))
+
+    trio.run(main)
+    return network.dials, missed
+
+
+PORTS = [Address("192.0.2.1", port) for port in range(1, 101)]
+
+
+def test_a_hundred_ports_of_a_third_party_are_dialled_sixteen_times():
+    dials, missed = dialled(False, PORTS)
+    assert len(dials) == 16
+    assert len(missed) == 16, "a dial that was not made says nothing of a member"
+
+
+def test_members_that_restate_their_address_count_as_well():
+    dials, missed = dialled(True, PORTS)
+    assert len(dials) == 16
+    assert len(missed) == 100
+
+
+def test_seeds_are_dialled_without_a_budget():
+    dials, _ = dialled(False, PORTS, frozenset(PORTS))
+    assert len(dials) == 100
+
+
+def test_whoever_asks_to_be_tried_at_another_host_is_tried_within_the_budget():
+    network = Refusing()
+
+    async def main():
+        doors = Doors(network, None, None, Config(), lambda: ME, None, print, print, frozenset())
+        for address in PORTS:
+            await doors.try_dial(address, "192.0.2.77")
+        assert len(network.dials) == 16
+        await doors.try_dial(PORTS[0], "192.0.2.1")
+        assert len(network.dials) == 17, "at its own host"
+
+    trio.run(main)

@@ -17,13 +17,18 @@ from tests.harness.world import World
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 
 
-def hearing(count: int, config: Config | None = None):
+def elsewhere(number):
+    """A record of a member on a host of its own."""
+    return record_of(number, address=Address(f"10.1.{number >> 8}.{number & 255}", 7700))
+
+
+def hearing(count: int, config: Config | None = None, record=elsewhere):
     """Member 0 with a link to 1, which told it of members 2 to ``count``."""
     me = member(config=config)
     me.linked(peer_id(1), record_of(1), 0.0)
     for start in range(2, count + 1, 100):
         told = range(start, min(start + 100, count + 1))
-        me.receive(peer_id(1), Records(tuple(record_of(n) for n in told), b""), 0.0)
+        me.receive(peer_id(1), Records(tuple(record(n) for n in told), b""), 0.0)
     return me
 
 
@@ -286,6 +291,38 @@ def test_strangers_whose_addresses_swallow_packets_are_dialled_few_at_a_time():
     for _, dial in dials[-2:]:
         me.linked(dial.expect, me.record(dial.expect), 120.0)
     assert 1 <= len(dials_of(me, 125.0, refused=False)) <= 8
+
+
+def of_one_host(number):
+    return record_of(number, address=Address("192.0.2.1", number))
+
+
+def test_one_introducer_has_few_ports_of_a_host_dialled_where_nobody_answers():
+    for refused in (False, True):
+        dials = dials_of(hearing(1_000, record=of_one_host), 600.0, refused)
+        assert len(dials) <= 4 + 600 / 60
+
+
+def test_a_host_of_many_members_is_met_as_quickly_as_many_hosts():
+    me = hearing(65, record=of_one_host)
+    while me.deadline <= 90.0:
+        now = me.deadline
+        for effect in me.tick(now):
+            if isinstance(effect, Dial):
+                me.linked(effect.expect, me.record(effect.expect), now)
+            elif isinstance(effect, Send):
+                me.acknowledged(effect.to, now)
+    assert len(me.met()) == 65
+
+
+def test_a_host_that_one_introducer_slanders_is_dialled_for_another():
+    me = hearing(600, record=of_one_host)
+    for number in range(700, 710):
+        me.linked(peer_id(number), record_of(number), 0.0)
+    dials_of(me, 30.0)
+    me.receive(peer_id(700), Gossip((of_one_host(800),)), 30.0)
+    found = next(at for at, dial in dials_of(me, 150.0) if dial.expect == peer_id(800))
+    assert found < 30.0 + 0.05 * 620 + 10
 
 
 def test_one_who_tells_of_hundreds_hardly_delays_those_of_another():
