@@ -24,7 +24,7 @@ from gossip.ids import Address, MemberRecord
 from gossip.peer import Peer
 from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
-from node.identity.keys import Identity, verify
+from node.identity.keys import Identity, keep_secret, verify
 from node.identity.statedir import OF_THIS_PROCESS, Memory, StateDir
 from node.links.handshake import Greeter
 from node.loop import Bell, Signals
@@ -101,6 +101,8 @@ class Service:
             while not self.state_dir.take():  # noqa: ASYNC110 - another process lets go of it
                 await trio.sleep(0.1)
             self.identity = Identity.load(self.settings.state_dir)  # of two that made one at once the other's stayed
+            if self.settings.secret is not None and self.settings.state_dir is not None:
+                keep_secret(self.settings.secret, self.settings.state_dir)  # a restart without it would run open
             return
         if self.state_dir.holder == OF_THIS_PROCESS:
             raise IdentityError(

@@ -16,7 +16,7 @@ from pathlib import Path
 from gossip.config import Config
 from gossip.errors import ConfigError, IdentityError
 from gossip.ids import Address, PeerId, parse_address
-from node.identity.keys import is_invite, keep_secret, kept_secret, parse_invite, read_secret
+from node.identity.keys import is_invite, kept_secret, parse_invite, read_secret
 from node.transport.seeds import SeedSource, parse_seed, read_seeds, source_of
 from node.transport.tcp import is_loopback, routed
 
@@ -63,7 +63,10 @@ class Settings:
         wait_s: float | None = None,
         page: str | None = None,
     ) -> Settings:
-        """Raises ConfigError or IdentityError, one sentence, for what cannot work."""
+        """Read the settings and write nothing: the service keeps the secret in the state directory once it runs.
+
+        Raises ConfigError or IdentityError, one sentence, for what cannot work.
+        """
         given: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
         if not given:
             given = [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
@@ -84,9 +87,7 @@ class Settings:
                 expected |= dict.fromkeys(seed.addresses, seed.expected)
         file = secret if secret is not None else environment.get("GOSSIP_SECRET_FILE")
         folder = state_dir if state_dir is not None else environment.get("GOSSIP_STATE_DIR")
-        if key is not None and folder:
-            keep_secret(key, Path(folder))  # an invite is used once: the next start has no seed, and the secret still
-        elif not file and folder and not environment.get("GOSSIP_INSECURE"):
+        if key is None and not file and folder and not environment.get("GOSSIP_INSECURE"):
             file = kept_secret(Path(folder))
         if file:
             key = read_secret(Path(file))

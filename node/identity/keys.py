@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 IDENTITY_FILE = "identity.pem"
-SECRET_FILE = "swarm.secret"  # in a state directory: what an invite brought
+SECRET_FILE = "swarm.secret"  # in a state directory
 SECRET_BYTES = 32  # as many as the Ed25519 key that is derived from it
 SECRET_PREFIX = "gossip-secret-1:"
 INVITE_PREFIX = "gossip-invite-1:"
@@ -162,7 +162,7 @@ def check_private(path: Path, what: str) -> None:
 
 
 def keep_secret(secret: bytes, folder: Path) -> Path:
-    """Write an invite's secret into a folder, where its owner alone can read it; raises IdentityError."""
+    """Write a secret into a folder, where its owner alone can read it; raises IdentityError."""
     path = folder / SECRET_FILE
     try:
         if read_secret(path) == secret:
@@ -174,7 +174,7 @@ def keep_secret(secret: bytes, folder: Path) -> Path:
 
 
 def kept_secret(folder: Path) -> Path | None:
-    """The file of the secret that an invite brought at an earlier start, if one did."""
+    """Return the file of the secret that an earlier start kept, if there was one."""
     path = folder / SECRET_FILE
     return path if path.is_file() else None
 

@@ -15,7 +15,7 @@ from gossip.errors import IdentityError, LocalError
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.records import MAX_INT
 from node import Node
-from node.identity.keys import InviteToken
+from node.identity.keys import InviteToken, new_secret, read_secret
 from node.identity.statedir import VERSION, Memory, StateDir, checksum
 from node.settings import Settings, advertised, own_addresses
 
@@ -165,13 +165,59 @@ def gathered(state_dir, *seeds, environment=None):
     return Settings.gather(seeds, None, None, None, state_dir, Config(), environment=environment or {})
 
 
-def test_the_secret_that_an_invite_brought_is_there_at_the_next_start(tmp_path):
+def secret_in(folder):
+    path = folder / "given.secret"
+    path.write_text(new_secret())
+    path.chmod(0o600)
+    return path
+
+
+def test_gathering_settings_writes_nothing(tmp_path):
     invite = InviteToken(b"s" * 32, (Address("10.0.0.5", 7700),), PeerId(b"i" * 16)).text
+    seeds = tmp_path / "seeds"
+    seeds.write_text(invite)
+    given = secret_in(tmp_path)
+    before = sorted(tmp_path.iterdir())
     assert gathered(tmp_path / "state", invite).secret == b"s" * 32
+    assert gathered(tmp_path / "state", f"@{seeds}").secret == b"s" * 32
+    assert gathered(tmp_path / "state", environment={"GOSSIP_SECRET_FILE": str(given)}).secret == read_secret(given)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_secret_that_an_invite_brought_is_there_at_the_next_start(train, tmp_path):
+    invite = InviteToken(b"s" * 32, (Address("127.0.0.1", 1),), PeerId(b"i" * 16)).text
+    train(nn.Linear(4, 2), seeds=[invite], state_dir=tmp_path / "state").stop()
     assert gathered(tmp_path / "state").secret == b"s" * 32
     assert stat.S_IMODE((tmp_path / "state" / "swarm.secret").stat().st_mode) == 0o600
     assert gathered(tmp_path / "other").secret is None
     assert gathered(tmp_path / "state", environment={"GOSSIP_INSECURE": "1"}).secret is None
+
+
+@pytest.mark.parametrize("way", ["argument", "environment"])
+def test_no_node_of_a_swarm_with_a_secret_runs_open_after_a_restart(way, train, tmp_path, until, monkeypatch):
+    given = secret_in(tmp_path)
+    if way == "environment":
+        monkeypatch.setenv("GOSSIP_SECRET_FILE", str(given))
+    options = {"secret": given} if way == "argument" else {}
+    first = train(nn.Linear(4, 2), state_dir=tmp_path / "first", **options)
+    later = train(nn.Linear(4, 2), state_dir=tmp_path / "later", seeds=[first.node.address], **options)
+    until(lambda: later.node.id in {member.id for member in first.node.members})
+    first.stop(), later.stop()
+    monkeypatch.delenv("GOSSIP_SECRET_FILE", raising=False)
+    for name in ("first", "later"):
+        assert gathered(tmp_path / name).secret == read_secret(given)
+    first = train(nn.Linear(4, 2), state_dir=tmp_path / "first")
+    later = train(nn.Linear(4, 2), state_dir=tmp_path / "later", seeds=[first.node.address])
+    assert first.side.service.settings.secret == later.side.service.settings.secret == read_secret(given)
+    until(lambda: later.node.id in {member.id for member in first.node.members})
+
+
+def test_a_secret_that_is_given_replaces_the_one_that_was_kept(train, tmp_path):
+    (tmp_path / "new").mkdir()
+    old, new = secret_in(tmp_path), secret_in(tmp_path / "new")
+    for given in (old, new):
+        train(nn.Linear(4, 2), secret=given, state_dir=tmp_path / "state").stop()
+        assert gathered(tmp_path / "state").secret == read_secret(given)
 
 
 @pytest.mark.parametrize(
