@@ -13,6 +13,7 @@ import numpy as np
 from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
 from gossip.averaging.vectors import Vector
+from node.ranks.plain import spoken
 from node.ranks.ranks import Ranks
 
 __all__ = ["RanksBoundary", "UpdateTold"]
@@ -25,6 +26,9 @@ class UpdateTold:
     elements: int
     at: bool  # at positions, of which there are as many
     ratio: float | None  # of a vector to merge; None for one to add
+
+
+spoken(UpdateTold)
 
 
 class RanksBoundary(Boundary):

@@ -13,6 +13,7 @@ from gossip.errors import ConfigError
 from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
 from node.model.state import State
+from node.ranks.plain import spoken
 from node.ranks.ranks import Ranks
 
 __all__ = ["Mirror"]
@@ -25,6 +26,9 @@ class Place:
     shape: torch.Size
     dtype: torch.dtype
     beside: bool  # on its parameter's device, which is each rank's own; or on the host
+
+
+spoken(Place)
 
 
 class Mirror:

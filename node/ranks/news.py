@@ -11,6 +11,8 @@ from gossip.errors import LocalError
 from gossip.ids import PeerId
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
+from node.observe.reduced import Reduced
+from node.ranks.plain import spoken
 from node.ranks.ranks import Call, Ranks, Told
 
 __all__ = ["Known", "News"]
@@ -28,6 +30,9 @@ class News:
     run: Mapping[str, Any]  # what a checkpoint says of it
     members: tuple[Member, ...]
     metrics: Metrics
+
+
+spoken(News, SwarmView, Member, Metrics, Reduced)
 
 
 class Known:

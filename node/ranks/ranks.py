@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from gossip.errors import LocalError
 from node.ranks.channel import Channel, Waiting
+from node.ranks.plain import packed, unpacked
 from node.running import CLOSED, USED
 
 __all__ = ["Call", "Ranks", "Told", "Word"]
@@ -123,15 +123,15 @@ class Ranks:
     # -- words ---------------------------------------------------------------------------------------------------
     def tell(self, kind: str, what: Any = None) -> None:
         """From rank 0 to all others."""
-        packed = pickle.dumps(Word(kind, what))  # among processes of one program, as torch does it there
+        data = packed([kind, what])
         frame = np.zeros(FRAME_BYTES, np.uint8)
-        frame[:8] = np.frombuffer(len(packed).to_bytes(8, "little"), np.uint8)
-        short = len(packed) <= FRAME_BYTES - 8
+        frame[:8] = np.frombuffer(len(data).to_bytes(8, "little"), np.uint8)
+        short = len(data) <= FRAME_BYTES - 8
         if short:
-            frame[8 : 8 + len(packed)] = np.frombuffer(packed, np.uint8)
+            frame[8 : 8 + len(data)] = np.frombuffer(data, np.uint8)
         self.send(frame)
         if not short:
-            self.send(np.frombuffer(bytearray(packed), np.uint8))
+            self.send(np.frombuffer(bytearray(data), np.uint8))
         self.said_at = time.monotonic()
 
     def hear(self) -> Word:
@@ -139,12 +139,11 @@ class Ranks:
         frame = np.zeros(FRAME_BYTES, np.uint8)
         self.send(frame)
         size = int.from_bytes(frame[:8].tobytes(), "little")
-        packed = frame[8 : 8 + size]
+        data = frame[8 : 8 + size]
         if size > FRAME_BYTES - 8:
-            packed = np.zeros(size, np.uint8)
-            self.send(packed)
-        word: Word = pickle.loads(packed.tobytes())
-        return word
+            data = np.zeros(size, np.uint8)
+            self.send(data)
+        return Word(*unpacked(data.tobytes()))
 
     def beat(self) -> None:
         """Say that there is nothing to say yet, where that was long ago."""
