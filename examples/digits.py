@@ -48,7 +48,7 @@ with Node(model, optimizer) as node:  # gossip 2: joins the swarm and takes its 
             time.sleep(args.step_delay)
             if node.finished or node.swarm_samples >= args.samples:
                 break
-    node.settle(args.settle)  # mix without training until the nodes agree
+    node.settle(args.settle, wait_s=60)  # wait for the others, then mix without training until the nodes agree
     node.finish()  # whoever comes now gets these weights, and trains nothing
     with torch.no_grad():
         accuracy = (model(x_test).argmax(1) == y_test).float().mean().item()

@@ -118,7 +118,7 @@ with Node(model, optimizer) as node:  # gossip 2: joins the swarm and takes its 
             optimizer.param_groups[0]["lr"] = args.lr * max(0.0, 1 - node.swarm_samples / args.samples)
             if node.finished or node.swarm_samples >= args.samples:
                 break
-    node.settle(args.settle)  # mix without training until the nodes agree
+    node.settle(args.settle, wait_s=60)  # wait for the others, then mix without training until the nodes agree
     node.finish()  # whoever comes now gets these weights, and trains nothing
     with torch.no_grad():
         guesses = torch.cat([model(x.to(args.device)).argmax(1).cpu() for x in x_test.split(500)])  # (10000,)

@@ -144,13 +144,23 @@ def local(
     args: ScriptArgs = None,
     nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, max=64, help="Processes to start.")] = 4,
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Threads of arithmetic a process.")] = 1,
+    wait_for: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Train only when so many members are here; all if not given.")
+    ] = None,
+    wait_s: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.001, help="Wait for them no longer; 600 if not given.")
+    ] = None,
     config: ConfigFile = None,
     log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Keeps each node's log and output.")] = None,
 ) -> None:
     """Start a swarm of processes on this machine, all running one script."""
     from node.cli import main as cli
 
-    raise typer.Exit(cli.local(script, args or [], nodes=nodes, threads=threads, config=config, log_dir=log_dir))
+    code = cli.local(
+        script, args or [], nodes=nodes, threads=threads, wait_for=wait_for, wait_s=wait_s, config=config,
+        log_dir=log_dir,
+    )  # fmt: skip
+    raise typer.Exit(code)
 
 
 @app.command()

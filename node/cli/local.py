@@ -72,17 +72,31 @@ def longer(line: str) -> str:
 
 
 def run_local(
-    script: Path, args: Sequence[str], *, nodes: int, threads: int, config: Path | None, log_dir: Path | None
-) -> int:
-    """Run a script in ``nodes`` processes, the first the seed of the others; the worst of their exit codes."""
+    script: Path, args: Sequence[str], *, nodes: int, threads: int, config: Path | None, log_dir: Path | None,
+    wait_for: tuple[int, float] | None = None,
+) -> int:  # fmt: skip
+    """Run a script in ``nodes`` processes, the first the seed of the others.
+
+    Args:
+        script: The training script.
+        args: The script's own arguments.
+        nodes: How many processes to start.
+        threads: Threads of arithmetic of each process.
+        config: A TOML file with the keys of gossip.Config.
+        log_dir: Keeps logs and outputs; without it they are deleted at the end.
+        wait_for: How many members each node waits for before it trains, and for how many seconds at most.
+
+    Returns:
+        The highest exit code of the processes.
+    """
     with ending_on_signals(), folder_of(log_dir) as folder:
         for _ in range(PORT_TRIES):
             with LocalSwarm(script, args, folder=folder, threads=threads, config=config) as swarm:
                 port = free_port()
                 seed = f"127.0.0.1:{port}"
-                first = swarm.add(listen=seed)
+                first = swarm.add(listen=seed, wait_for=wait_for)
                 for _ in range(nodes - 1):
-                    swarm.add(seed=seed)
+                    swarm.add(seed=seed, wait_for=wait_for)
                 if not watch(swarm, first, port):
                     continue
                 report(swarm)

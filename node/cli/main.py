@@ -204,15 +204,20 @@ def print_script_error(error: BaseException, script: str) -> None:
 
 # -- gossip local and demo ---------------------------------------------------------------------------------------------
 def local(
-    script: Path, args: Sequence[str], *, nodes: int, threads: int, config: Path | None, log_dir: Path | None
-) -> int:
+    script: Path, args: Sequence[str], *, nodes: int, threads: int, wait_for: int | None, wait_s: float | None,
+    config: Path | None, log_dir: Path | None,
+) -> int:  # fmt: skip
     """A swarm of processes on this machine; the worst of their exit codes."""
     from node.cli.local import run_local
+    from node.local import TOGETHER_S
 
     check_script(script)
+    if wait_for is not None and wait_for > nodes:
+        raise ConfigError(f"--wait-for {wait_for} waits for more members than -n {nodes} starts: lower it or raise -n.")
     if config is not None:
         Config.from_toml(config)
-    return run_local(script, args, nodes=nodes, threads=threads, config=config, log_dir=log_dir)
+    wait = (nodes if wait_for is None else wait_for, TOGETHER_S if wait_s is None else wait_s)
+    return run_local(script, args, nodes=nodes, threads=threads, wait_for=wait, config=config, log_dir=log_dir)
 
 
 def demo(*, nodes: int, as_json: bool, limit_s: float, page: bool = False, opens: bool = False) -> int:

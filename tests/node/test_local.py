@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,13 @@ import pytest
 
 from node.cli import demo, demo_job, local
 from node.local import Child
-from tests.node.pretended import pretended
+from tests.node.pretended import pretended, script_of
+
+
+def local_command(*words, timeout=60, **options):
+    """`gossip local` as a user types it."""
+    command = [sys.executable, "-m", "gossip", "local", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
 
 
 # -- gossip local ------------------------------------------------------------------------------------------------------
@@ -44,6 +51,40 @@ def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path):
         [f" {number}    ", " 34    ", " 544     "] for number in range(3)
     ]
     assert len((tmp_path / "logs" / "node-2.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "waits"),
+    [([], ["2", "600"]), (["--wait-for", "1"], ["1", "600"]), (["--wait-s", "7.5"], ["2", "7.5"])],
+)
+def test_a_local_swarm_trains_when_all_are_here_unless_told_otherwise(tmp_path, options, waits):
+    script = pretended(
+        tmp_path, 'print(json.dumps([os.environ.get("GOSSIP_WAIT_FOR"), os.environ.get("GOSSIP_WAIT_S")]))'
+    )
+    done = local_command("-n", "2", *options, script)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line.partition(": ")[2]) for line in done.stdout.splitlines()] == [waits, waits]
+
+
+def test_a_local_swarm_waits_for_no_more_than_it_starts(tmp_path):
+    done = local_command("-n", "2", "--wait-for", "3", pretended(tmp_path, ""))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "gossip: --wait-for 3 waits for more members than -n 2 starts: lower it or raise -n.\n"
+
+
+@pytest.mark.slow
+def test_the_script_that_one_starts_with_is_trained_by_four_together_and_ends_on_all(tmp_path):
+    pytest.importorskip("sklearn")
+    page = (Path(__file__).parents[2] / "docs" / "start.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    script = script_of(tmp_path, text)
+    done = local_command("-n", "4", "--log-dir", tmp_path / "logs", script, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = [(tmp_path / "logs" / f"node-{number}.jsonl").read_text().splitlines() for number in range(4)]
+    samples = [json.loads(row[-1])["samples"] for row in rows]
+    assert min(samples) > 0, "a node trained nothing, or trained before the others were here"
+    assert 25_000 < sum(samples) < 45_000, "together, and not 30,000 each"
+    assert len(list(tmp_path.glob("digits-*.safetensors"))) == 4
 
 
 def test_a_port_that_another_program_took_is_replaced(tmp_path, monkeypatch, capsys):
