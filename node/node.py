@@ -46,12 +46,14 @@ class Node:
     :class:`~node.model.state.State`. ``optimizer``: one or a list, whose state newcomers take over. ``seeds``:
     "host:port" of any nodes, or invites, or "@path" of a file of such lines, or a function that gives such texts;
     names with all their addresses, files and functions are asked anew while nobody is there. Empty starts a swarm.
-    ``listen``: "host:port", port 0 for a free one, "none" to only dial out. ``advertise``: the address others
+    ``listen``: "host:port", port 0 for a free one, "none" to only dial out; if not given 127.0.0.1, or where a launcher
+    started members on other hosts the address on the way to them. ``advertise``: the address others
     should dial, when it differs. ``secret``: the file that holds the swarm's secret. ``state_dir``: where the
     node's key and address book are kept; None: a new identity at every start. ``join_or_fail_s``: raise LocalError,
     naming what became of each seed, unless the weights of a swarm are here within so many seconds; without it a
     node that reaches nobody starts alone in the end. ``wait_for``: return when so many members are here, this one
-    included (1 if not given), or go on after ``wait_s`` seconds (60). ``frozen``: exchange parameters that require
+    included (1 if not given), or go on after ``wait_s`` seconds (60); raise LocalError then if a launcher started
+    members on other hosts and none of them came. ``frozen``: exchange parameters that require
     no gradient as well, of a module where others do. ``page``: "host:port" of a page for browsers and monitors,
     docs/page.md. What is not given comes from GOSSIP_SEEDS, GOSSIP_LISTEN,
     GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR,
@@ -94,7 +96,7 @@ class Node:
             return
         settings = Settings.gather(
             seeds, listen, advertise, secret, state_dir, config, join_or_fail_s=join_or_fail_s, wait_for=wait_for,
-            wait_s=wait_s, page=page,
+            wait_s=wait_s, page=page, launched=group is None,
         )  # fmt: skip
         decided = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=decided)

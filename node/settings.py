@@ -17,12 +17,15 @@ from gossip.config import Config
 from gossip.errors import ConfigError, IdentityError
 from gossip.ids import Address, PeerId, parse_address
 from node.identity.keys import is_invite, kept_secret, parse_invite, read_secret
+from node.transport.launch import other_hosts
 from node.transport.seeds import SeedSource, parse_seed, read_seeds, source_of
 from node.transport.tcp import is_loopback, routed
 
 __all__ = ["Settings", "advertised"]
 
 WAIT_S = 60.0  # for the members to wait for: jobs that are launched together begin within a minute, or do not
+LOOPBACK = "127.0.0.1"
+ELSEWHERE = Address("192.0.2.1", 9)  # reserved for documentation: the way outwards
 SIOCGIFADDR = 0x8915  # of Linux; elsewhere it fails as on an interface without an address
 
 
@@ -42,6 +45,7 @@ class Settings:
     wait_for: int = 1  # members, this one included, before training begins
     wait_s: float = WAIT_S  # and for how long at most
     page: Address | None = None  # where people see it
+    others: Address | None = None  # on the way to the other hosts, where a launcher started members there
 
     @property
     def joins(self) -> bool:
@@ -62,10 +66,12 @@ class Settings:
         wait_for: int | None = None,
         wait_s: float | None = None,
         page: str | None = None,
+        launched: bool = False,
     ) -> Settings:
         """Read the settings and write nothing: the service keeps the secret in the state directory once it runs.
 
-        Raises ConfigError or IdentityError, one sentence, for what cannot work.
+        ``launched``: where a launcher started members on other hosts, listen where those can reach this node unless
+        told otherwise. Raises ConfigError or IdentityError, one sentence, for what cannot work.
         """
         given: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
         if not given:
@@ -91,9 +97,19 @@ class Settings:
             file = kept_secret(Path(folder))
         if file:
             key = read_secret(Path(file))
-        where = listen or environment.get("GOSSIP_LISTEN") or "127.0.0.1:0"
-        bound = None if where == "none" else parse_address(where)
+        others = other_hosts(environment) if launched else None
+        where = listen or environment.get("GOSSIP_LISTEN")
+        if where:
+            bound = None if where == "none" else parse_address(where)
+        else:
+            bound = Address(LOOPBACK if others is None else outward(others), 0)
         if bound is not None and key is None and not is_loopback(bound.host) and not environment.get("GOSSIP_INSECURE"):
+            if not where:
+                raise ConfigError(
+                    f"The launcher started members on other hosts ({others} is one of them), which need a secret to "
+                    "reach each other: make one with 'gossip secret', copy it to every host and name its file in "
+                    "GOSSIP_SECRET_FILE, or set GOSSIP_INSECURE=1 on a network you trust."
+                )
             raise ConfigError(
                 f"Listening on {bound} without a secret would let anybody change this model: make one with "
                 "'gossip secret' and give it with --secret-file, or say --insecure on a network you trust."
@@ -113,7 +129,7 @@ class Settings:
             seconds(environment, "GOSSIP_MUST_JOIN") if join_or_fail_s is None else join_or_fail_s,
             tuple(sources), members(environment.get("GOSSIP_WAIT_FOR", "1") if wait_for is None else wait_for),
             waited(seconds(environment, "GOSSIP_WAIT_S") if wait_s is None else wait_s),
-            paged(page or environment.get("GOSSIP_PAGE"), key),
+            paged(page or environment.get("GOSSIP_PAGE"), key), others,
         )  # fmt: skip
 
 
@@ -184,10 +200,18 @@ def advertised(settings: Settings, bound: Address | None) -> Address | None:
         return settings.advertise
     if bound.host not in ("0.0.0.0", "::"):
         return bound
-    target = settings.seeds[0] if settings.seeds else Address("192.0.2.1", 9)  # reserved for documentation
+    target = settings.seeds[0] if settings.seeds else settings.others or ELSEWHERE
     host = routed(target, bound.host == "::" and ":" in target.host)
-    # Without a default route, as in a closed network. The machine's name would not do: it often means loopback.
-    return Address(host or next((own for own in own_addresses() if not is_loopback(own)), "127.0.0.1"), bound.port)
+    return Address(host or outward(ELSEWHERE), bound.port)
+
+
+def outward(target: Address) -> str:
+    """Return this machine's address on the way to ``target``, which is loopback only where the machine has no other."""
+    host = routed(target, ":" in target.host)
+    if host is None or is_loopback(host):  # a machine's own name often means loopback
+        host = routed(ELSEWHERE, False)
+    # There is no default route in a closed network.
+    return host or next((own for own in own_addresses() if not is_loopback(own)), LOOPBACK)
 
 
 def own_addresses() -> Iterator[str]:

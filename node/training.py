@@ -161,6 +161,12 @@ class TrainingSide(HeldRun):
         count, wait_s, peer = self.settings.wait_for, self.settings.wait_s, self.peer
         while peer.counts.alive < count and not peer.finished:
             if time.monotonic() - began >= wait_s:
+                if self.settings.others is not None and peer.counts.alive < 2:
+                    raise LocalError(
+                        f"Waited {wait_s:g} s for {count} members that were launched together, and none of the others "
+                        f"came to this node at {self.address} ({self.runtime.doors.why_alone()}): it does not train "
+                        "alone. Look whether the others run and can reach this address."
+                    )
                 text = (
                     f"Waited {wait_s:g} s for {count} members, of whom {peer.counts.alive} are here, this one included:"
                     " this node goes on with them, and with the others when they come."

@@ -1,11 +1,12 @@
 """Handwritten digits where torchrun or mpirun starts one process a node. Every rank says in torch's store where it is,
 and reads there where the others are until it has met one; after that neither the store nor rank 0 is needed.
 
-On host I of 3:     torchrun --nnodes 3 --node-rank I --master-addr HOST0 examples/engines/ranks_digits.py --states DIR
+On host I of 3:     GOSSIP_SECRET_FILE=swarm.secret torchrun --nnodes 3 --node-rank I --master-addr HOST0 \\
+                        examples/engines/ranks_digits.py --states DIR
 From one host:      mpirun --enable-recovery --hostfile HOSTS -x MASTER_ADDR=HOST0 -x MASTER_PORT=29500 \\
-                        python examples/engines/ranks_digits.py --states DIR
-What died of it:    python examples/engines/ranks_digits.py --rank 0 --states DIR
-Beyond one machine: GOSSIP_LISTEN=0.0.0.0:0 GOSSIP_SECRET_FILE=swarm.secret in the environment (mpirun: -x each)
+                        -x GOSSIP_SECRET_FILE=swarm.secret python examples/engines/ranks_digits.py --states DIR
+What died of it:    GOSSIP_LISTEN=0.0.0.0:0 GOSSIP_SECRET_FILE=swarm.secret \\
+                        python examples/engines/ranks_digits.py --rank 0 --states DIR
 """
 
 import argparse

@@ -19,9 +19,13 @@ def launch():
         started.append(Launched(*args, **variables))
         return started[-1]
 
+    def end():
+        while started:
+            started.pop().end()
+
+    start.end = end
     yield start
-    for one in started:
-        one.end()
+    end()
 
 
 @pytest.fixture

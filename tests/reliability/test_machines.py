@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reliability.test_reliability import lab
+from tests.reliability.namespaces import lab, switched
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 180.0  # for anything: a node loads torch in seconds, or in a minute on a machine that is busy
@@ -91,33 +91,14 @@ class Machine:
 
 @pytest.fixture
 def machines(tmp_path):
-    if missing := lab.namespaces_missing():
-        pytest.skip(missing)
-    mark = f"gm{os.getpid() % 100_000}"
-    switch, spaces = f"{mark}s", [f"{mark}{number}" for number in range(3)]
-    found = []
-    try:
-        lab.run("ip", "netns", "add", switch)
-        lab.run("ip", "-n", switch, "link", "add", "sw0", "type", "bridge")
-        lab.run("ip", "-n", switch, "link", "set", "sw0", "up")
-        for number, space in enumerate(spaces):
-            lab.run("ip", "netns", "add", space)
-            lab.run("ip", "-n", space, "link", "set", "lo", "up")
-            lab.run(
-                "ip", "-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{number}", "netns", switch
-            )
-            lab.run("ip", "-n", switch, "link", "set", f"p{number}", "master", "sw0", "up")
-            lab.run("ip", "-n", space, "address", "add", f"10.79.0.{1 + number}/24", "dev", "eth0")
-            lab.run("ip", "-n", space, "address", "add", f"fd79::{1 + number}/64", "dev", "eth0", "nodad")
-            lab.run("ip", "-n", space, "link", "set", "eth0", "up")
-            found.append(Machine(space, number, tmp_path / str(number)))
-        yield found
-    finally:
-        for machine in found:
-            if machine.lives:
-                machine.kill()
-        for space in (*spaces, switch):
-            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+    with switched(3) as spaces:
+        found = [Machine(space, number, tmp_path / str(number)) for number, space in enumerate(spaces)]
+        try:
+            yield found
+        finally:
+            for machine in found:
+                if machine.lives:
+                    machine.kill()
 
 
 @pytest.mark.netns

@@ -1,0 +1,46 @@
+"""What a launcher's environment says of other hosts: torchrun's and mpirun's variables, and those of Slurm's srun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gossip.ids import Address
+from node.transport.tcp import is_loopback
+
+__all__ = ["other_hosts"]
+
+PORT = 29500  # torchrun's default, where MASTER_PORT is missing: a route depends on the host alone
+# Processes of the whole launch, and how many of them this host runs: torch.distributed, Open MPI, and MPICH's Hydra.
+SIZES = (
+    ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "MPI_LOCALNRANKS"),
+)
+
+
+def other_hosts(environment: Mapping[str, str]) -> Address | None:
+    """Return an address on the way to the other hosts of a launch.
+
+    Args:
+        environment: The variables of this process.
+
+    Returns:
+        The launcher's coordinator, by number or name. None where no launcher started this process, or where all of its
+        processes are on this host.
+    """
+    master = environment.get("MASTER_ADDR", "")
+    if master and not is_loopback(master):
+        for size, local in SIZES:
+            # Some launchers do not count the processes of a host: those may all be on other hosts.
+            if number(environment, size) > max(1, number(environment, local)):
+                return Address(master, number(environment, "MASTER_PORT") or PORT)
+    launcher = environment.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    if launcher and not is_loopback(launcher) and number(environment, "SLURM_STEP_NUM_NODES") > 1:
+        return Address(launcher, PORT)
+    return None
+
+
+def number(environment: Mapping[str, str], name: str) -> int:
+    """Return a variable's number, or 0 where it is missing or is no number."""
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,155 @@
+"""The commands of docs/launching.md over several hosts, which are network namespaces with a folder each."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from node.identity.keys import new_secret
+from tests.engines.launched import ENDLESS, PATIENCE_S, ROOT, Log, goes_on
+from tests.reliability.namespaces import switched
+
+pytestmark = pytest.mark.netns
+
+PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
+SECRET = "GOSSIP_SECRET_FILE=swarm.secret"
+ADDRESS = "10.79.0.{}"
+
+
+def documented(heading, number=0):
+    """Return a command of a section of the page, by its place there."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^```\n(.*?)\n```$", section, re.MULTILINE | re.DOTALL)[number]
+
+
+class Host:
+    """A machine with the examples and the secret; ``run`` starts a command of the page there."""
+
+    def __init__(self, space, number, folder, secret, launch):
+        self.number, self.folder = number, folder
+        self.address = ADDRESS.format(number + 1)
+        self.log = Log(folder / "log.jsonl")
+        self._space, self._launch = space, launch
+        folder.mkdir()
+        for name in ("examples", "deploy"):
+            (folder / name).symlink_to(ROOT / name)
+        path = folder / "swarm.secret"
+        path.touch(mode=0o600)
+        path.write_text(secret)
+
+    def run(self, command, *more, **changes):
+        """``changes`` are words of the command that stand for something else here, ``more`` goes to the script."""
+        words = {"HOST0": ADDRESS.format(1), "/var/gossip": "states", **changes}
+        for old, new in words.items():
+            assert old in command or old in ("HOST0", "/var/gossip"), f"{old!r} is not in {command!r}"
+            command = command.replace(old, str(new))
+        return self._launch(
+            f"host-{self.number}", self.folder, "ip", "netns", "exec", self._space, "sh", "-c",
+            " ".join([command, *map(str, more)]), GOSSIP_LOG=str(self.log.path),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def hosts(launch, tmp_path):
+    """``hosts(2)``: so many machines."""
+    with switched(3) as spaces:
+        secret = new_secret()
+        made = [Host(space, number, tmp_path / str(number), secret, launch) for number, space in enumerate(spaces)]
+        yield lambda count: made[:count]
+        launch.end()  # before their networks go
+
+
+def together(machines, jobs):
+    """Wait until all of them train as one swarm, at addresses that the others reach."""
+    for machine, job in zip(machines, jobs, strict=True):
+        job.until(lambda log=machine.log: log.mixed(members=len(machines)))
+        assert machine.log.addresses[-1].startswith(f"{machine.address}:")
+
+
+def test_torchruns_ranks_on_three_hosts_are_one_swarm_and_host_0_comes_back_without_it(hosts):
+    machines, command = hosts(3), documented("torchrun")
+    endless = ("--samples", ENDLESS, "--step-delay", "0.005")
+    jobs = [machine.run(command, *endless, **{"-rank I": f"-rank {machine.number}"}) for machine in machines]
+    together(machines, jobs)
+    first, *others = machines
+    jobs[0].end()  # agent, store and node: signal 9
+    goes_on([machine.log for machine in others])
+    enough = others[0].log.figure("swarm_samples") + 3_000
+    again = first.run(documented("torchrun", 1), "--samples", enough, "--step-delay", "0.005")
+    result = again.result()
+    assert first.log.ids == [result["node"]] * 2
+    assert first.log.rows("joined"), "the weights of the swarm"
+    assert first.log.addresses[-1].startswith(f"{first.address}:")
+
+
+def test_torchruns_ranks_without_a_secret_are_told_how_to_get_one(hosts):
+    command = documented("torchrun")
+    jobs = [
+        machine.run(command, **{"--nnodes 3": "--nnodes 2", "-rank I": f"-rank {machine.number}", SECRET: ""})
+        for machine in hosts(2)
+    ]
+    for job in jobs:
+        assert job.process.wait(PATIENCE_S) != 0
+        assert "name its file in GOSSIP_SECRET_FILE" in job.said()
+
+
+def test_hosts_of_several_ranks_are_one_swarm(hosts):
+    machines, command = hosts(2), documented("torchrun", 2)
+    changes = {"--nproc-per-node gpu": "--nproc-per-node 2"}
+    jobs = [machine.run(command, "--samples", ENDLESS, "--step-delay", "0.005", **changes) for machine in machines]
+    together(machines, jobs)
+
+
+def test_mpiruns_ranks_on_two_hosts_are_one_swarm(hosts, needs, launch, tmp_path):
+    needs("mpirun", "apt-get install openmpi-bin")
+    machines = hosts(2)
+    agent = tmp_path / "agent"  # in the place of ssh: AGENT HOST COMMAND
+    spaces = " ".join(f"{machine.address}) space={machine._space};;" for machine in machines)
+    agent.write_text(f'#!/bin/sh\ncase $1 in {spaces} esac\nshift\nexec ip netns exec $space sh -c "$*"\n')
+    agent.chmod(0o755)
+    first = machines[0]
+    (first.folder / "HOSTS").write_text("".join(f"{machine.address} slots=1\n" for machine in machines))
+    options = (
+        f"mpirun --allow-run-as-root --mca plm_rsh_agent {agent} --mca btl self,tcp --mca orte_keep_fqdn_hostnames 1"
+    )
+    node = 'sh -c \'GOSSIP_LOG=$OMPI_COMM_WORLD_RANK.jsonl exec "$0" "$@"\' python'
+    job = first.run(
+        documented("mpirun"), "--samples", ENDLESS, "--step-delay", "0.005",
+        **{"mpirun": options, "HOSTS": "./HOSTS", "python": node},
+    )  # fmt: skip
+    logs = [Log(first.folder / f"{rank}.jsonl") for rank in range(2)]
+    for log, machine in zip(logs, machines, strict=True):
+        job.until(lambda log=log: log.mixed(members=2))
+        assert log.addresses[-1].startswith(f"{machine.address}:")
+
+
+def test_tasks_of_slurms_script_on_two_hosts_are_one_swarm(hosts, tmp_path):
+    """The batch script as Slurm starts it, in a folder that all share; Slurm itself is in test_slurm.py."""
+    machines = hosts(2)
+    script = documented("Slurm").splitlines()[1].partition(" ")[2]
+    jobs = []
+    for machine in machines:
+        variables = (
+            f"SLURM_SUBMIT_DIR={machines[0].folder} SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID={machine.number} "
+            f"SWARM_HOST={machine.address}"
+        )
+        jobs.append(machine.run(f"{variables} bash {script}", "--samples", ENDLESS, "--step-delay", "0.005"))
+        machine.log = Log(machines[0].folder / "swarm-7" / f"task-{machine.number}" / "log.jsonl")
+    together(machines, jobs)
+
+
+def test_what_docker_is_told_makes_containers_on_two_hosts_one_swarm(hosts):
+    """The image's entry point with the variables of the image and of the page, without a container around it."""
+    machines = hosts(2)
+    given = re.findall(r"-e (\S+)", documented("Docker"))
+    image = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
+    given += re.findall(r"GOSSIP_\w+=[^\s\\]+", image.partition("\nENV ")[2].partition("\n\n")[0])
+    assert any(text.startswith("GOSSIP_LISTEN=") for text in given)
+    command = f"{' '.join(given)} gossip run examples/digits.py"
+    words = {"=HOST:": f"={machines[0].address}:", "/secret": "swarm.secret"}
+    jobs = []
+    for machine in machines:
+        local = {**words, "THIS_HOST": machine.address, "=/state": "=state"}
+        jobs.append(machine.run(command, "--samples", ENDLESS, "--step-delay", "0.005", **local))
+    together(machines, jobs)

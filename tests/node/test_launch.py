@@ -1,0 +1,98 @@
+"""What a launcher says of other hosts: where a node listens then, the secret that it needs, and whom it waits for."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from gossip.errors import ConfigError, LocalError
+from gossip.ids import Address
+from node import Node
+from node.settings import Settings, advertised
+from node.transport.launch import other_hosts
+from tests.node.conftest import QUICK
+
+MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}
+TORCHRUN = {**MASTER, "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1", "RANK": "1"}
+COORDINATOR = Address("10.0.0.1", 29501)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        TORCHRUN,
+        {**MASTER, "WORLD_SIZE": "2", "RANK": "0"},  # as Kubernetes' operators for training have it
+        {**MASTER, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+    ],
+)
+def test_a_launch_over_several_hosts_is_known_by_its_sizes(environment):
+    assert other_hosts(environment) == COORDINATOR
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {**TORCHRUN, "MASTER_ADDR": "127.0.0.1"},
+        {**TORCHRUN, "MASTER_ADDR": "localhost"},
+        {**TORCHRUN, "LOCAL_WORLD_SIZE": "3"},
+        {**MASTER, "WORLD_SIZE": "1"},
+        {**MASTER, "WORLD_SIZE": "many"},
+        {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1"},
+        {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "SLURM_STEP_NUM_NODES": "1"},
+    ],
+)
+def test_a_launch_on_one_host_names_no_others(environment):
+    assert other_hosts(environment) is None
+
+
+def test_srun_over_several_machines_names_the_one_that_it_was_called_on():
+    step = {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9", "SLURM_STEP_NUM_NODES": "2"}
+    assert other_hosts(step).host == "10.0.0.9"
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+def gathered(environment, **given):
+    return Settings.gather((), None, None, None, None, None, environment, launched=True, **given)
+
+
+@pytest.fixture
+def routes(monkeypatch):
+    """This machine is 10.0.0.2 on the way to the coordinator, and 192.168.7.5 on every other."""
+    known = {"10.0.0.1": "10.0.0.2", "host0": "127.0.0.1"}
+    monkeypatch.setattr("node.settings.routed", lambda target, _v6: known.get(target.host, "192.168.7.5"))
+
+
+@pytest.mark.usefixtures("routes")
+def test_a_node_listens_where_the_other_hosts_of_its_launch_reach_it(secret):
+    named = {**TORCHRUN, "GOSSIP_SECRET_FILE": str(secret)}
+    assert gathered(named).listen == Address("10.0.0.2", 0)
+    assert gathered({**TORCHRUN, "GOSSIP_INSECURE": "1"}).listen == Address("10.0.0.2", 0)
+    assert gathered({**named, "MASTER_ADDR": "host0"}).listen == Address("192.168.7.5", 0), (
+        "a name that is loopback here"
+    )
+    everywhere = gathered({**named, "GOSSIP_LISTEN": "0.0.0.0:7700"})
+    assert advertised(everywhere, everywhere.listen) == Address("10.0.0.2", 7700)
+
+
+@pytest.mark.usefixtures("routes")
+def test_without_a_secret_a_launch_over_several_hosts_is_refused_with_how_to_give_one():
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.1:29501 is one of them.*GOSSIP_SECRET_FILE"):
+        gathered(TORCHRUN)
+
+
+def test_what_is_said_of_where_to_listen_wins_over_the_launcher():
+    assert gathered({**TORCHRUN, "GOSSIP_LISTEN": "127.0.0.1:0"}).listen == Address("127.0.0.1", 0)
+    assert gathered({**TORCHRUN, "GOSSIP_LISTEN": "none"}).listen is None
+    assert gathered({}).listen == Address("127.0.0.1", 0)
+
+
+# -- whom it waits for -------------------------------------------------------------------------------------------------
+def test_a_node_whose_launched_companions_never_come_fails_instead_of_training_alone(monkeypatch):
+    for name, value in {**TORCHRUN, "GOSSIP_LISTEN": "127.0.0.1:0"}.items():
+        monkeypatch.setenv(name, value)
+    node = Node(nn.Linear(4, 2), config=QUICK, wait_for=3, wait_s=0.3)
+    with pytest.raises(
+        LocalError, match=r"Waited 0\.3 s for 3 members .* none of the others came .* does not train alone"
+    ):
+        node.start()
