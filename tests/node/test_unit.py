@@ -1,0 +1,100 @@
+"""systemd's unit: the page shows the file that is deployed, and its command line starts a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from node.identity.keys import new_secret
+from tests.node.pretended import script_of
+
+ROOT = Path(__file__).parents[2]
+UNIT = (ROOT / "deploy" / "systemd" / "gossip@.service").read_text(encoding="utf-8")
+PATIENCE_S = 120.0
+SCRIPT = """
+import time
+import torch
+from gossip import Node
+
+with Node(torch.nn.Linear(4, 2)) as node:
+    while True:
+        node.step()
+        time.sleep(0.05)
+"""
+
+
+def settings(name):
+    """All values of a key of the unit."""
+    return re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
+
+
+def test_the_page_shows_the_unit_that_is_deployed():
+    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    assert re.findall(r"^```ini\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) == [UNIT]
+
+
+@pytest.fixture
+def service(tmp_path):
+    """The process that systemd would start of the unit, with its folders under tmp_path."""
+    script = script_of(tmp_path, SCRIPT)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gossip").symlink_to(Path(sys.executable).with_name("gossip"))
+    credential = tmp_path / "credentials" / "swarm.secret"
+    credential.parent.mkdir()
+    credential.write_text(new_secret())
+    credential.chmod(0o400)
+    with socket.create_server(("0.0.0.0", 0)) as probe:
+        port = probe.getsockname()[1]
+    here = {
+        "%i": "digits", "%S": str(tmp_path / "state"), "%d": str(credential.parent), ":7700": f":{port}",
+        "/opt/gossip/.venv/bin": str(tmp_path / "bin"),
+    }  # fmt: skip
+
+    def placed(text):
+        for old, new in here.items():
+            text = text.replace(old, new)
+        return text
+
+    variables = dict(pair.split("=", 1) for line in settings("Environment") for pair in placed(line).split())
+    variables["SCRIPT"] = f"{script} --folder ."  # as EnvironmentFile has it
+    (command,) = settings("ExecStart")
+    words = [
+        part
+        for word in placed(command).split()
+        for part in (variables["SCRIPT"].split() if word == "$SCRIPT" else [word])
+    ]
+    (folder,) = map(placed, settings("WorkingDirectory"))
+    assert folder == f"{here['%S']}/{placed(settings('StateDirectory')[0])}", "systemd makes it for the service's user"
+    Path(folder).mkdir(parents=True)
+    said = (tmp_path / "said").open("w+")
+    variables |= {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, cwd=folder, env=variables, stdout=said, stderr=said)
+    process.log, process.said, process.port = Path(folder) / "log.jsonl", said.name, port
+    yield process
+    process.kill()
+    process.wait()
+    said.close()
+
+
+def test_the_units_command_line_starts_a_node_and_a_stop_is_a_success(service):
+    end = time.monotonic() + PATIENCE_S
+    while not (service.log.exists() and '"progress"' in service.log.read_text()):
+        assert service.poll() is None, Path(service.said).read_text()
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    first = json.loads(service.log.read_text().splitlines()[0])
+    assert first["event"] == "listening"
+    assert first["address"].endswith(f":{service.port}")
+    assert not first["address"].startswith("127.")
+    (number,) = settings("KillSignal")
+    service.send_signal(signal.Signals[number])
+    assert str(service.wait(PATIENCE_S)) in settings("SuccessExitStatus")
