@@ -104,7 +104,7 @@ class Child:
         """What it does before its first step, which on a busy machine may take minutes."""
         passed_s = time.monotonic() - self.started_s
         if not self.said:
-            return f"starting: it loads its libraries, {passed_s:.0f} s so far"
+            return f"starting: no Node yet, {passed_s:.0f} s so far"
         members = self.figures.get("members_alive", 0)
         here = f"{members} members are here" if members > 1 else "Nobody else is here"
         return f"{self.said}" + (f" {here}; no step yet, {passed_s:.0f} s so far" if members else "")

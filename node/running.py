@@ -6,17 +6,21 @@ after which nobody holds the first to close it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
+from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["CLOSED", "USED", "closes_with", "enter", "leave", "made"]
+__all__ = ["CLOSED", "MADE", "USED", "closes_with", "enter", "leave", "made", "note_made"]
 
 USED = "This Node was used already: make a new one for each run."
 CLOSED = "This Node is closed, and what is trained reaches nobody: make a new one to go on."
 
+MADE = "GOSSIP_MADE"  # names the file by which `gossip run` learns of Nodes in processes that its script starts
+
 _running: list[Side] = []
-_made = 0  # Nodes, in this process
+_made = False
 
 
 class Side(Protocol):
@@ -43,16 +47,24 @@ def leave(side: Side) -> None:
         _running.remove(side)
 
 
-def made() -> int:
-    """How many Nodes this process has made."""
-    return _made
+def made() -> bool:
+    """Return whether this process has made a Node, or one of those that it started under :data:`MADE`."""
+    return _made or Path(os.environ.get(MADE) or os.devnull).is_file()
+
+
+def note_made() -> None:
+    """Note that this process makes a Node, for itself and for the `gossip run` that it belongs to."""
+    global _made
+    _made = True
+    if path := os.environ.get(MADE):
+        with contextlib.suppress(OSError):
+            Path(path).touch()
 
 
 def closes_with(face: object, side: Side) -> None:
     """Close ``side`` when nobody holds ``face`` any more, or the process ends; not in a forked child, where both may
     go and neither is running."""
-    global _made
-    _made += 1
+    note_made()
     weakref.finalize(face, _close, side, os.getpid())
 
 

@@ -139,6 +139,8 @@ def report(swarm: LocalSwarm) -> None:
             for line in last_lines(child.err, 1):
                 print(f"node {child.number}: {line}", file=sys.stderr)
     sys.stdout.flush()
+    if not any(child.figures for child in swarm.children):  # a table of zeros would hide why
+        return
     table = Table("node", *columns_of({}), "exit code")
     for child in swarm.children:
         table.add_row(str(child.number), *columns_of(child.figures).values(), str(child.code))

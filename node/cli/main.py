@@ -12,6 +12,8 @@ import signal
 import stat
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +24,15 @@ from typing import Any, NoReturn
 from gossip.config import Config
 from gossip.errors import ConfigError, GossipError
 from gossip.ids import PeerId, from_hex, parse_address
-from node import leaving
+from node import leaving, running
 from node.identity.keys import InviteToken, is_invite, keep_secret, parse_invite, read_secret
 from node.identity.keys import new_secret as make_secret
 
 __all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status", "top"]
+
+
+NODELESS_S = 15.0  # after its last import a script may read its data, and is told only that it has no Node yet
+WITH_NODE = "Put 'with Node(model, optimizer) as node:' around its loop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +67,9 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    os.environ[running.MADE] = str(folder_of_this_process() / "made")
     signal.signal(signal.SIGTERM, leave)
+    threading.Thread(target=tell_of_missing_node, args=(script, settings.log), daemon=True).start()
     sys.argv = [str(script), *args]
     sys.path[0] = str(script.resolve().parent)
     try:
@@ -72,25 +80,49 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
     except GossipError:
         raise
     except SystemExit as end:
-        if not end.code:
-            tell_without_node(script)
-        raise
+        if end.code:
+            raise
     except Exception as error:
         print_script_error(error, str(script))
         return 1
-    tell_without_node(script)
-    return 0
+    if running.made():
+        return 0
+    print(f"gossip: {script} has ended and made no Node, so it was in no swarm. {WITH_NODE}.", file=sys.stderr)
+    return 2
 
 
-def tell_without_node(script: Path) -> None:
-    """A script that ran to its end and was no member of anything: else nobody would notice."""
-    from node import running
+def tell_of_missing_node(script: Path, log: Path | None) -> None:
+    """Say once that a script runs without a Node: on stderr, and as a row of its log.
 
-    if not running.made():
-        print(
-            f"gossip: {script} has ended and made no Node in this process, so it was in no swarm: put "
-            "'with Node(model, optimizer) as node:' around its loop.", file=sys.stderr,
-        )  # fmt: skip
+    It runs in a thread of its own. Imports may take minutes on a busy machine, so the time counts from the last moment
+    at which the main thread was importing something.
+    """
+    since_s = time.monotonic()
+    while time.monotonic() - since_s < NODELESS_S:
+        time.sleep(NODELESS_S / 20)
+        if running.made():
+            return
+        if is_importing(threading.main_thread()):
+            since_s = time.monotonic()
+    sentence = (
+        f"{script} has run for {NODELESS_S:g} s since its last import and has made no Node yet: if it trains by now, "
+        f"it is in no swarm. {WITH_NODE}."
+    )
+    print(f"gossip: {sentence}", file=sys.stderr)
+    if log is not None:
+        row = {"t": round(time.time(), 3), "event": "nodeless", "sentence": sentence}
+        with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as rows:
+            rows.write(json.dumps(row) + "\n")
+
+
+def is_importing(thread: threading.Thread) -> bool:
+    """Return True if the thread is inside an import statement."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -184,9 +216,14 @@ def keep_invited(secret: bytes, state_dir: Path | None) -> Path:
     """Write an invite's secret where its owner alone can read it: the state directory, or one that goes with us."""
     if state_dir is not None:
         return keep_secret(secret, state_dir)
+    return keep_secret(secret, folder_of_this_process())
+
+
+def folder_of_this_process() -> Path:
+    """Make a temporary folder that its owner alone can read, and that goes with this process."""
     folder = Path(tempfile.mkdtemp(prefix="gossip-"))  # mode 0700
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return keep_secret(secret, folder)
+    return folder
 
 
 def check_script(script: Path) -> None:

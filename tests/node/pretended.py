@@ -10,9 +10,11 @@ __all__ = ["pretended", "script_of"]
 # One pretended node: listens, logs a few rows, and ends with a JSON line.
 PRETENDED = """
     import json, os, socket, sys, time
+    from node import running
     from node.observe.console import Console
     from node.observe.figures import Reading
 
+    running.note_made()
     host, port = os.environ["GOSSIP_LISTEN"].split(":")
     try:
         server = socket.create_server((host, int(port)))

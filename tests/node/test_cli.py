@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -239,23 +241,73 @@ def test_options_after_the_script_are_the_script_s_own(tmp_path):
         import helper
         names = ("GOSSIP_SEEDS", "GOSSIP_PROGRESS", "OMP_NUM_THREADS")
         print(json.dumps([sys.argv, __name__, helper.NAME, [os.environ.get(name) for name in names]]))
+        sys.exit(7)
         """,
     )
     own = ["--seed", "3", "--listen", "--", "-x", "data"]
     done = gossip("run", "--seed", "h:1", "--seed", "h:2", "--threads", "1", script, *own)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 7, done.stderr
     assert json.loads(done.stdout) == [[str(script), *own], "__main__", "beside", ["h:1,h:2", "line", "1"]]
 
 
 # -- gossip run: how it ends -------------------------------------------------------------------------------------------
-def test_a_script_without_a_node_is_told_that_it_was_in_no_swarm(tmp_path):
+NODE = "import torch, node; node.Node({'w': torch.zeros(4)})"
+
+
+def test_a_script_without_a_node_is_told_that_it_was_in_no_swarm_and_ends_with_code_2(tmp_path):
     for text in ("print('trained')", "import sys; sys.exit(0)"):
         done = gossip("run", script_of(tmp_path, text))
-        assert done.returncode == 0
-        assert "train.py has ended and made no Node in this process, so it was in no swarm" in done.stderr
-    script = script_of(tmp_path, "import torch, node\nnode.Node({'w': torch.zeros(4)})")
-    assert "no Node" not in gossip("run", script).stderr
-    assert "no Node" not in gossip("run", script_of(tmp_path, "import sys; sys.exit(4)")).stderr  # it says why itself
+        assert done.returncode == 2
+        assert done.stderr.endswith(
+            "train.py has ended and made no Node, so it was in no swarm. "
+            "Put 'with Node(model, optimizer) as node:' around its loop.\n"
+        )
+    done = gossip("run", script_of(tmp_path, "import sys; sys.exit(4)"))
+    assert (done.returncode, done.stderr) == (4, ""), "it says why itself"
+
+
+@pytest.mark.parametrize(
+    "text", [NODE, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {NODE!r}], check=True)"]
+)
+def test_a_node_counts_in_the_script_and_in_a_process_that_it_starts(tmp_path, text):
+    done = gossip("run", script_of(tmp_path, text))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_script_that_trains_without_a_node_is_told_so_while_it_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "NODELESS_S", 0.2)
+    monkeypatch.setattr(cli.running, "made", lambda: False)
+    imports = iter([True, True, False, False])
+    monkeypatch.setattr(cli, "is_importing", lambda _thread: next(imports, False))
+    log = tmp_path / "log.jsonl"
+    cli.tell_of_missing_node(Path("train.py"), log)
+    assert next(imports, None) is None
+    said = "train.py has run for 0.2 s since its last import and has made no Node yet"
+    assert said in capsys.readouterr().err
+    (row,) = map(json.loads, log.read_text().splitlines())
+    assert row["event"] == "nodeless"
+    assert said in row["sentence"]
+
+
+def test_a_script_with_a_node_is_told_nothing_while_it_runs(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "NODELESS_S", 0.2)
+    monkeypatch.setattr(cli.running, "made", lambda: True)
+    cli.tell_of_missing_node(Path("train.py"), None)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_thread_that_imports_is_seen(tmp_path, monkeypatch):
+    go = str(tmp_path / "go")
+    script_of(tmp_path, f"import os, time\nwhile not os.path.exists({go!r}): time.sleep(0.01)", "slow_module.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    thread = threading.Thread(target=lambda: importlib.import_module("slow_module"))
+    thread.start()
+    until = time.monotonic() + 30
+    while not cli.is_importing(thread):
+        assert time.monotonic() < until
+    (tmp_path / "go").touch()
+    thread.join()
+    assert not cli.is_importing(threading.current_thread())
 
 
 def test_a_script_that_raises_ends_with_code_1_and_its_own_traceback(tmp_path):

@@ -87,6 +87,16 @@ def test_the_script_that_one_starts_with_is_trained_by_four_together_and_ends_on
     assert len(list(tmp_path.glob("digits-*.safetensors"))) == 4
 
 
+def test_scripts_without_a_node_are_named_and_no_table_of_zeros_is_shown(tmp_path):
+    done = local_command("-n", "2", script_of(tmp_path, "print('trained')"))
+    assert done.returncode == 2
+    for number in range(2):
+        assert (
+            f"node {number} ended with code 2:\n  gossip: {tmp_path}/train.py has ended and made no Node" in done.stderr
+        )
+    assert "│" not in done.stderr
+
+
 def test_a_port_that_another_program_took_is_replaced(tmp_path, monkeypatch, capsys):
     script = pretended(tmp_path, "progress.close(1.0, figures(1, 1)); print('done')")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -131,7 +141,7 @@ def test_a_node_that_loads_for_long_says_for_how_long_and_then_what_it_waits_for
     child = Child(2, None, tmp_path / "log", tmp_path / "out", tmp_path / "err")
     monkeypatch.setattr(Child, "code", property(lambda self: None))
     now_s = 142.0
-    assert child.line() == "node 2  starting: it loads its libraries, 42 s so far"
+    assert child.line() == "node 2  starting: no Node yet, 42 s so far"
     child.log.write_text('{"t":1,"event":"listening","address":"h:1"}\n')
     child.new_rows()
     assert child.start_s == 42.0
@@ -200,7 +210,7 @@ def test_where_there_is_no_terminal_a_node_is_shown_every_ten_seconds_and_no_mor
 def test_a_long_wait_is_told_in_a_file_as_it_doubles(monkeypatch, capsys):
     class Waits:
         def line(self):
-            return f"node 1  starting: it loads its libraries, {now_s:.0f} s so far"
+            return f"node 1  starting: no Node yet, {now_s:.0f} s so far"
 
     now_s = 0.0
     monkeypatch.setattr(local.time, "monotonic", lambda: now_s)
