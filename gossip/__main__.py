@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,6 +63,20 @@ def print_version(wanted: bool = True) -> None:
         raise typer.Exit
 
 
+def find_node() -> None:
+    """Import the package `node` from beside this one, whatever the current folder has of that name.
+
+    `python -m gossip` searches the current folder first, and a script's helper may be called node.py. The package is in
+    `sys.modules` from here on, so that its modules are found wherever the search begins.
+    """
+    home = str(Path(__file__).resolve().parents[1])
+    sys.path.insert(0, home)
+    try:
+        import_module("node")
+    finally:
+        sys.path.remove(home)
+
+
 @app.callback()
 def gossip(
     version: Annotated[
@@ -69,6 +84,7 @@ def gossip(
     ] = False,
 ) -> None:
     """Options of the command itself."""
+    find_node()
 
 
 @app.command("version")

@@ -35,6 +35,10 @@ KEPT = 20_000  # rows of history: of four nodes those of 80 minutes, some 40 MB
 TAIL_BYTES = 65_536  # of a child's output, enough for its last lines
 ROWS_BYTES = 1 << 20  # read of one log at a time: 4,000 rows
 ERROR_LINES = 20  # shown of a node that ended with an error
+# As `python -m gossip`, but a gossip.py or node.py in the current folder hides nothing: -P leaves that folder out of
+# the search, and where the packages are not installed they are found at its end.
+START = "import sys; sys.path.append(sys.argv.pop(1)); from gossip.__main__ import main; main()"
+HOME = str(Path(__file__).resolve().parents[1])
 # What this process was started with (a seed, a state directory) cannot be meant for every one of its children.
 INHERITED = (
     "SEEDS", "LISTEN", "ADVERTISE", "SECRET_FILE", "INSECURE", "STATE_DIR", "CONFIG", "LOG", "PAGE", "PROGRESS",
@@ -208,7 +212,7 @@ class LocalSwarm:
         environment = {k: v for k, v in os.environ.items() if k not in {f"GOSSIP_{name}" for name in INHERITED}}
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gossip", "run", *options, *self._job],
+                [sys.executable, "-P", "-c", START, HOME, "run", *options, *self._job],
                 env={**environment, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,

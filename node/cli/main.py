@@ -71,7 +71,7 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
     signal.signal(signal.SIGTERM, leave)
     threading.Thread(target=tell_of_missing_node, args=(script, settings.log), daemon=True).start()
     sys.argv = [str(script), *args]
-    sys.path[0] = str(script.resolve().parent)
+    put_first(script.resolve().parent)
     try:
         runpy.run_path(str(script), run_name="__main__")
     except KeyboardInterrupt:
@@ -89,6 +89,24 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
         return 0
     print(f"gossip: {script} has ended and made no Node, so it was in no swarm. {WITH_NODE}.", file=sys.stderr)
     return 2
+
+
+def put_first(folder: Path) -> None:
+    """Have the script's imports begin in its own folder, as Python does it.
+
+    The packages `gossip` and `node` are there already and stay ours; a file that they hide from the script is named.
+    """
+    if sys.flags.safe_path:
+        sys.path.insert(0, str(folder))
+    else:
+        sys.path[0] = str(folder)
+    for name in ("gossip", "node"):
+        for hidden in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if hidden.is_file() and not hidden.samefile(sys.modules[name].__file__ or ""):
+                print(
+                    f"gossip: {hidden} is hidden by the package {name!r} of gossip-trainer: rename it if the script "
+                    "imports it.", file=sys.stderr,
+                )  # fmt: skip
 
 
 def tell_of_missing_node(script: Path, log: Path | None) -> None:

@@ -26,6 +26,7 @@ from node.identity.keys import InviteToken, new_secret, parse_secret, read_secre
 from node.settings import Settings
 
 SEED_ID = PeerId(bytes(range(16)))
+NODE = "import torch, node; node.Node({'w': torch.zeros(4)})"
 
 
 def secret_of(folder: Path) -> Path:
@@ -250,10 +251,26 @@ def test_options_after_the_script_are_the_script_s_own(tmp_path):
     assert json.loads(done.stdout) == [[str(script), *own], "__main__", "beside", ["h:1,h:2", "line", "1"]]
 
 
+@pytest.mark.parametrize("hidden", ["node.py", "node/__init__.py", "gossip.py"])
+@pytest.mark.parametrize("words", [["run"], ["local", "-n", "1"]])
+def test_a_file_of_our_name_beside_the_script_hides_nothing_of_ours_and_is_named(tmp_path, hidden, words):
+    (tmp_path / "node").mkdir()
+    script_of(tmp_path, "raise RuntimeError('the wrong one')", hidden)
+    script_of(tmp_path, "NAME = 'beside'", "helper.py")
+    script = script_of(tmp_path, f"import helper\n{NODE}\nprint(helper.NAME)\nimport sys; sys.exit(7)")
+    here = Path(sys.executable)
+    starts = [[here.with_name("gossip")], [here, "-m", "gossip"]]
+    for start in starts if hidden != "gossip.py" else starts[:1]:  # Python itself takes a gossip.py for -m gossip
+        done = subprocess.run(
+            [*map(str, start), *words, str(script)],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 7, done.stderr
+        assert done.stdout.endswith("beside\n")
+        assert f"{tmp_path / hidden} is hidden by the package '{hidden[:-3].partition('/')[0]}'" in done.stderr
+
+
 # -- gossip run: how it ends -------------------------------------------------------------------------------------------
-NODE = "import torch, node; node.Node({'w': torch.zeros(4)})"
-
-
 def test_a_script_without_a_node_is_told_that_it_was_in_no_swarm_and_ends_with_code_2(tmp_path):
     for text in ("print('trained')", "import sys; sys.exit(0)"):
         done = gossip("run", script_of(tmp_path, text))
