@@ -62,6 +62,7 @@ class Child:
     start_s: float | None = None  # how long it took until it listened
     ended: bool = False  # because it was told to
     _offset: int = 0
+    _printed: int = 0  # bytes of ``out`` that were returned as lines
 
     @property
     def code(self) -> int | None:
@@ -73,6 +74,20 @@ class Child:
     def printed(self) -> str:
         """The last 64 KB of what its script wrote on stdout."""
         return tail(self.out)
+
+    def new_lines(self) -> list[str]:
+        """Return what its script printed since the last call, as lines; one that has no end yet once the node ended."""
+        ended = self.code is not None
+        with self.out.open("rb") as file:
+            file.seek(self._printed)
+            data = file.read(ROWS_BYTES)
+        full = len(data) == ROWS_BYTES
+        if full or not ended:
+            data = data[: data.rfind(b"\n") + 1] or (data if full else b"")
+        self._printed += len(data)
+        lines = data.decode(errors="replace").removesuffix("\n").split("\n") if data else []
+        # A progress bar rewrites its line: a terminal shows what follows the last carriage return.
+        return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
 
     def new_rows(self) -> list[dict[str, Any]]:
         """The rows since the last call, whole lines only."""

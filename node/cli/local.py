@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, Self
@@ -22,7 +23,6 @@ __all__ = ["Screen", "ending_on_signals", "free_port", "run_local"]
 
 LINE_PERIOD_S = 10.0  # where there is no terminal to rewrite: 360 lines an hour of each node
 PORT_TRIES = 3  # another program took the free port before our node did: rare once, never thrice
-OUTPUT_LINES = 3  # shown of each child at the end
 
 
 class Screen:
@@ -36,7 +36,9 @@ class Screen:
         self._shown_s = float("-inf")
         self._shown: list[str] = []
         self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self._live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+        # Prints go where stdout leads, which may be a file, so rich does not redirect them to the terminal.
+        live = partial(Live, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._live = live(console=self.console) if self.console.is_terminal else None
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -64,6 +66,13 @@ class Screen:
     def say(self, sentence: str) -> None:
         """A line that stays."""
         self.console.print(sentence, soft_wrap=True)
+
+    def print(self, line: str) -> None:
+        """Print a line of a node on stdout, above the live lines where both are on a terminal."""
+        if self._live is not None and sys.stdout.isatty():
+            self.say(line)
+        else:
+            print(line, flush=True)
 
 
 def longer(line: str) -> str:
@@ -114,6 +123,7 @@ def watch(swarm: LocalSwarm, first: Child, port: int) -> bool:
                 # Comings and goings of members are left out: every node would tell of every other.
                 if "sentence" in row and row["event"] not in ("listening", "member"):
                     screen.say(f"node {child.number}: {row['sentence']}")
+            printed = show_prints(swarm, screen)
             screen.show()
             if first.code not in (None, 0) and first.address is None and was_taken(first, port):
                 return False
@@ -122,23 +132,29 @@ def watch(swarm: LocalSwarm, first: Child, port: int) -> bool:
                     told.add(child.number)
                     lines = "".join(f"\n  {line}" for line in last_lines(child.err, ERROR_LINES))
                     screen.say(f"node {child.number} ended with code {child.code}{':' if lines else ''}{lines}")
-            if not running:
+            if not running and not printed:
                 return True
-            time.sleep(POLL_PERIOD_S)
+            if running:
+                time.sleep(POLL_PERIOD_S)
+
+
+def show_prints(swarm: LocalSwarm, screen: Screen) -> bool:
+    """Print what the scripts printed since the last call, and return whether that was anything."""
+    lines = [f"node {child.number}: {line}" for child in swarm.children for line in child.new_lines()]
+    for line in lines:
+        screen.print(line)
+    return bool(lines)
 
 
 def report(swarm: LocalSwarm) -> None:
-    """The last lines of each node's output on stdout; on stderr what went wrong, and a table."""
+    """On stderr what went wrong, and a table."""
     from rich.console import Console
     from rich.table import Table
 
     for child in swarm.children:
-        for line in last_lines(child.out, OUTPUT_LINES):
-            print(f"node {child.number}: {line}")
         if child.code:  # all of it was shown when it happened, by now perhaps pages above
             for line in last_lines(child.err, 1):
                 print(f"node {child.number}: {line}", file=sys.stderr)
-    sys.stdout.flush()
     if not any(child.figures for child in swarm.children):  # a table of zeros would hide why
         return
     table = Table("node", *columns_of({}), "exit code")

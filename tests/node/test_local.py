@@ -43,7 +43,7 @@ def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path):
     inherited = {**os.environ, "GOSSIP_SEEDS": "h:1"}  # must not reach the processes
     done = subprocess.run(arguments, env=inherited, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 4  # the worst
-    results = [line for line in done.stdout.splitlines() if "noise" not in line]
+    results = sorted(line for line in done.stdout.splitlines() if "noise" not in line)
     own = '"1", ["--fail"]]'
     assert results == [f"node 0: [false, {own}", f"node 1: [true, {own}", f"node 2: [true, {own}"]
     assert "node 1: This node is alone." in done.stderr
@@ -97,6 +97,40 @@ def test_scripts_without_a_node_are_named_and_no_table_of_zeros_is_shown(tmp_pat
     assert "│" not in done.stderr
 
 
+def test_what_the_scripts_print_is_shown_line_by_line_while_they_run(tmp_path):
+    script = pretended(
+        tmp_path,
+        """
+        print("trains")
+        sys.stdout.write("one\\rtwo\\nhalf")
+        sys.stdout.flush()
+        while not os.path.exists(sys.argv[1]): time.sleep(0.02)
+        print(" and whole")
+        sys.stdout.write("last")
+        """,
+    )
+    command = [sys.executable, "-m", "gossip", "local", "-n", "2", script, tmp_path / "go"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        while_they_run = sorted(process.stdout.readline() for _ in range(4))
+        assert while_they_run == sorted(f"node {number}: {line}\n" for number in (0, 1) for line in ("trains", "two"))
+        (tmp_path / "go").touch()
+        rest = process.stdout.read().splitlines()
+    assert sorted(rest) == sorted(f"node {number}: {line}" for number in (0, 1) for line in ("half and whole", "last"))
+
+
+def test_on_a_terminal_prints_stand_above_the_live_lines_and_in_a_pipe_they_are_alone(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stderr for a terminal
+    swarm = type("Swarm", (), {"children": []})()
+    with local.Screen(swarm) as screen:
+        screen.print("node 0: in a file")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        screen.print("node 0: on a terminal")
+    said = capsys.readouterr()
+    assert said.out == "node 0: in a file\n"
+    assert "node 0: on a terminal" in said.err
+    assert "in a file" not in said.err
+
+
 def test_a_port_that_another_program_took_is_replaced(tmp_path, monkeypatch, capsys):
     script = pretended(tmp_path, "progress.close(1.0, figures(1, 1)); print('done')")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -104,7 +138,7 @@ def test_a_port_that_another_program_took_is_replaced(tmp_path, monkeypatch, cap
         monkeypatch.setattr(local, "free_port", lambda: next(ports))
         code = local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None)
     assert code == 0
-    assert capsys.readouterr().out == "node 0: done\nnode 1: done\n"
+    assert set(capsys.readouterr().out.splitlines()) == {"node 0: done", "node 1: done"}
 
 
 def test_a_node_that_fails_is_shown_with_its_traceback_while_the_others_go_on(tmp_path, monkeypatch):
@@ -162,7 +196,7 @@ def test_a_port_that_was_taken_and_is_free_again_is_replaced_too(tmp_path, monke
         monkeypatch.setattr(local, "free_port", lambda: next(ports))
         monkeypatch.setattr(local, "is_taken", lambda port: False)  # when we look
         assert local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None) == 0
-    assert capsys.readouterr().out == "node 0: done\nnode 1: done\n"
+    assert set(capsys.readouterr().out.splitlines()) == {"node 0: done", "node 1: done"}
 
 
 def test_sigterm_ends_every_process_of_a_local_swarm(tmp_path):
