@@ -76,6 +76,8 @@ class Runs:
         self.met = b""  # the run that we last said we would merge into, or why we do not
         self.consented = b""  # the run that a person has us merge into
         self.alone = False
+        self.alone_since = math.inf  # when this node was found alone, until people are told
+        self.told_alone = False
         self.spoiled_at, self.mend_s = -math.inf, MEND_S
 
     def spoiled(self, now: float) -> None:
@@ -90,7 +92,7 @@ class Runs:
         """When :meth:`tick` has something to look at: never for one that is ready while nobody comes or goes."""
         membership = self.membership
         if self.local.ready and membership.changes == self.changes_seen and self.alone is not membership.company:
-            return math.inf
+            return max(self.next_at, self.alone_since + self.config.join_timeout_s)
         return self.next_at
 
     def tick(self, now: float) -> list[Effect]:
@@ -98,7 +100,7 @@ class Runs:
         if now < self.next_at:
             return []
         self.next_at = now + CONSIDER_S
-        effects, ready, membership = self.company(), self.local.ready, self.membership
+        effects, ready, membership = self.company(now), self.local.ready, self.membership
         if self.joining.phase is not Phase.IDLE or (ready and membership.changes == self.changes_seen):
             return effects
         if not self.local.sound:
@@ -191,14 +193,21 @@ class Runs:
                 return self.joining.begin(genesis, donors, now)
         return []
 
-    def company(self) -> list[Effect]:
+    def company(self, now: float) -> list[Effect]:
+        """Tell people that this node is alone once that has lasted for as long as it waits for others at its start: the
+        first node of a swarm is alone for a moment, and nothing is wrong with that."""
         alone = not self.membership.company
-        if not self.local.ready or alone == self.alone:
+        if not self.local.ready:
             return []
-        self.alone = alone
-        if alone:
+        if alone != self.alone:
+            self.alone, self.alone_since = alone, now if alone else math.inf
+        if alone and now >= self.alone_since + self.config.join_timeout_s:
+            self.alone_since, self.told_alone = math.inf, True
             return [Notice("alone", "This node is alone: it trains on, and looks for others.")]
-        return [Notice("together", "This node is no longer alone.")]
+        if not alone and self.told_alone:
+            self.told_alone = False
+            return [Notice("together", "This node is no longer alone.")]
+        return []
 
     # -- questions ---------------------------------------------------------------------------------------------------
     def ours(self) -> Run:

@@ -73,6 +73,7 @@ class Doors:
         self.silent: OrderedDict[Address, None] = OrderedDict()  # where the last dial was not even refused
         self.lobby = Lobby(self.neighbours, lambda stream: getattr(stream, "heard", True), turned_out)
         self.failures: dict[Address, str] = {}  # what became of the last dial to each seed that did not answer
+        self.unanswered: set[Address] = set()  # seeds whose last dial failed without an answer
         self.refusals: dict[Address, RefusedError] = {}  # of seeds
         self.told: set[str] = set()
         self.turned_out = turned_out  # hears where each came from that never said who it is
@@ -198,17 +199,32 @@ class Doors:
         return self.names.get(seed) or str(seed)
 
     def note_seed(self, address: Address, greeted: bool, failure: str, refused: RefusedError | None) -> None:
-        """Say once for each seed and cause why there is no link to it. Of a name with several addresses one that
-        answers is enough: it may stand for ::1 and 127.0.0.1, or for nodes of which some are not up."""
+        """Note what became of a dial to a seed. A seed that does not answer is told of after a while: nodes that are
+        started together do not listen at the same moment."""
+        if greeted or refused is not None:
+            self.unanswered.discard(address)
         if greeted:
             self.failures.pop(address, None)
         elif refused is not None:  # which is told as a refusal
             self.failures[address] = f"refused this node: {refused}"
         else:
             self.failures[address] = failure
-            name = self.called(address)
-            if all(seed in self.failures for seed in self.seeds if self.called(seed) == name):
-                self.tell(f"Seed {name} {failure}; it is tried again and again.", "seed")
+            if address not in self.unanswered:
+                self.unanswered.add(address)
+                self.spawn(self.tell_unanswered, address)
+
+    async def tell_unanswered(self, address: Address) -> None:
+        """Say once for each seed and cause why there is no link to it, if that is still so in half of the time for
+        which a node waits for others. Of a name with several addresses one that answers is enough: it may stand for ::1
+        and 127.0.0.1, or for nodes of which some are not up."""
+        await trio.sleep(self.config.join_timeout_s / 2)
+        if address not in self.unanswered:
+            return
+        self.unanswered.discard(address)  # the next dial that fails waits anew, and says another cause
+        name, failure = self.called(address), self.failures.get(address)
+        missing = all(seed in self.failures for seed in self.seeds if self.called(seed) == name)
+        if failure is not None and address in self.seeds and missing:
+            self.tell(f"Seed {name} {failure}; it is tried again and again.", "seed")
 
     def why_alone(self) -> str:
         """What became of the last dial to each seed, or of the search for them."""

@@ -200,7 +200,7 @@ FIGURES = (
         metric="gossip_ready",
     ),
     Figure(
-        "alone", "whether nobody else is there, as was last announced", "", lambda at: at.peer.alone, status=True,
+        "alone", "whether nobody else is there", "", lambda at: at.peer.alone, status=True,
         metric="gossip_alone",
     ),
     Figure(

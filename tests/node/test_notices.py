@@ -6,13 +6,16 @@ import ast
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from node import Node
+from node.cli.local import free_port
 from node.observe.notices import LEVELS, LOGGER
+from tests.node.conftest import QUICK
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,3 +113,14 @@ def test_every_kind_of_notice_has_its_level():
     assert {"alone", "spoiled", "member", "loss", "seed", "merged", "joined", "put back", "state"} <= told
     assert told <= set(LEVELS), "a kind without a level"
     assert set(LEVELS) - told == {"log", "refused", "exchange.done", "callback"}, "these are given otherwise"
+
+
+def test_a_healthy_start_warns_of_nothing(caplog, train, launch, until):
+    """The newcomer starts first and its seed a moment later, as happens with processes that are started together."""
+    config = replace(QUICK, join_timeout_s=20.0)
+    port = free_port()
+    late = launch(torch.nn.Linear(2, 1), seeds=[f"127.0.0.1:{port}"], config=config)
+    until(lambda: late.side.runtime.doors.failures)
+    first = train(torch.nn.Linear(2, 1), listen=f"127.0.0.1:{port}", config=config)
+    until(lambda: late.node is not None and first.node.metrics().exchanges_done > 0)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
