@@ -37,7 +37,7 @@ TASKS = {"digits": {}, "fashion-mnist": {"samples_per_peer": 400}}  # of 60,000,
 def scenario(dataset, partition, rule, kind, share, seed, rounds):
     """One run: an ideal membership and a network that takes no time, so that nothing but the attack matters."""
     table = {
-        "name": "attackers", "seed": seed, "peers": 40, "rounds": rounds,
+        "name": "attackers", "seed": seed, "peers": 40, "rounds": rounds, "fidelity": "whole",
         "task": {"dataset": dataset, "partition": partition, "optimizer": {"lr": 0.1}} | TASKS[dataset],
         "gossip": {"mix_every_steps": 8, "filter": "none"} | rule,
         "network": {"latency": {"kind": "constant", "value_ms": 0}},

@@ -47,6 +47,7 @@ JOBS: dict[str, dict[str, Any]] = {
 COMMON = {
     "compute": {"step_s": {"kind": "lognormal", "median": 0.1, "sigma": 0.05}},
     "membership": {"mode": "ideal"},
+    "fidelity": "whole",
     "network": {"latency": {"kind": "constant", "value_ms": 5}, "rate_mbit_s": 100},
 }
 FAMILIES: dict[str, list[dict[str, Any]]] = {

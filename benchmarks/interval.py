@@ -35,7 +35,7 @@ def play(world, settings, seed):
                 "name": "interval", "seed": seed, "peers": PEERS, "duration_s": end, "report": {"every_s": end},
                 "task": {"dataset": "digits", "model": "mlp", "batch_size": 8} | WORLDS[world],
                 "network": {"latency": {"kind": "constant", "value_ms": 5}, "rate_mbit_s": 100},
-                "membership": {"mode": "ideal"}, "gossip": settings,
+                "membership": {"mode": "ideal"}, "fidelity": "whole", "gossip": settings,
                 "compute": {"step_s": {"kind": "uniform", "low_s": 0.95 * STEP_S, "high_s": 1.05 * STEP_S}},
             }
         ),

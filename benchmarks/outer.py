@@ -44,7 +44,7 @@ def scenario(dataset, peers, steps, partition, optimizer, seed):
                 "dataset": dataset, "model": "mlp", "batch_size": 8, "partition": partition, "optimizer": optimizer,
             },
             "network": {"latency": {"kind": "constant", "value_ms": 5}, "rate_mbit_s": 100},
-            "membership": {"mode": "ideal"}, "gossip": {"mix_every_steps": 8},
+            "membership": {"mode": "ideal"}, "fidelity": "whole", "gossip": {"mix_every_steps": 8},
             "compute": {"step_s": {"kind": "uniform", "low_s": 0.95 * STEP_S, "high_s": 1.05 * STEP_S}},
         }
     )  # fmt: skip

@@ -66,7 +66,7 @@ def wide(peers, membership, **more):
         "name": f"{peers} peers", "peers": peers,
         "task": {"dataset": "digits", "model": "mlp", "batch_size": 8, "samples_per_peer": 16},
         "gossip": {"mix_every_steps": 8}, "compute": {"step_s": STEP_S}, "network": INTERNET, "churn": SPOT,
-        "membership": {"mode": membership},
+        "membership": {"mode": membership}, "fidelity": "whole",
     } | more  # fmt: skip
 
 

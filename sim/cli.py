@@ -18,6 +18,7 @@ from sim.report.units import duration_text
 if TYPE_CHECKING:
     from sim.jobs import Assignment
     from sim.report.result import Progress, Result
+    from sim.scenario.fidelity import Fidelity
     from sim.scenario.scenario import Scenario
     from sim.sweep import Sweep
 
@@ -253,7 +254,18 @@ def print_results(results: Sequence[Result]) -> None:
     shown = [result.figures() for result in results]
     for head in dict.fromkeys(head for figures in shown for head in figures):
         table.add_row(head, *(figures.get(head, "-") for figures in shown))
-    Console(highlight=False, markup=False).print(table)
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    for fidelity, names in levels(results).items():
+        console.print(fidelity.sentence if len(results) == len(names) else f"{', '.join(names)}: {fidelity.sentence}")
+
+
+def levels(results: Sequence[Result]) -> dict[Fidelity, list[str]]:
+    """Return each level that played some of the results, with their names."""
+    found: dict[Fidelity, list[str]] = {}
+    for result in results:
+        found.setdefault(result.fidelity, []).append(str(result.summary["name"]))
+    return found
 
 
 # -- gossip sim sweep --------------------------------------------------------------------------------------------------
@@ -367,3 +379,5 @@ def print_sweep(table: Sweep) -> None:
     console.print(printed)
     if table.answer:
         console.print(table.answer)
+    for fidelity in table.levels:
+        console.print(fidelity.sentence)

@@ -25,11 +25,12 @@ from sim.learning.learners import Learners
 from sim.report.measures import Level, Measures
 from sim.report.result import Progress, Result
 from sim.scenario.adversaries import liars
+from sim.scenario.fidelity import Beyond, Fidelity, fidelity_of
 from sim.scenario.scenario import Scenario
 from sim.seeds import derive
 from sim.threads import one_thread
 from sim.world.churn import Uptime, churn_of
-from sim.world.network import network_of
+from sim.world.network import NetworkModel, network_of
 from sim.world.step_times import StepTimes
 
 __all__ = ["Simulation", "Stopped", "simulate"]
@@ -102,6 +103,11 @@ class Played:
                 )
             yield
 
+    @property
+    def stranded(self) -> bool:
+        """Whether peers wait for the weights of a run of which nothing is left."""
+        return False
+
     def interval_s(self) -> float:
         """Between two mixes of a peer, roughly."""
         gossip, step_s = self.scenario.gossip, self.scenario.compute.step_s.mean
@@ -110,23 +116,34 @@ class Played:
 
 
 class ExchangeSimulation(Played):
-    """A scenario whose fidelity is "exchange"."""
+    """A scenario played exchange by exchange."""
 
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario = scenario
         names = [str(index) for index in range(scenario.peers)]
         learners = Learners(scenario.task, names, scenario.seed, device=device)
         if learners.parameters < learners.elements:
-            raise ConfigError(
+            raise Beyond(
                 f"task.model = {scenario.task.model!r} has buffers, as the running statistics of BatchNorm are, which "
-                "is beyond fidelity = 'exchange': use GroupNorm or LayerNorm, or play it with fidelity = 'whole'."
+                "is beyond fidelity = 'exchange': use GroupNorm or LayerNorm, or play it with fidelity = 'whole'.",
+                f"the fast level cannot represent the buffers of task.model = {scenario.task.model!r}",
             )
         weight = scenario.task.weight(learners.elements)
-        network = network_of(scenario.network, scenario.seed, True, scenario.fleet, weight, scenario.gossip.connections)
+        ideal = scenario.membership.mode == "ideal"
+        network = network_of(
+            scenario.network, scenario.seed, ideal, scenario.fleet, weight, scenario.gossip.connections
+        )
+        if not ideal:
+            check_latency(scenario, network)
         churn = churn_of(scenario.churn, scenario.seed, scenario.peers)
         sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
-        self.level = ExchangeLevel(scenario, names, network, learners, sessions)
+        self.exchanges = ExchangeLevel(scenario, names, network, learners, sessions)
+        self.level = self.exchanges
         self.measures = Measures(self.level, scenario, learners)
+
+    @property
+    def stranded(self) -> bool:
+        return self.exchanges.presence.stranded
 
 
 class Simulation(Played):
@@ -145,13 +162,8 @@ class Simulation(Played):
         self.learners = Learners(scenario.task, names, seed, device=device)
         weight = scenario.task.weight(self.learners.elements)
         network = network_of(scenario.network, seed, ideal, scenario.fleet, weight, scenario.gossip.connections)
-        latencies, takes = (6, "six latencies to open with TLS") if network.tls else (4, "four latencies to open")
-        if not ideal and latencies * network.longest_s >= scenario.gossip.hello_timeout_s:
-            raise ConfigError(
-                f"network.latency reaches {network.longest_s:g} s, and a link takes {takes}: set "
-                f"gossip.hello_timeout_s above {latencies * network.longest_s:g} (it is "
-                f"{scenario.gossip.hello_timeout_s:g})."
-            )
+        if not ideal:
+            check_latency(scenario, network)
         self.swarm = Swarm(
             seed, network, patient(scenario.config, weight), trainer=self.learners if scenario.trains else None,
             ideal=ideal, parameters=self.learners.parameters,
@@ -227,6 +239,17 @@ class Simulation(Played):
         self.swarm.partition([[row for row in range(size) if row * groups // size == group] for group in range(groups)])
 
 
+def check_latency(scenario: Scenario, network: NetworkModel) -> None:
+    """Raise ConfigError where links take longer to open than a handshake may: real nodes would never meet."""
+    latencies, takes = (6, "six latencies to open with TLS") if network.tls else (4, "four latencies to open")
+    if latencies * network.longest_s >= scenario.gossip.hello_timeout_s:
+        raise ConfigError(
+            f"network.latency reaches {network.longest_s:g} s, and a link takes {takes}: set "
+            f"gossip.hello_timeout_s above {latencies * network.longest_s:g} (it is "
+            f"{scenario.gossip.hello_timeout_s:g})."
+        )
+
+
 def patient(config: Config, weight: float) -> Config:
     """Peers that know of a small model alone, and wait for streams as those of the large one would."""
     slowest = config.slowest_rate_mb_s
@@ -260,8 +283,23 @@ def simulate(
 def play(
     scenario: Scenario, progress: Callable[[Progress], None], device: str, rows: Callable[[dict[str, float]], None]
 ) -> Result:
+    """Play a scenario at the level that it asks for. With "auto" start anew at the whole level where the fast one finds
+    out too late that it cannot represent the scenario; ``rows`` is then given rows from the beginning again."""
+    fidelity = fidelity_of(scenario)
+    try:
+        return play_at(fidelity, scenario, progress, device, rows)
+    except Beyond as error:
+        if scenario.fidelity != "auto":
+            raise
+        return play_at(Fidelity("whole", error.reason), scenario, progress, device, rows)
+
+
+def play_at(
+    fidelity: Fidelity, scenario: Scenario, progress: Callable[[Progress], None], device: str,
+    rows: Callable[[dict[str, float]], None],
+) -> Result:  # fmt: skip
     start = Spent.now()
-    simulation = (ExchangeSimulation if scenario.fidelity == "exchange" else Simulation)(scenario, device)
+    simulation = (ExchangeSimulation if fidelity.level == "exchange" else Simulation)(scenario, device)
     setup = Spent.now().since(start)
     level, measures, history = simulation.level, simulation.measures, list[dict[str, float]]()
 
@@ -276,6 +314,11 @@ def play(
     due, started, shown_at, stopped = every, Spent.now(), 0.0, False
     try:
         for _ in simulation.slices():
+            if scenario.fidelity == "auto" and simulation.stranded:
+                raise Beyond(
+                    "Nobody who holds weights is left, and the fast level begins no new run.",
+                    "the fast level begins no new run where nobody who holds weights is left",
+                )
             done, now = simulation.done, time.perf_counter()
             if done >= due - 1e-9 or done >= 1.0:
                 look()
@@ -289,8 +332,8 @@ def play(
         stopped = True  # perhaps in the middle of an event, so that the last row stands and no other is measured
     spent = Spent.now().since(started)
     summary = measures.summary(
-        history[-1], done=round(simulation.done, 4) if stopped else 1.0, wall_s=spent.wall_s, cpu_s=spent.cpu_s,
-        setup_s=setup.cpu_s, peak_rss_mb=peak_rss_mb(),
+        history[-1], fidelity, done=round(simulation.done, 4) if stopped else 1.0, wall_s=spent.wall_s,
+        cpu_s=spent.cpu_s, setup_s=setup.cpu_s, peak_rss_mb=peak_rss_mb(),
     )  # fmt: skip
     durations: NDArray[np.float64] = np.array(level.durations_s)
     result = Result(scenario, history, summary, durations)

@@ -7,7 +7,7 @@ import itertools
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from gossip.errors import ConfigError
 from sim.report import describe as words
 from sim.report.result import Result, check_column, writing
 from sim.report.units import bytes_text, count_text, duration_text, figure_text, number, share_text
+from sim.scenario.fidelity import Fidelity, fidelity_of
 from sim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Sweep:
     axes: Mapping[str, Sequence[str]]
     seeds: int
     points: list[Point]
+    levels: list[Fidelity] = field(default_factory=list)  # that play the points
     rows: list[dict[str, Any]] = field(default_factory=list)  # swept keys, "seed" and COLUMNS
 
     @classmethod
@@ -98,7 +100,7 @@ class Sweep:
             first = Scenario.from_toml(path, seed=seed, changes=changes | dict(setting))
             name = first.name
             points += [Point(setting, first.replace(seed=first.seed + count)) for count in range(seeds)]
-        return cls(name, axes, seeds, points)
+        return cls(name, axes, seeds, *at_one_level(points))
 
     def add(self, point: Point, result: Result) -> None:
         """Note what came of a point."""
@@ -201,9 +203,10 @@ class Sweep:
             drawn.append((title, self.caption, charts.svg_of(figure, title)))
         heads, rows = self.table()
         labels = self.labels()
+        first = words.in_words(self.points[0].scenario, next(iter(self.levels), None))
         parts = [
             page.paragraph(self.answer),
-            page.paragraph(f"With the first of the values: {words.in_words(self.points[0].scenario)}", "note"),
+            page.paragraph(f"With the first of the values: {first}", "note"),
             page.key(labels) if len(labels) > 1 else "",
             page.pictures(drawn),
             page.table(heads, {"": rows}),
@@ -279,6 +282,21 @@ class Sweep:
         axes.set_xticks(list(values) if values is not None else list(range(len(texts))), [shorter(t) for t in texts])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(UNITS.get(last(key), last(key).replace("_", " ")))
+
+
+def at_one_level(points: Sequence[Point]) -> tuple[list[Point], list[Fidelity]]:
+    """Return the points with the levels that play them. Where one of those with fidelity = "auto" needs the whole level
+    all of them are played at it, so that a difference between two rows is one of the swept values."""
+    levels = [fidelity_of(point.scenario) for point in points]
+    open_ones = [number for number, point in enumerate(points) if point.scenario.fidelity == "auto"]
+    needed = next((levels[number] for number in open_ones if levels[number].level == "whole"), None)
+    settled = list(points)
+    if needed is not None:
+        for number in open_ones:
+            levels[number] = needed
+            scenario = replace(points[number].scenario, fidelity="whole")
+            settled[number] = replace(points[number], scenario=scenario)
+    return settled, list(dict.fromkeys(levels))
 
 
 # Keys whose last word stands in more than one table of a scenario.

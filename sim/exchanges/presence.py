@@ -39,6 +39,7 @@ class Presence:
         self.ended: list[list[float]] = [[] for _ in names]  # when each life of each was over
         self.place: dict[int, int] = {}  # of each that is there, in control.alive
         self.fetched = 0  # pieces that newcomers asked for
+        self.stranded = False  # a newcomer met nobody who holds weights; real peers would begin a new run
 
     def populate(self, sessions: Sequence[Iterator[Uptime]]) -> None:
         """Those who are up at 0 have one model; the others come when they do."""
@@ -95,6 +96,7 @@ class Presence:
                 break
             donors.append(donor)
         if not donors:
+            self.stranded = self.stranded or not any(control.ready)
             self.events.push(now + LOOK_S, self.join, peer, life)
             return
         surveyed = now + max(streams.message(peer, one, now) + streams.message(one, peer, now) for one in donors)

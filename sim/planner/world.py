@@ -59,7 +59,9 @@ class World:
             table["seed"] = seed
         length_s = table.pop("duration_s", None)
         try:
-            scenario = Scenario.from_mapping(table | {"duration_s": 1.0 if length_s is None else length_s})
+            # Candidates with other codecs or groups need the whole level, and all are compared at one.
+            ends = {"duration_s": 1.0 if length_s is None else length_s, "fidelity": "whole"}
+            scenario = Scenario.from_mapping(table | ends)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from error
         if scenario.peers < 2:

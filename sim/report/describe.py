@@ -13,6 +13,7 @@ from gossip.config.selections import SELECTIONS
 from gossip.wire.messages import MAX_GROUP
 from sim.report.units import NOTHING, count_text, duration_text
 from sim.scenario.conditions import NetworkCut
+from sim.scenario.fidelity import Fidelity, fidelity_of
 from sim.scenario.fleet import PeerSpec
 from sim.world.network import has_tcp
 
@@ -32,10 +33,18 @@ DATASETS = {
 }  # fmt: skip
 
 
-def in_words(scenario: Scenario) -> str:
-    """What is played, in a paragraph; the scenario's file says it to the last figure."""
-    said = task, mixing, compute, network, unlike, carried, churn, attackers, ending, fidelity
-    return " ".join(part for part in (each(scenario) for each in said) if part)
+def in_words(scenario: Scenario, played: Fidelity | None = None) -> str:
+    """Describe in a paragraph what is played; the scenario's file says it to the last figure.
+
+    Args:
+        scenario: What was to be played.
+        played: The level that played it, if it has been played.
+    """
+    fidelity = played or fidelity_of(scenario)
+    ideal = scenario.membership.mode == "ideal" or fidelity.level == "exchange"
+    world = (each(scenario) for each in (task, mixing, compute, network, unlike, carried))
+    said = *world, churn(scenario, ideal), attackers(scenario), ending(scenario), fidelity.sentence
+    return " ".join(filter(None, said))
 
 
 def task(scenario: Scenario) -> str:
@@ -171,8 +180,8 @@ def carried(scenario: Scenario) -> str:
     )
 
 
-def churn(scenario: Scenario) -> str:
-    spec, ideal = scenario.churn, scenario.membership.mode == "ideal"
+def churn(scenario: Scenario, ideal: bool) -> str:
+    spec = scenario.churn
     if spec is None:
         going = "Everybody stays"
     elif spec.trace is not None:
@@ -206,16 +215,6 @@ def ending(scenario: Scenario) -> str:
     if scenario.duration_s is not None:
         return f"The run lasts {duration_text(scenario.duration_s)} of virtual time."
     return f"The run lasts until each peer has mixed {scenario.rounds:g} times on average."
-
-
-def fidelity(scenario: Scenario) -> str:
-    """What the fast level leaves out; of the whole one there is nothing to say."""
-    if scenario.fidelity == "whole":
-        return ""
-    return (
-        "It was played exchange by exchange (fidelity = 'exchange'), which leaves out the membership protocol, links "
-        "and their beginning, and what single messages do beside their exchange."
-    )
 
 
 def counted(number: int, noun: str) -> str:

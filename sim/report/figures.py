@@ -155,6 +155,11 @@ SUMMARY = (
         lambda end: round(end.level.mixes / max(end.cpu_s, 1e-9), 1),
     ),
     Total("peak_rss_mb", "the most memory that the process ever held, MB", lambda end: round(end.peak_rss_mb, 1)),
+    Total(
+        "fidelity", "the level that played it: `whole`, message by message, or `exchange`, exchange by exchange",
+        lambda end: end.fidelity.level,
+    ),
+    Total("fidelity_reason", "why it was not the fast level; else empty", lambda end: end.fidelity.reason),
 )  # fmt: skip
 
 
@@ -195,6 +200,7 @@ SHOWN: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("exchanges", lambda one: count_text(one.summary["exchanges_done"])),
     ("failed", failed),
     ("sent", lambda one: bytes_text(one.summary["bytes_sent"])),
+    ("played", lambda one: "message by message" if one.fidelity.level == "whole" else "exchange by exchange"),
     ("virtual time", lambda one: duration_text(one.summary["virtual_s"])),
     ("real time", lambda one: duration_text(one.summary["wall_s"])),
 )  # fmt: skip

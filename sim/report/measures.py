@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sim.learning.learners import Learners
 from sim.report.figures import HISTORY, SUMMARY
+from sim.scenario.fidelity import Fidelity
 from sim.scenario.scenario import Scenario
 
 __all__ = ["End", "Level", "Look", "Measures", "spread"]
@@ -111,6 +112,7 @@ class End:
     level: Level
     scenario: Scenario
     last: dict[str, float]  # row of the history
+    fidelity: Fidelity
     done: float  # of the run, 0 to 1
     wall_s: float
     cpu_s: float
@@ -133,9 +135,9 @@ class Measures:
         look = Look(self.level, self.scenario, self.learners)
         return {column.name: float(column.of(look)) for column in HISTORY}
 
-    def summary(self, last: dict[str, float], **spent: float) -> dict[str, Any]:
-        """The figures of the end; ``spent`` as :class:`End` has them."""
-        end = End(self.level, self.scenario, last, **spent)
+    def summary(self, last: dict[str, float], fidelity: Fidelity, **spent: float) -> dict[str, Any]:
+        """Return the figures of the end; ``spent`` as :class:`End` has them."""
+        end = End(self.level, self.scenario, last, fidelity, **spent)
         return {total.name: total.of(end) for total in SUMMARY}
 
 

@@ -22,7 +22,7 @@ def report(result: Result) -> str:
     """The page of one result."""
     summary = result.summary
     parts = [
-        page.paragraph(words.in_words(result.scenario)),
+        page.paragraph(words.in_words(result.scenario, result.fidelity)),
         page.figures(headline(result)),
         shading([result]),
         page.pictures(drawn([result])),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from gossip.errors import ConfigError, LocalError
 from sim.report.figures import COLUMNS, SHOWN
+from sim.scenario.fidelity import Fidelity
 
 if TYPE_CHECKING:
     from sim.scenario.scenario import Scenario
@@ -89,6 +90,11 @@ class Result:
         stream = io.StringIO()
         csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *map(cells, self.history)])
         return stream.getvalue()
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """The level that played it, and why not the fast one."""
+        return Fidelity(self.summary["fidelity"], self.summary["fidelity_reason"])
 
     def figures(self) -> dict[str, str]:
         """What matters of the summary, in words and with units, in the order in which people ask."""

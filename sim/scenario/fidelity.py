@@ -1,19 +1,68 @@
-"""At which level a scenario can be played: what the fast one cannot represent is refused, key by key."""
+"""The level at which a scenario is played: what the fast one cannot represent, key by key."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from gossip.config import PRESETS, Config
+from gossip.errors import ConfigError
 from sim.scenario.tables import KeyFault
 
 if TYPE_CHECKING:
     from sim.scenario.scenario import Scenario
 
-__all__ = ["check_exchanges"]
+__all__ = ["Beyond", "Fidelity", "check_exchanges", "fidelity_of"]
 
 FILTERS = ("none", "clip")  # they refuse nothing that is a number, and so nothing that a decision follows from
 CODECS = ("fp32", "fp16", "bf16")  # each element by itself, so that many vectors are one call
+
+# Settings of gossip.Config that act through messages, links or failures which the fast level does not play.
+UNPLAYED = (
+    "reply_timeout_s", "boundary_patience_s", "slowest_rate_mb_s", "stall_s", "bench_s", "doubt_s", "probe_period_s",
+    "probe_timeout_min_s", "probe_timeout_max_s", "indirect_probes", "suspicion_periods", "gossip_period_s",
+    "gossip_fanout", "push_pull_period_s", "heal_period_s", "dead_kept_s", "max_members", "progress_period_s",
+    "join_timeout_s", "merge", "seed_backoff_s", "seed_backoff_max_s", "max_links", "idle_s", "hello_timeout_s",
+)  # fmt: skip
+
+
+class Beyond(ConfigError):
+    """The fast level found out while it built or played a scenario that it cannot represent it.
+
+    Attributes:
+        reason: The same as :attr:`Fidelity.reason`.
+    """
+
+    def __init__(self, sentence: str, reason: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+class Fidelity(NamedTuple):
+    """The level that plays a scenario. ``reason`` completes "message by message, because ..."."""
+
+    level: Literal["whole", "exchange"]
+    reason: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """One sentence for reports and the terminal."""
+        if self.level == "exchange":
+            return (
+                "It was played exchange by exchange (the fast level), which leaves out the membership protocol, links "
+                "and their beginning, and what single messages do beside their exchange; fidelity = 'whole' plays them."
+            )
+        return f"It was played message by message (the whole level), because {self.reason}."
+
+
+def fidelity_of(scenario: Scenario) -> Fidelity:
+    """Return the level that plays a scenario: the one that it asks for, or with "auto" the fast one where it can."""
+    if scenario.fidelity == "exchange":
+        return Fidelity("exchange")
+    if scenario.fidelity == "whole":
+        return Fidelity("whole", "fidelity = 'whole' is set")
+    keys = [*(key for key, _ in beyond(scenario)), *unplayed(scenario.gossip)]
+    return Fidelity("whole", f"the fast level cannot represent {keys[0]}") if keys else Fidelity("exchange")
 
 
 def check_exchanges(scenario: Scenario) -> None:
@@ -22,11 +71,19 @@ def check_exchanges(scenario: Scenario) -> None:
         raise KeyFault(key, f"is beyond fidelity = 'exchange': {instead}, or play it with fidelity = 'whole'.")
 
 
+def unplayed(config: Config) -> Iterator[str]:
+    """Yield each setting that differs from every preset and that changes nothing at the fast level."""
+    presets = [getattr(Config, name)() for name in PRESETS]
+    for name in UNPLAYED:
+        if getattr(config, name) not in [getattr(preset, name) for preset in presets]:
+            yield f"gossip.{name}"
+
+
 def beyond(scenario: Scenario) -> Iterator[tuple[str, str]]:
     """(key, what would do) of each that is not represented."""
     gossip, membership = scenario.config, scenario.membership
-    if membership.mode != "ideal":
-        yield "membership.mode", "set it to 'ideal', a perfect sampler, as no message of the protocol is played"
+    if membership.mode == "protocol":
+        yield "membership.mode", "leave it out or set it to 'ideal', as no message of the protocol is played"
     if membership.start != "together":
         yield "membership.start", "set it to 'together'"
     if scenario.churn is not None and scenario.churn.silent:

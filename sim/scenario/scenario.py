@@ -76,13 +76,14 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipSpec:
-    """How peers know each other: the whole membership "protocol", or an "ideal" sampler that always knows who is up.
+    """How peers know each other: the whole membership "protocol", or an "ideal" sampler that always knows which peers
+    are up. None: the protocol where a scenario is played message by message, and the sampler at the fast level.
 
     ``start``: "together", the first peers know each other and hold one model at 0; or "seed", peer 0 is alone and the
     others join through it, one every ``join_every_s``.
     """
 
-    mode: Literal["protocol", "ideal"] = "protocol"
+    mode: Literal["protocol", "ideal"] | None = None
     start: Literal["together", "seed"] = "together"
     join_every_s: float = 0.0
 
@@ -113,7 +114,8 @@ class Scenario:
     """A whole experiment. Construct with keywords, or from TOML with :meth:`from_toml`.
 
     Exactly one of ``duration_s`` (virtual seconds) and ``rounds`` (until the peers have mixed that often on average)
-    says when it ends. ``fidelity``: "whole", every message of every peer; or "exchange", an exchange being one event.
+    says when it ends. ``fidelity``: "whole", every message of every peer; "exchange", an exchange being one event; or
+    "auto", the second where it can represent the scenario, else the first.
     Raises :class:`~gossip.errors.ConfigError` in one sentence that names the key and what would do.
     """
 
@@ -122,7 +124,7 @@ class Scenario:
     peers: int = 100
     duration_s: float | None = None
     rounds: float | None = None
-    fidelity: Literal["whole", "exchange"] = "whole"
+    fidelity: Literal["auto", "whole", "exchange"] = "auto"
     task: Task = field(default_factory=Task)
     gossip: Config = field(default_factory=Config)
     compute: Compute = Compute()

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from sim.report.result import COLUMNS, Result
+from sim.scenario.fidelity import fidelity_of
 from sim.scenario.scenario import Scenario
 
 ROWS = 41
@@ -45,7 +46,7 @@ def fake_result(scenario: Scenario | None = None, *, mix_every_steps: int = 8, *
                 "accuracy_average_model": min(1.0, accuracy + 0.012),
             }  # fmt: skip
         history.append(row)
-    last = history[-1]
+    last, fidelity = history[-1], fidelity_of(made)
     summary = {
         "name": made.name, "seed": made.seed, "peers": made.peers, "virtual_s": last["virtual_s"], "events": 10_000_000,
         "node_updates": 812_345, "steps": 36_000_000, "loss": last["loss_mean"],
@@ -54,6 +55,7 @@ def fake_result(scenario: Scenario | None = None, *, mix_every_steps: int = 8, *
         "consensus_distance": last["consensus_distance"], "exchanges_done": 400_000, "exchanges_failed": 3_000,
         "bytes_sent": int(last["bytes_sent"]), "digest": "ab" * 32, "done": 1.0, "wall_s": 61.2,
         "cpu_s": 60.9, "setup_s": 1.0, "updates_per_cpu_s": 13_339.0, "peak_rss_mb": 812.3,
+        "fidelity": fidelity.level, "fidelity_reason": fidelity.reason,
     }  # fmt: skip
     exchange_s = rng.lognormal(math.log(0.35), 0.5, 4000) + 0.05
     return Result(made, history, summary, exchange_s)

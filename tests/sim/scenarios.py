@@ -28,6 +28,7 @@ def small(**changes) -> Scenario:
     scenario = {
         "peers": 6,
         "duration_s": 8.0,
+        "fidelity": "whole",
         "task": Task(model="linear", samples_per_peer=20, batch_size=4, optimizer=MOMENTUM),
         "compute": JITTERED,
         "gossip": Config(mix_every_steps=4),

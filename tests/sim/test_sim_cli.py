@@ -15,7 +15,7 @@ import pytest
 from sim import cli, jobs
 from sim.report import charts
 from sim.report import result as report
-from sim.simulation import Simulation
+from sim.simulation import Played
 from tests.sim.commands import AVERAGING, KEYS, TINY, gossip
 from tests.sim.fake_results import fake_result
 
@@ -173,7 +173,7 @@ def test_stopped_in_a_later_run_it_keeps_the_finished_ones_and_says_where(monkey
 
 
 def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatch, capsys, tiny, tmp_path):
-    slices = Simulation.slices
+    slices = Played.slices
 
     def half(self):
         for number, each in enumerate(slices(self)):
@@ -181,7 +181,7 @@ def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatc
                 raise KeyboardInterrupt
             yield each
 
-    monkeypatch.setattr(Simulation, "slices", half)
+    monkeypatch.setattr(Played, "slices", half)
     out = tmp_path / "out"
     assert gossip(monkeypatch, "sim", tiny, "--json", "--out", out, *AVERAGING) == 130
     told, said = capsys.readouterr()
@@ -194,14 +194,14 @@ def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatc
 
 
 def test_rows_are_in_the_file_while_the_run_goes_on(monkeypatch, tiny, tmp_path):
-    slices, seen = Simulation.slices, []
+    slices, seen = Played.slices, []
 
     def watched(self):
         for each in slices(self):
             seen.append(len((tmp_path / "out" / "history.csv").read_text().splitlines()))
             yield each
 
-    monkeypatch.setattr(Simulation, "slices", watched)
+    monkeypatch.setattr(Played, "slices", watched)
     assert gossip(monkeypatch, "sim", tiny, "--json", "--out", tmp_path / "out", *AVERAGING) == 0
     assert seen[0] == 2  # the heads, and the row of the beginning
     assert seen[200] >= 20

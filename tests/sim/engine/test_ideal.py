@@ -232,6 +232,7 @@ def test_ideal_and_protocol_learn_alike():
     scenario = Scenario(
         peers=12,
         duration_s=20.0,
+        fidelity="whole",
         task=Task(model="linear", optimizer=Optimizer(lr=0.05), samples_per_peer=60),
         compute=Compute(step_s=Distribution.lognormal(0.1, 0.3)),
         gossip=Config(mix_every_steps=4),

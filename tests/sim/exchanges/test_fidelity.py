@@ -169,7 +169,7 @@ def test_draws_are_uniform():
 @pytest.mark.parametrize(
     ("key", "changes"),
     [
-        ("membership.mode", {"membership": MembershipSpec()}),
+        ("membership.mode", {"membership": MembershipSpec(mode="protocol")}),
         ("membership.start", {"membership": MembershipSpec(mode="ideal", start="seed")}),
         ("churn.silent", {"churn": ChurnSpec(up=Distribution.exponential(6), silent=0.5)}),
         ("network.congestion", {"network": NetworkSpec(loss=0.1, congestion=None)}),

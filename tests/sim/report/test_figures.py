@@ -20,14 +20,15 @@ def test_a_summary_has_its_keys_in_this_order():
     assert names == [
         "name", "seed", "peers", "virtual_s", "events", "node_updates", "steps", "loss", "accuracy", "metric",
         "consensus_distance", "exchanges_done", "exchanges_failed", "refused", "bytes_sent", "digest", "done", "wall_s",
-        "cpu_s", "setup_s", "updates_per_cpu_s", "peak_rss_mb",
+        "cpu_s", "setup_s", "updates_per_cpu_s", "peak_rss_mb", "fidelity",
+        "fidelity_reason",
     ]  # fmt: skip
 
 
 def test_a_result_is_shown_without_accuracies_where_nothing_has_one():
     heads = [
         "accuracy, mean of peers", "least to greatest", "average model", "loss, mean of peers", "consensus distance",
-        "alive at the end", "exchanges", "failed", "sent", "virtual time", "real time",
+        "alive at the end", "exchanges", "failed", "sent", "played", "virtual time", "real time",
     ]  # fmt: skip
     assert list(fake_result().figures()) == heads
     assert list(fake_result(task={"dataset": "averaging"}).figures()) == heads[3:]

@@ -30,7 +30,9 @@ def test_a_scenario_reads_as_sentences():
         "on the internet; each peer has 20 Mbit/s "
         "up and no limit down. There is no TCP: a message takes the latency, and a stream its bytes over the rate from "
         "the first one. A peer is up for 10 min, then gone for good; a perfect sampler says who is up. The run "
-        "lasts until each peer has mixed 100 times on average."
+        "lasts until each peer has mixed 100 times on average. It was played exchange by exchange (the fast level), "
+        "which leaves out the membership protocol, links and their beginning, and what single messages do beside their "
+        "exchange; fidelity = 'whole' plays them."
     )
 
 

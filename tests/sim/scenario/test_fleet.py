@@ -19,7 +19,8 @@ FLEET = Path(__file__).parents[3] / "examples" / "scenarios" / "fleet.toml"
 
 
 def scenario(*fleet, peers=6, **tables):
-    given = {"peers": peers, "duration_s": 10, "task": {"dataset": "averaging", "elements": 8}}
+    task = {"dataset": "averaging", "elements": 8}
+    given = {"peers": peers, "duration_s": 10, "fidelity": "whole", "task": task}
     return Scenario.from_mapping(given | tables | {"fleet": list(fleet)})
 
 

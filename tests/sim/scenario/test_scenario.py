@@ -240,7 +240,7 @@ def test_a_change_is_read_as_toml_or_as_text(file):
     assert (scenario.seed, scenario.name, scenario.task.model) == (9, "a b", "linear")
     assert scenario.gossip == Config.wan(mix_every_steps=4, staleness_exponent=0.5)
     assert scenario.task.optimizer == Optimizer(lr=0.2, momentum=0.9)
-    assert scenario.membership == MembershipSpec()
+    assert scenario.membership == MembershipSpec(mode="protocol")
 
 
 def test_a_change_of_one_key_leaves_the_others(file):

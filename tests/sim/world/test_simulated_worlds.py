@@ -33,6 +33,7 @@ def averaging(**changes) -> Scenario:
     scenario = {
         "peers": 8,
         "duration_s": 30.0,
+        "fidelity": "whole",
         "task": Task(dataset="averaging", elements=ELEMENTS),
         "compute": Compute(step_s=Distribution.lognormal(0.1, 0.3)),
         "gossip": Config(mix_every_steps=4),

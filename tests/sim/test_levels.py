@@ -1,0 +1,170 @@
+"""The level at which a scenario is played when it leaves that open, and what a result says of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gossip.config import Config
+from gossip.errors import ConfigError
+from sim.report.describe import in_words
+from sim.scenario.fidelity import UNPLAYED, Fidelity, fidelity_of
+from sim.scenario.scenario import Scenario
+from sim.simulation import simulate
+from sim.sweep import Sweep
+from tests.sim.commands import gossip
+from tests.sim.learning.test_tasks import NORMED
+
+SMALL = {"peers": 6, "duration_s": 4.0, "task": {"model": "linear"}, "gossip": {"mix_every_steps": 4}}
+CUT = {"partitions": [{"at_s": 1.0, "until_s": 2.0}]}
+DIED = {
+    "churn": {
+        "peers": 200, "duration_s": 300, "seed": 1, "task": {"dataset": "averaging"},
+        "churn": {"up": {"kind": "exponential", "mean": 200}},
+    },
+    "churn and a cut": {
+        "peers": 300, "duration_s": 300, "seed": 1, "task": {"dataset": "averaging"},
+        "churn": {
+            "up": {"kind": "weibull", "shape": 0.6, "scale": 200}, "down": {"kind": "exponential", "mean": 60},
+        },
+        "network": {"partitions": [{"at_s": 100, "until_s": 200, "groups": 3}]},
+    },
+}  # fmt: skip
+
+
+def made(**tables) -> Scenario:
+    return Scenario.from_mapping(SMALL | tables)
+
+
+@pytest.mark.parametrize(
+    ("tables", "key"),
+    [
+        ({"network": CUT}, "network.partitions"),
+        ({"membership": {"mode": "protocol"}}, "membership.mode"),
+        ({"membership": {"start": "seed"}}, "membership.start"),
+        ({"attackers": {"share": 0.2}}, "attackers"),
+        ({"gossip": {"codec": "int8"}}, "gossip.codec"),
+        ({"gossip": {"probe_period_s": 0.7}}, "gossip.probe_period_s"),
+    ],
+)
+def test_what_the_fast_level_cannot_represent_is_played_message_by_message(tables, key):
+    scenario = made(**tables)
+    assert fidelity_of(scenario) == Fidelity("whole", f"the fast level cannot represent {key}")
+    result = simulate(scenario, progress=False)
+    assert result.summary["fidelity"] == "whole"
+    assert in_words(scenario, result.fidelity).endswith(
+        f"It was played message by message (the whole level), because the fast level cannot represent {key}."
+    )
+    assert result.summary["digest"] == simulate(made(**tables, fidelity="whole"), progress=False).summary["digest"]
+
+
+def test_all_else_is_played_exchange_by_exchange():
+    assert Scenario(rounds=1).fidelity == "auto"
+    result = simulate(made(), progress=False)
+    assert (result.summary["fidelity"], result.summary["fidelity_reason"]) == ("exchange", "")
+    assert result.summary["digest"] == simulate(made(fidelity="exchange"), progress=False).summary["digest"]
+    assert result.figures()["played"] == "exchange by exchange"
+    whole = simulate(made(fidelity="whole"), progress=False)
+    assert whole.figures()["played"] == "message by message"
+    assert whole.fidelity.sentence.endswith("because fidelity = 'whole' is set.")
+
+
+@pytest.mark.parametrize("preset", ["lan", "wan", "datacentre"])
+def test_the_deadlines_of_a_preset_do_not_ask_for_the_whole_level(preset):
+    assert fidelity_of(made(gossip={"preset": preset})).level == "exchange"
+
+
+@pytest.mark.parametrize("key", UNPLAYED)
+def test_no_setting_is_without_effect_unless_the_whole_level_plays_it(key):
+    """Of a key that the fast level ignores every value gives the same digest there, so that it is not chosen."""
+    value = getattr(Config(), key)
+    other = "never" if isinstance(value, str) else value + 1 if isinstance(value, int) else 1.5 * value
+    scenario = made(gossip={key: other, "mix_every_steps": 4})
+    assert fidelity_of(scenario).reason == f"the fast level cannot represent gossip.{key}"
+    fast = [
+        simulate(each.replace(fidelity="exchange"), progress=False).summary["digest"] for each in (scenario, made())
+    ]
+    assert fast[0] == fast[1]
+
+
+def test_buffers_are_found_while_the_models_are_built_and_played_message_by_message():
+    scenario = made(peers=3, duration_s=1.0, task=NORMED)
+    assert fidelity_of(scenario).level == "exchange"
+    result = simulate(scenario, progress=False)
+    assert result.summary["fidelity"] == "whole"
+    assert "buffers of task.model" in result.fidelity.sentence
+
+
+def test_a_run_of_which_nobody_is_left_is_begun_anew_at_the_whole_level(tmp_path):
+    """The two that hold weights die; those who come later have nobody to take any from."""
+    (tmp_path / "trace.csv").write_text("peer,from_s,until_s\n0,0,5\n1,0,5\n2,6,\n3,6,\n")
+    scenario = made(
+        peers=4, duration_s=60.0, churn={"trace": str(tmp_path / "trace.csv")}, task={"dataset": "averaging"}
+    )
+    result = simulate(scenario, progress=False)
+    assert result.summary["fidelity"] == "whole"
+    assert "begins no new run" in result.fidelity.sentence
+    assert result.history[-1]["ready"] == 2
+    stuck = simulate(scenario.replace(fidelity="exchange"), progress=False)
+    assert stuck.history[-1]["ready"] == 0
+
+
+def test_links_that_take_too_long_to_open_are_refused_at_either_level():
+    for fidelity in ("auto", "whole", "exchange"):
+        with pytest.raises(ConfigError, match=r"set gossip\.hello_timeout_s above"):
+            simulate(made(fidelity=fidelity, network={"latency": {"kind": "constant", "value_s": 2}}), progress=False)
+
+
+def test_the_points_of_a_sweep_are_played_at_one_level(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(made().to_toml())
+    fast = Sweep.from_file(path, {"gossip.codec": ["fp32", "bf16"]})
+    assert [fidelity_of(point.scenario).level for point in fast.points] == ["exchange", "exchange"]
+    assert [level.level for level in fast.levels] == ["exchange"]
+    mixed = Sweep.from_file(path, {"gossip.codec": ["fp32", "int8"]})
+    assert [fidelity_of(point.scenario).level for point in mixed.points] == ["whole", "whole"]
+    assert mixed.levels == [Fidelity("whole", "the fast level cannot represent gossip.codec")]
+    asked = Sweep.from_file(path, {"fidelity": ["whole", "exchange"]})
+    assert [level.level for level in asked.levels] == ["whole", "exchange"]
+
+
+def test_the_terminal_says_which_level_was_played(monkeypatch, capsys, tmp_path):
+    fast, whole = tmp_path / "fast.toml", tmp_path / "whole.toml"
+    fast.write_text(made(name="fast").to_toml())
+    whole.write_text(made(name="slow", network=CUT).to_toml())
+    assert gossip(monkeypatch, "sim", fast, "--quiet") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "It was played exchange by exchange (the fast level)" in said
+    assert gossip(monkeypatch, "sim", fast, whole, "--quiet", "--jobs", "1") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "fast: It was played exchange by exchange" in said
+    assert "slow: It was played message by message (the whole level), because the fast level cannot" in said
+    assert gossip(monkeypatch, "sim", whole, "--quiet", "--json") == 0
+    assert (
+        json.loads(capsys.readouterr().out)["fidelity_reason"] == "the fast level cannot represent network.partitions"
+    )
+
+
+# -- two scenarios that ended with a traceback once ------------------------------------------------------------------
+def ends(scenario: Scenario, level: str) -> None:
+    result = simulate(scenario, progress=False)
+    assert result.summary["fidelity"] == level
+    assert result.summary["virtual_s"] == scenario.duration_s
+    assert result.summary["node_updates"] > 1000
+
+
+def test_two_hundred_peers_with_churn_play_to_their_end():
+    ends(Scenario.from_mapping(DIED["churn"]), "exchange")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", DIED)
+def test_hundreds_of_peers_with_churn_play_to_their_end_message_by_message(case):
+    ends(Scenario.from_mapping(DIED[case] | {"fidelity": "whole"}), "whole")
+
+
+@pytest.mark.slow
+def test_the_cut_scenario_plays_to_its_end_at_the_fast_level_without_its_cut():
+    """The fast level has no cuts: what is left of the scenario there is its churn."""
+    ends(Scenario.from_mapping(DIED["churn and a cut"]).replace(**{"network.partitions": []}), "exchange")
