@@ -48,7 +48,7 @@ def played(study: Study) -> tuple[list[Tried], float]:
 def compared(tables: dict[str, Any], seeds: int) -> dict[str, Any]:
     """The settings tried, and what both models make of them."""
     world = World.from_mapping(tables, "world", model_mb=4e-6 * (75 * HIDDEN + 10))
-    tried = candidates(world.scenario, world.exchange_steps)
+    tried = candidates(world.scenario, world.exchange_steps, world.suited)
     full = World(world.scenario.replace(**{"task.model_mb": None, "task.hidden": HIDDEN}))
     small, small_s = played(Study(world, tried, seeds))
     large, large_s = played(Study(full, tried, seeds))

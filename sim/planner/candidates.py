@@ -22,16 +22,19 @@ LONGEST = 128  # steps that an exchange is taken to last: beyond it all mix as o
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """``changes``: what is said under ``[gossip]`` beside what the file says there."""
+    """``changes``: what is said under ``[gossip]`` beside what the file says there; with a preset all that is."""
 
     name: str
     changes: Mapping[str, Any]
 
 
-def candidates(scenario: Scenario, steps_of: Callable[[str], float]) -> list[Candidate]:
+def candidates(
+    scenario: Scenario, steps_of: Callable[[str], float], suited: Mapping[str, Any] | None = None
+) -> list[Candidate]:
     """What the file says, and up to eleven others around the pace that these links allow: no pair can mix more often
     than an exchange takes, and who mixes much more rarely leaves the links idle. ``steps_of``: local steps that pass
-    while two whole vectors are exchanged with a codec."""
+    while two whole vectors are exchanged with a codec. ``suited``: what all but the first begin with, a preset and what
+    the file says; without one they change what the file says."""
     every = {codec: paces(steps_of(codec)) for codec in TRIED}
     often, middle, rarely = ({codec: steps[which] for codec, steps in every.items()} for which in range(3))
     tried = [
@@ -42,7 +45,8 @@ def candidates(scenario: Scenario, steps_of: Callable[[str], float]) -> list[Can
         paced("fp32", rarely), paced("int4", rarely), paced("bf16", often),
     ]  # fmt: skip
     found, seen = [Candidate(GIVEN, {})], [scenario.config]
-    for candidate in tried:
+    for one in tried:
+        candidate = Candidate(one.name, {**(suited or {}), **one.changes})
         try:
             config = played(scenario, candidate).config
         except ConfigError:  # it does not go with what the file says
@@ -67,7 +71,9 @@ def paced(codec: str, every: Mapping[str, int], method: str = "", **changes: Any
 
 
 def played(scenario: Scenario, candidate: Candidate) -> Scenario:
-    """The scenario with its settings. Raises :class:`ConfigError`."""
+    """Return the scenario with its settings. Raises :class:`ConfigError`."""
+    if "preset" in candidate.changes:
+        return scenario.replace(gossip=dict(candidate.changes))
     return scenario.replace(**{f"gossip.{key}": value for key, value in candidate.changes.items()})
 
 

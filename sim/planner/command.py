@@ -46,7 +46,7 @@ def plan(
         world = World.from_mapping(
             held, str(file or "what was measured"), model_mb=model_mb, step_s=step_s, nodes=nodes, seed=seed
         )
-        tried = candidates(world.scenario, world.exchange_steps)
+        tried = candidates(world.scenario, world.exchange_steps, world.suited)
         study = Study(world, [*tried, *(parse(text) for text in more)], seeds)
         todo = [Assignment(scenario, f"{one.candidate.name}, seed {scenario.seed}") for one, scenario in study.runs]
         done.update(results_of(todo, jobs, quiet, {}))

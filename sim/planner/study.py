@@ -129,12 +129,28 @@ class Study:
         if given is not choice and given is not best:
             gap, error = choice.below(given)
             if math.isnan(gap):
-                return [*told, "What is given diverged.", self.sureness]
+                return [*told, "What is given diverged.", self.sureness, *self.deadlines]
             better = "better" if gap < 0 else "worse"
             more = f"sends {ratio(given, choice)} as much"
             told.append(f"It is {points(abs(gap), error)} {better} than what is given, which {more}.")
         told.append(self.sureness)
-        return told
+        return told + self.deadlines
+
+    @property
+    def deadlines(self) -> list[str]:
+        """Which preset the choice has its deadlines of, and why, where the file names none."""
+        world = self.world
+        if not world.suited:
+            return []
+        latency_s, rate_bytes_s, loss = world.links
+        rate = "no limit" if math.isinf(rate_bytes_s) else f"{8e-6 * rate_bytes_s:.3g} Mbit/s"
+        lossy = f" and {share_text(loss)} of packets lost" if loss else ""
+        links = f"links of {rate} and {duration_text(latency_s)} one way{lossy} (medians)"
+        if self.choice is self.given:
+            return [f'What is given names no preset, which is "lan"; "{world.preset}" has deadlines for {links}.']
+        if "preset" not in self.choice.candidate.changes:
+            return []
+        return [f'preset = "{world.preset}" has deadlines for {links}.']
 
     @property
     def sureness(self) -> str:
@@ -163,8 +179,8 @@ class Study:
 
     def settings(self) -> dict[str, Any]:
         """What the choice says under ``[gossip]``, beside what was given."""
-        given = self.world.scenario.to_mapping().get("gossip", {})
-        return {**given, **self.choice.candidate.changes}
+        given, changes = self.world.scenario.to_mapping().get("gossip", {}), self.choice.candidate.changes
+        return dict(changes) if "preset" in changes else {**given, **changes}
 
     def to_toml(self) -> str:
         """A file for ``gossip run --config``."""

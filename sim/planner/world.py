@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ MOST_STEPS = 800  # and no longer: what is tried takes longer than anybody waits
 MOST_PEERS = 32  # whose pairs say what an exchange takes
 LEARNING_RATE = 0.1  # of SGD for so many STEPS; a longer run learns more slowly, so that it is about its whole length
 TASK: dict[str, Any] = {"dataset": "digits", "model": "mlp", "partition": {"kind": "dirichlet", "alpha": 0.3}}
+FAST_S, FAST_BYTES_S = 1e-3, 1.2e9  # datacentre: a latency of at most so much, one way, and a rate of at least so much
+NEAR_S, NEAR_BYTES_S = 5e-3, 6e6  # the same of lan: twelve times the rate at which it gives a transfer up
 """A perceptron of 4,810 parameters on handwritten digits, each peer with classes of its own: who mixes too rarely, or
 too coarsely, pays for it as a large model does."""
 
@@ -31,9 +33,11 @@ too coarsely, pays for it as a large model does."""
 @dataclass(frozen=True, slots=True)
 class World:
     """``scenario`` has the task, links, machines and churn that all candidates share, and as ``gossip`` what they are
-    compared with."""
+    compared with. ``section``: what the file says under ``[gossip]``; a file that names no preset has candidates take
+    the one that suits its links."""
 
     scenario: Scenario
+    section: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_mapping(
@@ -68,28 +72,64 @@ class World:
             raise ConfigError(f"{source}: a plan is for 2 nodes or more, which mix with each other.")
         if not scenario.trains:
             raise ConfigError(f"{source}: a plan needs a task that is learned: leave task.dataset out.")
-        world = cls(scenario)
+        said: Any = held.get("gossip", {})
+        world = cls(scenario, said)
         if length_s is not None:
             return world
         steps = min(max(STEPS, MIXES * world.exchange_steps("fp32")), MOST_STEPS)
         changes: dict[str, Any] = {"duration_s": steps * scenario.compute.step_s.mean}
         if "optimizer" not in given:
             changes["task.optimizer.lr"] = LEARNING_RATE * STEPS / steps
-        return cls(scenario.replace(**changes))
+        return cls(scenario.replace(**changes), world.section)
 
-    def exchange_steps(self, codec: str) -> float:
-        """Local steps that pass while two whole vectors are exchanged with this codec: the median over the pairs, both
-        ways at once, without anything else on their links."""
+    @property
+    def suited(self) -> dict[str, Any]:
+        """What a candidate's section begins with: {} where the file names a preset or a method, else the preset whose
+        deadlines suit the links, and what the file says."""
+        if "preset" in self.section or "method" in self.section:
+            return {}
+        return {"preset": self.preset, **self.section}
+
+    @property
+    def links(self) -> tuple[float, float, float]:
+        """Latency one way (s), rate (bytes a second) and share of packets lost: medians over the pairs, both ways."""
+        network = self.network()
+        ways = [way for pair in self.pairs() for way in (pair, pair[::-1])]
+        return (
+            statistics.median(network.latency(one, other) for one, other in ways),
+            statistics.median(min(network.up_bytes_s(one), network.down_bytes_s(other)) for one, other in ways),
+            statistics.median(network.loss_of(one, other) for one, other in ways),
+        )
+
+    @property
+    def preset(self) -> str:
+        """The preset of :class:`gossip.Config` whose deadlines suit these links."""
+        latency_s, rate_bytes_s, loss = self.links
+        if loss or latency_s > NEAR_S or rate_bytes_s < NEAR_BYTES_S:
+            return "wan"
+        return "datacentre" if latency_s <= FAST_S and rate_bytes_s >= FAST_BYTES_S else "lan"
+
+    def network(self) -> NetworkModel:
+        """The links between the peers."""
         scenario = self.scenario
         network = network_of(
             scenario.network, scenario.seed, fleet=scenario.fleet, connections=scenario.gossip.connections
         )
         for number in range(scenario.peers):
             network.add(str(number))
+        return network
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """The pairs that stand for all."""
+        return [(a, b) for a in range(min(self.scenario.peers, MOST_PEERS)) for b in range(a)]
+
+    def exchange_steps(self, codec: str) -> float:
+        """Local steps that pass while two whole vectors are exchanged with this codec: the median over the pairs, both
+        ways at once, without anything else on their links."""
+        scenario, network = self.scenario, self.network()
         assert scenario.task.model_mb is not None
         size_bytes = get_codec(codec).encoded_bytes(round(1e6 * scenario.task.model_mb / 4))
-        pairs = [(a, b) for a in range(min(scenario.peers, MOST_PEERS)) for b in range(a)]
-        takes_s = statistics.median(pair_seconds(network, a, b, size_bytes) for a, b in pairs)
+        takes_s = statistics.median(pair_seconds(network, a, b, size_bytes) for a, b in self.pairs())
         return takes_s / scenario.compute.step_s.mean
 
 

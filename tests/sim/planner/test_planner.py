@@ -74,6 +74,42 @@ def test_candidates_are_around_the_pace_that_the_links_allow():
     assert slowest > quickest
 
 
+HOMES = {"network": {"latency": {"kind": "quantiles", "name": "internet"}, "rate_mbit_s": {"up": 20, "down": 100}}}
+NEAR = {"network": {"latency": {"kind": "constant", "value_ms": 0.2}, "rate_mbit_s": 100}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "preset"), [(SLOW, "wan"), (HOMES, "wan"), (NEAR, "lan"), ({"network": "datacentre"}, "datacentre")]
+)
+def test_the_preset_that_is_advised_suits_the_links(tables, preset):
+    world = world_of(**tables)
+    tried = candidates(world.scenario, world.exchange_steps, world.suited)
+    assert {one.changes.get("preset") for one in tried[1:]} == {preset}
+    advised = played(world.scenario, tried[1]).config
+    assert advised.stall_s == getattr(Config, preset)().stall_s
+    study = Study(world, tried[:2], 1)
+    for outcome, accuracy in zip(study.outcomes, (0.5, 0.9), strict=True):
+        outcome.accuracy, outcome.sent, outcome.mixes = [accuracy], [1e6], [30.0]
+    assert study.settings() == dict(tried[1].changes)
+    assert study.sentences[-1].startswith(f'preset = "{preset}" has deadlines for links of')
+
+
+def test_a_preset_that_the_file_names_stays():
+    world = world_of(gossip={"preset": "lan", "stall_s": 7.0}, **HOMES)
+    assert world.suited == {}
+    tried = candidates(world.scenario, world.exchange_steps, world.suited)
+    assert all(played(world.scenario, one).config.stall_s == 7.0 for one in tried)
+    assert all("preset" not in one.changes for one in tried)
+
+
+def test_what_the_file_says_beside_a_preset_holds_for_every_candidate():
+    world = world_of(gossip={"stall_s": 3.0, "bench_s": 4.0}, **HOMES)
+    tried = candidates(world.scenario, world.exchange_steps, world.suited)
+    configs = [played(world.scenario, one).config for one in tried]
+    assert {(config.stall_s, config.bench_s) for config in configs} == {(3.0, 4.0)}
+    assert {config.slowest_rate_mb_s for config in configs[1:]} == {0.1}
+
+
 def test_what_does_not_go_with_the_file_is_not_tried():
     world = world_of(gossip={"selection": "nearest", "shortcuts": 0.2}, **SLOW)
     tried = candidates(world.scenario, world.exchange_steps)
