@@ -127,7 +127,13 @@ def run(
     page: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="A live page for browsers, as 127.0.0.1:7780.")
     ] = None,
-    log: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON lines: one a second, one an event.")] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON lines: an event a row, and a row a second for a minute, ever fewer then, every 10 s in the end.",
+        ),
+    ] = None,
     threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live line and no closing table.")] = False,
 ) -> None:

@@ -31,7 +31,7 @@ START_S = 120.0  # until a first node listens, on a machine that reads torch fro
 TOGETHER_S = 600.0  # that the first wait for the last: without it they may have trained everything by then
 NODES = 64  # as `gossip local` has it: each is a process of 200 MB and more
 SEEDS = 3  # that a newcomer is told: one that lives is enough
-KEPT = 20_000  # rows of history: of four nodes those of 80 minutes, some 40 MB
+KEPT = 20_000  # rows of history: of four nodes those of half a day, some 40 MB
 TAIL_BYTES = 65_536  # of a child's output, enough for its last lines
 ROWS_BYTES = 1 << 20  # read of one log at a time: 4,000 rows
 ERROR_LINES = 20  # shown of a node that ended with an error
@@ -262,8 +262,8 @@ class LocalSwarm:
 
     def history(self, event: str | None = None) -> list[dict[str, Any]]:
         """What the nodes have logged, in the order of time: rows with ``node``, ``t`` (unix seconds), ``event`` and
-        what belongs to it, docs/cli.md; of one event alone, as "progress", of which one comes a second. The last 20,000
-        are kept."""
+        what belongs to it, docs/cli.md; of one event alone, as "progress", of which one comes a second in the first
+        minute and every 10 s from ten minutes on. The last 20,000 are kept."""
         self.new_rows()
         rows = [row for row in self._rows if event is None or row["event"] == event]
         return sorted(rows, key=lambda row: float(row["t"]))  # one log may be read a moment before another

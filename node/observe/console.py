@@ -26,13 +26,16 @@ __all__ = ["Console"]
 REWRITE_PERIOD_S = 0.25  # on a terminal: as fast as an eye follows numbers
 LINE_PERIOD_S = 10.0  # in a file: 360 lines an hour
 ROW_PERIOD_S = 1.0  # the pace at which members' own counts arrive
+SPARSE_PERIOD_S = 10.0  # between the rows of a long run: about 9,000 rows a day, 3 MB
+DENSE = 60  # a row for each sixtieth of the time since the start, between these two
 
 
 class Console:
     """The live line on ``stream`` (rewritten on a terminal, a plain line every 10 s elsewhere) and the rows in ``log``.
 
     Rows are JSON objects with ``t`` (unix seconds), the node's ``id`` and ``event``: ``listening`` (with ``address``),
-    ``progress`` once a second, ``final``, and whatever kinds the node reports. All times are unix seconds. A log that
+    ``progress``, ``final``, and whatever kinds the node reports. A ``progress`` row comes every second in the first
+    minute, then after each further sixtieth of the time since the start, and every 10 s from ten minutes on. A log that
     was renamed or removed (logrotate) is begun anew under its name. Neither output ever stops training: what cannot be
     written is turned off, the log with one notice.
     Notices that no stream shows go to Python's logging (:mod:`node.observe.notices`); ``embedded``: no command is there
@@ -58,7 +61,7 @@ class Console:
         self._line_period_s = REWRITE_PERIOD_S if self._terminal else LINE_PERIOD_S
         self.pace_s = min(ROW_PERIOD_S, self._line_period_s)  # how often to call tick
         self._log = None if log is None else _Log.open(log)
-        self._row_s = self._line_s = now_s
+        self._began_s = self._row_s = self._line_s = now_s
         self._rates = _Rates(now_s)
         self.event(now_s, "listening", f"Node {node_id[:8]} listens on {address}.", address=address)
 
@@ -77,7 +80,8 @@ class Console:
     def tick(self, now_s: float, look: Callable[[], Reading]) -> None:
         """Write the line and the row that are due; ``look`` is called only when one is."""
         # A clock set back must not silence us until it has caught up, hence the absolute difference.
-        row_due = self._log is not None and abs(now_s - self._row_s) >= ROW_PERIOD_S
+        row_period_s = min(max(ROW_PERIOD_S, (self._row_s - self._began_s) / DENSE), SPARSE_PERIOD_S)
+        row_due = self._log is not None and abs(now_s - self._row_s) >= row_period_s
         line_due = self._stream is not None and abs(now_s - self._line_s) >= self._line_period_s
         if not row_due and not line_due:
             return

@@ -38,7 +38,7 @@ date.
 
 ## Of a node
 
-`log`: the `progress` rows of `--log` once a second and the `final` one; `line`: the live line, alone or beside another
+`log`: the `progress` rows of `--log` and the `final` one; `line`: the live line, alone or beside another
 figure; `table`: the closing one; `status`: `gossip status`. What is not known yet is null, in `node.metrics()` None.
 
 | figure | meaning | unit | where |

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import os
@@ -130,6 +131,28 @@ def test_the_log_holds_one_row_a_second_and_each_event_and_the_end(tmp_path):
         "t": START_S + 2.5, "id": ID, "event": "alone", "sentence": "This node is alone.", "members": 1,
     }  # fmt: skip
     assert rows[4]["steps"] == 1300
+
+
+def test_a_day_of_the_log_is_a_few_megabytes_and_dense_at_its_beginning(tmp_path):
+    log = tmp_path / "node.jsonl"
+    progress, _ = start(log=log, line=False)
+    for second in range(1, 86_401):
+        progress.tick(START_S + second, figures)
+    at = [row["t"] - START_S for row in rows_of(log) if row["event"] == "progress"]
+    gaps = [after - before for before, after in itertools.pairwise(at)]
+    assert at[:60] == list(range(1, 61))
+    assert len([when for when in at if when <= 600]) > 150
+    assert max(gaps) == 10
+    assert at[-1] > 86_390
+    assert log.stat().st_size < 4e6
+
+
+def test_a_clock_that_is_set_back_or_forward_holds_up_no_row(tmp_path):
+    log = tmp_path / "node.jsonl"
+    progress, _ = start(log=log, line=False)
+    for now_s in (START_S + 1, START_S - 1e6, START_S - 1e6 + 1, START_S + 1e6, START_S + 1e6 + 10):
+        progress.tick(now_s, figures)
+    assert len(rows_of(log)) == 6
 
 
 def test_figures_are_looked_up_only_when_something_is_due(tmp_path):
