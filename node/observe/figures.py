@@ -30,6 +30,7 @@ Reading = dict[str, Any]
 """One look at a node: its logged figures by name, None for what is not known."""
 
 SHOWN = 16  # members that were refused, or misbehave
+SHORTENED = ("clipped",)  # reasons for which a vector is taken in part
 HEAD = """\
 # Every figure
 
@@ -107,7 +108,10 @@ def median(values: Iterable[float]) -> float | None:
 
 
 def refused(at: Source) -> tuple[tuple[str, str, int], ...]:
-    counts = sorted(at.peer.refusals.items(), key=lambda item: item[1], reverse=True)[:SHOWN]
+    """Return who was refused most often, and why. A difference that a filter shortens is not refused: honest members
+    with data of their own meet that all the time, and those that overdo it are told as misbehaving."""
+    whole = [item for item in at.peer.refusals.items() if item[0][1] not in SHORTENED]
+    counts = sorted(whole, key=lambda item: item[1], reverse=True)[:SHOWN]
     return tuple((partner.hex(), code, count) for (partner, code), count in counts)
 
 
@@ -209,8 +213,8 @@ FIGURES = (
     ),
     Figure("mb_s_received", "over the last second or so", "MB/s", text="{:.1f}".format, rate_of="bytes_received"),
     Figure(
-        "refused", "what was refused or cut off most often: from whom, why, how often", "", refused,
-        logged=False, status=True, heading="refused or cut off, from",
+        "refused", "what was refused most often: from whom, why, how often", "", refused,
+        logged=False, status=True, heading="refused, from",
     ),
     Figure(
         "messages_ignored", "messages of kinds that this version does not know", "messages",

@@ -12,7 +12,7 @@ import pytest
 
 from gossip.kernel import built
 from node import Metrics
-from node.observe.figures import FIGURES, VERSION, Source, page, reading, status_values
+from node.observe.figures import FIGURES, VERSION, Source, page, reading, refused, status_values
 from node.observe.status import METRICS
 from tests.harness.world import World
 
@@ -38,6 +38,13 @@ def test_the_log_has_these_figures_and_what_is_not_known_is_null():
     }  # fmt: skip
     logged = [figure.name for figure in FIGURES if figure.logged]
     assert logged == [*reading(source()), "mb_s_sent", "mb_s_received"]
+
+
+def test_an_honest_member_whose_vector_was_shortened_is_not_among_the_refused():
+    at = source()
+    for code in ("clipped", "clipped", "norm"):
+        at.peer.exchanges.refusals.add(at.peer.record.id, code)
+    assert refused(at) == ((at.peer.record.id.hex(), "norm", 1),)
 
 
 def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
