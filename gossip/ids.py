@@ -87,7 +87,7 @@ class MemberRecord:
     ready: bool = False  # it holds the swarm's weights: may be averaged with, and takes a share of the data
     genesis: bytes = b""  # 16 bytes: which run its weights come from
     steps: int = 0  # earlier lives included
-    samples: int = 0  # trained in this life for this run: from 0 again when the genesis changes
+    samples: int = 0  # the same: what this member has trained, for whatever run
     progress: int = 0  # samples behind its weights, all members': gossip.exchange.progress
     loss: float | None = None
     version: float = 0.0  # mixing rounds behind its weights, averaged as the weights are

@@ -24,8 +24,8 @@ REFUTE_EVERY_S = 0.2  # so that accusing us costs the swarm five updates a secon
 
 
 class Own(TypedDict, total=False):
-    """What a peer can change about itself. ``steps`` and ``samples`` count this life alone; with another ``genesis``
-    the record's samples begin at 0 again."""
+    """What a peer can change about itself. ``steps`` and ``samples`` count this life alone; the record's count all
+    lives."""
 
     address: Address | None
     homes: tuple[PeerId, ...]
@@ -48,9 +48,7 @@ class Myself:
     ) -> None:
         self.record = record
         self._table, self._rumours, self._sign, self._config = table, rumours, sign, config
-        self._earlier_steps = record.steps  # of earlier lives
-        self._life_samples = 0  # of this life, as last told
-        self._run_began_at = -record.samples  # of these, how many are behind other weights than the run's
+        self._earlier = {"steps": record.steps, "samples": record.samples}  # of earlier lives
         self._pending: dict[str, Any] = {}  # not signed yet
         self._progress_s = now  # progress alone is not signed before this
         self._refresh_s = now  # without figures for others' owners not before this
@@ -62,7 +60,7 @@ class Myself:
 
     @property
     def samples(self) -> int:
-        """Trained in this life for the run that we are of, signed or not."""
+        """Trained in all lives, signed or not."""
         return int(self._pending.get("samples", self.record.samples))
 
     def tick(self, now: float) -> None:
@@ -75,16 +73,13 @@ class Myself:
         """Anything but progress is signed at once. Progress is signed every ``0.02 s * N^2``, and figures for others'
         owners with it every ``max(progress_period_s, 0.1 s * N)``."""
         fields: dict[str, Any] = {name: within(name, value) for name, value in changes.items()}
-        if "steps" in fields:
-            fields["steps"] = within("steps", fields["steps"] + self._earlier_steps)
         if "samples" in fields:
-            self._life_samples = fields["samples"]
-            self._table.arrears.train(self._life_samples, now)
+            self._table.arrears.train(fields["samples"], now)
+        for name, earlier in self._earlier.items():
+            if name in fields:
+                fields[name] = within(name, fields[name] + earlier)
         if "genesis" in fields and fields["genesis"] != self.record.genesis:
-            self._run_began_at = self._life_samples
-            fields |= {"samples": 0, "extra": ()}  # figures of other weights
-        elif "samples" in fields:
-            fields["samples"] = within("samples", fields["samples"] - self._run_began_at)
+            fields["extra"] = ()  # figures of other weights
         for name, value in fields.items():
             if value != self._pending.get(name, getattr(self.record, name)):
                 self._pending[name] = value
@@ -143,16 +138,18 @@ class Myself:
 
     def continue_from(self, record: MemberRecord, now: float) -> bool:
         """A record of ours that is newer than ours, or counts more steps, comes from an earlier life: go on above it,
-        and from its steps. Returns True once there were too many for that: some other process is living it now."""
+        and from its counts. Returns True once there were too many for that: some other process is living it now."""
         self._lives += 1
         incarnation = max(record.incarnation, self.record.incarnation) + 1
         if self._lives >= MAX_LIVES:  # two that add each other's counts to their own would double them without end
             self.announce(now, incarnation=incarnation, sequence=0)
             return self._lives == MAX_LIVES
-        more = max(0, record.steps - self._earlier_steps)
-        self._earlier_steps += more
-        steps = self._pending.get("steps", self.record.steps) + more
-        self.announce(now, incarnation=incarnation, sequence=0, steps=steps)
+        counts = dict[str, int]()
+        for name, earlier in self._earlier.items():
+            more = max(0, getattr(record, name) - earlier)
+            self._earlier[name] += more
+            counts[name] = self._pending.get(name, getattr(self.record, name)) + more
+        self.announce(now, incarnation=incarnation, sequence=0, **counts)
         return False
 
     def _settle(self) -> None:

@@ -87,15 +87,18 @@ class SwarmPicture:
         if loss is None:
             return
         line = self.losses.setdefault(record.id, Curve())
+        if line.points and (line.points[-1][0] or 0) > steps:  # it has begun anew, and counts its steps from 0
+            line = self.losses[record.id] = Curve()
         if not line.points or line.points[-1][0] != steps:
             line.add(steps, loss)
 
     def progress(self, record: MemberRecord) -> dict[str, Any]:
-        """What its record says, or what it told when it was asked: the later of them."""
+        """What it told when it was asked, which is of this life as its other figures are; else what its record says,
+        which is of all its lives."""
         told = self.told.get(record.id)
         said = {"steps": record.steps, "samples": record.samples, "loss": number(record.loss)}
-        if told is not None and (told.row["steps"] or 0) >= record.steps:
-            said |= {name: told.row[name] for name in said if told.row[name] is not None}
+        if told is not None and None not in (told.row["steps"], told.row["samples"]):
+            said = {name: told.row[name] for name in said}
         return said
 
     def row(self, record: MemberRecord, state: MemberState, now: float) -> dict[str, Any]:

@@ -254,7 +254,7 @@ def test_a_restart_finds_its_swarm_by_its_book():
     assert world.agreed()
     record = nodes[0].membership.record(victim.id)
     assert record.incarnation == again.membership.me.incarnation > 1
-    assert (record.samples, record.steps) == (5, 11)  # samples of this life, steps of all
+    assert (record.samples, record.steps) == (305, 11)  # of all lives
 
 
 def test_a_restored_member_is_not_trusted_until_heard_of_and_told_to_nobody():

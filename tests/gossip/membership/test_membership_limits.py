@@ -266,7 +266,7 @@ def test_a_record_of_an_earlier_life_is_continued_above():
     me.update_me(0.0, samples=7, steps=1)
     me.linked(peer_id(1), record_of(1), 0.5)
     me.receive(peer_id(1), Gossip((record_of(0, incarnation=40, samples=100, steps=10, left=True),)), 1.0)
-    assert (me.me.incarnation, me.me.samples, me.me.steps, me.me.left) == (41, 7, 11, False)
+    assert (me.me.incarnation, me.me.samples, me.me.steps, me.me.left) == (41, 107, 11, False)
     me.update_me(5.0, steps=2)
     assert me.me.steps == 12
 

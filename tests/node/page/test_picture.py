@@ -37,11 +37,28 @@ def test_one_that_does_not_answer_keeps_its_last_row_marked_old():
     picture, other = SwarmPicture(ME), member(1)
     looked(picture, [other])
     assert picture.next_to_ask(8, 100.0) == [(other.id, "127.0.0.1:7001")]
-    picture.answered(other.id, {"steps": 9, "exchanges_done": 3}, 100.5)
+    picture.answered(other.id, {"steps": 9, "samples": 36, "exchanges_done": 3}, 100.5)
     assert looked(picture, [other], 101.0)[other.id.hex()]["old"] is False
     picture.next_to_ask(8, 101.0)
     row = looked(picture, [other], 100.5 + OLD_S + 1)[other.id.hex()]
     assert (row["old"], row["steps"], row["exchanges_done"], row["answered_s"]) == (True, 9, 3, OLD_S + 1)
+
+
+def test_all_figures_of_a_row_are_of_one_life():
+    """The record of one that was started again counts its earlier lives as well, and what it tells does not."""
+    picture, other = SwarmPicture(ME), member(1, steps=1000, samples=4000, loss=0.9)
+    looked(picture, [other])
+    picture.answered(other.id, {"steps": 3, "samples": 12, "loss": 0.5, "exchanges_done": 1}, 100.5)
+    row = looked(picture, [other], 101.0)[other.id.hex()]
+    assert (row["steps"], row["samples"], row["loss"], row["exchanges_done"]) == (3, 12, 0.5, 1)
+
+
+def test_the_line_of_one_that_began_anew_begins_anew():
+    picture, other = SwarmPicture(ME), member(1)
+    for steps, loss in ((10, 1.0), (20, 0.5), (2, 0.4)):
+        picture.answered(other.id, {"steps": steps, "samples": steps, "loss": loss}, 100.0 + steps)
+        looked(picture, [other])
+    assert picture.losses[other.id].points == [(2, 0.4)]
 
 
 def test_nobody_is_old_for_not_having_been_asked():
