@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ TRACED = 64  # of them whose losses are kept: 20 kB each
 POINTS = 512  # of one line: as many as a chart has columns on a telephone
 OLD_S = 6.0  # without an answer, after which a row is old: two questions went unanswered
 NAMED = 40  # characters of a version
+PACE_S = 10.0  # over which samples a second are told: steps may take seconds, and exchanges move the swarm's count
 
 
 @dataclass(slots=True)
@@ -48,6 +50,26 @@ class Answered:
     row: dict[str, Any]
     sent: float | None = None  # MB/s since what it said before
     received: float | None = None
+    samples_s: float | None = None  # samples a second since then
+
+
+class Pace:
+    """How fast a count grows, over the last ``PACE_S``."""
+
+    def __init__(self) -> None:
+        self.seen: deque[tuple[float, float]] = deque()
+
+    def add(self, now: float, count: float | None) -> float | None:
+        """Note a count; returns how much it grows a second, None where that is not known or it began anew."""
+        if count is None or (self.seen and count < self.seen[-1][1]):
+            self.seen.clear()
+        if count is None:
+            return None
+        self.seen.append((now, count))
+        while len(self.seen) > 2 and self.seen[1][0] <= now - PACE_S:
+            self.seen.popleft()
+        since, before = self.seen[0]
+        return round((count - before) / (now - since), 3) if now > since else None
 
 
 class SwarmPicture:
@@ -60,12 +82,18 @@ class SwarmPicture:
         self.told: dict[PeerId, Answered] = {}
         self.asked: dict[PeerId, float] = {}  # whom, and when
         self.losses: dict[PeerId, Curve] = {}
-        self.own = Curve()  # (unix seconds, consensus distance, MB/s up, MB/s down)
+        # (unix seconds, consensus distance, MB/s up, MB/s down, samples a second of this node and of the swarm)
+        self.own = Curve()
+        self.paces = Pace(), Pace()  # of this node's samples and of the swarm's
 
     # -- what is looked at -----------------------------------------------------------------------------------------
     def look(self, members: Iterable[tuple[MemberRecord, MemberState]], own: Mapping[str, Any], now: float) -> None:
         """Once a second or so: the members that this node knows of, and its own figures, as a status has them."""
         self.answered(self.me, own, now)
+        mine = self.told[self.me]
+        counts = mine.row["samples"], mine.row["swarm_samples"]
+        paces = [pace.add(now, count) for pace, count in zip(self.paces, counts, strict=True)]
+        mine.samples_s = paces[0]
         order = {MemberState.ALIVE: 0, MemberState.SUSPECT: 1, MemberState.DEAD: 2, MemberState.LEFT: 3}
         found = sorted(members, key=lambda one: (one[0].id != self.me, order[one[1]], one[0].id))
         self.hidden = max(0, len(found) - ROWS)
@@ -77,8 +105,7 @@ class SwarmPicture:
                 del known[gone]
         for record, _ in found[:TRACED]:
             self.trace(record)
-        mine = self.told[self.me]
-        self.own.add(round(time.time(), 1), mine.row["consensus_distance"], mine.sent, mine.received)
+        self.own.add(round(time.time(), 1), mine.row["consensus_distance"], mine.sent, mine.received, *paces)
 
     def trace(self, record: MemberRecord) -> None:
         """Its loss of now, where it has trained since."""
@@ -110,6 +137,7 @@ class SwarmPicture:
             "id": record.id.hex(), "state": state.value, "self": record.id == self.me,
             "mb_s_sent": None if told is None else told.sent,
             "mb_s_received": None if told is None else told.received,
+            "samples_s": None if told is None else told.samples_s,
             "answered_s": None if told is None else round(now - told.at, 1),
             "old": state in (MemberState.DEAD, MemberState.SUSPECT) or (
                 told is not None and now - told.at > OLD_S and self.asked.get(record.id, 0.0) > told.at
@@ -125,6 +153,7 @@ class SwarmPicture:
             passed_s = now - before.at
             told.sent = rate(before.row["bytes_sent"], row["bytes_sent"], passed_s)
             told.received = rate(before.row["bytes_received"], row["bytes_received"], passed_s)
+            told.samples_s = rate(before.row["samples"], row["samples"], passed_s, 1.0)
         self.told[peer] = told
 
     def next_to_ask(self, count: int, now: float) -> list[tuple[PeerId, str]]:
@@ -179,8 +208,8 @@ def text(value: Any) -> str:
     return value[:NAMED] if isinstance(value, str) and value.isprintable() else ""
 
 
-def rate(before: float | None, after: float | None, passed_s: float) -> float | None:
-    """MB/s; None where it began anew."""
+def rate(before: float | None, after: float | None, passed_s: float, unit: float = 1e6) -> float | None:
+    """How many units a second, of bytes MB/s; None where it began anew."""
     if before is None or after is None or after < before:
         return None
-    return round((after - before) / passed_s / 1e6, 4)
+    return round((after - before) / passed_s / unit, 4)

@@ -8,7 +8,7 @@
   const MIXED_S = 4; // how long a mix is drawn, fading
   const COLUMNS = [
     ["member", (m) => m.id.slice(0, 8)], ["state", (m) => stateOf(m)], ["steps", (m) => whole(m.steps)],
-    ["samples", (m) => whole(m.samples)], ["loss", (m) => short(m.loss)], ["exchanges", (m) => whole(m.exchanges_done)],
+    ["samples", (m) => whole(m.samples)], ["samples/s", (m) => short(m.samples_s)], ["loss", (m) => short(m.loss)], ["exchanges", (m) => whole(m.exchanges_done)],
     ["failed", (m) => whole(m.exchanges_failed)], ["distance", (m) => short(m.consensus_distance)],
     ["MB/s up", (m) => short(m.mb_s_sent)], ["MB/s down", (m) => short(m.mb_s_received)],
     ["mixed with", (m) => (m.mixed && m.mixed.length ? m.mixed[m.mixed.length - 1][0].slice(0, 8) : "-")],
@@ -60,6 +60,18 @@
     return points.length > POINTS ? points.filter((_, index) => index % 2 === 0) : points;
   }
 
+  // A member that was started again counts its steps from 0, and has a new line.
+  function continued(points, point) {
+    const last = points[points.length - 1];
+    return last && point[0] < last[0] ? [point] : appended(points, point);
+  }
+
+  // The fall of a loss is seen on a logarithmic axis; one that is 0 or negative has no place there.
+  function logarithmic(lines) {
+    const values = lines.flat().filter(known);
+    return values.length > 0 && values.every((value) => value > 0);
+  }
+
   // Losses of all members over one axis: what a chart takes, and whose line is which.
   function aligned(losses) {
     const ids = [...losses.keys()].sort();
@@ -93,7 +105,7 @@
   }
 
   if (typeof module !== "undefined") { // tests without a browser
-    module.exports = { layout, edges, appended, aligned, summed, looks: (ids) => ids.map(look), short, whole, stateOf };
+    module.exports = { layout, edges, appended, continued, logarithmic, aligned, summed, looks: (ids) => ids.map(look), short, whole, stateOf };
     return;
   }
 
@@ -122,8 +134,10 @@
   function drawTiles(state) {
     const me = state.members.find((m) => m.self) || {};
     const alive = state.members.filter((m) => m.state === "alive").length;
+    const latest = own[own.length - 1] || [];
     const tiles = [
-      ["members alive", whole(alive)], ["samples of the swarm", whole(me.swarm_samples)], ["loss here", short(me.loss)],
+      [alive === 1 ? "member alive" : "members alive", whole(alive)], ["samples of the swarm", whole(me.swarm_samples)],
+      ["samples/s, swarm", short(latest[5])], ["samples/s here", short(latest[4])], ["loss here", short(me.loss)],
       ["consensus distance", short(me.consensus_distance)], ["exchanges here", whole(me.exchanges_done)],
       ["MB/s up", short(me.mb_s_sent)], ["MB/s down", short(me.mb_s_received)],
     ];
@@ -160,7 +174,7 @@
   }
 
   function chart(name, series, data, axes) {
-    const place = $(name), key = JSON.stringify(series.map((one) => one.label));
+    const place = $(name), key = JSON.stringify([series.map((one) => one.label), Boolean(axes.log)]);
     const width = Math.max(200, place.clientWidth);
     if (drawn[name] && drawn[name].key === key) {
       if (drawn[name].plot.width !== width) drawn[name].plot.setSize({ width, height: 200 });
@@ -171,18 +185,21 @@
     const ink = styled("--muted"), grid = styled("--grid");
     const axis = (more) => ({ stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, ...more });
     const plot = new uPlot({
-      width, height: 200, series: [{ label: axes.time ? "time" : "step" }, ...series], scales: { x: { time: axes.time } }, legend: { show: series.length <= 12 },
-      axes: [axis({}), axis({ size: 60, values: (_, ticks) => ticks.map(short) })],
+      width, height: 200, series: [{ label: axes.time ? "time" : "step" }, ...series], scales: { x: { time: axes.time }, y: { distr: axes.log ? 3 : 1 } }, legend: { show: series.length <= 12 },
+      axes: [axis({}), axis({ size: 60, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) })],
     }, data, place);
     drawn[name] = { key, plot };
   }
 
   function drawCharts() {
     const { ids, data } = aligned(losses);
-    if (ids.length) chart("losses", ids.map((id) => line(id.slice(0, 8), look(id))), data, { time: false });
+    const log = logarithmic(data.slice(1));
+    $("loss-scale").textContent = log ? ", logarithmic" : "";
+    if (ids.length) chart("losses", ids.map((id) => line(id.slice(0, 8), look(id))), data, { time: false, log });
     if (!own.length) return;
     const column = (index) => own.map((point) => point[index]);
     chart("distance", [line("distance", lookOf(0))], [column(0), column(1)], { time: true });
+    chart("paces", [line("this node", lookOf(0)), line("swarm", lookOf(1))], [column(0), column(4), column(5)], { time: true });
     chart("rates", [line("up", lookOf(0)), line("down", lookOf(1))], [column(0), column(2), column(3)], { time: true });
   }
 
@@ -203,7 +220,7 @@
   function show(state) {
     for (const member of state.members) {
       if (known(member.loss) && known(member.steps) && (losses.has(member.id) || losses.size < 64)) {
-        losses.set(member.id, appended(losses.get(member.id) || [], [member.steps, member.loss]));
+        losses.set(member.id, continued(losses.get(member.id) || [], [member.steps, member.loss]));
       }
     }
     for (const id of [...losses.keys()]) if (!state.members.some((m) => m.id === id)) { losses.delete(id); colours.delete(id); }

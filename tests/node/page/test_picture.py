@@ -101,6 +101,25 @@ HOSTILE = {
 }  # fmt: skip
 
 
+def test_samples_a_second_are_those_of_the_last_ten_seconds():
+    """Of a node with one step of 100 samples in 4 s, in a swarm that trains 100 a second."""
+    picture = SwarmPicture(ME)
+    for second in range(60):
+        looked(picture, now=100.0 + second, samples=100 * (second // 4), swarm_samples=100 * second)
+    own, swarm = picture.own.points[-1][4:]
+    assert own == pytest.approx(25, rel=0.25)
+    assert swarm == pytest.approx(100)
+    looked(picture, now=160.0, samples=0, swarm_samples=0)
+    assert picture.own.points[-1][4:] == (None, None), "another run begins anew"
+
+
+def test_samples_a_second_of_a_member_follow_from_two_answers():
+    picture, other = SwarmPicture(ME), member(1)
+    picture.answered(other.id, {"samples": 100}, 100.0)
+    picture.answered(other.id, {"samples": 140}, 102.0)
+    assert looked(picture, [other], 102.0)[other.id.hex()]["samples_s"] == 20
+
+
 def test_whatever_a_member_says_a_row_has_short_texts_and_numbers_that_json_has():
     picture, other = SwarmPicture(ME), member(1, loss=math.nan)
     for now in (1.0, 2.0):

@@ -77,6 +77,19 @@ def test_a_line_in_the_browser_is_bounded_too(call):
     assert len(call("appended", points, [511, 0])) == 512, "a step that it has already"
 
 
+def test_a_member_that_was_started_again_has_a_new_line(call):
+    assert call("continued", [[10, 1.0], [20, 0.5]], [3, 0.4]) == [[3, 0.4]]
+    assert call("continued", [[10, 1.0]], [20, 0.5]) == [[10, 1.0], [20, 0.5]]
+    assert call("continued", [], [20, 0.5]) == [[20, 0.5]]
+
+
+def test_losses_are_drawn_logarithmically_unless_one_has_no_logarithm(call):
+    assert call("logarithmic", [[2.3, None, 0.01], [0.5]]) is True
+    assert call("logarithmic", [[2.3, 0.0]]) is False
+    assert call("logarithmic", [[2.3, -1.0]]) is False
+    assert call("logarithmic", [[]]) is False
+
+
 def test_members_lines_differ(call):
     assert len(set(map(json.dumps, call("looks", [f"{number:032x}" for number in range(12)])))) == 12
 
@@ -150,7 +163,7 @@ def test_a_browser_shows_how_one_is_killed_and_another_joins(train, browser, tmp
     wait(lambda rows: HOSTILE in shown.evaluate("document.getElementById('sentences').textContent"))
     assert HOSTILE[:40] in shown.evaluate("document.getElementById('members').textContent")
     assert shown.evaluate("document.querySelectorAll('img, main script, body b b').length") == 0
-    assert shown.evaluate("document.querySelectorAll('canvas').length") == 3
+    assert shown.evaluate("document.querySelectorAll('canvas').length") == 4
     assert phone.evaluate("document.documentElement.scrollWidth") <= 400
     backs = [one.evaluate("getComputedStyle(document.body).backgroundColor") for one in (shown, phone)]
     assert backs == ["rgb(255, 255, 255)", "rgb(21, 24, 28)"]
