@@ -6,6 +6,7 @@ from gossip.arithmetic.group_mean import norm_accepts
 from gossip.effects import Confirm, Effect, Notice, Restore
 from gossip.exchange.session import within
 from gossip.face import Face
+from gossip.ids import quantity
 from gossip.state_transfer.joining import LEFT_ALONE_S, Phase
 from gossip.state_transfer.runs import Run, outranks
 from gossip.state_transfer.trial import Judge
@@ -141,14 +142,15 @@ class Holder(Face):
         joining.refused.pop(local.genesis, None)
         donors = len(joining.donors)
         text = (
-            f"Took the weights of run {local.genesis.hex()[:8]} from {donors} member{'s' if donors > 1 else ''} "
-            f"in {now - joining.began:.1f} s"
+            f"Took the weights of run {local.genesis.hex()[:8]} from {quantity(donors, 'member')} in "
+            f"{now - joining.began:.1f} s"
         )
         text += ", in place of those of the run this node came from." if merged else "."
         if older and joining.swarm_samples:  # 0: of a version that does not say
             text += (
-                f" They are older than this node's checkpoint, with {joining.swarm_samples} samples behind them and "
-                f"not {loaded}: to go on from the newest, end all nodes and start the one that loads it first."
+                f" They are older than this node's checkpoint, with {quantity(joining.swarm_samples, 'sample')} behind "
+                f"them and not {loaded:,}: to go on from the newest, end all nodes and start the one that loads it "
+                "first."
             )
         if joining.stateless:
             text += " Nobody who has the optimizer's state takes a step at the moment: it begins afresh."

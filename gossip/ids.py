@@ -1,4 +1,4 @@
-"""Identifiers of peers, their addresses, the record that a peer signs about itself, and its claim in an exchange."""
+"""Identifiers of peers, their addresses, records and claims, and how people read ids and counts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ __all__ = [
     "from_hex",
     "parse_address",
     "peer_id_of",
+    "quantity",
     "short",
 ]
 
@@ -44,6 +45,11 @@ def from_hex(text: object) -> bytes | None:
 def short(peer: PeerId) -> str:
     """The first eight hexadecimal digits, as people see it."""
     return peer.hex()[:8]
+
+
+def quantity(number: int, noun: str) -> str:
+    """Return a count with its noun for people to read: ``1 member``, ``5,718 samples``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 class Address(NamedTuple):

@@ -14,7 +14,7 @@ from torch import nn
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary
 from gossip.errors import CheckpointError, LocalError
-from gossip.ids import PeerId
+from gossip.ids import PeerId, quantity
 from gossip.peer import Peer
 from gossip.wire.records import within
 from node.data.sampler import Samplers, Sharers
@@ -143,8 +143,8 @@ class HeldRun:
         ahead = self.swarm_samples >= samples if run is not None else self.swarm_samples > 0
         if genesis == peer.genesis and ahead:
             text = (
-                f"{origin} is not loaded: the run that this node holds has {self.swarm_samples:,} samples behind it, "
-                "and stays."
+                f"{origin} is not loaded: the run that this node holds has {quantity(self.swarm_samples, 'sample')} "
+                "behind it, and stays."
             )
             self.thread.call(runtime.on_event, "load", text)
             return

@@ -16,7 +16,7 @@ from torch import nn
 from gossip.averaging.boundary import Visit
 from gossip.effects import MemberState
 from gossip.errors import LayoutError, LocalError
-from gossip.ids import MemberRecord, from_hex
+from gossip.ids import MemberRecord, from_hex, quantity
 from node import leaving, running
 from node.held_run import OF_OTHERS, HeldRun
 from node.loop import StepLoop
@@ -168,8 +168,8 @@ class TrainingSide(HeldRun):
                         "alone. Look whether the others run and can reach this address."
                     )
                 text = (
-                    f"Waited {wait_s:g} s for {count} members, of whom {peer.counts.alive} are here, this one included:"
-                    " this node goes on with them, and with the others when they come."
+                    f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {peer.counts.alive} are here, this "
+                    "one included: this node goes on with them, and with the others when they come."
                 )
                 self.thread.call(self.runtime.on_event, "waited", text)
                 return
@@ -380,9 +380,8 @@ class TrainingSide(HeldRun):
             self.wake.wait(0.02)
             self.visit()
         if missing:
-            text = (
-                f"Waited {wait_s:g} s to settle with {missing} members that have not come: this node settles without."
-            )
+            others = quantity(missing, "member") + (" that has" if missing == 1 else " that have")
+            text = f"Waited {wait_s:g} s to settle with {others} not come: this node settles without."
             self.thread.call(self.runtime.on_event, "waited", text)
         return waited
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gossip.errors import LocalError
+from gossip.ids import quantity
 from replay.links import DISTURBED
 from replay.seen import Seen
 
@@ -59,8 +60,8 @@ class Report:
 
     def lines(self) -> list[str]:
         """The table for a terminal."""
-        counted = f"{len(self.counted)} of {len(self.runs)} runs"
-        heads = ("", f"simulated ({len(self.predictions)} seeds)", f"real ({counted})", "gap")
+        counted = f"{len(self.counted)} of {quantity(len(self.runs), 'run')}"
+        heads = ("", f"simulated ({quantity(len(self.predictions), 'seed')})", f"real ({counted})", "gap")
         cells = [heads, *((row.name, text(row.predicted), text(row.real), percent(row.gap)) for row in self.rows())]
         widths = [max(len(row[column]) for row in cells) for column in range(4)]
         lines = [

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gossip.errors import ConfigError, LocalError
+from gossip.ids import quantity
 from sim.report.units import duration_text
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def results_of(
         yield from one_after_another(todo, quiet, seen)
         return
     begun = time.monotonic()
-    with bar(f"{len(todo)} runs, {at_once} at once", quiet) as shown, Workers(todo, at_once) as workers:
+    with bar(f"{quantity(len(todo), 'run')}, {at_once} at once", quiet) as shown, Workers(todo, at_once) as workers:
 
         def show(share: float, done: int) -> None:
             if shown is not None:
@@ -308,7 +309,8 @@ def sweep(
         finished = 0 if table is None else len(table.rows)
         kept = "nothing was saved"
         if out is not None and finished:
-            kept = f"the {finished} finished runs are in {out / 'sweep.csv'}"
+            are = "is" if finished == 1 else "are"
+            kept = f"the {quantity(finished, 'finished run')} {are} in {out / 'sweep.csv'}"
         lines.rest()
         print(f"gossip: stopped; {kept}.", file=sys.stderr)
         return 130

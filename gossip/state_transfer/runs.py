@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gossip.config import Config
 from gossip.effects import Effect, Notice
 from gossip.exchange.session import Local
-from gossip.ids import MemberRecord, PeerId, short
+from gossip.ids import MemberRecord, PeerId, quantity, short
 from gossip.membership.members import Members
 from gossip.state_transfer.joining import Joining, Phase
 from gossip.state_transfer.trial import Judge
@@ -153,9 +153,9 @@ class Runs:
         return [
             Notice(
                 "divided",
-                f"Another run trains here, {rival.genesis.hex()} with {rival.samples} samples behind it and "
-                f"{rival.members} members (ours has {mine.samples} and {mine.members}); merge is set to "
-                f'"{self.config.merge}", and node.merge("{rival.genesis.hex()}") takes its weights.',
+                f"Another run trains here, {rival.genesis.hex()} with {quantity(rival.samples, 'sample')} behind it "
+                f"and {quantity(rival.members, 'member')} (ours has {mine.samples:,} and {mine.members:,}); merge is "
+                f'set to "{self.config.merge}", and node.merge("{rival.genesis.hex()}") takes its weights.',
             )
         ]
 
@@ -245,6 +245,7 @@ class Runs:
 def merging(donor: PeerId, theirs: Run, ours: Run) -> Notice:
     return Notice(
         "merging",
-        f"Met run {theirs.genesis.hex()[:8]} with {theirs.samples} samples behind it and {theirs.members} members (as "
-        f"{short(donor)}); ours has {ours.samples} and {ours.members}, so this node tries its weights.",
+        f"Met run {theirs.genesis.hex()[:8]} with {quantity(theirs.samples, 'sample')} behind it and "
+        f"{quantity(theirs.members, 'member')} (as {short(donor)}); ours has {ours.samples:,} and {ours.members:,}, so "
+        "this node tries its weights.",
     )

@@ -320,7 +320,7 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
         if rows:
             shown_rows = Table(*heads)
             for who, code, count in rows:
-                shown_rows.add_row(short_name(str(who)), str(code), str(count))
+                shown_rows.add_row(short_name(str(who)), str(code), shown(count))
             console.print(shown_rows)
 
 

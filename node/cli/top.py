@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gossip.errors import LocalError
+from gossip.ids import quantity
 from node.cli.local import ending_on_signals
 from node.cli.main import shown
 
@@ -66,14 +67,19 @@ def picture_of(answer: Mapping[str, Any], before: Mapping[str, Any] | None, pass
     up, down = (rate(earlier.get(name), metrics.get(name), passed_s, 1e-6) for name in ("bytes_sent", "bytes_received"))
     head = (
         f"node {answer['id'][:8]}  swarm {answer['swarm']!r}  {shown(metrics.get('members_alive'))} alive  "
-        f"{shown(metrics.get('swarm_samples'))} samples  distance {shown(metrics.get('consensus_distance'))}  "
-        f"{up}/{down} MB/s  {shown(metrics.get('exchanges_done'))} exchanges"
+        f"{named(metrics.get('swarm_samples'), 'sample')}  distance {shown(metrics.get('consensus_distance'))}  "
+        f"{up}/{down} MB/s  {named(metrics.get('exchanges_done'), 'exchange')}"
     )
     failed = ", ".join(f"{reason} {count}" for reason, _, count in metrics.get("failures") or ())
     hidden = len(others) + 1 - ROWS
     foot = [f"failed: {failed}"] if failed else []
     foot += [f"and {hidden:,} more"] if hidden > 0 else []
     return Group(Text(head), table, *map(Text, foot))
+
+
+def named(value: Any, noun: str) -> str:
+    """Return a count of another node with its noun; a dash where it says none."""
+    return quantity(value, noun) if type(value) is int else f"- {noun}s"
 
 
 def rate(before: Any, after: Any, passed_s: float, scale: float = 1.0) -> str:

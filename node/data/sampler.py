@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from gossip.errors import ConfigError, DataError
-from gossip.ids import PeerId
+from gossip.ids import PeerId, quantity
 from node.data.division import Part, Pass, of_rank, share_size
 from node.data.sharding import length_of_items
 
@@ -239,7 +239,8 @@ def length_of(dataset: Any) -> int:
     """Of what a DataLoader would index, or a number of samples."""
     if isinstance(dataset, int | np.integer) and not isinstance(dataset, bool):
         if dataset < 1:
-            raise DataError(f"A dataset of {dataset} samples cannot be divided; give at least one sample.")
+            size = quantity(int(dataset), "sample")
+            raise DataError(f"A dataset of {size} cannot be divided; give at least one sample.")
         return int(dataset)
     if isinstance(dataset, tuple) and any(isinstance(item, torch.Tensor | np.ndarray) for item in dataset):
         raise DataError("A tuple of tensors may be columns or samples; give TensorDataset(*tensors), or their number.")

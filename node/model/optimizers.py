@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gossip.errors import CheckpointError, ConfigError
+from gossip.ids import quantity
 from node.model.quasi_global import QuasiGlobal
 
 __all__ = ["Optimizers"]
@@ -48,7 +49,7 @@ class Optimizers:
         states = list(saved[SEVERAL]) if SEVERAL in saved else [dict(saved)]
         if len(states) != len(self.all):
             raise CheckpointError(
-                f"it holds the state of {len(states)} optimizer{'s' if len(states) > 1 else ''} and the node has "
+                f"it holds the state of {quantity(len(states), 'optimizer')} and the node has "
                 f"{len(self.all)}: give Node the same ones, in the same order."
             )
         return states

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gossip import kernel
+from gossip.ids import quantity
 
 if TYPE_CHECKING:  # a command that shows rows of a log starts without them
     from gossip.peer import Peer
@@ -119,7 +120,7 @@ def company(row: Reading) -> str:
     """Whether a node is ready is in no log, of which `gossip local` reads."""
     if not row.get("ready", True):
         return "joining"
-    return "alone" if row["alone"] else f"{row['members_alive']} members"
+    return "alone" if row["alone"] else quantity(row["members_alive"], "member")
 
 
 def installed() -> str:
@@ -163,7 +164,7 @@ FIGURES = (
     ),
     Figure(
         "exchanges_done", "exchanges that it has mixed by", "exchanges", lambda at: at.peer.counts.done, count,
-        status=True, line=lambda row: f"{row['exchanges_done']:,} exchanges"
+        status=True, line=lambda row: quantity(row["exchanges_done"], "exchange")
         + (f" ({row['exchanges_failed']:,} failed)" if row["exchanges_failed"] else ""),
         table=("exchanges", "{exchanges_done} done, {exchanges_failed} failed"), column="exchanges",
         metric="gossip_exchanges_done_total",

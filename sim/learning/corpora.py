@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from gossip.errors import DataError
+from gossip.ids import quantity
 
 __all__ = ["Split", "digits", "dirichlet_split", "fashion_mnist", "iid_split", "mnist", "shakespeare"]
 
@@ -159,7 +160,7 @@ def dirichlet_split(labels: torch.Tensor, parts: int, alpha: float, seed: int) -
 
 def _check_parts(count: int, parts: int) -> None:
     if not 1 <= parts <= count:
-        raise DataError(f"{count} samples cannot be divided into {parts} parts: ask for 1 to {count}.")
+        raise DataError(f"{quantity(count, 'sample')} cannot be divided into {parts:,} parts: ask for 1 to {count:,}.")
 
 
 def _pictures(folder: Path, which: _Pictures) -> Split:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from gossip.errors import ConfigError, DataError
+from gossip.ids import quantity
 from sim.learning.corpora import LEAST_SAMPLES_A_PART, dirichlet_split, iid_split
 from sim.seeds import derive, generator
 
@@ -69,7 +70,7 @@ def _dealt(dataset: Dataset, peers: int) -> list[I64]:
     held = _clients(dataset)
     if peers > len(held):
         raise DataError(
-            f"{dataset.name} has {len(held)} clients, too few to deal among {peers} peers: "
+            f"{dataset.name} has {quantity(len(held), 'client')}, too few to deal among {peers:,} peers: "
             "give task.samples_per_peer, and each peer draws from one client, or fewer peers."
         )
     return [np.concatenate(held[peer::peers]) for peer in range(peers)]

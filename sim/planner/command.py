@@ -10,6 +10,7 @@ from typing import Any
 
 from gossip.config import read_toml
 from gossip.errors import LocalError
+from gossip.ids import quantity
 from sim.planner.candidates import candidates, parse
 from sim.planner.study import Study
 from sim.planner.world import World
@@ -76,8 +77,8 @@ def show(study: Study, out: Path | None) -> None:
     heads, rows = study.table()
     table = Table(
         box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left",
-        title=f"{world.name}: {world.peers} nodes, a model of {world.task.model_mb:g} MB, {study.seeds} "
-        f"seed{'s' if study.seeds > 1 else ''}",
+        title=f"{world.name}: {quantity(world.peers, 'node')}, a model of {world.task.model_mb:g} MB, "
+        f"{quantity(study.seeds, 'seed')}",
     )  # fmt: skip
     for number, head in enumerate(heads):
         width = max(len(text) for text in (head, *(row[number] for row in rows)))

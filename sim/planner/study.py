@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gossip.errors import LocalError
+from gossip.ids import quantity
 from sim.planner.candidates import GIVEN, Candidate, played
 from sim.planner.world import World
 from sim.report.result import Result, plain
@@ -159,7 +160,7 @@ class Study:
         rivals = [one for one in self.mixing if one is not self.choice and one.mean >= self.best.mean - POINT]
         names = ", ".join(one.candidate.name for one in rivals)
         close = f"; so on average are {names}" if rivals else "; nothing else is"
-        return f"How sure: within a point of the best in {self.within} of {self.seeds} seeds{close}."
+        return f"How sure: within a point of the best in {self.within} of {quantity(self.seeds, 'seed')}{close}."
 
     # -- tables --------------------------------------------------------------------------------------------------
     def table(self) -> tuple[list[str], list[tuple[str, ...]]]:

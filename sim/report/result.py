@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip.errors import ConfigError, LocalError
+from gossip.ids import quantity
 from sim.report.figures import COLUMNS, SHOWN
 from sim.scenario.fidelity import Fidelity
 
@@ -111,7 +112,7 @@ class Result:
         return (
             f"{summary['name']} (seed {summary['seed']}): {shown['alive at the end']} peers alive after "
             f"{shown['virtual time']} of virtual time; {learned}loss {shown['loss, mean of peers']}, "
-            f"consensus distance {shown['consensus distance']}; {shown['exchanges']} exchanges, "
+            f"consensus distance {shown['consensus distance']}; {quantity(summary['exchanges_done'], 'exchange')}, "
             f"{shown['failed']} failed; {shown['sent']} sent. Simulated in {shown['real time']}."
         )
 

@@ -69,4 +69,4 @@ def test_whoever_never_comes_to_settle_costs_the_time_that_was_given_and_is_told
     early.get(timeout=30)
     assert time.monotonic() - began >= 0.7
     until(lambda: [record for record in caplog.records if getattr(record, "kind", "") == "waited"])
-    assert "Waited 0.7 s to settle with 1 members" in caplog.text
+    assert "Waited 0.7 s to settle with 1 member that has not come" in caplog.text

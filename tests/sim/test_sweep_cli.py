@@ -39,7 +39,7 @@ def test_a_sweep_that_is_stopped_leaves_no_process_behind(monkeypatch, capsys, t
     monkeypatch.setattr(cli, "results_of", interrupted := Interrupted(cli.results_of))
     grid = ["peers=4,5,6,7", "--jobs", "2", *AVERAGING]
     assert gossip(monkeypatch, "sim", "sweep", tiny, *grid, "--out", tmp_path / "out") == 130
-    assert "the 1 finished runs are in" in capsys.readouterr().err
+    assert "the 1 finished run is in" in capsys.readouterr().err
     assert interrupted.ended
     assert multiprocessing.active_children() == []
 

@@ -19,7 +19,7 @@
   function whole(value) { return known(value) ? Math.round(value).toLocaleString("en") : "-"; }
   function short(value) {
     if (!known(value)) return "-";
-    return value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 1e6) ? value.toExponential(2) : String(+value.toPrecision(4));
+    return value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 1e6) ? value.toExponential(2) : value.toLocaleString("en", { maximumSignificantDigits: 4 });
   }
   function stateOf(member) {
     const state = member.state === "alive" && member.ready === false ? "joins" : member.state;

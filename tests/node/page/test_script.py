@@ -57,7 +57,7 @@ def test_members_that_say_nothing_or_nonsense_are_drawn(call):
     assert call("edges", [{"id": "a"}, {"id": "b", "mixed": [["a", "", None]], "answered_s": None}], 4) == []
     assert call("summed", [{"id": "a"}, {"failures": [["broken", "", None], ["broken", "", 2]]}]) == [["broken", 2]]
     assert [call("short", value) for value in (None, 0, 0.5, 1e-9, "1", 12345.678)] == [
-        "-", "0", "0.5", "1.00e-9", "-", "12350",
+        "-", "0", "0.5", "1.00e-9", "-", "12,350",
     ]  # fmt: skip
 
 
