@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gossip.errors import ConfigError, GossipError, IdentityError
+from gossip.errors import ConfigError, FaultError, GossipError, IdentityError
 
 __all__ = ["app", "main"]
 
@@ -127,6 +127,10 @@ def run(
     page: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="A live page for browsers, as 127.0.0.1:7780.")
     ] = None,
+    on_fault: Annotated[
+        str | None,
+        typer.Option(metavar="HOW", help="After a fault of this program's network side: restart (default) or raise."),
+    ] = None,
     log: Annotated[
         Path | None,
         typer.Option(
@@ -154,6 +158,7 @@ def run(
         wait_s=wait_s,
         config=config,
         page=page,
+        on_fault=on_fault,
         log=log,
         quiet=quiet,
     )
@@ -410,12 +415,13 @@ def replay(
 
 
 def main() -> None:
-    """The console script. Exit codes: 0 done, 1 the script raised, 2 usage, 3 could not start or save, 130, 143."""
+    """The console script. Exit codes: 0 done, 1 the script raised, 2 usage, 3 could not start or save, 4 a fault of
+    this library with ``--on-fault raise``, 130, 143."""
     try:
         app(prog_name="gossip")
     except GossipError as error:
         print(f"gossip: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ConfigError | IdentityError) else 3)
+        sys.exit(2 if isinstance(error, ConfigError | IdentityError) else 4 if isinstance(error, FaultError) else 3)
 
 
 if __name__ == "__main__":

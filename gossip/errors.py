@@ -6,6 +6,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "FaultError",
     "GossipError",
     "IdentityError",
     "LayoutError",
@@ -42,6 +43,10 @@ class CheckpointError(LocalError):
 
 class DataError(LocalError):
     """A dataset is missing or cannot be divided."""
+
+
+class FaultError(LocalError):
+    """A fault of this library ended the network side of a node, and nothing is to be tried again."""
 
 
 class RemoteError(GossipError):

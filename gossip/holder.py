@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from gossip.arithmetic.group_mean import norm_accepts
 from gossip.effects import Confirm, Effect, Notice, Restore
 from gossip.exchange.session import within
@@ -11,7 +14,26 @@ from gossip.state_transfer.joining import LEFT_ALONE_S, Phase
 from gossip.state_transfer.runs import Run, outranks
 from gossip.state_transfer.trial import Judge
 
-__all__ = ["Holder"]
+__all__ = ["Holder", "RunState"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """The state of a Peer that met a fault, for the next Peer of the same node."""
+
+    genesis: bytes
+    progress: int  # samples behind the weights
+    version: float
+    ready: bool
+    sound: bool
+    finished: bool
+    settling: bool
+    steps: int  # of the training loop, as last counted
+    samples: int
+    earlier_steps: int  # of earlier lives, which the peer's record adds
+    earlier_samples: int
+    incarnation: int
+    extra: tuple[Any, ...]  # figures told to the owners of other nodes
 
 
 class Holder(Face):
@@ -19,7 +41,37 @@ class Holder(Face):
 
     judge: Judge
     samples: int
+    moved_steps: int
     reborn: bool  # this is a later life of this peer
+
+    # -- over a fault --------------------------------------------------------------------------------------------
+    @property
+    def run_state(self) -> RunState:
+        """Return what a new Peer goes on with, by :meth:`go_on_from`. Only plain numbers are read, since this peer may
+        have met a fault."""
+        local, me = self.local, self.record
+        return RunState(
+            local.genesis, local.progress.samples, local.version, local.ready, local.sound, local.finished,
+            local.settling, self.steps, self.samples, max(0, me.steps - self.steps),
+            max(0, self.own_samples - self.samples), me.incarnation, me.extra,
+        )  # fmt: skip
+
+    def go_on_from(self, before: RunState, now: float) -> None:
+        """Hold the run that an earlier Peer held: call it before ``start``, of a peer whose record has the earlier
+        steps and samples and a higher incarnation. What was trained since the earlier Peer was last told of it counts
+        with the next report."""
+        local = self.local
+        self.steps = self.moved_steps = local.steps = before.steps
+        self.samples = before.samples
+        self.resume(before.genesis, before.progress, before.version, now, before.finished)
+        local.settling, self.hopeful = before.settling, True
+        if before.ready:
+            local.ready, local.progress.resumed = True, False
+            self.membership.update_me(now, ready=True)
+            self.mixed(now)
+        elif not before.sound:
+            local.sound = False
+            self.runs.spoiled(now)
 
     # -- ours ----------------------------------------------------------------------------------------------------
     def begin_run(self, now: float, why: str) -> list[Effect]:

@@ -1,25 +1,41 @@
-"""Faults of this library that one member's message, or one exchange, brought out: contained there, and told once."""
+"""Faults of this library: contained where one link or one exchange brought them out, counted where they end the network
+side."""
 
 from __future__ import annotations
 
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
+
+import trio
 
 from gossip.errors import LocalError
 
-__all__ = ["Faults", "leaves"]
+__all__ = ["LATER_S", "Faults", "first_cause", "leaves", "place", "report_to", "trace"]
 
 TOLD = 64  # places of faults told to people: who finds one fault can bring it out a thousand times a second
+RESTARTS, WITHIN_S = 3, 600.0  # so many soon after the fault; then a fault that comes again is not a rare one
+SOON_S, LATER_S = 0.1, 60.0
+TEXT = 200  # characters of what an exception says, in the log alone
+DEEP = 40  # frames of a traceback: a recursion has a thousand
 
 
 class Faults:
-    """``on_event`` tells people. What a fault says of itself is not told: a stranger's bytes may stand in it."""
+    """The faults of one node. ``on_event`` tells people. What a fault says of itself is not told: a stranger's bytes
+    may stand in it.
+
+    Attributes:
+        count: Faults that ended a link or an exchange and nothing else.
+        restarts: Faults that ended the network side, each of which it begins anew after.
+    """
 
     def __init__(self, on_event: Callable[[str, str], None]) -> None:
         self.on_event = on_event
         self.told: set[str] = set()
-        self.count = 0
+        self.count = self.restarts = 0
+        self._restarted: deque[float] = deque(maxlen=RESTARTS)
 
     def contain(self, error: BaseException, what: str, end: str) -> None:
         """``what`` raised this, in a plain clause, and ``end`` is what became of it. A LocalError is the user's to
@@ -35,6 +51,21 @@ class Faults:
                     "fault", f"{what} raised {type(leaf).__name__} in {where}, a fault of this library; {end}."
                 )
 
+    def restart(self, now: float) -> float:
+        """Count a fault that ended the network side.
+
+        Args:
+            now: Seconds on a clock that never goes back.
+
+        Returns:
+            The seconds to wait before the network side begins anew: ``SOON_S``, or ``LATER_S`` once it began anew
+            ``RESTARTS`` times within ``WITHIN_S``.
+        """
+        self.restarts += 1
+        often = len(self._restarted) == RESTARTS and now - self._restarted[0] < WITHIN_S
+        self._restarted.append(now)
+        return LATER_S if often else SOON_S
+
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """The errors themselves, out of the groups that nurseries make."""
@@ -45,7 +76,35 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
+def first_cause(error: BaseException) -> BaseException:
+    """Return the error that a person can use: neither a nursery's group, nor trio's own wrapping, nor a cancellation
+    beside the error. A LocalError comes before others."""
+    found = list(leaves(error))
+    for kind in (LocalError, Exception, BaseException):
+        one = next((leaf for leaf in found if isinstance(leaf, kind)), None)
+        if one is not None:
+            break
+    assert one is not None, "a group holds an error"
+    return first_cause(one.__cause__) if isinstance(one, trio.TrioInternalError) and one.__cause__ else one
+
+
 def place(error: BaseException) -> str:
     """The file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown place"
+
+
+def trace(error: BaseException) -> str:
+    """Return the traceback of an error, for the log. Its text is escaped, since others may have chosen it."""
+    frames = "".join(traceback.format_tb(error.__traceback__)[-DEEP:])
+    return f"{frames}{type(error).__name__}: {str(error)[:TEXT]!a}"
+
+
+def report_to() -> str:
+    """Return where faults are reported, as a clause: the address that the installed package names, if it names one."""
+    try:
+        urls = metadata.metadata("gossip-trainer").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        urls = []
+    found = (url.partition(",") for url in urls)
+    return next((f"at {where.strip()}" for name, _, where in found if name.strip() == "Issues"), "to its maintainers")

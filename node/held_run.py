@@ -135,7 +135,7 @@ class HeldRun:
 
     def go_on(self, meta: Mapping[str, Any], origin: str, put: Callable[[], None]) -> None:
         """Continue the run of a checkpoint; ``put`` brings its weights, which are not here yet."""
-        runtime, peer = self.runtime, self.peer
+        peer = self.peer
         run, samples, version = checkpoint.figures(meta, origin)
         self.passes = max(self.passes, within("steps", meta.get("passes", 0)))
         genesis = run or peer.genesis
@@ -146,7 +146,7 @@ class HeldRun:
                 f"{origin} is not loaded: the run that this node holds has {quantity(self.swarm_samples, 'sample')} "
                 "behind it, and stays."
             )
-            self.thread.call(runtime.on_event, "load", text)
+            self.thread.call(self.runtime.on_event, "load", text)
             return
         put()
         self.boundary.mass = 1.0
@@ -156,16 +156,19 @@ class HeldRun:
         resumed = threading.Event()
 
         def resume() -> None:
-            # Drop pending work first: a mixing job that runs after the reset would move the outer step again.
-            runtime.averager.forget()
-            if weights is not None:
-                runtime.averager.replaced(weights.array)
-                self.pool.give(weights)
-            peer.counted(self.steps, self.samples)
-            over = meta.get("finished") is True
-            runtime.perform(peer.resume(genesis, samples, version, runtime.now, over))
-            self.service.view = self.view.refreshed(runtime.peer)
-            resumed.set()
+            try:
+                runtime, peer = self.runtime, self.peer  # the newest
+                # Drop pending work first: a mixing job that runs after the reset would move the outer step again.
+                runtime.averager.forget()
+                if weights is not None:
+                    runtime.averager.replaced(weights.array)
+                    self.pool.give(weights)
+                peer.counted(self.steps, self.samples)
+                over = meta.get("finished") is True
+                runtime.perform(peer.resume(genesis, samples, version, runtime.now, over))
+                self.service.view = self.view.refreshed(runtime.peer)
+            finally:
+                resumed.set()  # a fault in here restarts the network side, and the loop goes on
 
         if self.thread.call(resume):
             # Without a limit: until the network thread has dropped them, old updates would land in the new weights.

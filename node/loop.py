@@ -26,6 +26,11 @@ class Signals:
         self.mix_at = math.inf  # and from when on it would begin, as far as is known
         self.held = False  # the loop must wait at its boundary
 
+    def release(self) -> None:
+        """Forget the mix that is due or under way, and let the loop go on."""
+        self.due_steps = self.mix_at = math.inf
+        self.held = False
+
     def read(self, peer: Peer) -> bool:
         """After a decision; returns whether the loop is let go on."""
         due_steps, self.mix_at = peer.next_mix

@@ -55,9 +55,10 @@ class Node:
     included (1 if not given), or go on after ``wait_s`` seconds (60); raise LocalError then if a launcher started
     members on other hosts and none of them came. ``frozen``: exchange parameters that require
     no gradient as well, of a module where others do. ``page``: "host:port" of a page for browsers and monitors,
-    docs/page.md. What is not given comes from GOSSIP_SEEDS, GOSSIP_LISTEN,
-    GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR,
-    GOSSIP_WAIT_S and GOSSIP_PAGE.
+    docs/page.md. ``on_fault``: what a fault of this library in the network side comes to, "restart" (the default: the
+    network side begins anew beside the loop) or "raise" (:meth:`step` raises FaultError). What is not given comes from
+    GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG,
+    GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR, GOSSIP_WAIT_S, GOSSIP_PAGE and GOSSIP_ON_FAULT.
     ``group``: a process group of torch.distributed that trains one model: all its ranks are this one node, and each
     makes a Node; of the settings above those of its rank 0 count.
 
@@ -81,6 +82,7 @@ class Node:
         group: ProcessGroup | None = None,
         frozen: bool = False,
         page: str | None = None,
+        on_fault: str | None = None,
     ) -> None:
         self_test()
         if group is None:
@@ -96,7 +98,7 @@ class Node:
             return
         settings = Settings.gather(
             seeds, listen, advertise, secret, state_dir, config, join_or_fail_s=join_or_fail_s, wait_for=wait_for,
-            wait_s=wait_s, page=page, launched=group is None,
+            wait_s=wait_s, page=page, launched=group is None, on_fault=on_fault,
         )  # fmt: skip
         decided = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=decided)
@@ -131,7 +133,8 @@ class Node:
         """Call after ``optimizer.step()``: counts the step, and lets finished exchanges land between two steps.
 
         ``loss``: a scalar tensor or number, for people; ``samples``: the batch's size. Never waits for the network, nor
-        for a GPU. Raises LocalError when the network thread has died.
+        for a GPU. Raises LocalError for what is the user's to mend, and with ``on_fault="raise"`` FaultError after a
+        fault of this library in the network side.
         """
         self._training.step(loss, samples)
 

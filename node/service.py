@@ -1,4 +1,10 @@
-"""A node's network side from start to end: makes the Peer and its Runtime, looks at them for people, remembers."""
+"""A node's network side from start to end: makes the Peer and its Runtime, looks at them for people, remembers.
+
+It supervises them as well. A fault of this library that leaves the Peer half told ends its network side (links,
+sessions, listening socket, tasks), and another begins anew over the same identity, run, weights, outer step and address
+book. The training loop notices nothing: what it tells in the meantime is told to the Peer that ended, whose numbers the
+next one takes over.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +25,12 @@ import trio
 from gossip import kernel
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary
-from gossip.errors import IdentityError
+from gossip.errors import IdentityError, LocalError
 from gossip.ids import Address, MemberRecord
 from gossip.peer import Peer
 from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
+from node.faults import LATER_S, Faults, first_cause, place, report_to, trace
 from node.identity.keys import Identity, keep_secret, verify
 from node.identity.statedir import OF_THIS_PROCESS, Memory, StateDir
 from node.links.handshake import Greeter
@@ -73,8 +80,16 @@ class Service:
         self.source = source
         self.identity = Identity.load(settings.state_dir)
         self.state_dir = StateDir(settings.state_dir)
+        self.memory = Memory()  # as last written, or as it would be
         self.incarnation = 0
-        self.runtime: Runtime | None = None
+        self.runtime: Runtime | None = None  # after a fault the one that ended, until there is another
+        self.counts: Callable[[], tuple[int, int]] | None = None  # steps and samples of the training loop, now
+        self.faults = Faults(self.notice)
+        self.bound: Address | None = None  # where this node listens, after a fault as before
+        self.began = False  # a network side runs, or did
+        self.shown = False  # where this node is
+        self.beginning = False  # another is being begun, in the place of one that ended
+        self.pause_s = 0.0  # until that
         self.view = SwarmView()
         self.members: tuple[Member, ...] = ()  # as last asked for
         self.listed_at = -math.inf  # on the clock of time.monotonic
@@ -87,20 +102,133 @@ class Service:
 
     async def main(self, started: Callable[[], None]) -> None:
         """Until ``leaving`` is set. Raises LocalError before ``started``: the port or the state directory in use, the
-        log not writable."""
+        log not writable. Called again where trio's loop itself met a fault."""
         self.leaving = trio.Event()
         self.clock_s = trio.current_time() - time.perf_counter()
+        self.shown = False
         await self.take_state_dir()
         try:
-            await self.run(started)
+            page_at = None if self.page is None else await self.page.server.bind()
+            try:
+                async with trio.open_nursery() as nursery:
+                    await self.supervise(started, nursery, page_at)
+                    nursery.cancel_scope.cancel()
+            finally:
+                if self.page is not None:
+                    self.page.server.close()
         finally:
             self.state_dir.release()
+
+    # -- supervision ---------------------------------------------------------------------------------------------
+    async def supervise(self, started: Callable[[], None], nursery: trio.Nursery, page_at: Address | None) -> None:
+        """Run one network side after another until this node leaves. Raises what is to end the node."""
+        assert self.leaving is not None
+        while not self.leaving.is_set():
+            await self.rest()
+            try:
+                await self.run(started, nursery, page_at)
+            except Exception as error:
+                if not self.recovers(error):
+                    self.close_progress()
+                    raise
+        self.close_progress()
+
+    def recovers(self, error: BaseException) -> bool:
+        """Note a fault that ended the network side, and return whether another begins.
+
+        Call it once all tasks of the network side are over. A node whose network side never began ends, as does one
+        with ``on_fault = "raise"`` and one that met a LocalError, which is the user's to hear. A LocalError while
+        another network side begins (the port is not free at once) is tried again, since the node trains already.
+        """
+        cause = first_cause(error)
+        if not self.began or not isinstance(cause, Exception):
+            return False
+        if isinstance(cause, LocalError) and not self.beginning:
+            return False
+        if self.settings.on_fault == "raise":
+            self.tell_fault(cause, "and on_fault says to raise it")
+            return False
+        self.pause_s = self.faults.restart(time.monotonic())
+        self.beginning = True
+        if self.runtime is not None:
+            self.runtime.fail(error)  # where it has not said so itself
+        self.boundary.restart()
+        self.signals.release()
+        self.wake.set()
+        if self.pause_s < LATER_S:
+            end = "which begins anew at once while the loop trains on"
+        else:
+            end = f"which is tried again every {LATER_S:.0f} s while the loop trains on alone"
+        self.tell_fault(cause, end)
+        return True
+
+    def close_progress(self) -> None:
+        """Write the last row and the closing table."""
+        if self.progress is not None:
+            try:
+                self.progress.close(time.time(), self.figures())
+            except Exception as error:
+                self.faults.contain(error, "A reading of the figures", "there is no closing table")
+
+    def leave(self) -> None:
+        """Say LEFT and end; call it in the network thread."""
+        assert self.leaving is not None
+        self.leaving.set()
+
+    def failed(self, error: Exception) -> None:
+        """End the network side for a fault in what the training thread had it do."""
+        if self.runtime is not None:
+            self.runtime.fail(error)
+
+    async def rest(self) -> None:
+        """Wait until the network side is tried again, or this node leaves."""
+        assert self.leaving is not None
+        with trio.move_on_after(self.pause_s):
+            while not self.leaving.is_set():
+                self.tick()
+                with trio.move_on_after(LOOK_S):
+                    await self.leaving.wait()
+
+    @property
+    def resting(self) -> bool:
+        """Return whether the network side met faults so often that it is tried once a minute."""
+        return self.beginning and self.pause_s >= LATER_S
+
+    def tell_fault(self, cause: Exception, end: str) -> None:
+        """Tell people of a fault that ended the network side, with the traceback that they are to report."""
+        if isinstance(cause, LocalError):
+            self.notice("restarted", f"The network side cannot begin anew, and is tried again: {cause}")
+            return
+        sentence = (
+            f"A fault of this library ({type(cause).__name__} in {place(cause)}) ended the network side, {end}. "
+            f"Report the traceback, which the log has, {report_to()}."
+        )
+        self.announce(NoticeEvent("restarted", time.time(), sentence), traceback=trace(cause))
+        notices.log(self.identity.id.hex(), "restarted", f"The traceback to report:\n{trace(cause)}", True)
+
+    async def serve_page(self) -> None:
+        """Serve the page for as long as the node lives, whichever network side it has."""
+        assert self.page is not None
+        while True:
+            try:
+                await self.page.serve(lambda: self.here, self.source)
+            except Exception as error:
+                self.faults.contain(error, "The page", "it is served anew")
+                await trio.sleep(LOOK_S)
+
+    @property
+    def here(self) -> Runtime:
+        """The newest network side."""
+        assert self.runtime is not None
+        return self.runtime
 
     async def take_state_dir(self) -> None:
         with trio.move_on_after(HANDOVER_S):
             while not self.state_dir.take():  # noqa: ASYNC110 - another process lets go of it
                 await trio.sleep(0.1)
-            self.identity = Identity.load(self.settings.state_dir)  # of two that made one at once the other's stayed
+            if not self.began:
+                # Of two processes that made a key at once, the other's stayed.
+                self.identity = Identity.load(self.settings.state_dir)
             if self.settings.secret is not None and self.settings.state_dir is not None:
                 keep_secret(self.settings.secret, self.settings.state_dir)  # a restart without it would run open
             return
@@ -114,74 +242,90 @@ class Service:
             "identity of one node, so give each node a directory of its own."
         )
 
-    async def run(self, started: Callable[[], None]) -> None:
-        settings = self.settings
-        network = TcpNetwork(settings.listen, settings.config.hello_timeout_s)
-        bound = await network.bind()
+    async def run(self, started: Callable[[], None], nursery: trio.Nursery, page_at: Address | None) -> None:
+        """Run one network side to its end. The first of them begins the page, in ``nursery``."""
+        settings, first = self.settings, self.runtime is None
+        network = TcpNetwork(self.bound or settings.listen, settings.config.hello_timeout_s)
+        bound = self.bound = await network.bind()
         try:
-            page_at = None if self.page is None else await self.page.server.bind()
-            memory = self.state_dir.read()
-            self.incarnation = memory.incarnation + 1
+            if first:
+                self.memory = self.state_dir.read()
+                self.incarnation = self.memory.incarnation + 1
             lookup = SeedLookup(settings.seeds, settings.expected, settings.sources, settings.secret, bound)
-            peer = self.make_peer(advertised(settings, bound), memory, lookup, trio.current_time())
+            peer = self.make_peer(advertised(settings, bound), lookup, trio.current_time())
             shown = str(peer.record.address or bound or "no address: it only dials out")
-            progress = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
+            if self.progress is None:
+                self.progress = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
             contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
-            self.progress = progress
             greeter = Greeter(settings.config.swarm, self.state.layout, host_name())
-            runtime = self.runtime = Runtime(
+            runtime = Runtime(
                 peer, settings.config, network, greeter, contexts, self.boundary, self.pool, self.outer, self.notice,
-                self.outer_lock, lookup, self.announce,
+                self.outer_lock, lookup, self.announce, self.faults,
             )  # fmt: skip
+            runtime.counts = self.counts
             lockstep = settings.config.max_version_gap is not None  # who is held is let go on at once
             runtime.after_perform = self.after_perform if lockstep else partial(self.signals.read, peer)
-            self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {shown}."))
-            if self.page is not None and page_at is not None:
-                seen = advertised(dataclasses.replace(settings, advertise=None), page_at) or page_at
-                self.notice("page", f"The page of this node: {self.page.guard.link(seen)}")
+            self.runtime, self.view = runtime, self.view if first else self.view.restarted()
+            if not self.shown:
+                self.shown = True
+                self.show(nursery, shown, page_at)
             self.remember(runtime)
-            if self.state_dir.damaged:
+            if self.state_dir.damaged and first:
                 self.notice("state", self.state_dir.damaged)
-            await self.serve(runtime, progress, started)
+            await self.serve(runtime, started)
         finally:
             network.close()
-            if self.page is not None:
-                self.page.server.close()
 
-    async def serve(self, runtime: Runtime, progress: Console, started: Callable[[], None]) -> None:
+    def show(self, nursery: trio.Nursery, where: str, page_at: Address | None) -> None:
+        """Say where this node is, and begin its page."""
+        self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {where}."))
+        if self.page is not None and page_at is not None:
+            seen = advertised(dataclasses.replace(self.settings, advertise=None), page_at) or page_at
+            self.notice("page", f"The page of this node: {self.page.guard.link(seen)}")
+            nursery.start_soon(self.serve_page)
+
+    async def serve(self, runtime: Runtime, started: Callable[[], None]) -> None:
         assert self.leaving is not None
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.main)
-                nursery.start_soon(self.look, runtime, progress)
-                if self.page is not None:
-                    nursery.start_soon(self.page.serve, runtime, self.source)
+                nursery.start_soon(self.look, runtime)
                 self.refresh()
+                self.began, self.beginning = True, False
                 started()
                 await self.leaving.wait()
                 await runtime.leave(LEAVE_S)
                 nursery.cancel_scope.cancel()
-        finally:
-            self.remember(runtime)
             self.refresh()
             self.list_members()
-            progress.close(time.time(), self.figures())
+        finally:
+            self.remember(runtime)
 
-    def make_peer(self, address: Address | None, memory: Memory, lookup: SeedLookup, now: float) -> Peer:
+    def make_peer(self, address: Address | None, lookup: SeedLookup, now: float) -> Peer:
+        """Return a peer that knows the members that the last one knew, and holds the run that the last one held."""
         identity, settings = self.identity, self.settings
+        before = None if self.runtime is None else self.runtime.peer.run_state
         record = MemberRecord(
             identity.id, identity.public_key, self.incarnation, address=address, genesis=secrets.token_bytes(16),
         )  # fmt: skip
+        if before is not None:
+            self.incarnation = max(self.incarnation, before.incarnation) + 1
+            record = dataclasses.replace(
+                record, incarnation=self.incarnation, genesis=before.genesis, steps=before.earlier_steps,
+                samples=before.earlier_samples, extra=before.extra,
+            )  # fmt: skip
         config, layout = settings.config, self.state.layout
         graph = Graph.from_file(config.graph) if config.graph else None
         peer = Peer(
             record, sign=identity.sign, verify=verify, config=config, fingerprint=layout.fingerprint,
             elements=layout.exchanged, frozen_elements=layout.size - layout.exchanged,
             trained_elements=self.state.trained_elements, rng=random.Random(secrets.randbits(64)),
-            seeds=lookup.fixed, expected=settings.expected, book=memory.book, finished=self.state_dir.finished(),
+            seeds=lookup.fixed, expected=settings.expected, book=self.memory.book, finished=self.state_dir.finished(),
             selector=selector_of(config, layout.exchanged, graph), looks=lookup.needed,
             compiled=kernel.passes is not None, now=now,
         )  # fmt: skip
+        if before is not None:
+            peer.go_on_from(before, now)
         if settings.wait_for > 1:
             peer.waits_until(now + settings.wait_s)
         if settings.join_or_fail_s is not None:
@@ -208,14 +352,14 @@ class Service:
         else:
             self.announce(NoticeEvent(kind, now_s, sentence))
 
-    def announce(self, event: NodeEvent) -> None:
-        """Tell whoever listens, and people; of exchanges only those who debug."""
+    def announce(self, event: NodeEvent, **fields: str) -> None:
+        """Tell whoever listens, and people; of exchanges only those who debug. ``fields`` are the log's alone."""
         self.listeners.post(event)
         if self.page is not None:
             self.page.heard(event)
         if not isinstance(event, ExchangeEvent):
             if self.progress is not None:
-                self.progress.event(event.at_s, event.kind, str(event))
+                self.progress.event(event.at_s, event.kind, str(event), **fields)
         elif self.debugging:
             notices.log(self.identity.id.hex(), event.kind, str(event), False)
 
@@ -224,13 +368,23 @@ class Service:
         if self.runtime is not None:
             self.members, self.listed_at = members_of(self.runtime.peer), time.monotonic()
 
-    async def look(self, runtime: Runtime, progress: Console) -> None:
+    def tick(self) -> float:
+        """Write the live line and the log row that are due; return the seconds until the next call."""
+        if self.progress is None:
+            return LOOK_S
+        try:
+            self.progress.tick(time.time(), self.figures)
+        except Exception as error:
+            self.faults.contain(error, "A reading of the figures", "the next is in a second")
+        return min(self.progress.pace_s, LOOK_S)
+
+    async def look(self, runtime: Runtime) -> None:
         """Every second, and for a terminal more often: a turn costs as much as a message. A loop at work has the view
         refreshed with its reports. The address book is written soon at first, and soon where much is new: a node that
         is killed in its first seconds, or seconds after its first partner came, finds its swarm again too."""
         looked_s, pause_s, written_s, written = -math.inf, LOOK_S, runtime.now, runtime.peer.counts.alive
         while True:
-            progress.tick(time.time(), self.figures)
+            pause = self.tick()
             now = runtime.now
             if now - looked_s >= LOOK_S:
                 looked_s = now
@@ -241,11 +395,17 @@ class Service:
                 if known >= 2 * written or now - written_s >= pause_s:
                     self.remember(runtime)
                     pause_s, written_s, written = min(2 * pause_s, REMEMBER_S), now, known
-            await trio.sleep(min(progress.pace_s, LOOK_S))
+            await trio.sleep(pause)
 
     def remember(self, runtime: Runtime) -> None:
+        """Write the address book. Of a peer that met a fault the last one stays."""
         peer = runtime.peer
-        said = self.state_dir.write(self.incarnation, peer.own_samples, peer.book())
+        try:
+            self.memory = Memory(self.incarnation, peer.own_samples, peer.book())
+        except Exception as error:
+            self.faults.contain(error, "A reading of the members", "the last one is kept")
+            return
+        said = self.state_dir.write(self.memory.incarnation, self.memory.samples, self.memory.book)
         if said:
             self.notice("state", said)
 

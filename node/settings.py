@@ -26,6 +26,7 @@ __all__ = ["Settings", "advertised"]
 WAIT_S = 60.0  # for the members to wait for: jobs that are launched together begin within a minute, or do not
 LOOPBACK = "127.0.0.1"
 ELSEWHERE = Address("192.0.2.1", 9)  # reserved for documentation: the way outwards
+ON_FAULT = ("restart", "raise")
 SIOCGIFADDR = 0x8915  # of Linux; elsewhere it fails as on an interface without an address
 
 
@@ -46,6 +47,7 @@ class Settings:
     wait_s: float = WAIT_S  # and for how long at most
     page: Address | None = None  # where people see it
     others: Address | None = None  # on the way to the other hosts, where a launcher started members there
+    on_fault: str = "restart"  # or "raise": what a fault of this library in the network side comes to
 
     @property
     def joins(self) -> bool:
@@ -67,6 +69,7 @@ class Settings:
         wait_s: float | None = None,
         page: str | None = None,
         launched: bool = False,
+        on_fault: str | None = None,
     ) -> Settings:
         """Read the settings and write nothing: the service keeps the secret in the state directory once it runs.
 
@@ -130,6 +133,7 @@ class Settings:
             tuple(sources), members(environment.get("GOSSIP_WAIT_FOR", "1") if wait_for is None else wait_for),
             waited(seconds(environment, "GOSSIP_WAIT_S") if wait_s is None else wait_s),
             paged(page or environment.get("GOSSIP_PAGE"), key), others,
+            faulty(on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
         )  # fmt: skip
 
 
@@ -163,6 +167,13 @@ def waited(wait_s: float | None) -> float:
     if not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
         raise ConfigError(f"wait_s is {wait_s!r}: give a number of seconds, as 60.")
     return wait_s
+
+
+def faulty(on_fault: object) -> str:
+    """Return ``on_fault`` as it is. Raises ConfigError for anything but 'restart' and 'raise'."""
+    if on_fault not in ON_FAULT:
+        raise ConfigError(f"on_fault is {on_fault!r}: give 'restart' or 'raise'.")
+    return str(on_fault)
 
 
 def paged(where: str | None, secret: bytes | None) -> Address | None:

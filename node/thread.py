@@ -4,18 +4,47 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
-from gossip.errors import LocalError
+from gossip.errors import FaultError, LocalError
+from node.faults import first_cause, place, report_to
 
-__all__ = ["NetworkThread"]
+__all__ = ["Clock", "Main", "NetworkThread"]
+
+
+class Main(Protocol):
+    """What runs in the network thread: a :class:`node.service.Service`."""
+
+    async def main(self, started: Callable[[], None]) -> None:
+        """Run to the end; ``started()`` says that it is ready."""
+
+    def failed(self, error: Exception) -> None:
+        """A call of the training thread raised this in the network thread."""
+
+    def recovers(self, error: BaseException) -> bool:
+        """Whether ``main`` is to be called again after this ended trio's loop. Otherwise the training thread hears of
+        it."""
+
+
+class Clock(trio.abc.Clock):
+    """The seconds of time.perf_counter, in every loop of the thread."""
+
+    def start_clock(self) -> None:
+        """It runs always."""
+
+    def current_time(self) -> float:
+        return time.perf_counter()
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        return deadline - time.perf_counter()
 
 
 class NetworkThread:
-    """Runs ``main(started)`` under trio in a daemon thread until it returns; ``started()`` says that it is ready."""
+    """Runs a :class:`Main` under trio in a daemon thread until it returns."""
 
     def __init__(self) -> None:
         self.token: trio.lowlevel.TrioToken | None = None
@@ -23,43 +52,63 @@ class NetworkThread:
         self.begun = threading.Event()
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
+        self.main: Main | None = None
         self.process = os.getpid()
 
-    def start(self, main: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
+    def start(self, main: Main) -> None:
         """Returns when ``main`` has called ``started``; raises in the caller's thread what ``main`` raised before."""
+        self.main = main
         self.thread = threading.Thread(target=self.run, args=(main,), name="gossip-network", daemon=True)
         self.thread.start()
         self.begun.wait()
         if self.failure is not None:
             raise self.failure
 
-    def run(self, main: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
+    def run(self, main: Main) -> None:
         async def begin() -> None:
             self.token = trio.lowlevel.current_trio_token()
-            await main(self.begun.set)
+            await main.main(self.begun.set)
 
         try:
-            trio.run(begin)
-        except BaseException as error:
-            error = first_cause(error)
-            self.failure = error
+            while self.ends(main, begin):
+                """Begin again after a fault of trio's loop itself."""
         finally:
             self.ended.set()
             self.begun.set()
 
+    def ends(self, main: Main, begin: Callable[[], Awaitable[None]]) -> bool:
+        """Run trio's loop to its end. Returns whether there is to be another."""
+        try:
+            trio.run(begin, clock=Clock())
+        except BaseException as error:
+            cause = first_cause(error)
+            if self.begun.is_set() and main.recovers(cause):
+                return True
+            self.failure = cause
+        return False
+
     def call(self, function: Callable[..., Any], *args: Any) -> bool:
-        """Run ``function(*args)`` in the network thread, soon; False once it has ended, and before it began."""
+        """Run ``function(*args)`` in the network thread, soon; False once it has ended, and before it began. What comes
+        between two of trio's loops is dropped, as what came before a fault may be."""
         if self.token is not None:
             try:  # contextlib.suppress would be three calls of functions at every report
-                self.token.run_sync_soon(function, *args)
+                self.token.run_sync_soon(self.perform, function, args)
             except trio.RunFinishedError:
-                return False
+                return not self.ended.is_set()
             return True
         return False
 
+    def perform(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Contain the errors of a call, which would end trio's loop."""
+        try:
+            function(*args)
+        except Exception as error:
+            assert self.main is not None
+            self.main.failed(error)
+
     def check(self) -> None:
-        """Raise in the training thread what ended the network thread: going on alone would be silently wrong. A forked
-        child has the object and no such thread."""
+        """Raise in the training thread what ended the network thread for good. A forked child has the object and no
+        such thread."""
         if self.process != os.getpid():
             raise LocalError(
                 f"This Node runs in process {self.process}, and this one was forked from it: step it there, or make a "
@@ -68,22 +117,11 @@ class NetworkThread:
         if self.failure is not None:
             if isinstance(self.failure, LocalError):
                 raise self.failure
-            raise LocalError(
-                "The network thread ended by a fault of this library, and this node trains with nobody: "
-                f"{type(self.failure).__name__}: {self.failure}."
+            raise FaultError(
+                f"The network side of this node ended by a fault of this library, and it trains with nobody: "
+                f"{type(self.failure).__name__} in {place(self.failure)}. Report the traceback {report_to()}."
             ) from self.failure
 
     def join(self, timeout_s: float) -> None:
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(timeout_s)
-
-
-def first_cause(error: BaseException) -> BaseException:
-    """What a person can use: neither the groups that nurseries make nor trio's own wrapping."""
-    while True:
-        if isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        elif isinstance(error, trio.TrioInternalError) and error.__cause__ is not None:
-            error = error.__cause__
-        else:
-            return error

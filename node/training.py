@@ -14,10 +14,12 @@ from typing import Any
 from torch import nn
 
 from gossip.averaging.boundary import Visit
-from gossip.effects import MemberState
-from gossip.errors import LayoutError, LocalError
+from gossip.effects import Effect, MemberState
+from gossip.errors import FaultError, LayoutError, LocalError
 from gossip.ids import MemberRecord, from_hex, quantity
+from gossip.peer import Peer
 from node import leaving, running
+from node.faults import report_to
 from node.held_run import OF_OTHERS, HeldRun
 from node.loop import StepLoop
 from node.model.loss import LastLoss
@@ -81,7 +83,7 @@ class TrainingSide(HeldRun):
         self.install_handler()
         began = time.monotonic()
         try:
-            self.thread.start(self.service.main)
+            self.thread.start(self.service)
             if before:
                 self.thread.call(self.runtime.on_event, "replaced", REPLACED)
             self.join()
@@ -101,7 +103,7 @@ class TrainingSide(HeldRun):
     def stop(self) -> None:
         """Say LEFT and stop, in about a second at most."""
         if self.service.leaving is not None:
-            self.thread.call(self.service.leaving.set)
+            self.thread.call(self.service.leave)
         self.thread.join(2 * LEAVE_S)
         self.service.listeners.close(LEAVE_S)
         running.leave(self)
@@ -121,12 +123,18 @@ class TrainingSide(HeldRun):
 
     def join(self) -> None:
         """Until this node holds weights to train: taken from the swarm, or its own."""
-        runtime, limit_s, began = self.runtime, self.settings.join_or_fail_s, time.monotonic()
-        runtime.counts = lambda: (self.steps, self.samples)
+        limit_s, began = self.settings.join_or_fail_s, time.monotonic()
+        self.service.counts = self.runtime.counts = lambda: (self.steps, self.samples)
         while True:
             self.wake.wait(0.02)
             self.thread.check()
+            if self.service.resting:
+                raise FaultError(
+                    "Could not join: faults of this library end the network side each time that it begins anew. Report "
+                    f"the traceback, which the log has, {report_to()}."
+                )
             self.visit()
+            runtime = self.runtime
             ready, refusal = runtime.peer.ready and not self.boundary.wanted, runtime.doors.refusal
             waited_s = time.monotonic() - began
             # A seed that only closes may be too busy, or a forwarder whose node is down: it is tried for a while.
@@ -158,18 +166,19 @@ class TrainingSide(HeldRun):
     def wait_for_others(self, began: float) -> None:
         """Until as many members are here as were to be waited for, this one included, or for as long as it was to. Only
         who had a link with us counts: of others anybody may tell. Those who come meanwhile are given weights."""
-        count, wait_s, peer = self.settings.wait_for, self.settings.wait_s, self.peer
-        while peer.counts.alive < count and not peer.finished:
+        count, wait_s = self.settings.wait_for, self.settings.wait_s
+        while self.peer.counts.alive < count and not self.finished:
             if time.monotonic() - began >= wait_s:
-                if self.settings.others is not None and peer.counts.alive < 2:
+                alive = self.peer.counts.alive
+                if self.settings.others is not None and alive < 2:
                     raise LocalError(
                         f"Waited {wait_s:g} s for {count} members that were launched together, and none of the others "
                         f"came to this node at {self.address} ({self.runtime.doors.why_alone()}): it does not train "
                         "alone. Look whether the others run and can reach this address."
                     )
                 text = (
-                    f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {peer.counts.alive} are here, this "
-                    "one included: this node goes on with them, and with the others when they come."
+                    f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {alive} are here, this one included:"
+                    " this node goes on with them, and with the others when they come."
                 )
                 self.thread.call(self.runtime.on_event, "waited", text)
                 return
@@ -200,11 +209,12 @@ class TrainingSide(HeldRun):
 
     def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
         """Tell others these, and look at what they have told."""
-        runtime, peer, own = self.runtime, self.peer, self.own_figures
-        packed = own.tell(figures, peer.genesis, self.swarm_samples)
+        own = self.own_figures
+        packed = own.tell(figures, self.peer.genesis, self.swarm_samples)
         records: list[MemberRecord] = []
 
         def tell() -> None:
+            runtime, peer = self.runtime, self.peer
             if figures and peer.genesis == own.run:
                 runtime.perform(peer.tell_figures(packed, runtime.now))
             records.extend(peer.sharing())
@@ -221,7 +231,8 @@ class TrainingSide(HeldRun):
         runtime = self.runtime
         return Source(
             runtime.peer, runtime.links, self.steps, self.samples, self.swarm_samples, runtime.streams.durations,
-            self.overheads, self.service.listeners.dropped, runtime.teller.mixes(),
+            self.overheads, self.service.listeners.dropped, runtime.teller.mixes(), self.service.faults.count,
+            self.service.faults.restarts,
         )  # fmt: skip
 
     def figures(self) -> Reading:
@@ -270,13 +281,30 @@ class TrainingSide(HeldRun):
         alone."""
         self.thread.check()
         if visit.copies or any([update.sample is not None for update in visit.updates]):
-            self.tell(self.runtime.averager.updated, visit)
+            self.tell(self.perform_updated, visit)
+
+    def perform_updated(self, visit: Visit) -> None:
+        """Tell the newest network side, in the network thread."""
+        self.runtime.averager.updated(visit)
+
+    def perform_report(self, *report: Any) -> None:
+        """Tell the newest network side, in the network thread."""
+        self.runtime.at_boundary(*report)
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
         """Have the network thread do this; raises where that is over, since going on alone would be silently wrong."""
         self.thread.check()
         if not self.thread.call(function, *args):
             raise LocalError(running.CLOSED)
+
+    def tell_peer(self, report: Callable[[Peer, float], list[Effect]]) -> None:
+        """Have the newest peer told this, and what it decides performed."""
+
+        def tell() -> None:
+            runtime = self.runtime
+            runtime.perform(report(runtime.peer, runtime.now))
+
+        self.thread.call(tell)
 
     def report(self, visit: Visit) -> None:
         runtime, now = self.runtime, time.perf_counter()
@@ -293,7 +321,7 @@ class TrainingSide(HeldRun):
             self.settled_at = None
             self.tell_settling(False)
         loss = self.loss.read()
-        self.tell(runtime.at_boundary, self.steps, self.samples, loss, visit, optimizer)
+        self.tell(self.perform_report, self.steps, self.samples, loss, visit, optimizer)
         self.watch_soundness(runtime)
 
     def keeps(self) -> bool:
@@ -315,9 +343,9 @@ class TrainingSide(HeldRun):
         lost, self.lost_told = self.loss.lost and not self.lost_told, self.loss.lost
         if not runtime.peer.sound:
             if not self.boundary.wanted and self.state.sound():
-                self.thread.call(lambda: runtime.perform(runtime.peer.mended(runtime.now)))
+                self.tell_peer(lambda peer, now: peer.mended(now))
         elif self.loss.lost and not self.state.sound():
-            self.thread.call(lambda: runtime.perform(runtime.peer.spoiled(None, runtime.now)))
+            self.tell_peer(lambda peer, now: peer.spoiled(None, now))
         elif lost:
             sentence = f"The loss is not finite (step {self.steps}); the weights still are, and are mixed."
             self.thread.call(runtime.on_event, "loss", sentence)
@@ -343,25 +371,27 @@ class TrainingSide(HeldRun):
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree, or for ``seconds``, once all have come or ``wait_s`` are over;
         returns the consensus distance."""
-        runtime, peer = self.runtime, self.peer
+        peer = self.peer
         before = peer.counts.done
         self.settled_at = self.steps
-        self.thread.call(lambda: runtime.perform(peer.settle(True, runtime.now)))
+        self.tell_peer(lambda peer, now: peer.settle(True, now))
         if self.meet(wait_s):
-            before = peer.counts.done  # what was agreed on without those who came last is no agreement
+            before = self.peer.counts.done  # what was agreed on without those who came last is no agreement
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.wake.wait(0.02)
             self.visit()
+            if self.peer is not peer:  # after a fault, and it counts from the beginning
+                peer, before = self.peer, 0
             if peer.counts.done - before >= 3 and peer.agreement() < SETTLED:
                 break
         with self.outer_lock:
             self.outer.rest()  # or an exchange that ends from here on would add the momentum to this node alone
-        self.thread.call(lambda: runtime.perform(peer.settle(False, runtime.now)))
+        self.tell_peer(lambda peer, now: peer.settle(False, now))
         self.finish_exchanges(min(1.0, seconds))
         if not self.outer.plain:
             self.reset_outer()
-        distance: float | None = known(peer.consensus_distance)
+        distance: float | None = known(self.peer.consensus_distance)
         return distance
 
     def meet(self, wait_s: float) -> bool:
@@ -401,36 +431,35 @@ class TrainingSide(HeldRun):
 
     def tell_settling(self, on: bool) -> None:
         """Until the loop takes a step again, so that who comes later finds it said."""
-        runtime, peer = self.runtime, self.peer
-        packed = self.own_figures.settle(on, peer.genesis, self.swarm_samples)
-        self.thread.call(lambda: runtime.perform(peer.tell_figures(packed, runtime.now)))
+        packed = self.own_figures.settle(on, self.peer.genesis, self.swarm_samples)
+        self.tell_peer(lambda peer, now: peer.tell_figures(packed, now))
 
     def finish_exchanges(self, seconds: float) -> None:
         """Let those under way land, so that what is evaluated or saved is what the partners have too."""
-        runtime = self.runtime
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.wake.wait(0.005)
             self.visit()
-            if runtime.peer.idle and not self.boundary.owed and not self.boundary.wanted:
+            if self.peer.idle and not self.boundary.owed and not self.boundary.wanted:
                 return
 
     def finish(self, seconds: float) -> None:
         """The run is complete; waits while newcomers fetch its weights, for up to ``seconds``."""
-        runtime, peer = self.runtime, self.peer
-        if not peer.finished:
-            self.thread.call(runtime.on_event, "finished", "This run is finished: this node's program said so.")
-        self.thread.call(lambda: runtime.perform(peer.finish(runtime.now)))
+        if not self.finished:
+            self.thread.call(self.runtime.on_event, "finished", "This run is finished: this node's program said so.")
+        self.tell_peer(lambda peer, now: peer.finish(now))
         self.heard()
         self.keep_final()
-        self.service.state_dir.finish(peer.genesis)
+        self.service.state_dir.finish(self.peer.genesis)
         now = time.monotonic()
         until, quiet_at = now + seconds, now + FAREWELL_S
-        while now < until and (now < quiet_at or peer.serving):
+        while now < until and (now < quiet_at or self.peer.serving):
             self.wake.wait(0.02)
             self.visit()
             now = time.monotonic()
-            if peer.serving:
+            if not self.peer.finished:  # a fault came between
+                self.tell_peer(lambda peer, now: peer.finish(now))
+            if self.peer.serving:
                 quiet_at = now + FAREWELL_S
 
     def merge(self, run: str) -> None:
@@ -438,5 +467,4 @@ class TrainingSide(HeldRun):
         genesis = from_hex(run)
         if genesis is None:
             raise LocalError(f"{run!r} names no run: give the 32 hexadecimal digits that the notice named.")
-        runtime = self.runtime
-        self.thread.call(lambda: runtime.perform(runtime.peer.merge(genesis, runtime.now)))
+        self.tell_peer(lambda peer, now: peer.merge(genesis, now))

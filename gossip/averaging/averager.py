@@ -380,6 +380,8 @@ class Averager:
         peer, driver, movement = self.peer, self.driver, self.movement
         if visit.adopted or visit.restored:
             self.vectors.forget()
+        if visit.adopted and self.joining is None and self.boundary.kept.holds:
+            self.boundary.want_restore()  # an earlier averager collected them, and nobody is left who would judge them
         if visit.adopted:
             joining, self.joining = self.joining, None
             if joining is not None:

@@ -89,6 +89,10 @@ class Kept(Protocol):
 
     why_not: str
 
+    @property
+    def holds(self) -> bool:
+        """Whether weights are kept."""
+
     def keep(self) -> bool:
         """Keep them; False, with the reason in ``why_not``, where they could not be."""
 
@@ -281,6 +285,20 @@ class Boundary:
             self.owed -= len(dropped)
         for update in dropped:
             self.vectors.give(update.vector)
+
+    def restart(self) -> None:
+        """Drop the wishes of a network side that ended by a fault, once none of its tasks runs any more. Updates of
+        finished exchanges stay, since the partners have them too. Weights on trial give way to those that were kept."""
+        with self.lock:
+            dropped, self.requests = self.requests, {}
+            self.adoption, self.expected = None, None
+            self.owed = len(self.updates)
+            self.restoring = self.kept.holds
+            self.wanted = bool(self.updates) or self.restoring
+        for request in dropped.values():
+            if request.piece is not None:
+                self.vectors.give(request.piece)
+        self.wake()
 
     def signal(self) -> None:
         if not self.wanted:  # else it was woken, and has not looked since

@@ -50,6 +50,7 @@ class RunSettings:
     wait_s: float | None = None
     config: Path | None = None
     page: str | None = None  # host:port
+    on_fault: str | None = None  # restart, raise
     log: Path | None = None
     quiet: bool = False
 
@@ -193,6 +194,8 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         changes["GOSSIP_CONFIG"] = str(settings.config.resolve())
     if settings.page:
         changes["GOSSIP_PAGE"] = settings.page
+    if settings.on_fault is not None:
+        changes["GOSSIP_ON_FAULT"] = settings.on_fault
     if settings.log is not None:
         if not settings.log.resolve().parent.is_dir():
             raise ConfigError(f"The log's folder {settings.log.resolve().parent} does not exist: make it first.")

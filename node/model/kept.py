@@ -32,6 +32,11 @@ class KeptWeights:
         self.optimizers: list[dict[str, Any]] = []
         self.why_not = ""  # the last could not be kept
 
+    @property
+    def holds(self) -> bool:
+        """Whether weights are kept."""
+        return self.weights is not None
+
     def keep(self) -> bool:
         """Whether the weights may be overwritten now."""
         try:

@@ -31,6 +31,7 @@ from gossip.wire.messages import (
     Unknown,
     Widen,
 )  # fmt: skip
+from node.faults import Faults
 from node.links.connector import Doors
 from node.links.link import CONTROL_BURST, Link
 from node.links.pool import Links
@@ -58,6 +59,7 @@ class Hearing(Protocol):
     peer: Peer
     config: Config
     doors: Doors
+    faults: Faults
     links: Links
     sessions: StreamSessions
     streams: Streams
@@ -124,7 +126,8 @@ class Reading:
             return
         if isinstance(message, StatusQuery):
             now, swarm, mixes = counts() if counts is not None else (0, 0), runtime.config.swarm, runtime.teller.mixes()
-            link.send(status_page(peer, self.links, swarm, message.after, mixes, now))
+            faults = runtime.faults.count, runtime.faults.restarts
+            link.send(status_page(peer, self.links, swarm, message.after, mixes, now, faults))
         elif isinstance(message, Close):
             link.orderly = link.orderly or message.code == "idle"
             if message.code in ("layout", "swarm", "version"):

@@ -45,7 +45,7 @@ from gossip.wire.messages import (
     Outcome,
     Settled,
 )  # fmt: skip
-from node.faults import leaves
+from node.faults import Faults, leaves
 from node.links.connector import Doors
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
@@ -70,6 +70,13 @@ __all__ = ["Runtime"]
 
 LOOK_S = 0.25  # between two looks at whether vectors move: below the shortest time of a probe
 PENDING_MESSAGES = 32  # kept for a peer that is being dialled
+REPORTS = (
+    "adopted", "by_memory", "collected", "compared", "counted", "dial_failed", "dial_tried", "failed", "finish",
+    "gathered", "leave", "linked", "look_at_the_end", "mended", "merge", "misbehaves", "not_kept", "optimizer",
+    "recalled", "restored", "resume", "seed_answered", "seed_is_me", "seeded", "served", "settle", "snapshotted",
+    "spoiled", "start", "stepped", "streamed", "tell_figures", "tick", "unlinked",
+)  # fmt: skip
+"""The methods by which a Peer is told of everything but messages: a fault in one leaves its state inconsistent."""
 
 
 class Runtime:
@@ -80,10 +87,13 @@ class Runtime:
         self, peer: Peer, config: Config, network: Network, greeter: Greeter, contexts: Contexts | None,
         boundary: Boundary, pool: VectorPool, outer: OuterStep, on_event: Callable[[str, str], None],
         outer_lock: AbstractContextManager[object] | None = None, lookup: SeedLookup | None = None,
-        announce: Callable[[NodeEvent], None] = lambda event: None,
+        announce: Callable[[NodeEvent], None] = lambda event: None, faults: Faults | None = None,
     ) -> None:  # fmt: skip
         """``on_event`` hears what there is but a sentence of, ``announce`` events that say more."""
         self.peer, self.config = peer, config
+        self.failure: BaseException | None = None  # the fault that ends this network side
+        for name in REPORTS:
+            setattr(peer, name, self.guarded(getattr(peer, name)))
         self.on_event, self.announce = on_event, announce
         self.lookup, self.looking = lookup, False
         self.doors = Doors(
@@ -95,7 +105,7 @@ class Runtime:
             lookup.tell = lambda sentence: self.doors.tell(sentence, "seed")
         self.hosts_seen, self.hosts = -1, frozenset[str]()  # of members, and the turnover at which they were so
         self.links, self.hands = Links(), Hands()
-        self.faults = self.doors.faults
+        self.faults = self.doors.faults = faults or self.doors.faults
         self.streams = Streams(
             peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults, outer_lock,
             greeter.host,
@@ -122,22 +132,62 @@ class Runtime:
         return self.clock.current_time()
 
     async def main(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            self.nursery = nursery
-            self.doors.open(nursery)
-            nursery.start_soon(self.keep_time)
-            nursery.start_soon(self.streams.mixer)
-            nursery.start_soon(self.watch)
-            self.perform(self.peer.start(self.now))
-            task_status.started()
+        """Raises the fault that ended it."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self.nursery = nursery
+                self.doors.open(nursery)
+                nursery.start_soon(self.keep_time)
+                nursery.start_soon(self.streams.mixer)
+                nursery.start_soon(self.watch)
+                self.perform(self.peer.start(self.now))
+                if self.failure is None:
+                    task_status.started()
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self.stopping = self.doors.closed = True
+        if self.failure is not None:
+            raise self.failure
+
+    def fail(self, error: BaseException) -> None:
+        """End this network side, since a fault of this library left the peer or its effects half done. From here on no
+        effect is performed. Without a nursery nobody runs this network side, and the caller gets the error."""
+        if self.nursery is None:
+            raise error
+        if self.failure is None:
+            self.failure = error
+            self.stopping = self.doors.closed = True
+            self.nursery.cancel_scope.cancel()
+
+    def guarded(self, report: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a report to the peer: a fault in it ends this network side, and the caller gets no effects."""
+
+        @functools.wraps(report)
+        def told(*args: Any, **named: Any) -> Any:
+            try:
+                return report(*args, **named)
+            except RemoteError:  # a member's doing, which ends its link
+                raise
+            except Exception as error:
+                self.fail(error)
+                return []
+
+        return told
 
     # -- effects -------------------------------------------------------------------------------------------------
     def perform(self, effects: Iterable[Effect]) -> None:
+        if self.failure is not None:
+            return
         links = self.links
         links.gathering += 1
         try:
             for effect in effects:
                 self.perform_one(effect)
+        except RemoteError:  # a member's doing, which ends its link
+            raise
+        except Exception as error:
+            self.fail(error)
         finally:
             links.gathering -= 1
         if not links.gathering:
@@ -145,13 +195,18 @@ class Runtime:
 
     def settle(self) -> None:
         """All has been performed that one thing brought about: a report, the time, or what came over a link at once."""
-        self.links.flush()
-        deadline = self.peer.deadline
-        if deadline < self.armed:  # to set the timer anew for every message would cost as much as the message
-            self.armed = self.timer.deadline = deadline
-        if self.parted:
-            self.averager.expect(self.peer.next_part)
-        self.after_perform()
+        if self.failure is not None:
+            return
+        try:
+            self.links.flush()
+            deadline = self.peer.deadline
+            if deadline < self.armed:  # to set the timer anew for every message would cost as much as the message
+                self.armed = self.timer.deadline = deadline
+            if self.parted:
+                self.averager.expect(self.peer.next_part)
+            self.after_perform()
+        except Exception as error:
+            self.fail(error)
 
     def perform_one(self, effect: Effect) -> None:
         streams = self.streams

@@ -62,6 +62,8 @@ class Source:
     overhead_s: Iterable[float] = ()
     events_dropped: int = 0
     mixes: Iterable[tuple[str, str, float]] = ()  # late ones: with whom, in which codec, how many seconds ago
+    faults: int = 0
+    restarts: int = 0
 
 
 def count(value: int | None) -> str:
@@ -256,6 +258,16 @@ FIGURES = (
     Figure(
         "wide_links", "those with several connections, since one does not fill their path", "links",
         lambda at: at.links.wide, logged=False, status=True,
+    ),
+    Figure(
+        "faults", "of this library, each of which ended a link or an exchange and nothing else", "faults",
+        lambda at: at.faults, logged=False, status=True,
+        metric="gossip_faults_total",
+    ),
+    Figure(
+        "network_restarts", "times that its network side began anew after a fault of this library", "restarts",
+        lambda at: at.restarts, logged=False, status=True,
+        metric="gossip_network_restarts_total",
     ),
 )  # fmt: skip
 MEASURED = tuple(figure for figure in FIGURES if figure.of is not None and not figure.heading)

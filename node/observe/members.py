@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from gossip.effects import MemberState
@@ -35,11 +35,16 @@ class SwarmView:
     swarm_samples: int = 0  # behind these weights
     own_samples: int = 0  # of this life, when that was counted
     sharers: int = 1  # members of the run, by which each sample of ours since then counts
+    earlier: int = 0  # changes that peers counted before this one
 
     def refreshed(self, peer: Peer) -> Self:
-        changes = peer.owners_changed
+        changes = self.earlier + peer.owners_changed
         owners = self.owners if changes == self.changes else tuple(peer.owners())
-        return type(self)(owners, changes, peer.genesis, peer.swarm_samples, peer.samples, peer.sharers)
+        return type(self)(owners, changes, peer.genesis, peer.swarm_samples, peer.samples, peer.sharers, self.earlier)
+
+    def restarted(self) -> Self:
+        """The next peer counts from the beginning."""
+        return replace(self, earlier=self.changes + 1)
 
     def samples_at(self, own_samples: int) -> int:
         """Samples behind the weights once this node has trained ``own_samples`` in this life."""

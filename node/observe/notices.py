@@ -18,6 +18,7 @@ LEVELS = {
     "callback": logging.WARNING, "divided": logging.WARNING, "fault": logging.WARNING, "kept": logging.WARNING,
     "load": logging.WARNING, "log": logging.WARNING, "loss": logging.WARNING, "mended": logging.WARNING,
     "merged": logging.WARNING, "put back": logging.WARNING, "refused": logging.WARNING, "replaced": logging.WARNING,
+    "restarted": logging.WARNING,
     "seed": logging.WARNING, "spoiled": logging.WARNING, "state": logging.WARNING, "suspicious": logging.WARNING,
     "twin": logging.WARNING, "unreachable": logging.WARNING, "untaken": logging.WARNING, "waited": logging.WARNING,
     "waiting": logging.WARNING,

@@ -33,13 +33,14 @@ METRICS = ("id", "address", "swarm", *(figure.name for figure in STATUS))
 
 def status_page(
     peer: Peer, links: Links, swarm: str, after: bytes, mixes: Iterable[tuple[str, str, float]] = (),
-    counts: tuple[int, int] = (0, 0),
+    counts: tuple[int, int] = (0, 0), faults: tuple[int, int] = (0, 0),
 ) -> StatusReply:  # fmt: skip
     """Members with ids after ``after``, in order, and the metrics. ``mixes``: late ones, as a Source has them.
-    ``counts``: the training loop's steps and samples in this life, which the peer's record adds to those of others."""
+    ``counts``: the training loop's steps and samples in this life, which the peer's record adds to those of others.
+    ``faults``: those contained, and those that the network side began anew after."""
     me = peer.record
     address = str(me.address) if me.address is not None else None
-    figures = status_values(Source(peer, links, *counts, peer.swarm_samples, mixes=mixes))
+    figures = status_values(Source(peer, links, *counts, peer.swarm_samples, (), (), 0, mixes, *faults))
     rows = sorted((record.id, record, state) for record, state in peer.members() if record.id > after)
     page = tuple(
         (record.id, str(record.address) if record.address else None, state.value, record.steps, record.samples,

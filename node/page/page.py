@@ -58,7 +58,7 @@ class Page:
         folder = Path(__file__).with_name("static")
         self.static = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in STATIC.items()}
         self.exposition = Exposition()
-        self.runtime: Runtime | None = None
+        self.runtime: Callable[[], Runtime] | None = None  # the newest, after a fault another
         self.picture: SwarmPicture | None = None
         self.source: Callable[[], Source] | None = None
         self.contain: Callable[[Exception], None] = lambda error: None
@@ -70,17 +70,17 @@ class Page:
         self.asking = trio.CapacityLimiter(ASKED)
         self.longest_s = 0.0  # between two boundaries, as seen here
 
-    async def serve(self, runtime: Runtime, source: Callable[[], Source]) -> None:
+    async def serve(self, runtime: Callable[[], Runtime], source: Callable[[], Source]) -> None:
         """Until cancelled."""
         self.runtime, self.source = runtime, source
-        self.picture = SwarmPicture(runtime.peer.record.id)
-        self.contain = lambda error: runtime.faults.contain(error, "The page", "it is served on")
+        self.picture = SwarmPicture(runtime().peer.record.id)
+        self.contain = lambda error: runtime().faults.contain(error, "The page", "it is served on")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.server.serve)
             while True:
                 began = time.perf_counter()
                 try:
-                    self.look(runtime, source, self.picture, nursery)
+                    self.look(runtime(), source, self.picture, nursery)
                 except Exception as error:
                     self.contain(error)
                 await trio.sleep(max(LOOK_S, WALK_SHARE * (time.perf_counter() - began)))
@@ -195,8 +195,8 @@ class Page:
     def health(self) -> tuple[HTTPStatus, str]:
         """Whether steps advance, and why not."""
         assert self.runtime is not None
-        peer = self.runtime.peer
-        stood_s = self.runtime.now - peer.boundary_at
+        runtime = self.runtime()
+        peer, stood_s = runtime.peer, runtime.now - runtime.peer.boundary_at
         if not peer.ready:
             return HTTPStatus.SERVICE_UNAVAILABLE, "This node holds no weights of a run yet: it joins."
         if peer.finished:
@@ -204,6 +204,8 @@ class Page:
         if stood_s >= self.patience_s:
             sentence = f"The training loop has reached no step boundary for {stood_s:.0f} s."
             return HTTPStatus.SERVICE_UNAVAILABLE, sentence
+        if runtime.failure is not None:
+            return HTTPStatus.OK, "Steps advance, alone: the network side met a fault of this library, and begins anew."
         return HTTPStatus.OK, "Steps advance."
 
 

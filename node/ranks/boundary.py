@@ -88,6 +88,17 @@ class RanksBoundary(Boundary):
     def want_restore(self) -> None:
         self.wish(partial(Boundary.want_restore, self))
 
+    def restart(self) -> None:
+        """Keep the updates that wait for all ranks, too."""
+        with self.door:
+            self.waiting = [wish for wish in self.waiting if getattr(wish, "func", None) is Boundary.want_update]
+            super().restart()
+            with self.lock:
+                self.owed += len(self.waiting)
+                if self.restoring and not self.is_open:
+                    self.restoring, self.wanted = False, bool(self.updates)
+                    self.waiting.append(partial(Boundary.want_restore, self))
+
     # -- the training loop's -------------------------------------------------------------------------------------
     def apply(self, update: Update, visit: Visit, copies: dict[Subset | None, Vector] | None = None) -> float:
         """The others are told before it is made here: to merge, or to copy, overwrites the vector."""

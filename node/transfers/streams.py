@@ -73,10 +73,14 @@ class Streams:
             lambda: peer.record.id, host, config, self.averager, pool, self.sessions, spawn, self.moved, self.served,
             peer.by_memory, self.touch_beside if whole else None,
         )  # fmt: skip
-        if not peer.may_join:
+        if not (peer.may_join or peer.ready):
             self.take_memory()
         movement = self.averager.movement
-        if movement is not None:  # from the weights as they are now, before the first step
+        if peer.ready:  # after a fault: the memory is there, and the loop is at work on the weights
+            self.taken = True
+            if movement is not None:
+                boundary.sampled = movement.places
+        elif movement is not None:  # from the weights as they are now, before the first step
             sample = np.empty(movement.places.size, np.float32)
             pending = pool.state.begin_read_at(sample, movement.places)
             while not (pending is None or pending.done()):

@@ -72,6 +72,10 @@ class KeptVector:
         self.vector, self.why_not = vector, ""
         self.kept: Floats | None = None
 
+    @property
+    def holds(self) -> bool:
+        return self.kept is not None
+
     def keep(self) -> bool:
         self.kept = self.vector.copy()
         return True

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from gossip.averaging.jobs import Averaging, Mixing
-from gossip.errors import LocalError, ProtocolError
+from gossip.errors import FaultError, LocalError, ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import (
     Abort,
@@ -71,8 +71,8 @@ def test_a_fault_at_one_members_message_ends_its_link_and_nothing_else(train, un
     assert trainees[0].side.runtime.faults.count == 3
 
 
-def test_a_fault_of_our_own_outside_of_links_is_not_hidden(train, until):
-    trainee = train(vector())
+def test_a_fault_of_our_own_outside_of_links_is_raised_where_the_user_asks_for_it(train, until):
+    trainee = train(vector(), on_fault="raise")
 
     def break_down(node):
         def tick(now):
@@ -82,7 +82,8 @@ def test_a_fault_of_our_own_outside_of_links_is_not_hidden(train, until):
 
     trainee.do(break_down)
     until(lambda: trainee.error is not None)
-    assert isinstance(trainee.error, LocalError)
+    assert isinstance(trainee.error, FaultError)
+    assert "ZeroDivisionError in test_containment.py" in str(trainee.error)
     trainee.error = None
 
 

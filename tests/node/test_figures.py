@@ -48,11 +48,11 @@ def test_an_honest_member_whose_vector_was_shortened_is_not_among_the_refused():
 
 
 def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
-    assert METRICS[:25] == (
+    assert METRICS[:27] == (
         "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
         "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone", "refused",
         "messages_ignored", "suspicious", "mixed", "failures", "version", "kernel",
-        "shared_links", "lossy_links", "wide_links",
+        "shared_links", "lossy_links", "wide_links", "faults", "network_restarts",
     )  # fmt: skip
     assert status_values(source()) == (
         7,
@@ -77,6 +77,8 @@ def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
         1,
         2,
         1,
+        0,
+        0,
     )
 
 
@@ -88,7 +90,7 @@ def test_metrics_are_a_mapping_of_every_figure_that_is_one_value_and_none_before
         "bytes_received": 56, "consensus_distance": None, "partner": None, "ready": True, "alone": False,
         "messages_ignored": 3, "events_dropped": 0, "version": VERSION,
         "kernel": built(),
-        "shared_links": 1, "lossy_links": 2, "wide_links": 1,
+        "shared_links": 1, "lossy_links": 2, "wide_links": 1, "faults": 0, "network_restarts": 0,
     }  # fmt: skip
     assert all(getattr(metrics, name) == value for name, value in metrics.items())
     assert set(metrics) <= set(dir(metrics))
