@@ -285,10 +285,7 @@ class PieceReceiver(Receiver):
         return self.scratch(expected)
 
     def use(self, where: slice, body: memoryview) -> None:
-        values = np.frombuffer(body, np.dtype("<f4"))
-        if not np.isfinite(values).all():
-            raise ProtocolError("A donor's weights are not finite.")
-        self.out[self.start + where.start : self.start + where.stop] = values
+        self.out[self.start + where.start : self.start + where.stop] = finite_values(body)
 
 
 class ComparingReceiver(Receiver):
@@ -304,7 +301,15 @@ class ComparingReceiver(Receiver):
         return self.scratch(expected)
 
     def use(self, where: slice, body: memoryview) -> None:
-        theirs = np.frombuffer(body, np.dtype("<f4"))
+        theirs = finite_values(body)
         ours = self.ours[self.start + where.start : self.start + where.stop]
         before = self.difference_sq, self.own_sq
         self.difference_sq, self.own_sq = difference(theirs, ours, np.empty_like(ours), before)
+
+
+def finite_values(body: memoryview) -> Floats:
+    """Return the float32 that a donor sent. Raises ProtocolError where one of them is not finite."""
+    values = np.frombuffer(body, np.dtype("<f4"))
+    if not np.isfinite(values).all():
+        raise ProtocolError("A donor's weights are not finite.")
+    return values

@@ -2,10 +2,13 @@
 
 With donors in a ring each takes part in two comparisons. Members of one run are apart by their consensus distance, and
 so are what they give; one whose two comparisons are both far off, while another comparison is not, gave something else.
+A donor that does not answer a comparison counts as far off in it, as long as another comparison shows that it is:
+silence must not hide what it gave.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gossip.ids import PeerId
@@ -26,13 +29,18 @@ class Comparison:
     start: int
     stop: int
     deadline: float
-    apart_sq: float = 0.0  # |other's - owner's|^2
-    own_sq: float = 0.0
+    apart_sq: float = math.inf  # |other's - owner's|^2, infinite as long as ``other`` has not answered
+    own_sq: float = math.nan
+
+    @property
+    def answered(self) -> bool:
+        return math.isfinite(self.own_sq)
 
     @property
     def mean_sq(self) -> float:
         """Of one element of the difference."""
-        return self.apart_sq / max(self.stop - self.start, 1)
+        mean_sq = self.apart_sq / max(self.stop - self.start, 1)
+        return mean_sq if math.isfinite(mean_sq) else math.inf
 
 
 def odd_ones(results: list[Comparison]) -> set[PeerId]:
@@ -41,17 +49,21 @@ def odd_ones(results: list[Comparison]) -> set[PeerId]:
         return set()
     limit_sq = far_sq(results)
     taken: dict[PeerId, list[bool]] = {}
+    shown: set[PeerId] = set()  # to be far off, by a comparison that was answered
     for one in results:
+        far = not one.mean_sq <= limit_sq
         for peer in (one.owner, one.other):
-            taken.setdefault(peer, []).append(not one.mean_sq <= limit_sq)
-    odd = {peer for peer, far in taken.items() if len(far) >= 2 and all(far)}
+            taken.setdefault(peer, []).append(far)
+            if far and one.answered:
+                shown.add(peer)
+    odd = {peer for peer in shown if len(taken[peer]) >= 2 and all(taken[peer])}
     return odd if 2 * len(odd) < len(taken) else set()
 
 
 def near_sq(results: list[Comparison]) -> float:
     """Up to which mean square of a difference's elements two models are the same one."""
-    own_sq = sorted(one.own_sq / max(one.stop - one.start, 1) for one in results)
-    return NEAR * NEAR * own_sq[len(own_sq) // 2]
+    own_sq = sorted(one.own_sq / max(one.stop - one.start, 1) for one in results if one.answered)
+    return NEAR * NEAR * own_sq[len(own_sq) // 2] if own_sq else 0.0
 
 
 def far_sq(results: list[Comparison]) -> float:

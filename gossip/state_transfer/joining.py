@@ -240,21 +240,34 @@ class Joining:
         return [*self.compare_in(False, now), *self.compare_in(True, now)]
 
     def compare_in(self, frozen: bool, now: float) -> list[Effect]:
-        given = [one for one in reversed(self.given) if (one[0] in self.frozen) == frozen]
-        first = {donor: (start, stop) for start, stop, donor in given if start < stop}
-        donors = [donor for donor in first if donor in self.candidates]
-        if len(donors) < FEWEST:
+        """Compare a chunk of every donor, those included that have gone since: what they gave is here all the same."""
+        ranges: dict[PeerId, list[tuple[int, int]]] = {}
+        for start, stop, donor in self.given:
+            if start < stop and (start in self.frozen) == frozen:
+                ranges.setdefault(donor, []).append((start, stop))
+        donors = list(ranges)
+        here = [donor for donor in donors if donor in self.candidates]
+        if len(donors) < FEWEST or len(here) < 2:
             return []
         effects: list[Effect] = []
-        for owner, other in zip(donors, [*donors[1:], donors[0]], strict=True):
-            (start, stop), step, session = first[owner], self.config.chunk_elements, self.new_session()
+        for place, owner in enumerate(donors):
+            start, stop = ranges[owner][self.new_session() % len(ranges[owner])]  # no donor knows which is looked at
+            step = self.config.chunk_elements
             start += self.new_session() % -(-(stop - start) // step) * step
             stop = min(stop, start + step)
-            until = now + allowed_s(self.config, stop - start)
-            self.comparisons[session] = Comparison(owner, other, start, stop, until)
-            effects.append(Collect(session, other, start, stop, self.size, compare=True))
-            effects.append(Send(other, Fetch(session, self.keys, start, stop)))
+            others = [peer for peer in [*donors[place + 1 :], *donors[:place]] if peer in here]
+            for other in others[: 1 if owner in here else 2]:  # a donor that has gone is asked nothing itself
+                effects += self.ask(owner, other, start, stop, now)
         return effects
+
+    def ask(self, owner: PeerId, other: PeerId, start: int, stop: int, now: float) -> list[Effect]:
+        """Fetch elements that ``owner`` gave from ``other`` as well, to compare the two."""
+        session, until = self.new_session(), now + allowed_s(self.config, stop - start)
+        self.comparisons[session] = Comparison(owner, other, start, stop, until)
+        return [
+            Collect(session, other, start, stop, self.size, compare=True),
+            Send(other, Fetch(session, self.keys, start, stop)),
+        ]
 
     def compared(self, session: int, apart_sq: float, own_sq: float, now: float) -> list[Effect]:
         """What the other donor has of this chunk, beside what its owner gave."""
@@ -262,12 +275,12 @@ class Joining:
         if comparison is None:
             return []
         comparison.apart_sq, comparison.own_sq = apart_sq, own_sq
-        self.compared_all.append(comparison)
         return self.end_comparison(session, now, False)
 
     def end_comparison(self, session: int, now: float, tell: bool = True) -> list[Effect]:
         """Compared, or not to be. After the last, what the odd ones gave is fetched of others."""
         comparison = self.comparisons.pop(session)
+        self.compared_all.append(comparison)
         effects: list[Effect] = [Release(session)]
         if tell:
             effects.append(Send(comparison.other, Abort(session, "moved")))

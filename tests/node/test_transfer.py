@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossip.averaging.streams import DifferenceReceiver, PieceReceiver, Sender
+from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
 from gossip.codecs import ALIGN, CODECS, Spread, get_codec
 from gossip.errors import ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode
@@ -180,10 +180,12 @@ def test_a_piece_lands_in_its_place_chunk_by_chunk():
     assert np.array_equal(a[2900:], before[2900:])
 
 
-def test_a_donor_with_infinite_weights_is_refused():
+@pytest.mark.parametrize("kind", [PieceReceiver, ComparingReceiver])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_a_donor_with_weights_that_are_no_numbers_is_refused(kind, value):
     a, b = pair(10)
-    b[3] = np.inf
-    receiver = PieceReceiver(1, a, 0, 10)
+    b[3] = value
+    receiver = kind(1, a, 0, 10)
     chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 10)))
     with pytest.raises(ProtocolError, match="not finite"):
         deliver(receiver, chunk, body)

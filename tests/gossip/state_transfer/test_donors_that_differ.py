@@ -80,3 +80,80 @@ def test_a_comparison_that_fails_holds_nobody_up():
     taker.do(joining.tick(joining.next_deadline()))
     taker.receive_all()
     assert taker.adopt is not None
+
+
+def compared_with(taker, refusing=()):
+    """Receive everything; donors in ``refusing`` answer no comparison."""
+    while taker.fetches:
+        session = next(iter(taker.fetches))
+        donor, _ = taker.fetches[session]
+        if session in taker.comparing and donor in refusing:
+            taker.do(taker.joining.on_refused(donor, session, taker.now))
+        else:
+            taker.receive(session, 1_000)
+
+
+@pytest.mark.parametrize("donors", [[A, B, C], [A, B, C, D]])
+def test_a_donor_hides_nothing_by_refusing_to_be_compared(donors):
+    taker = Taker()
+    taker.survey(donors)
+    taker.apart_sq = far(B)
+    compared_with(taker, refusing={B})
+    assert taker.joining.donors == set(donors) - {B}
+
+
+def test_an_honest_donor_that_is_too_busy_to_be_compared_is_not_odd():
+    taker = Taker()
+    taker.survey()
+    compared_with(taker, refusing={B})
+    assert taker.joining.donors == {A, B, C, D}
+    assert taker.covered_once()
+
+
+@pytest.mark.parametrize("odd", [A, B, C, D])
+def test_a_comparison_that_gives_no_number_hides_nobody(odd):
+    taker = Taker()
+    taker.survey()
+    taker.apart_sq = lambda owner, other: float("nan") if odd in (owner, other) else 1.0
+    taker.receive_all()
+    assert taker.joining.donors == {A, B, C, D} - {odd}
+
+
+@pytest.mark.parametrize("odd", [A, B, C, D])
+def test_what_a_donor_gave_before_it_gave_up_is_compared_too(odd):
+    taker = Taker()
+    taker.survey()
+    taker.apart_sq = far(odd)
+    session = next(number for number, piece in taker.joining.pieces.items() if piece.donor == odd)
+    taker.receive(session)
+    given = taker.fetched[-1][:2]
+    taker.do(taker.joining.on_refused(odd, session, taker.now))
+    taker.receive_all()
+    assert [donor for start, stop, donor in taker.fetched if (start, stop) == given] != [odd], "it is fetched again"
+    assert taker.adopt is not None
+
+
+def test_what_an_honest_donor_gave_before_it_died_is_kept():
+    taker = Taker()
+    taker.survey()
+    session = next(number for number, piece in taker.joining.pieces.items() if piece.donor == B)
+    taker.receive(session)
+    taker.do(taker.joining.unlinked(B, taker.now))
+    taker.receive_all()
+    assert taker.covered_once()
+
+
+def test_any_piece_of_a_donor_may_be_the_one_that_is_compared():
+    looked_at = set()
+    for seed in range(20):
+        taker = Taker(elements=12 * CHUNK)
+        for _ in range(seed):
+            taker.joining.new_session()
+        taker.survey([A, B, C])
+        taker.joining.missing = [(start, start + CHUNK) for start in range(0, 12 * CHUNK, CHUNK)]
+        taker.joining.pieces.clear()
+        taker.fetches.clear()
+        taker.do(taker.joining.assign(0.0))
+        taker.receive_all()
+        looked_at |= {one.start for one in taker.joining.compared_all if one.owner == A}
+    assert len(looked_at) > 1
