@@ -4,6 +4,9 @@ With donors in a ring each takes part in two comparisons. Members of one run are
 so are what they give; one whose two comparisons are both far off, while another comparison is not, gave something else.
 A donor that does not answer a comparison counts as far off in it, as long as another comparison shows that it is:
 silence must not hide what it gave.
+
+Where donors differ, members that were no donors are asked for two of these chunks each. Then the median of a donor's
+comparisons decides, so that two liars among three donors are found while most members are honest.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from dataclasses import dataclass
 
 from gossip.ids import PeerId
 
-__all__ = ["FEWEST", "Comparison", "odd_ones", "spread_sq"]
+__all__ = ["FEWEST", "WITNESSED", "Comparison", "differ", "odd_ones", "outvoted", "spread_sq"]
 
 FEWEST = 3  # donors: of two that differ nobody can say which is wrong
+WITNESSED = 2  # chunks that each member beyond the donors is asked for: a donor serves so many at once
 FAR = 4.0  # times the smallest distance: honest donors differ by less, and one dropped wrongly costs one piece more
 NEAR = 1e-3  # of the weights' own size: what is apart by less is the same model, however near the others are
 
@@ -58,6 +62,30 @@ def odd_ones(results: list[Comparison]) -> set[PeerId]:
                 shown.add(peer)
     odd = {peer for peer in shown if len(taken[peer]) >= 2 and all(taken[peer])}
     return odd if 2 * len(odd) < len(taken) else set()
+
+
+def differ(results: list[Comparison]) -> bool:
+    """Return whether any two donors gave models that are far from each other."""
+    limit_sq = far_sq(results)
+    return any(one.answered and not one.mean_sq <= limit_sq for one in results)
+
+
+def outvoted(results: list[Comparison], donors: set[PeerId]) -> set[PeerId]:
+    """Return the donors whose median comparison is far off, and the witnesses that took their side.
+
+    Args:
+        results: All comparisons: between donors, and of donors with witnesses.
+        donors: Those that gave pieces; every other member of a comparison is a witness.
+    """
+    answered = [one for one in results if one.answered]
+    votes = {peer: sorted(one.mean_sq for one in answered if peer in (one.owner, one.other)) for peer in donors}
+    medians = {peer: found[(len(found) - 1) // 2] for peer, found in votes.items() if found}
+    if not medians:
+        return set()
+    limit_sq = max(FAR * FAR * min(medians.values()), near_sq(results))
+    odd = {peer for peer, median in medians.items() if not median <= limit_sq}
+    witnesses = [one for one in answered if one.other not in donors]
+    return odd | {one.other for one in witnesses if (one.mean_sq <= limit_sq) == (one.owner in odd)}
 
 
 def near_sq(results: list[Comparison]) -> float:

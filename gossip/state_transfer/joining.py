@@ -22,7 +22,15 @@ from gossip.exchange.session import MAX_VERSION, Local
 from gossip.filters.rule import FEW
 from gossip.ids import PeerId
 from gossip.recent import Recent
-from gossip.state_transfer.comparing import FEWEST, Comparison, odd_ones, spread_sq
+from gossip.state_transfer.comparing import (
+    FEWEST,
+    WITNESSED,
+    Comparison,
+    differ,
+    odd_ones,
+    outvoted,
+    spread_sq,
+)
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 
@@ -74,6 +82,7 @@ class Joining:
         self.given: list[tuple[int, int, PeerId]] = []  # ranges that are here, and who gave them
         self.comparisons: dict[int, Comparison] = {}  # by session
         self.compared_all: list[Comparison] = []
+        self.witnessed = False  # members beyond the donors were asked, since donors differ
         self.checked = self.counted = False  # pieces were compared; donors were asked again for their progress
         self.abandon: Callable[[], list[Effect]] = list  # ends the exchanges under way
         self.reachable: Callable[[bytes], list[PeerId]] = lambda genesis: []  # ready members of a run
@@ -98,7 +107,7 @@ class Joining:
         self.phase, self.genesis, self.began = Phase.SURVEY, genesis, now
         self.answers, self.pieces, self.missing, self.donors = {}, {}, [], set()
         self.given, self.comparisons, self.compared_all = [], {}, []
-        self.checked = self.counted = False
+        self.checked = self.counted = self.witnessed = False
         self.standing = self.stateless = False
         self.candidates = candidates[: 4 * self.config.donors]
         self.deadline = now + self.config.reply_timeout_s
@@ -287,12 +296,34 @@ class Joining:
         if self.comparisons:
             return effects
         still = [one for one in self.compared_all if one.start in self.frozen]
-        odd = odd_ones(still) | odd_ones([one for one in self.compared_all if one not in still])
+        moving = [one for one in self.compared_all if one not in still]
+        if self.witnessed:
+            odd = outvoted(still, self.donors_of(still)) | outvoted(moving, self.donors_of(moving))
+        else:
+            more = [*self.ask_witnesses(still, now), *self.ask_witnesses(moving, now)]
+            if more:
+                self.witnessed = True
+                return effects + more
+            odd = odd_ones(still) | odd_ones(moving)
         self.missing = [(start, stop) for start, stop, donor in self.given if donor in odd and start < stop]
         self.given = [one for one in self.given if one[2] not in odd]
         self.candidates = [peer for peer in self.candidates if peer not in odd]
         self.donors -= odd
         return effects + (self.assign(now) if self.missing else self.whole(now))
+
+    def ask_witnesses(self, results: list[Comparison], now: float) -> list[Effect]:
+        """Where donors differ, ask the other candidates for chunks that these gave."""
+        if not results or not differ(results):
+            return []
+        chunks = list({one.owner: (one.owner, one.start, one.stop) for one in results}.values())
+        gave = {donor for _, _, donor in self.given}
+        twice = [peer for peer in self.candidates if peer not in gave for _ in range(WITNESSED)]
+        asked = [(peer, chunks[place % len(chunks)]) for place, peer in enumerate(twice)]
+        return [effect for peer, (owner, start, stop) in asked for effect in self.ask(owner, peer, start, stop, now)]
+
+    @staticmethod
+    def donors_of(results: list[Comparison]) -> set[PeerId]:
+        return {one.owner for one in results}
 
     @property
     def frozen(self) -> range:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from tests.gossip.state_transfer.taker import CHUNK, DONORS, A, B, C, D, Taker, far
+from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, A, B, C, D, Taker, far
 
 
 @pytest.mark.parametrize("odd", [A, B, C, D])
@@ -157,3 +159,60 @@ def test_any_piece_of_a_donor_may_be_the_one_that_is_compared():
         taker.receive_all()
         looked_at |= {one.start for one in taker.joining.compared_all if one.owner == A}
     assert len(looked_at) > 1
+
+
+def colluding(*liars):
+    """The liars give one other model between them, equal to the last bit."""
+    return lambda owner, other: 0.0 if {owner, other} <= set(liars) else far_from(liars, owner, other)
+
+
+def far_from(liars, owner, other):
+    return 1e4 if owner in liars or other in liars else 1.0
+
+
+@pytest.mark.parametrize("honest", [A, B, C])
+def test_two_colluding_donors_of_three_are_outvoted_by_members_that_gave_nothing(honest):
+    liars = {A, B, C} - {honest}
+    taker = Taker(config=dataclasses.replace(CONFIG, donors=3))
+    taker.survey(DONORS)
+    taker.apart_sq = colluding(*liars)
+    taker.receive_all()
+    assert not taker.joining.donors & liars
+    assert not {donor for *_, donor in taker.joining.given} & liars
+    assert taker.adopt is not None
+
+
+def test_two_colluding_donors_of_three_win_where_there_is_nobody_else():
+    taker = Taker()
+    taker.survey([A, B, C])
+    taker.apart_sq = colluding(B, C)
+    taker.receive_all()
+    assert taker.joining.donors == {B, C}, "it is their word against one"
+
+
+@pytest.mark.parametrize("odd", [A, B, C, D])
+@pytest.mark.parametrize("witness", DONORS[4:])
+def test_a_lying_witness_saves_no_lying_donor(odd, witness):
+    taker = Taker()
+    taker.survey(DONORS)
+    taker.apart_sq = colluding(odd, witness)
+    taker.receive_all()
+    assert odd not in taker.joining.donors
+    assert witness not in taker.joining.candidates
+    assert taker.adopt is not None
+
+
+def test_members_that_gave_nothing_are_asked_only_where_donors_differ():
+    taker = Taker()
+    taker.survey(DONORS)
+    taker.receive_all()
+    assert {one.other for one in taker.joining.compared_all} == {A, B, C, D}
+
+
+def test_witnesses_that_do_not_answer_hold_nobody_up_and_have_no_vote():
+    taker = Taker()
+    taker.survey(DONORS)
+    taker.apart_sq = far(B)
+    compared_with(taker, refusing=set(DONORS[4:]))
+    assert taker.joining.donors == {A, C, D}
+    assert taker.adopt is not None
