@@ -187,7 +187,10 @@ class HeldRun:
     def keep(self) -> None:
         """Write down what this node holds before it tries the weights of another run. Raises CheckpointError."""
         if self.kept_in is None:
-            folder = self.settings.state_dir or Path(tempfile.mkdtemp(prefix="gossip-"))
+            try:
+                folder = self.settings.state_dir or Path(tempfile.mkdtemp(prefix="gossip-"))
+            except OSError as error:
+                raise CheckpointError(f"No temporary folder can be made for them: {error.strerror}.") from error
             self.kept_in = Path(folder) / "before-merge.safetensors"
         self.save(self.kept_in)
         text = f"The weights of this node's run are kept in {self.kept_in}; node.load takes them back."

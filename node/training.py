@@ -450,7 +450,8 @@ class TrainingSide(HeldRun):
         self.tell_peer(lambda peer, now: peer.finish(now))
         self.heard()
         self.keep_final()
-        self.service.state_dir.finish(self.peer.genesis)
+        if said := self.service.state_dir.finish(self.peer.genesis):
+            self.thread.call(self.runtime.on_event, "state", said)
         now = time.monotonic()
         until, quiet_at = now + seconds, now + FAREWELL_S
         while now < until and (now < quiet_at or self.peer.serving):

@@ -137,11 +137,22 @@ class StateDir:
         except (OSError, ValueError):
             return b""
 
-    def finish(self, genesis: bytes) -> None:
-        """Remember that this run is finished; a failure costs only the memory."""
-        if self.ending is not None:
-            with contextlib.suppress(OSError):
-                self.ending.write_text(genesis.hex() + "\n", encoding="ascii")
+    def finish(self, genesis: bytes) -> str:
+        """Remember that this run is finished.
+
+        Returns:
+            A sentence where that failed, as on a full disk; else nothing. What was remembered before stays then.
+        """
+        if self.ending is None:
+            return ""
+        try:
+            replace(self.ending, (genesis.hex() + "\n").encode("ascii"))
+        except OSError as error:
+            return (
+                f"That this run is finished cannot be written to {self.path} ({error.strerror}): a node that starts "
+                "there alone trains again."
+            )
+        return ""
 
     def write(self, incarnation: int, samples: int, book: Sequence[MemberRecord]) -> str:
         """Atomically; a failure (a full disk) costs only the memory, never the training. Returns what to say of it: a
@@ -151,13 +162,9 @@ class StateDir:
         rows = [pack_record(record) for record in book[:BOOK_RECORDS]]
         incarnation, samples = min(incarnation, MAX_INT - 1), min(samples, MAX_INT - 1)
         data = msgpack.packb([VERSION, incarnation, samples, rows, *self._extra], use_bin_type=True)
-        temporary = self.path / f"members.{os.getpid()}.tmp"
         try:
-            temporary.write_bytes(data + checksum(data))
-            temporary.replace(self.path / "members.bin")
+            replace(self.path / "members.bin", data + checksum(data))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             told, self._failing = self._failing, True
             text = (
                 f"The address book in {self.path} cannot be written ({error.strerror}): training goes on, and what was "
@@ -165,6 +172,18 @@ class StateDir:
             return "" if told else text + "written last stays."
         told, self._failing = self._failing, False
         return f"The address book in {self.path} can be written again." if told else ""
+
+
+def replace(file: Path, data: bytes) -> None:
+    """Write the file whole or leave the one that is there. Raises OSError."""
+    temporary = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def checksum(data: bytes) -> bytes:

@@ -1,0 +1,113 @@
+"""A full disk: training goes on, a sentence says what is not written, and no half file replaces a whole one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from node.identity.statedir import StateDir
+
+FIRST, SECOND = b"a" * 16, b"b" * 16
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """Every file that is written from now on ends after four bytes."""
+
+    def write_bytes(path, data):
+        with path.open("wb") as file:
+            file.write(data[:4])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write_text(path, text, **_):
+        write_bytes(path, text.encode())
+
+    return lambda: (
+        monkeypatch.setattr(Path, "write_bytes", write_bytes),
+        monkeypatch.setattr(Path, "write_text", write_text),
+    )
+
+
+def test_the_end_of_a_run_that_cannot_be_written_is_told_and_leaves_the_earlier_one(tmp_path, full):
+    state = StateDir(tmp_path)
+    assert state.finish(FIRST) == ""
+    full()
+    assert state.finish(SECOND) == (
+        f"That this run is finished cannot be written to {tmp_path} (No space left on device): a node that starts "
+        "there alone trains again."
+    )
+    assert state.finished() == FIRST
+    assert os.listdir(tmp_path) == ["finished"]
+
+
+def test_weights_for_which_there_is_no_folder_are_not_given_up(train, monkeypatch):
+    trainee = train(nn.Linear(4, 2))
+
+    def no_room(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", no_room)
+    kept = trainee.side.boundary.kept
+    assert kept.keep() is False
+    assert kept.why_not == "No temporary folder can be made for them: No space left on device."
+
+
+FILLED = """
+import os, sys, time
+from pathlib import Path
+from torch import nn
+from gossip.config import Config
+from gossip.errors import CheckpointError
+from node import Node
+folder = Path(sys.argv[1])
+with Node(nn.Linear(400, 400), config=Config(mix_every_steps=2), state_dir=folder / "state") as node:
+    book = folder / "state" / "members.bin"
+    node.save(folder / "run")
+    before = book.read_bytes(), (folder / "run.safetensors").read_bytes()
+    (folder / "state" / "finished").write_text("0" * 32 + "\\n")
+    try:
+        with (folder / "filler").open("wb", buffering=0) as filler:
+            while filler.write(b"0" * 4096) == 4096:
+                pass
+    except OSError:
+        pass
+    try:
+        node.save(folder / "run")
+    except CheckpointError as error:
+        print(error)
+    remember = node._training.service.remember
+    for _ in range(3):
+        node.step(samples=4)
+        node._training.thread.call(remember, node._training.runtime)
+    node._training.heard()
+    node.finish(0.0)
+    print(before == (book.read_bytes(), (folder / "run.safetensors").read_bytes()))
+    print((folder / "state" / "finished").read_text().strip())
+    print(sorted(path.name for path in folder.rglob("*") if ".tmp" in path.name))
+    print(node.metrics().steps)
+"""
+
+
+def test_a_node_on_a_full_disk_trains_on_and_says_once_what_is_not_written(tmp_path):
+    mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=4m none "$0" && exec "$@"', str(tmp_path)]
+    if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True).returncode:
+        pytest.skip("may not mount a file system in a namespace here")
+    environment = os.environ | {"GOSSIP_PROGRESS": "line"}
+    done = subprocess.run(
+        [*mount, sys.executable, "-c", FILLED, str(tmp_path)], capture_output=True, text=True, timeout=120,
+        env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    saved, intact, finished, rubbish, steps = done.stdout.splitlines()
+    assert "no space left on device; the previous checkpoint is intact" in saved
+    assert (intact, finished, rubbish, steps) == ("True", "0" * 32, "[]", "3")
+    for sentence in ("The address book in", "The final weights are not kept", "That this run is finished cannot be"):
+        assert done.stderr.count(sentence) == 1, done.stderr
