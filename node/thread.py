@@ -106,10 +106,14 @@ class NetworkThread:
             assert self.main is not None
             self.main.failed(error)
 
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that the thread is of: it has the object and no such thread."""
+        return self.process != os.getpid()
+
     def check(self) -> None:
-        """Raise in the training thread what ended the network thread for good. A forked child has the object and no
-        such thread."""
-        if self.process != os.getpid():
+        """Raise in the training thread what ended the network thread for good."""
+        if self.forked:
             raise LocalError(
                 f"This Node runs in process {self.process}, and this one was forked from it: step it there, or make a "
                 "Node here, after the fork."

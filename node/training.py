@@ -75,6 +75,7 @@ class TrainingSide(HeldRun):
         """Run the network, and join: until this node holds weights to train."""
         if self.service.runtime is not None:
             raise LocalError(running.USED)
+        self.thread.check()  # before anything of this node is on the wire
         if leaving.asked():
             raise SystemExit(128 + signal.SIGTERM)
         before = running.enter(self)
@@ -101,7 +102,9 @@ class TrainingSide(HeldRun):
         self.stop()
 
     def stop(self) -> None:
-        """Say LEFT and stop, in about a second at most."""
+        """Say LEFT and stop, in about a second at most. A forked child leaves its parent's node alone."""
+        if self.thread.forked:
+            return
         if self.service.leaving is not None:
             self.thread.call(self.service.leave)
         self.thread.join(2 * LEAVE_S)

@@ -28,6 +28,7 @@ MAX_EXTRA = 64  # values of newer versions
 CHECKSUM_BYTES = 8
 OF_THIS_PROCESS = "another node of this process"
 HELD: set[Path] = set()  # by nodes of this process, between which the lock does not tell
+os.register_at_fork(after_in_child=HELD.clear)
 
 
 @dataclass(frozen=True, slots=True)

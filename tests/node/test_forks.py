@@ -78,3 +78,56 @@ def test_a_worker_that_outlives_its_killed_parent_keeps_neither_its_port_nor_its
     until(lambda: not len(here.side.runtime.links), 10)
     assert time.monotonic() - died < 5, "the end of a link comes with the process, and is not waited for"
     assert alive(child)
+
+
+FORKING = """
+import os, sys, time
+from torch import nn
+from gossip.config import Config
+from node import Node
+early = Node(nn.Linear(4, 2), seeds=[sys.argv[1]])
+with Node(nn.Linear(4, 2), seeds=[sys.argv[1]], config=Config(mix_every_steps=2), state_dir=sys.argv[2]) as node:
+    while node.metrics().exchanges_done < 2:
+        node.step()
+        time.sleep(0.005)
+    links = [*node._training.runtime.links.all()]
+    began = time.monotonic()
+    if not (child := os.fork()):
+        sys.exit(0)  # through the end of the with block, and what runs at exit
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        node.step()
+        time.sleep(0.005)
+    print("the child took", "long" if time.monotonic() - began > 1.5 else "no time", flush=True)
+    if not (child := os.fork()):
+        try:
+            early.start()
+        except Exception as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    if not (child := os.fork()):
+        try:
+            Node(nn.Linear(4, 2), state_dir=sys.argv[2]).start()
+        except Exception as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    done = node.metrics().exchanges_done
+    while node.metrics().exchanges_done < done + 2:
+        node.step()
+        time.sleep(0.005)
+    print(links == [*node._training.runtime.links.all()], flush=True)
+"""
+
+
+def test_a_child_forked_by_a_script_ends_at_once_and_changes_nothing_of_its_parents_node(train, tmp_path):
+    here = train(nn.Linear(4, 2))
+    script = [sys.executable, "-c", FORKING, here.node.address, str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    quick, early, held, same = done.stdout.splitlines()
+    assert quick == "the child took no time"
+    assert "this one was forked from it: step it there, or make a Node here" in early
+    assert f"The state directory {tmp_path} is in use by process " in held
+    assert same == "True"
+    assert len(here.node.members) == 2, "nobody but the parent was ever on the wire"
