@@ -1,0 +1,117 @@
+"""How far a patient liar moves a swarm: in every exchange it pushes one way, as far as its partner takes whole.
+
+    python benchmarks/bias.py [--peers 8 32] [--liars 1 3] [--hours 1] [--seed 1]
+
+The liar trains and mixes as the others do. It sends what its partner holds, and beside it a step in one fixed direction
+that is as long as the partner's clip radius at that moment, which no real liar knows better. Digits, IID, steps of a
+second and a mix every eight of them, so that an hour has 450 intervals. The same swarm without liars stands beside it.
+Printed: by how much the honest models moved along that direction, in lengths of the honest mean, at each quarter of an
+hour, and the accuracy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.averaging.pair import PairAverage
+from sim import Scenario
+from sim.engine.host import Host
+from sim.engine.sessions import Sessions
+from sim.scenario.adversaries import Liar
+from sim.simulation import Simulation
+
+Floats = NDArray[np.float32]
+INTERVAL_STEPS, STEP_S = 8, 1.0
+LOOKS = 4  # an hour
+
+
+def scenario(peers: int, liars: int, hours: float, seed: int) -> Scenario:
+    table: dict[str, Any] = {
+        "name": "bias", "seed": seed, "peers": peers, "duration_s": hours * 3600,
+        "task": {"dataset": "digits", "partition": {"kind": "iid"}, "optimizer": {"lr": 0.1}},
+        "gossip": {"mix_every_steps": INTERVAL_STEPS},
+        "compute": {"step_s": {"kind": "constant", "value_ms": 1000 * STEP_S}},
+        "network": {"latency": {"kind": "constant", "value_ms": 0}},
+        "membership": {"mode": "ideal"},
+    }  # fmt: skip
+    if liars:
+        table["attackers"] = {"share": liars / peers, "kind": "sign-flip"}  # the kind is replaced by the push below
+    return Scenario.from_mapping(table)
+
+
+def push(sessions: Sessions, direction: Floats) -> None:
+    """Replace what liars send by their partner's vector and a step of the partner's clip radius."""
+    plain = sessions.send
+
+    def send(host: Host, pair: PairAverage) -> None:
+        partner = sessions.links.by_id[pair.partner]
+        if host.liar is None or partner.liar is not None:
+            plain(host, pair)
+            return
+        snapshot = partner.averager.snapshots.get(pair.session)
+        theirs = pair.ours if snapshot is None else snapshot.array
+        radius = partner.peer.exchanges.filter.radius(theirs.size)  # type: ignore[attr-defined]
+        vector = theirs + np.float32(radius) * direction
+        host.liar = Pushing(host.liar, vector)
+        plain(host, pair)
+        host.liar = host.liar.before
+
+    sessions.send = send  # type: ignore[method-assign]
+
+
+class Pushing(Liar):
+    def __init__(self, before: Liar, vector: Floats) -> None:
+        super().__init__(before.spec, before.seed, before.name)
+        self.before, self.vector = before, vector
+
+    def sends(self, values: Floats, session: int) -> Floats:
+        return self.vector
+
+
+def play(peers: int, liars: int, hours: float, seed: int) -> tuple[list[float], float, float]:
+    """Along the direction at each look, the honest mean's length at the end, and their accuracy in %."""
+    simulation = Simulation(scenario(peers, liars, hours, seed))
+    size = simulation.learners.elements
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], size)
+    direction = (signs / math.sqrt(size)).astype(np.float32)
+    push(simulation.swarm.sessions, direction)
+    honest = [row for row, name in enumerate(simulation.names) if name not in simulation.liars]
+    along, due = [], 3600.0 / LOOKS
+    for _ in simulation.slices():
+        if simulation.level.now >= due * (len(along) + 1):
+            along.append(float(simulation.learners.matrix[honest].mean(axis=0) @ direction))
+    mean = simulation.learners.matrix[honest].mean(axis=0)
+    along.append(float(mean @ direction))
+    return along, float(np.linalg.norm(mean)), 100 * simulation.measures.row()["accuracy_mean"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--liars", type=int, nargs="+", default=[1, 3])
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    print("| peers | liars | moved, of the honest mean's length | accuracy, % | without liars, % | took |")
+    print("|---|---|---|---|---|---|")
+    for peers, liars in zip(arguments.peers, arguments.liars, strict=True):
+        began = time.monotonic()
+        usual, _, unharmed = play(peers, 0, arguments.hours, arguments.seed)
+        along, length, accuracy = play(peers, liars, arguments.hours, arguments.seed)
+        moved = ", ".join(f"{100 * (a - b) / length:.0f} %" for a, b in zip(along, usual, strict=False))
+        took = time.monotonic() - began
+        print(f"| {peers} | {liars} | {moved} | {accuracy:.1f} | {unharmed:.1f} | {took:.0f} s |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
