@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import claims
 import digits_node
 import floods
+import pieces
+import runs
 import stalls
 import strangers
 import trio
@@ -35,10 +37,10 @@ from attack import ATTACKS, Attack
 from foe import Foe, Target
 from fortress import Fortress
 from swarm_lab import Patient
-from verdict import BUDGET_MB, Verdict, accuracy, mixing, names, resident
+from verdict import BUDGET_MB, Verdict, accuracy, mixing, names, progressed, resident
 from verdict import steps as steps_of
 
-__all__ = ["claims", "floods", "stalls", "strangers"]
+__all__ = ["claims", "floods", "pieces", "runs", "stalls", "strangers"]
 
 NODES = 4
 CALM_S, SIEGE_S = 4.0, 8.0
@@ -71,7 +73,12 @@ def play(attack: Attack, siege_s: float) -> Verdict:
         time.sleep(GRACE_S)
         newcomer, came = None, time.monotonic()
         if attack.newcomer:
-            newcomer = fortress.start([nodes[1].address, nodes[0].address])
+            liars: list[str] = []
+            while len(liars) < attack.seeds:
+                time.sleep(0.05)
+                liars = (fortress.folder / "seeds").read_text().split()
+            came = time.monotonic()
+            newcomer = fortress.start([*liars, nodes[0].address] if liars else [nodes[1].address, nodes[0].address])
         time.sleep(siege_s)
         if besieger.poll() is not None:
             log = (fortress.folder / "besieger.log").read_text(errors="replace")
@@ -88,6 +95,7 @@ def play(attack: Attack, siege_s: float) -> Verdict:
         expected = steps_of(nodes, calm, began) / CALM_S * (gone - began)
         if steps_of(nodes, began, gone) < 0.5 * expected:
             verdict.faults.append(f"steps at {100 * steps_of(nodes, began, gone) / expected:.0f} %")
+        verdict.progress = progressed(nodes, began + GRACE_S, gone, digits_node.BATCH)
         verdict.well_s = well_after(nodes, gone, before, newcomer)
         end = time.monotonic()
         verdict.accuracy = accuracy(nodes, end - 1.0, end) - usual
@@ -98,6 +106,8 @@ def play(attack: Attack, siege_s: float) -> Verdict:
             log = next(node for node in nodes if node.name == stopped[0]).errors.read_text(errors="replace")
             last = [line for line in log.strip().splitlines() if line.strip()][-1:]
             verdict.faults.append(f"{len(stopped)} of {NODES} nodes ended: {' '.join(last)[:160]}")
+        if any(node.now["finished"] for node in nodes):
+            verdict.faults.append("nodes hold the run to be finished")
         read = (fortress.folder / "besieger.log").read_text(errors="replace")
         if "READ" in read:
             verdict.faults.append("a node spoke to a stranger")
@@ -169,7 +179,7 @@ def main() -> None:
         figures = {
             v.attack.name: {
                 "mixing": v.mixing, "accuracy": v.accuracy, "memory_mb": v.memory_mb, "pause_s": v.pause_s,
-                "moved": v.moved, "well_s": v.well_s, "named": v.named, "faults": v.faults,
+                "moved": v.moved, "progress": v.progress, "well_s": v.well_s, "named": v.named, "faults": v.faults,
             }
             for v in verdicts
         }  # fmt: skip

@@ -69,7 +69,7 @@ async def version(foe: Foe) -> None:
 
 @attack("a run of its own with 2^53 samples behind it, and noise for whoever joins it")
 async def richer(foe: Foe) -> None:
-    member = await foe.member(genesis=b"\xff" * 16, samples=MAX, base_samples=MAX, version=1000.0)
+    member = await foe.member(genesis=b"\xff" * 16, samples=MAX, progress=MAX, version=1000.0)
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
     member.on[Fetch] = donor(member, noise, b"\xff" * 16, 1000.0, ())
     await trio.sleep_forever()

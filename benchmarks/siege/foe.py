@@ -21,6 +21,7 @@ from line import Line, chunk_of, hello_of, open_line
 
 from gossip.codecs import get_codec
 from gossip.ids import Address, MemberRecord, PeerId
+from gossip.progress import UNSTATED
 from gossip.wire.messages import (
     Abort,
     Accept,
@@ -65,6 +66,7 @@ class Target:
     genesis: bytes
     elements: int
     identities: Path  # a line for each identity that takes part, so that logs can be searched for it
+    seeds: Path  # a line for each address that a newcomer is to dial first
     version: float = 100.0
     ports: list[int] = field(default_factory=list)
 
@@ -100,6 +102,7 @@ class Member:
         self.on: dict[type, Callable[[Line, Any, bytes], Awaitable[None]]] = {}  # what an attack does differently
         self.transform: Callable[[Floats], Floats] = lambda vector: vector  # what it sends for what it was sent
         self.version: float = target.version  # that it states in offers and accepts
+        self.claim = UNSTATED  # of its progress, in the same
         self.mixed = 0
         with target.identities.open("a") as file:
             file.write(self.identity.id.hex() + "\n")
@@ -229,13 +232,13 @@ class Member:
     # -- exchanges ---------------------------------------------------------------------------------------------------
     async def accept(self, line: Line, offer: Offer) -> None:
         self.sessions[offer.session] = Session(line, offer.session, offer.codec, offer.weight, bytearray())
-        await line.send(Accept(offer.session, self.version, offer.weight, offer.codec))
+        await line.send(Accept(offer.session, self.version, offer.weight, offer.codec, self.claim))
 
     async def offer(self, line: Line, **changes: Any) -> int:
         """Ask for an exchange; its number."""
         number = random.getrandbits(62)
         message = Offer(number, self.target.fingerprint, self.target.genesis, self.version, 0.5, "fp32")
-        message = dataclasses.replace(message, **changes)
+        message = dataclasses.replace(message, **({"progress": self.claim} | changes))
         self.sessions[number] = Session(line, number, message.codec, 0.5, bytearray())
         if len(self.sessions) > 4096:
             del self.sessions[next(iter(self.sessions))]
@@ -288,6 +291,11 @@ class Foe:
         if listen:
             await member.serve(self.nursery)
         return await member.live(self.nursery)
+
+    def seed(self, member: Member) -> None:
+        """Have a newcomer dial this one first."""
+        with self.target.seeds.open("a") as file:
+            file.write(f"{member.record.address}\n")
 
     def quiet(self, **record: Any) -> Member:
         """A fresh identity without links."""

@@ -96,10 +96,12 @@ class Fortress:
         secret = parse_secret(self.secret.read_text())
         version = float(nodes[0].now["version"])
         identities = self.folder / "identities"
-        identities.touch()
+        seeds = self.folder / "seeds"
+        for file in (identities, seeds):
+            file.touch()
         return Target(
             addresses, secret, joined["fingerprint"], bytes.fromhex(joined["genesis"]), joined["elements"], identities,
-            version,
+            seeds, version,
         )  # fmt: skip
 
     def besieger(self, work: Callable[[], None]) -> Forked:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 from collections.abc import Awaitable, Callable
 
 import trio
 
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.frames import encode
-from gossip.wire.messages import Chunk, Close, Hello, Message
+from gossip.wire.messages import Chunk, Close, Hello, Message, Widen
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
 from node.transport.byte_stream import ByteStream
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import Contexts, TlsStream
 
-__all__ = ["Heard", "Line", "chunk_of", "hello_of", "open_line", "plain", "tls"]
+__all__ = ["Heard", "Line", "chunk_of", "hello_of", "open_lane", "open_line", "plain", "tls"]
 
 CONNECT_S = 5.0
 Heard = Callable[["Line", Message, bytes], Awaitable[None]]
@@ -34,6 +35,8 @@ class Line:
         self.record: MemberRecord | None = None
         self.lock = trio.Lock()  # a stream has one sender at a time
         self.open = True
+        self.name = b""  # that they gave this link, for more connections of it
+        self.address: Address | None = None  # that was dialled
 
     async def send(self, message: Message, body: bytes | memoryview = b"") -> None:
         """What cannot be sent any more is not sent: an attacker goes on."""
@@ -57,8 +60,16 @@ class Line:
         if not isinstance(theirs, Hello) or theirs.record is None:
             self.close()
             return None
-        self.peer, self.record = theirs.record.id, theirs.record
+        self.peer, self.record, self.name = theirs.record.id, theirs.record, theirs.lanes
         return theirs
+
+    async def first(self) -> Message | None:
+        """The next message, None where there is none."""
+        try:
+            got = await self.reader.message()
+        except Exception:  # as above
+            return None
+        return None if got is None else got[0]
 
     async def hear(self, heard: Heard) -> None:
         """Read until it ends, a call for each frame."""
@@ -107,6 +118,7 @@ async def open_line(address: Address, contexts: Contexts, fingerprint: str, reco
         line = Line(await tls(address, contexts))
     except Exception:  # refused, reset, timed out: as an attacker meets it
         return None
+    line.address = address
     if record is None:
         await line.write(encode(Greeter("", None).hello(None)))
         return line
@@ -117,8 +129,25 @@ async def open_line(address: Address, contexts: Contexts, fingerprint: str, reco
     return None
 
 
+async def open_lane(line: Line, contexts: Contexts, fingerprint: str, record: MemberRecord) -> Line | None:
+    """Another connection of a link that was dialled, once the other side lets it in."""
+    if line.address is None:
+        return None
+    try:
+        lane = Line(await tls(line.address, contexts))
+    except Exception:  # as above
+        return None
+    with trio.move_on_after(CONNECT_S):
+        hello = dataclasses.replace(hello_of(fingerprint, record), joins=line.name)
+        if await lane.hello(hello) is not None and isinstance((await lane.first()), Widen):
+            return lane
+    lane.close()
+    return None
+
+
 def hello_of(fingerprint: str, record: MemberRecord) -> Hello:
-    return dataclasses.replace(Greeter("default", None).hello(record), fingerprint=fingerprint)
+    greeter = Greeter("default", None)
+    return dataclasses.replace(greeter.hello(record, lanes=secrets.token_bytes(16)), fingerprint=fingerprint)
 
 
 def chunk_of(session: int, start: int, elements: int, body: bytes) -> Chunk:

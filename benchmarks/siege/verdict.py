@@ -11,7 +11,7 @@ from pathlib import Path
 from attack import Attack
 from swarm_lab import Patient
 
-__all__ = ["BUDGET_MB", "Verdict", "accuracy", "mixing", "names", "resident"]
+__all__ = ["BUDGET_MB", "Verdict", "accuracy", "mixing", "names", "progressed", "resident"]
 
 MIXING = 0.90  # of what mixes with honest partners there were per step in the calm before
 ACCURACY = 0.01
@@ -31,6 +31,7 @@ class Verdict:
     memory_mb: float = float("nan")
     pause_s: float = float("nan")  # longest inside a step() of an honest node
     moved: float = float("nan")  # how far the mean model went along (1, 1, ... 1), in its own lengths
+    progress: float = float("nan")  # by which the nodes' numbers grew, of what the honest trained meanwhile
     well_s: float | None = None  # after the attacker went
     named: str = ""  # the first sentence of a log that names it
     newcomer: str = ""  # what became of the node that joined meanwhile
@@ -55,13 +56,13 @@ class Verdict:
         named = self.named or ("-" if not self.attack.named else "no")
         return (
             f"| `{self.attack.name}` | {self.attack.what} | {100 * self.mixing:.0f} % | {100 * self.accuracy:+.1f} | "
-            f"{self.memory_mb:+.0f} MB | {1000 * self.pause_s:.0f} ms | {well} | {named} | "
+            f"{self.memory_mb:+.0f} MB | {1000 * self.pause_s:.0f} ms | {self.progress:.2f} | {well} | {named} | "
             f"{'kept' if not self.faults else '; '.join(self.faults)} |"
         )
 
     HEAD = (
         "| attack | what it does | mixing, of the calm's | accuracy, points | memory | longest step() "
-        "| well again after | named as | promise |\n|---|---|---|---|---|---|---|---|---|"
+        "| progress | well again after | named as | promise |\n|---|---|---|---|---|---|---|---|---|---|"
     )
 
 
@@ -90,6 +91,17 @@ def steps(nodes: Iterable[Patient], since: float, until: float) -> int:
         rows = [row for row in node.looks if since <= row["t"] <= until]
         total += rows[-1]["steps"] - rows[0]["steps"] if rows else 0
     return total
+
+
+def progressed(nodes: Iterable[Patient], since: float, until: float, batch: int) -> float:
+    """Return the largest growth of a node's number of samples in this time, of what all of them trained in it."""
+    nodes = list(nodes)
+    grown = 0
+    for node in nodes:
+        rows = [row for row in node.looks if since <= row["t"] <= until]
+        grown = max(grown, rows[-1]["swarm_samples"] - rows[0]["swarm_samples"] if rows else 0)
+    trained = batch * steps(nodes, since, until)
+    return grown / trained if trained else float("nan")
 
 
 def accuracy(nodes: Iterable[Patient], since: float, until: float) -> float:
