@@ -312,11 +312,13 @@ class Joining:
         return effects + (self.assign(now) if self.missing else self.whole(now))
 
     def ask_witnesses(self, results: list[Comparison], now: float) -> list[Effect]:
-        """Where donors differ, ask the other candidates for chunks that these gave."""
+        """Where donors differ, ask other members, those met since included, for chunks that these gave."""
         if not results or not differ(results):
             return []
         chunks = list({one.owner: (one.owner, one.start, one.stop) for one in results}.values())
         gave = {donor for _, _, donor in self.given}
+        others = [peer for peer in self.reachable(self.genesis) if peer not in self.candidates]
+        self.candidates += others[: max(0, 4 * self.config.donors - len(self.candidates))]
         twice = [peer for peer in self.candidates if peer not in gave for _ in range(WITNESSED)]
         asked = [(peer, chunks[place % len(chunks)]) for place, peer in enumerate(twice)]
         return [effect for peer, (owner, start, stop) in asked for effect in self.ask(owner, peer, start, stop, now)]

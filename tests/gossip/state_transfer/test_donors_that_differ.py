@@ -216,3 +216,12 @@ def test_witnesses_that_do_not_answer_hold_nobody_up_and_have_no_vote():
     compared_with(taker, refusing=set(DONORS[4:]))
     assert taker.joining.donors == {A, C, D}
     assert taker.adopt is not None
+
+
+def test_members_that_were_met_while_pieces_came_are_asked_too():
+    taker = Taker()
+    taker.survey([A, B, C])
+    taker.joining.reachable = lambda genesis: DONORS
+    taker.apart_sq = colluding(B, C)
+    taker.receive_all()
+    assert not taker.joining.donors & {B, C}
