@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections import deque
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gossip.effects import Effect
 from gossip.errors import GossipError
 from gossip.ids import Address, MemberRecord, PeerId
+from gossip.progress import Claim
 from gossip.wire.frames import decode, encode
 from gossip.wire.messages import (
     Abort,
@@ -48,7 +50,7 @@ __all__ = ["Liar"]
 PREFIX_BYTES = 12  # before a frame's header
 SEEN = 32  # session numbers and records that it can speak of
 NUMBERS = (0, 1, 2**31, 2**53 - 1, 2**53, 2**62, 2**63 - 1)
-FLOATS = (0.0, -1.0, 0.5, 1e-300, 1.0, 1e6, 2.0**53 - 1, 2.0**53, 1.7e308)
+FLOATS = (0.0, -0.0, -1.0, 0.5, 5e-324, 1e-310, 1e-300, 1.0, 1e6, 2.0**53 - 1, 2.0**53, 1.7e308, math.inf, math.nan)
 
 
 class Liar(Host):
@@ -147,6 +149,12 @@ class Liar(Host):
         rng = self.rng
         return rng.choice(FLOATS) if rng.random() < 0.5 else float(self.peer.local.version + rng.uniform(-2, 2))
 
+    def claim(self) -> Claim:
+        """Progress as a number at a bound, or near its own."""
+        rng, own = self.rng, self.peer.local.progress.claim
+        samples, most = rng.choice([*NUMBERS, own.samples]), rng.choice([*NUMBERS, own.most])
+        return Claim(samples, most, rng.choice([*NUMBERS, own.members]))
+
     def lie_offer(self) -> Offer:
         local, rng = self.peer.local, self.rng
         return Offer(
@@ -157,12 +165,14 @@ class Liar(Host):
             "push" if self.config.pushes != (rng.random() < 0.1) else rng.choice(["pair", "pair", "ahead"]),
             rng.choice([0.0, 1.0, 1.0, 2.0**32, 1e-9]),
             rng.choice(["all", "all", "mask 0.1", "top 0.01", "fragment 1/4", "nothing"]),
+            self.claim(),
         )  # fmt: skip
 
     def lie_answer(self) -> Any:
         rng, session = self.rng, self.session()
         return rng.choice([
-            Accept(session, self.figure(), rng.choice([0.5, 0.25, 0.0, 3.0]), rng.choice(["fp32", "int8", "none"])),
+            Accept(session, self.figure(), rng.choice([0.5, 0.25, 0.0, 3.0]), rng.choice(["fp32", "int8", "none"]),
+                   self.claim()),
             Busy(session), Refuse(session, "genesis"), Commit(session), Commit(session), Abort(session, "late"),
             Abort(session, "checksum"), Outcome(session), Settled(session, True), Settled(session, False),
         ])  # fmt: skip
@@ -173,7 +183,8 @@ class Liar(Host):
         return rng.choice([
             Invite(session, "f", local.genesis, local.version, "fp32", members),
             Invite(rng.getrandbits(62), "f", local.genesis, local.version, "fp32", members),
-            Joined(session, self.figure(), "fp32"), Begin(session, members, self.figure(), "fp32"),
+            Joined(session, self.figure(), "fp32", self.claim()),
+            Begin(session, members, self.figure(), "fp32", self.claim()),
         ])  # fmt: skip
 
     def lie_fetch(self) -> Any:
@@ -182,7 +193,8 @@ class Liar(Host):
         return rng.choice([
             Fetch(rng.getrandbits(62), (), start, rng.choice([start, ELEMENTS, 2**62])),
             Fetch(self.session(), ("exp_avg",), 0, ELEMENTS),
-            Serving(self.session(), self.figure(), local.genesis, rng.choice([(), ("zzz",)]), (("step", 1e308),)),
+            Serving(self.session(), self.figure(), local.genesis, rng.choice([(), ("zzz",)]), (("step", 1e308),),
+                    rng.choice(NUMBERS), rng.random() < 0.5),
             Reach(), Reached(rng.random() < 0.5),
         ])  # fmt: skip
 
@@ -206,11 +218,12 @@ class Liar(Host):
         if rng.random() < 0.5:
             changes |= {"samples": rng.choice(NUMBERS[:5]), "steps": rng.choice(NUMBERS[:5])}
         if rng.random() < 0.5:
-            changes |= {"rate": rng.choice(FLOATS), "clock_s": rng.choice(FLOATS)}
+            changes |= {"progress": rng.choice(NUMBERS[:5]), "loss": rng.choice(FLOATS)}
         if rng.random() < 0.3:
-            changes |= {"version": rng.choice(FLOATS), "base_samples": rng.choice(NUMBERS[:5])}
+            changes |= {"version": rng.choice(FLOATS), "finished": rng.random() < 0.5}
         if rng.random() < 0.2:
-            changes |= {"genesis": rng.choice([b"\xff" * 16, b"", b"\0" * 16])}
+            runs = [host.peer.genesis for host in self.world.honest]
+            changes |= {"genesis": rng.choice([b"\xff" * 16, b"", b"\0" * 16, rng.randbytes(16), *runs])}
         if rng.random() < 0.3:
             changes |= {"incarnation": mine.incarnation + rng.choice([1, 5, 999, 1001, 2**52])}
         changed: list[Any] = [dataclasses.replace(mine, **changes)]
@@ -218,7 +231,8 @@ class Liar(Host):
             name = hashlib.sha256(b"sybil %d %d" % (self.number, rng.randrange(self.sybils) + number)).digest()
             address = Address("10.0.0.2", 2000 + name[0])
             changed.append(MemberRecord(PeerId(name[:16]), b"", 1, rng.randint(0, 9), address=address, ready=True,
-                                        genesis=self.peer.local.genesis, samples=rng.choice(NUMBERS[:4])))  # fmt: skip
+                                        genesis=self.peer.local.genesis, samples=rng.choice(NUMBERS[:4]),
+                                        progress=rng.choice(NUMBERS[:4]), finished=rng.random() < 0.3))  # fmt: skip
         if self.records and rng.random() < 0.5:
             changed.append(rng.choice(list(self.records)))  # as it once was
         return rng.choice([Gossip, lambda updates: Records(updates, b"")])(tuple(changed))

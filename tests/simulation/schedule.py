@@ -299,7 +299,7 @@ class Schedule:
         host.adoption = host.kept = None
         host.restoring = False
         host.pieces.clear()
-        host.call("resume", host.peer.local.genesis, host.peer.membership.me.base_samples, host.peer.local.version)
+        host.call("resume", host.peer.local.genesis, host.peer.local.progress.samples, host.peer.local.version)
 
     def spoil_one(self) -> None:
         """Its weights are no numbers any more; its loop mends them by itself later, if the swarm has not."""
