@@ -75,6 +75,7 @@ class Membership:
         self._push_pull = PushPull(me.id, self._table, config, rng, now)
         self._heal_s = now + rng.random() * config.heal_period_s
         self._left = False
+        self._woke_s = now  # when this process last went on after it had been stopped
         self.deadline = now  # when to call tick
         self.changes = 0  # counts those of owners()
         self.company = (
@@ -347,9 +348,11 @@ class Membership:
         self.deadline = self._heal_s if self._heal_s < due_s else due_s
 
     def _notice_sleep(self, now: float) -> None:
-        """When a timer is half a second late this process was stopped: nobody is judged by that time."""
-        gap_s = now - self.deadline
+        """When a timer is half a second late this process was stopped: nobody is judged by that time. Messages that
+        waited meanwhile may come before the tick, and the time counts once."""
+        gap_s = now - max(self.deadline, self._woke_s)
         if gap_s > self._config.probe_timeout_min_s:
+            self._woke_s = now
             self._detector.slept(gap_s)
             self._view.slept(gap_s)
 
