@@ -2,6 +2,7 @@
 
 python -m tests.simulation SEED                one schedule, its trace, and how it ends
 python -m tests.simulation --seeds 100000      many; each failure with the command that replays it
+python -m tests.simulation --large --seeds 10  hundreds of peers, a hundred runs or hours of virtual time in each
 python -m tests.simulation --mutants           each planted bug, and the first seed that shows it
 """
 
@@ -11,22 +12,26 @@ import argparse
 import dataclasses
 import multiprocessing
 import os
+import random
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 from gossip.config import Config
 from tests.simulation.judge import Failure
+from tests.simulation.large import Large
 from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.schedule import Schedule
 from tests.simulation.transitions import watched
 
 __all__ = ["Outcome", "find", "main", "outcome", "shrunk"]
 
+LARGE = 0.0005  # share of the seeds; each takes as long as a hundred others
 ENOUGH = 228  # seeds within which a throw-away explorer found every bug planted in it
 BATCH = 20  # seeds that one process plays before it reports
 SHOWN = 20  # failures printed in full
@@ -44,9 +49,16 @@ class Outcome(NamedTuple):
     one_sided: int
 
 
+def schedule_of(seed: int, large: bool | None = None, **how: Any) -> Schedule:
+    """The schedule of a seed; ``large``: of hundreds of peers, or of hours, or neither, whatever the seed says."""
+    if large is None:
+        large = random.Random(f"scale {seed}").random() < LARGE
+    return (Large if large else Schedule)(seed, **how)
+
+
 def outcome(seed: int, watch: bool = True, **how: Any) -> Outcome:
     """``watch``: every session is held to its table of transitions as well."""
-    schedule = Schedule(seed, **how)
+    schedule = schedule_of(seed, **how)
     claim = detail = ""
     try:
         with watched() if watch else nullcontext():
@@ -73,31 +85,33 @@ def shrunk(seed: int, claim: str) -> list[str]:
     return words
 
 
-def batch(seeds: range) -> list[Outcome]:
-    return [outcome(seed) for seed in seeds]
+def batch(seeds: range, large: bool | None = None) -> list[Outcome]:
+    return [outcome(seed, large=large) for seed in seeds]
 
 
-def played(first: int, count: int, processes: int) -> Iterator[Outcome]:
+def played(first: int, count: int, processes: int, large: bool | None = None) -> Iterator[Outcome]:
+    play = partial(batch, large=large)
     batches = [range(at, min(at + BATCH, first + count)) for at in range(first, first + count, BATCH)]
     if processes == 1:
         for seeds in batches:
-            yield from batch(seeds)
+            yield from play(seeds)
         return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for outcomes in pool.imap(batch, batches):
+        for outcomes in pool.imap(play, batches):
             yield from outcomes
 
 
-def explore(first: int, count: int, processes: int) -> int:
+def explore(first: int, count: int, processes: int, large: bool | None = None) -> int:
     """Returns how many seeds failed."""
     began, events, exchanges, one_sided = time.monotonic(), 0, 0, 0
     claims: Counter[str] = Counter()
-    for done, one in enumerate(played(first, count, processes), 1):
+    for done, one in enumerate(played(first, count, processes, large), 1):
         events, exchanges, one_sided = events + one.events, exchanges + one.exchanges, one_sided + one.one_sided
         if one.claim:
             claims[one.claim] += 1
             if claims.total() <= SHOWN:
-                smaller = " ".join(shrunk(one.seed, one.claim)) if claims[one.claim] == 1 else ""
+                small = claims[one.claim] == 1 and not large
+                smaller = " ".join(shrunk(one.seed, one.claim)) if small else "--large" * bool(large)
                 print(f"\n{one.detail}\n    python -m tests.simulation {one.seed} {smaller}".rstrip(), flush=True)
         if done % 1000 == 0 or done == count:
             seconds = time.monotonic() - began
@@ -128,7 +142,7 @@ def find_all() -> int:
 def replay(seed: int, how: dict[str, Any], mutant: str) -> int:
     """In words, to its end."""
     how["tell"] = print
-    schedule = Schedule(seed, **how)
+    schedule = schedule_of(seed, **how)
     usual = Config()
     for field in dataclasses.fields(usual):
         value = getattr(schedule.config, field.name)
@@ -155,10 +169,12 @@ def main() -> None:
     parser.add_argument("--peers", type=int, help="of the one seed: no more than so many")
     parser.add_argument("--seconds", type=float, help="of the one seed: faults for no longer")
     parser.add_argument("--honest", action="store_true", help="of the one seed: without its liars")
+    parser.add_argument("--large", action="store_true", default=None, help="hundreds of peers, or hours, in each")
     asked = parser.parse_args()
     if asked.mutants:
         sys.exit(1 if find_all() else 0)
     if asked.seed is None:
-        sys.exit(1 if explore(asked.first, asked.seeds or 1000, asked.processes) else 0)
+        sys.exit(1 if explore(asked.first, asked.seeds or 1000, asked.processes, asked.large) else 0)
     how = {"peers": asked.peers, "seconds": asked.seconds, "liars": False if asked.honest else None}
+    how["large"] = asked.large
     sys.exit(replay(asked.seed, how, asked.mutant))

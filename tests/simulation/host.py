@@ -13,7 +13,7 @@ from gossip.ids import Address, MemberRecord
 from gossip.peer import Peer
 from gossip.wire.records import trusting, unsigned
 from tests.harness import host as harness
-from tests.harness.model import Number
+from tests.harness.model import Model, Number
 
 if TYPE_CHECKING:
     import random
@@ -26,6 +26,13 @@ __all__ = ["ELEMENTS", "Host", "Manners"]
 
 ELEMENTS = 4096  # enough for a clip radius, and two chunks of the least length for each of two donors
 KEEPS_NOT = 0.1  # share of trials before which there is no memory to keep what is there
+
+
+class Forgotten(list[tuple[float, Effect]]):
+    """A log that keeps nothing: a long schedule has millions of effects."""
+
+    def append(self, one: tuple[float, Effect]) -> None:
+        pass
 
 
 class Manners:
@@ -52,6 +59,7 @@ class Host(harness.Host):
     def __init__(
         self, world: World, number: int, record: MemberRecord, manners: Manners, rng: random.Random,
         *, seeds: tuple[Address, ...] = (), book: tuple[MemberRecord, ...] = (), value: int = 0, dialable: bool = True,
+        must_join: bool = False,
     ) -> None:  # fmt: skip
         self.config, self.manners, self.seeds = world.config, manners, seeds
         self.stopped = 0  # how many freezes it is under
@@ -63,6 +71,12 @@ class Host(harness.Host):
             seeds=seeds, book=book, now=world.now,
         )  # fmt: skip
         super().__init__(world, number, peer, value=value, step_s=manners.step_s, dialable=dialable)
+        if not world.exact:
+            self.model = Model(value, world.config.conserves, False)
+        self.log = Forgotten()
+        self.must_join = must_join
+        if must_join:
+            peer.must_join()
         self.rng, self.learning, self.samples = rng, manners.learning, manners.samples
         losses = manners.losses
         self.loss = lambda host: rng.uniform(*losses) if losses is not None and peer.ready else None
@@ -135,6 +149,7 @@ class Host(harness.Host):
     def learn(self) -> None:
         self.world.judge.learned(self, self.model.mass * self.learning)
         super().learn()
+        self.world.truth.train(self, self.samples)
 
     def replace(self, value: Number) -> None:
         if value is None:

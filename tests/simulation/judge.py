@@ -36,6 +36,7 @@ __all__ = ["Failure", "Judge"]
 
 ASKED_S = 3.0  # a partner reachable for so long has answered how an exchange ended: asked every second, and a slow link
 GONE = (MemberState.DEAD, MemberState.LEFT)
+ROUNDING = 1e-6  # of floats, which add up hundreds of thousands of shifts
 
 
 class Failure(AssertionError):
@@ -61,6 +62,8 @@ class Judge:
         self.total: Fraction | float = 0
         self.clips = FILTERS[world.config.filtering].cuts
         self.done = self.one_sided = self.clipped = 0
+        self.ended_runs: set[bytes] = set()  # those of which an honest member said that it is finished
+        self.blurred = False  # honest members were taken for others under way, and sums are not known
         self.signed: dict[PeerId, int] = {}  # the highest incarnation of lives that are over
         self.lost: dict[tuple[Host, PeerId], int] = {}  # the incarnation in which one was last held to be gone
 
@@ -77,6 +80,7 @@ class Judge:
                 self.changed(host, effect)
             case Notice(kind, sentence):
                 world.note(f"{host} says: {kind}: {sentence}")
+                self.noticed(host, kind, sentence)
             case Snapshot() | Collect():
                 if session is not None:
                     world.fail("a number is one session's", f"{host} is told {effect}")
@@ -120,6 +124,12 @@ class Judge:
                 if effect.to in host.sessions or session.transfer is not None:
                     world.fail("a number is one session's", f"{host} is told {effect}")
                 self.renamed(host, effect)
+
+    def same(self, one: Fraction | float, other: Fraction | float) -> bool:
+        """Whether two sums are equal, of floats but for what rounding comes to."""
+        if self.world.exact:
+            return one == other
+        return abs(one - other) <= ROUNDING * max(1.0, abs(one), abs(other))
 
     # -- sums ----------------------------------------------------------------------------------------------------
     def entered(self, host: Host, sign: int = 1) -> None:
@@ -287,13 +297,14 @@ class Judge:
             self.one_sided += 1
             self.total += shifts
             return
+        world.truth.mix(sides)
         weights = {side.weight for side in sides.values()}
         if len(weights) > 1 and not self.clips:
             world.fail("both sides take one weight", f"{mixed} mixed {deal.session:x} by {weights}")
         if len(weights) > 1:
             self.clipped += 1
             self.total += shifts
-        elif shifts != 0:
+        elif not self.same(shifts, 0):
             world.fail("the mean is kept", f"{mixed} mixed {deal.session:x} and moved it by {float(shifts)}")
 
     # -- pushes --------------------------------------------------------------------------------------------------
@@ -352,7 +363,7 @@ class Judge:
 
     def settle_push(self, push: Push, host: Host, session: Session) -> None:
         """Its owner has released it: it is merged there, or back here."""
-        if push.back or push.merged or push.void or not session.reported:
+        if push.back or push.merged or push.void or host.liar or not session.reported:
             return
         if host.peer.joining.phase is Phase.ADOPTING:
             push.void = True  # given by weights that go at the next boundary
@@ -362,7 +373,7 @@ class Judge:
 
     def sums(self) -> None:
         """With nothing under way: every mass, and every mass times its value, is where it should be."""
-        if self.world.config.mixing == "row-stochastic":
+        if self.blurred or self.world.config.mixing == "row-stochastic":
             return  # which keeps neither
         mass, total = self.mass, self.total
         for push in self.pushes.values():
@@ -370,9 +381,27 @@ class Judge:
                 count = push.back + (push.merged and not push.stolen)
                 mass, total = mass + (count - 1) * push.mass, total + (count - 1) * push.total
         have = [host.model.sums() for host in self.world.honest]
-        if sum(one for one, _ in have) != mass or sum(one for _, one in have) != total:
-            held = float(sum(one for _, one in have))
+        held = sum(one for _, one in have)
+        if not self.same(sum(one for one, _ in have), mass) or not self.same(held, total):
+            held = float(held)
             self.world.fail("the sum is kept", f"{held} is held of {float(total)}")
+
+    # -- runs ----------------------------------------------------------------------------------------------------
+    def noticed(self, host: Host, kind: str, sentence: str) -> None:
+        if host.liar:
+            return
+        if kind == "started" and host.must_join:
+            self.world.fail("a peer that must join begins no run", f"{host}: {sentence}")
+        if kind == "finished" and "members hold" in sentence:
+            self.finished(host, sentence)
+
+    def finished(self, host: Host, sentence: str) -> None:
+        """An honest member must have said so, where fewer than half of those that the host knows of the run lie."""
+        by_id, peer = self.world.by_id, host.peer
+        others = [by_id[record.id] for record in peer.membership.sharing(peer.genesis) if record.id in by_id]
+        liars = sum(other.liar for other in others)
+        if peer.genesis not in self.ended_runs and 2 * liars < len(others) + 1:
+            self.world.fail("only honest members end a run", f"{host}: {sentence}")
 
     # -- members -------------------------------------------------------------------------------------------------
     def changed(self, host: Host, effect: MemberChanged) -> None:

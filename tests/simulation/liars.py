@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gossip.effects import Effect
 from gossip.errors import GossipError
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.progress import Claim
+from gossip.progress import MOST_SAMPLES, Claim, Progress
 from gossip.wire.frames import decode, encode
 from gossip.wire.messages import (
     Abort,
@@ -53,6 +53,14 @@ NUMBERS = (0, 1, 2**31, 2**53 - 1, 2**53, 2**62, 2**63 - 1)
 FLOATS = (0.0, -0.0, -1.0, 0.5, 5e-324, 1e-310, 1e-300, 1.0, 1e6, 2.0**53 - 1, 2.0**53, 1.7e308, math.inf, math.nan)
 
 
+class Lying(Progress):
+    """States as much as a message holds in every exchange."""
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(MOST_SAMPLES, MOST_SAMPLES, MOST_SAMPLES)
+
+
 class Liar(Host):
     """It follows the protocol as its mood has it: the share of its messages that it twists, withholds or says twice,
     and how often it speaks unasked."""
@@ -70,6 +78,8 @@ class Liar(Host):
         self.seen: deque[int] = deque(maxlen=SEEN)
         self.records: deque[MemberRecord] = deque(maxlen=SEEN)
         self.hints: deque[Hint] = deque(maxlen=SEEN)
+        if rng.random() < 0.5:
+            self.peer.local.progress.__class__ = Lying
         self.fibs = list(rng.sample(FIBS, rng.randint(2, len(FIBS))))
 
     def start(self) -> None:

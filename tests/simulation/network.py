@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossip.ids import Address
 from tests.harness import network as harness
+from tests.harness.world import address_of
 
 if TYPE_CHECKING:
     from tests.simulation.host import Host
@@ -49,7 +50,7 @@ class Network(harness.Network):
         self.swallowed_s = 2.0  # the hello's timeout, shortened with all other times
         self.spike_until, self.spike = 0.0, 1.0
         self.breaks: dict[str, float] = {}  # by a message's kind: how often its link breaks as it is sent
-        self.slow_streams = 1.0
+        self.slow_streams = self.slow_pieces = 1.0
 
     def latency(self, *_: Host | None) -> float:
         world = self.world
@@ -60,6 +61,12 @@ class Network(harness.Network):
         return address.port % 2 == 1 if to is None else self.parted(host, to) or bool(to.stopped)
 
     def connect(self, host: Host, to: Host) -> None:
+        if host.id == to.id:  # a copy of it, with its key
+            host.peer.seed_is_me(address_of(to.number))
+            return
+        self.link(host, to)
+
+    def link(self, host: Host, to: Host) -> None:
         """Either may finish its Hello first; what the other says meanwhile waits in its socket."""
         link = Link(host, to, self.world.now)
         self.links[link] = None
@@ -99,7 +106,8 @@ class Network(harness.Network):
     def streamed_s(self, link: Link, host: Host, chunk: bool = False) -> float:
         world = self.world
         begin = max(link.last[link.place(host)], world.now + self.latency())
-        return begin - world.now + self.slow_streams * 0.08 * world.rng.random()
+        slow = self.slow_streams * self.slow_pieces if chunk else self.slow_streams
+        return begin - world.now + slow * 0.08 * world.rng.random()
 
     # -- breaks --------------------------------------------------------------------------------------------------
     def cut_link(self, link: Link, slow: bool = False) -> None:

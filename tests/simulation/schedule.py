@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from gossip.config import Config
 from gossip.effects import MemberState
@@ -23,7 +23,6 @@ from tests.simulation.world import World
 
 __all__ = ["Schedule", "play", "random_config"]
 
-LOOK_S = 0.5  # between two looks at what is under way
 WHOLE_S = 400.0  # after the last fault: suspicion, the longest bench, and the third dial to one known by hearsay alone
 TALK = ("Commit", "Settled", "Outcome", "Accept", "Offer", "Joined", "Begin", "Abort", "Busy")
 
@@ -89,14 +88,17 @@ def peer_id(number: int) -> PeerId:
 class Schedule:
     """One seed's world, played by :meth:`play`."""
 
+    EXACT: ClassVar[bool] = True  # the weights are fractions
+    LOOK_S: ClassVar[float] = 0.5  # between two looks at what is under way
+
     def __init__(
         self, seed: int, *, tell: Callable[[str], None] | None = None, peers: int | None = None,
         seconds: float | None = None, liars: bool | None = None,
     ) -> None:  # fmt: skip
         self.seed = seed
         rng = self.rng = random.Random(f"schedule {seed}")
-        self.config = random_config(rng)
-        self.world = World(seed, self.config, tell)
+        self.config = self.configure()
+        self.world = World(seed, self.config, tell, self.EXACT)
         count = rng.choice([2, 2, 3, 3, 3, 4, 4, 5, 6])
         count = rng.choice([12, 20, 50]) if rng.random() < 0.006 else count
         self.count = min(count, peers) if peers else count
@@ -116,6 +118,10 @@ class Schedule:
         if rng.random() < 0.2:
             network.breaks.clear()
         self.faults = [fault for fault in FAULTS if rng.random() < 0.6]
+        more = self.more = random.Random(f"more {seed}")
+        self.bound = more.random() < 0.15  # some of those who come must join
+        self.copies = int(more.random() < 0.06 and not self.config.pushes)  # processes with another's key
+        self.faults += [Schedule.finish_one] * (more.random() < 0.1)
         self.numbers = 0
         self.lives: dict[int, int] = {}
         self.fallen: list[Host] = []  # crashed, and perhaps to be started again
@@ -123,42 +129,74 @@ class Schedule:
         self.looks = 0
         self.found: dict[Host, Host] = {}  # as known() has it when the faults end
 
+    def configure(self) -> Config:
+        return random_config(self.rng)
+
     # -- who is there --------------------------------------------------------------------------------------------
     def enter(
-        self, *, liar: bool = False, seedless: bool = False, again: Host | None = None, memory: bool = True
-    ) -> Host:
-        """Another process: a new member, or one that fell, with its key and, if so, what it remembered."""
+        self, *, liar: bool = False, seedless: bool = False, again: Host | None = None, memory: bool = True,
+        twin: Host | None = None,
+    ) -> Host:  # fmt: skip
+        """Another process: a new member, one that fell, with its key and, if so, what it remembered, or a copy."""
         world, rng = self.world, self.rng
         number = self.numbers if again is None else again.number
         self.numbers += again is None
         life = self.lives[number] = self.lives.get(number, 0) + 1
+        again = twin or again
         genesis = hashlib.sha256(b"genesis %d %d %d" % (self.seed, number, life)).digest()[:16]
         book: tuple[MemberRecord, ...] = ()
         incarnation = 1
         if again is not None and memory:
             book = tuple(again.peer.membership.book())
             incarnation = again.peer.membership.me.incarnation + 1
-        dialable = again.dialable if again is not None else liar or number == 0 or rng.random() < 0.9
-        record = MemberRecord(peer_id(number), b"", incarnation, address=address_of(number), genesis=genesis)
+        dialable = again.dialable if again is not None else liar or self.dials(number)
+        record = MemberRecord(
+            peer_id(number) if twin is None else twin.id, b"", incarnation, address=address_of(number), genesis=genesis
+        )
         others = [host for host in world.running if not host.left and not host.liar and host.dialable]
         seeds = () if seedless or not others else tuple(
             address_of(host.number) for host in rng.sample(others, min(len(others), rng.choice([1, 1, 2])))
         )  # fmt: skip
         if not seeds and not seedless and number:
             seeds = (address_of(0),)
-        manners = Manners(rng)
+        manners = self.manners()
         manners.fails = self.fails
         kind = Liar if liar else Host
         value = rng.randint(-40, 40)
         host = kind(
             world, number, record, manners, random.Random(f"{self.seed} {number} {life}"),
-            seeds=seeds, book=book, value=value, dialable=dialable,
+            seeds=seeds, book=book, value=value, dialable=dialable, must_join=bool(seeds) and self.must_join(),
         )  # fmt: skip
+        host.liar = liar or twin is not None
         return world.enter(host)
+
+    def manners(self) -> Manners:
+        return Manners(self.rng)
+
+    def dials(self, number: int) -> bool:
+        """Whether others can dial this one."""
+        return number == 0 or self.rng.random() < 0.9
+
+    def must_join(self) -> bool:
+        return self.bound and self.more.random() < 0.5
 
     # -- playing -------------------------------------------------------------------------------------------------
     def play(self) -> World:
         """Raises :class:`tests.simulation.judge.Failure` where something does not hold."""
+        world, rng = self.world, self.rng
+        self.begin()
+        world.run(rng.choice([0.0, 1.0, 2.5]))
+        self.look()
+        self.ends_s = world.now + self.lasts_s
+        self.later_fault()
+        while world.now < self.ends_s:
+            world.run(min(self.LOOK_S, self.ends_s - world.now))
+            self.look()
+        self.heal()
+        self.settle()
+        return world
+
+    def begin(self) -> None:
         world, rng = self.world, self.rng
         if self.divided:
             world.network.sides = lambda number: number % 2 if number < self.count else 0
@@ -168,16 +206,8 @@ class Schedule:
             world.run(rng.random() * 0.3)
         for _ in range(self.liars):
             self.enter(liar=True)
-        world.run(rng.choice([0.0, 1.0, 2.5]))
-        self.look()
-        self.ends_s = world.now + self.lasts_s
-        self.later_fault()
-        while world.now < self.ends_s:
-            world.run(min(LOOK_S, self.ends_s - world.now))
-            self.look()
-        self.heal()
-        self.settle()
-        return world
+        if self.copies:
+            world.later(self.more.random() * self.lasts_s, self.copy_one)
 
     def look(self) -> None:
         """The tables every fourth time: what leaks is still there."""
@@ -233,11 +263,13 @@ class Schedule:
         if network.sides is None:
             sides = {number: self.rng.randint(0, 1) for number in range(self.numbers)}
             network.part(sides)
+            self.world.truth.moved()
             self.world.note(f"the network parts: {sides}")
             self.world.later(self.rng.choice([0.3, 2.0, 6.0]), self.rejoin)
 
     def rejoin(self) -> None:
         self.world.network.sides = None
+        self.world.truth.moved()
         self.world.note("the network is whole")
 
     def crash(self) -> None:
@@ -299,7 +331,25 @@ class Schedule:
         host.adoption = host.kept = None
         host.restoring = False
         host.pieces.clear()
+        self.world.truth.set(host, host.peer.local.progress.samples)
         host.call("resume", host.peer.local.genesis, host.peer.local.progress.samples, host.peer.local.version)
+
+    def finish_one(self) -> None:
+        """Its owner holds the run to be finished."""
+        host = self.some()
+        if host is not None and not host.liar and host.peer.ready:
+            self.world.judge.ended_runs.add(host.genesis)
+            host.call("finish")
+
+    def copy_one(self) -> None:
+        """Another process starts with the key, and what is remembered, of one that runs."""
+        hosts = [host for host in self.world.honest if host.peer.ready and host.number]
+        if hosts and len(self.world.honest) > 2:
+            host = self.more.choice(hosts)
+            self.world.judge.entered(host, -1)
+            host.liar = True  # what holds of honest members does not of two in one
+            self.world.judge.blurred = True
+            self.enter(twin=host)
 
     def spoil_one(self) -> None:
         """Its weights are no numbers any more; its loop mends them by itself later, if the swarm has not."""
@@ -317,13 +367,14 @@ class Schedule:
         """No more faults; the liars are gone, everybody runs, and nobody begins anything after a while."""
         world = self.world
         network = world.network
-        network.sides, network.spike_until, network.slow_streams = None, 0.0, 1.0
+        self.rejoin()
+        network.spike_until, network.slow_streams = 0.0, 1.0
         network.breaks.clear()
         self.faults = []
         for host in list(world.running):
             host.stepping, host.manners.fails = True, 0.0
             host.manners.copy_s = min(host.manners.copy_s, 0.1)
-            if host.liar:
+            if host.liar and type(host) is not Host:
                 host.crash()
             elif host.peer.local.settling:
                 host.call("settle", False)
@@ -336,7 +387,7 @@ class Schedule:
         world.run(1.0 + 2.0 * self.rng.random())  # mixing goes on
         while True:
             self.look()
-            for host in world.honest:
+            for host in world.running:
                 host.peer.schedule.retry_at = float("inf")
                 host.peer.exchanges.foresees = False  # what was agreed ahead would go on for ever
             wrong = self.wrong()
@@ -344,7 +395,7 @@ class Schedule:
                 break
             if world.now - since > WHOLE_S + longest_s(self.config):
                 world.fail("all is well after quiet", "; ".join(wrong))
-            world.run(LOOK_S if world.now - since < 20.0 else 4 * LOOK_S)
+            world.run(self.LOOK_S if world.now - since < 20.0 else 4 * self.LOOK_S)
         for host in world.honest:
             host.model.apply()
         world.judge.sums()
@@ -364,6 +415,18 @@ class Schedule:
                             group[third] = with_it
         return group
 
+    def near(self, host: Host) -> list[Host]:
+        """The honest members that this one can find."""
+        return [other for other in self.world.honest if self.found.get(other) is self.found.get(host)]
+
+    @staticmethod
+    def divides(host: Host, other: Host) -> bool:
+        """Whether the two hold different runs, and neither has tried the other's and found it worse."""
+        one, two = host.peer, other.peer
+        if not (one.ready and two.ready) or one.genesis == two.genesis:
+            return False
+        return two.genesis not in one.joining.refused and one.genesis not in two.joining.refused
+
     def wrong(self) -> list[str]:
         """What is not well yet."""
         world = self.world
@@ -371,7 +434,8 @@ class Schedule:
         honest = world.honest
         for host in honest:
             peer = host.peer
-            if not peer.ready:
+            # Those who must join have nobody to join once everybody else is gone.
+            if not peer.ready and not (host.must_join and not any(other.peer.ready for other in self.near(host))):
                 found.append(f"{host!r} has no weights")
             if (
                 peer.joining.phase is not Phase.IDLE
@@ -382,6 +446,9 @@ class Schedule:
                 found.append(f"{host!r} is joining")
             if peer.exchanges.table or peer.donating.table or host.sessions:
                 found.append(f"{host!r} has something under way")
+            rival = next((other for other in self.near(host) if self.divides(host, other)), None)
+            if rival is not None:
+                found.append(f"{host!r} and {rival!r} are of different runs")
             for other in world.by_id.values():
                 if (
                     other is host

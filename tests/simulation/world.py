@@ -12,22 +12,28 @@ from tests.harness import world as harness
 from tests.simulation.host import Host
 from tests.simulation.judge import Failure, Judge
 from tests.simulation.network import Network
+from tests.simulation.truth import Truth
 
 __all__ = ["World"]
 
 
 class World(harness.World):
-    """``tell`` hears of every event in words; without it none are made."""
+    """``tell`` hears of every event in words; without it none are made. ``exact``: weights are fractions, which grow
+    with every exchange and are too slow for thousands of them."""
 
     hosts: list[Host]
 
-    def __init__(self, seed: int, config: Config, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, seed: int, config: Config, tell: Callable[[str], None] | None = None, exact: bool = True
+    ) -> None:  # fmt: skip
         super().__init__(seed, config=config)
+        self.exact = exact
         self.tell = tell
         self.rng = random.Random(f"world {seed}")
         self.digest = 0  # of all that was delivered, so that two processes can compare
         self.network = Network(self)
         self.judge = Judge(self)
+        self.truth = Truth(self)
 
     @property
     def honest(self) -> list[Host]:

@@ -1,0 +1,234 @@
+"""A large random schedule: hundreds of peers, a hundred runs that meet, or hours of virtual time, at the usual times.
+
+Few of the seeds are such, since each takes as long as a hundred small ones.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from gossip.config import Config
+from tests.harness.world import address_of
+from tests.simulation.host import Host, Manners
+from tests.simulation.schedule import Schedule
+
+__all__ = ["Large"]
+
+PEER_S = 20_000.0  # peers times seconds with faults in one schedule, about
+APART = 0.03  # of the truth, by which the progress of a member may differ from it after quiet
+UNSEEN_S = 20.0  # until a death or a newcomer counts everywhere,
+APART_S, TOGETHER_S = 20.0, 60.0  # and until the members on other sides of a cut do so no more, or again
+CALM_S = 1_200.0  # within which all is well after the last fault
+
+
+class Large(Schedule):
+    """``kind`` is what is large: "crowd" (members), "runs" or "hours"."""
+
+    EXACT: ClassVar[bool] = False
+    LOOK_S: ClassVar[float] = 10.0
+
+    def __init__(self, seed: int, *, kind: str | None = None, **how: Any) -> None:
+        own = self.own = random.Random(f"large {seed}")
+        self.kind = own.choice(["crowd", "crowd", "runs", "hours", "hours"])
+        self.kind = kind or self.kind
+        super().__init__(seed, **how)
+        match self.kind:
+            case "crowd":
+                count, self.lasts_s = own.choice([30, 60, 60, 100, 200, 300]), 0.0
+            case "runs":
+                count = own.choice([10, 20, 40, 100])
+            case _:
+                count = own.choice([3, 5, 8, 12])
+        peers, seconds = how.get("peers"), how.get("seconds")
+        self.count = min(count, peers) if peers else count
+        lasts_s = min(max(PEER_S / count, 60.0), 10_800.0) * (0.5 + own.random())
+        self.lasts_s = min(lasts_s, seconds) if seconds else lasts_s
+        self.divided = False
+        self.fails = own.choice([0.0, 0.0, 0.01])
+        self.every_s = own.choice([2.0, 10.0, 60.0]) * self.lasts_s / 600.0
+        lies = own.choice([0.0, 0.0, 0.0, 0.1, 0.3, 0.5]) if how.get("liars") is not False else 0.0
+        self.liars = int(lies * self.count)
+        self.hidden = own.choice([0.0, 0.0, 0.1, 0.5, 0.8])  # the share of peers that cannot be dialled
+        self.life_s = own.choice([0.0, 0.0, 200.0, 600.0, 2_000.0])  # the mean of exponential lives, 0: for ever
+        self.copies = own.choice([0, 0, 0, 1, 2]) if not self.config.pushes else 0  # processes with another's key
+        self.paces = own.choice([0.0, 0.0, 1.0, 2.5])  # powers of two by which steps are faster and slower
+        self.joiners = own.choice([0.0, 0.0, 0.5, 1.0])  # the share of newcomers that must join
+        self.samples = own.choice([1, 16])  # of a step
+        self.ends_runs = own.random() < 0.2
+        network = self.world.network
+        network.latency_s = own.choice([0.001, 0.02, 0.1, 0.4])
+        network.slow_streams = own.choice([1.0, 5.0, 20.0])
+        longest = self.config.reply_timeout_s / 0.08 / network.slow_streams / 6  # so that a piece comes in time
+        network.slow_pieces = min(own.choice([1.0, 1.0, 30.0, 300.0]), longest)
+        network.breaks.clear()
+        self.faults = [fault for fault in FAULTS if own.random() < 0.5]
+        self.ends_s = math.inf
+        self.slack = 0.0  # samples by which progress may be wrong, since not all is seen at once
+
+    def configure(self) -> Config:
+        own = self.own
+        settings: dict[str, Any] = {
+            "mix_every_steps": own.choice([4, 8, 16]),
+            "reply_timeout_s": own.choice([5.0, 5.0, 20.0, 400.0]),
+            "boundary_patience_s": 10.0,
+            "chunk_elements": 1024,
+        }
+        match own.choice(["pair", "pair", "pair", "group", "push-sum"]):
+            case "group":
+                settings |= {"mixing": "group", "group_size": own.choice([3, 4, 8]), "filter": "none"}
+            case "push-sum":
+                settings |= {"mixing": "push-sum", "filter": "none"}
+            case _:
+                settings |= {"filter": own.choice(["none", "auto"])}
+                if own.random() < 0.3:
+                    settings |= {"selection": own.choice(["exponential", "ring", "nearest", "grid"])}
+                elif own.random() < 0.5:
+                    settings |= {"outer_momentum": 0.5, "outer_rate": 0.7}
+        return Config(**settings)
+
+    # -- who is there --------------------------------------------------------------------------------------------
+    def manners(self) -> Manners:
+        own = self.own
+        manners = Manners(own)
+        usual = 4.0 if self.kind == "hours" else 0.5
+        # Groups wait for their slowest member, and a fast one then trains more than an exchange brings to the others.
+        paces = min(self.paces, 0.5) if self.config.mixing == "group" else self.paces
+        manners.step_s = usual * 2.0 ** own.uniform(-paces, paces)
+        manners.samples = self.samples
+        manners.losses = None if own.random() < 0.9 else manners.losses
+        manners.learning = 0
+        return manners
+
+    def dials(self, number: int) -> bool:
+        return number < 3 or self.own.random() >= self.hidden
+
+    def must_join(self) -> bool:
+        return self.own.random() < self.joiners
+
+    def lots(self, host: Host) -> None:
+        if self.life_s and not host.liar:
+            self.world.later(self.own.expovariate(1 / self.life_s), self.dies, host)
+
+    def dies(self, host: Host) -> None:
+        """Its process ends, and another starts later."""
+        if host.gone or host.left or self.world.now >= self.ends_s or len(self.world.honest) < 3:
+            return
+        if self.own.random() < 0.2:
+            host.leave()
+        else:
+            host.crash()
+        self.unseen(UNSEEN_S, 1 / len(self.world.honest))
+        self.world.later(self.own.expovariate(3 / self.life_s), self.comes)
+
+    def comes(self) -> None:
+        if self.world.now < self.ends_s:
+            self.enter()
+
+    def enter(self, **how: Any) -> Host:
+        host = super().enter(**how)
+        self.unseen(UNSEEN_S, 1 / max(1, len(self.world.honest)))
+        self.lots(host)
+        return host
+
+    # -- playing -------------------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        world, own = self.world, self.own
+        if self.kind == "runs":
+            for _ in range(self.count):
+                self.enter(seedless=True)
+            world.run(own.choice([30.0, 120.0]))
+            for one, other in zip(world.hosts, world.hosts[1:], strict=False):
+                one.peer.seeds.renew((address_of(other.number),), {})
+                one.perform([one.peer.seeds.dial(address_of(other.number))])
+        else:
+            for place in range(self.count):
+                self.enter(seedless=not place)
+                world.run(own.random() * 0.2)
+        for _ in range(self.liars):
+            self.enter(liar=True)
+        for _ in range(self.copies):
+            world.later(own.random() * self.lasts_s, self.copy_one)
+        if self.ends_runs:
+            world.later(own.random() * self.lasts_s, self.finish_some)
+
+    def finish_some(self) -> None:
+        """A share of the honest members hold their run to be finished."""
+        share = self.own.choice([0.1, 0.4, 0.9])
+        for host in self.world.honest:
+            if host.peer.ready and self.own.random() < share:
+                self.world.judge.ended_runs.add(host.peer.genesis)
+                host.call("finish")
+
+    def cut(self) -> None:
+        """The network falls into three parts, and some die meanwhile."""
+        network, own = self.world.network, self.own
+        if network.sides is None:
+            sides = {number: own.randint(0, 2) for number in range(self.numbers)}
+            network.part(sides)
+            self.world.truth.moved()
+            self.world.note("the network parts in three")
+            self.unseen(APART_S, 1.0)
+            lasts_s = own.choice([0.02, 0.1, 0.3]) * self.lasts_s
+            for _ in range(own.choice([0, 1, 5])):
+                self.world.later(own.random() * lasts_s, self.crash)
+            self.world.later(lasts_s, self.rejoin)
+
+    def rejoin(self) -> None:
+        if self.world.network.sides is not None:
+            super().rejoin()
+            self.unseen(TOGETHER_S, 1.0)
+
+    def slow_links(self) -> None:
+        """Every link is slow for a minute."""
+        network, usual = self.world.network, self.world.network.latency_s
+        network.latency_s = 1.5
+        self.world.later(60.0, self.quick_links, usual)
+
+    def quick_links(self, usual: float) -> None:
+        self.world.network.latency_s = min(usual, self.world.network.latency_s)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+    def unseen(self, seconds: float, share: float) -> None:
+        """For so long, this share of the members may count what they should not, or not what they should."""
+        rate = sum(host.samples / host.step_s for host in self.world.running if host.peer.ready and not host.liar)
+        self.slack += seconds * share * rate
+
+    def allowed(self, should: float) -> float:
+        """By how much progress may differ. A key that was copied counts once."""
+        copies = sum(host.liar and type(host) is Host for host in self.world.hosts)
+        return (APART + copies / self.count) * should + self.slack
+
+    def settle(self) -> None:
+        since = self.world.now
+        while True:
+            self.world.run(20.0)
+            self.look()
+            wrong = self.unlike()
+            if not wrong:
+                break
+            if self.world.now - since > CALM_S:
+                self.world.fail("progress is the truth after quiet", "; ".join(wrong[:6]))
+        super().settle()
+
+    def unlike(self) -> list[str]:
+        """Where progress is not what it should be."""
+        if self.liars:
+            return []
+        truth = self.world.truth
+        found = []
+        for host in self.world.honest:
+            if host.peer.ready and host in truth:
+                samples, should = host.peer.swarm_samples, truth.of(host)
+                if abs(samples - should) > self.allowed(should):
+                    found.append(f"{host!r} says {samples} of {should:.0f} ({samples / max(should, 1) - 1:+.1%})")
+        return found
+
+
+FAULTS: tuple[Callable[[Any], None], ...] = (
+    Schedule.break_link, Schedule.retire_link, Schedule.spike, Large.cut, Large.cut, Schedule.crash, Schedule.restart,
+    Schedule.leave, Schedule.newcomer, Schedule.stop, Schedule.pause, Schedule.congest, Large.slow_links,
+    Schedule.settle_one, Schedule.spoil_one,
+)  # fmt: skip
