@@ -11,7 +11,7 @@ from gossip.exchange.session import within
 from gossip.face import Face
 from gossip.ids import quantity
 from gossip.state_transfer.joining import LEFT_ALONE_S, Phase
-from gossip.state_transfer.runs import Run, outranks
+from gossip.state_transfer.runs import STALEMATE_S, Run, outranks
 from gossip.state_transfer.trial import Judge
 
 __all__ = ["Holder", "RunState"]
@@ -177,6 +177,8 @@ class Holder(Face):
         joining, local = self.joining, self.local
         self.tell(now)
         merged = local.ready
+        if merged:  # its members state less now than the run that was taken did, so that the other would be the larger
+            joining.leave_alone(local.genesis, now + STALEMATE_S)
         local.genesis, local.version, local.ready = joining.genesis, within(joining.version), True
         local.sound = True
         self.exchanges.filter.joined(joining.spread_sq)

@@ -2,8 +2,8 @@
 
 A run is told by its genesis. Where two share a swarm, the members of the one with fewer samples behind it take the
 weights of the other: if that has as many members as theirs, or its weights prove themselves
-(:mod:`gossip.state_transfer.trial`), or a person consents. Where that decides nothing for long, the run with fewer
-members gives way.
+(:mod:`gossip.state_transfer.trial`), or a person consents. A member leaves the run that it comes from alone for a
+while. Where that decides nothing for long, the run with fewer members gives way.
 """
 
 from __future__ import annotations

@@ -266,3 +266,20 @@ def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(odd):
     swarm.until(lambda: newcomer.peer.ready, 30.0)
     assert newcomer.value == 1000
     assert newcomer.genesis == nodes[0].genesis
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_members_do_not_go_to_and_fro_between_two_runs(seed):
+    """Who takes a larger run keeps its own number, and the lower median of that run is small at once."""
+    swarm = World(seed)
+    small = [swarm.start(*([0] if number else []), value=1000) for number in range(3)]
+    swarm.until(swarm.agreed, 30.0)
+    large = swarm.start(value=1000)
+    for node, samples in [*((node, 4_000) for node in small), (large, 48_000)]:
+        node.loss = lambda node: 1.0
+        node.perform(node.peer.resume(node.genesis, samples, 100.0, swarm.now))
+    swarm.run(5.0)
+    large.perform([Dial(address_of(0))])
+    swarm.run(60.0)
+    taken = [node.kinds.count("merged") for node in small]
+    assert max(taken) == 1
