@@ -20,8 +20,7 @@ import trio.lowlevel
 from line import Line, chunk_of, hello_of, open_line
 
 from gossip.codecs import get_codec
-from gossip.ids import Address, MemberRecord, PeerId
-from gossip.progress import UNSTATED
+from gossip.ids import UNSTATED, Address, MemberRecord, PeerId
 from gossip.wire.messages import (
     Abort,
     Accept,

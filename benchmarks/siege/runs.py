@@ -12,7 +12,7 @@ from claims import spread, sybils
 from foe import MAX, Foe, Member
 from line import Line
 
-from gossip.progress import Claim
+from gossip.ids import Claim
 from gossip.wire.messages import Gossip, Invite, Joined
 
 RUNS = 66  # two more than a node remembers

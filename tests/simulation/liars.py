@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gossip.effects import Effect
 from gossip.errors import GossipError
-from gossip.ids import Address, MemberRecord, PeerId
-from gossip.progress import MOST_SAMPLES, Claim, Progress
+from gossip.exchange.progress import RunProgress
+from gossip.ids import MOST_SAMPLES, Address, Claim, MemberRecord, PeerId
 from gossip.wire.frames import decode, encode
 from gossip.wire.messages import (
     Abort,
@@ -53,7 +53,7 @@ NUMBERS = (0, 1, 2**31, 2**53 - 1, 2**53, 2**62, 2**63 - 1)
 FLOATS = (0.0, -0.0, -1.0, 0.5, 5e-324, 1e-310, 1e-300, 1.0, 1e6, 2.0**53 - 1, 2.0**53, 1.7e308, math.inf, math.nan)
 
 
-class Lying(Progress):
+class Lying(RunProgress):
     """States as much as a message holds in every exchange."""
 
     @property
