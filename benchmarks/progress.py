@@ -41,7 +41,7 @@ class Lying(RunProgress):
     @property
     def claim(self) -> Claim:
         if self.begins():
-            return Claim(MOST_SAMPLES, MOST_SAMPLES, MOST_SAMPLES)
+            return Claim(*[MOST_SAMPLES] * 4)
         return Claim(self.samples, 0, 1)
 
 
@@ -54,10 +54,13 @@ class Watched:
         self.before = 0  # trained by those who are gone
         self.liars: set[int] = set()
 
-    def add(self, count: int = 1, *, step_s: float = STEP_S, seeds: Iterable[int] = (), founder: bool = False) -> int:
+    def add(
+        self, count: int = 1, *, step_s: float = STEP_S, seeds: Iterable[int] = (), founder: bool = False,
+        samples: int = SAMPLES,
+    ) -> int:  # fmt: skip
         for _ in range(count):
             index = self.swarm.add_peer(
-                np.zeros(4, np.float32), seeds, step_s=step_s, samples_per_step=SAMPLES, founder=founder
+                np.zeros(4, np.float32), seeds, step_s=step_s, samples_per_step=samples, founder=founder
             )  # fmt: skip
         return index
 
@@ -209,6 +212,20 @@ def paces(seed: int) -> None:
         world.look(until, "paces")
 
 
+def batches(seed: int) -> None:
+    """Two peers with steps of one time and batches of 1 and 16, and then 16 with batches from 1 to 32."""
+    world = Watched(seed)
+    world.add(samples=1)
+    world.add(samples=16, seeds=[0])
+    for until in (60, 300, 900):
+        world.look(until, "batches of 2")
+    world = Watched(seed)
+    for index in range(16):
+        world.add(samples=2 ** (index % 6), seeds=[0] if index else [])
+    for until in (60, 300, 900):
+        world.look(until, "batches of 16")
+
+
 def pair(seed: int) -> None:
     """Two peers of which one is 32 times as fast."""
     world = Watched(seed)
@@ -268,10 +285,21 @@ def liars_at_once(seed: int) -> None:
     lied(seed, 30, 30, 0.0, "liars_at_once")
 
 
-def lied(seed: int, honest: int, liars: int, begins: float, name: str) -> None:
+def flood(seed: int) -> None:
+    """One of eight, silent for ten minutes, which offers sixteen times as often as the others."""
+    lied(seed, 7, 1, 600.0, "flood", STEP_S / 16)
+
+
+def floods(seed: int) -> None:
+    """30 members and 30 liars that offer sixteen times as often, silent for ten minutes."""
+    lied(seed, 30, 30, 600.0, "floods", STEP_S / 16)
+
+
+def lied(seed: int, honest: int, liars: int, begins: float, name: str, step_s: float = STEP_S) -> None:
     world = Watched(seed)
     world.add(1)
-    world.add(honest + liars - 1, seeds=[0])
+    world.add(honest - 1, seeds=[0])
+    world.add(liars, seeds=[0], step_s=step_s, samples=SAMPLES if step_s == STEP_S else 1)
     world.swarm.run_until(5.0)
     for index in range(honest, honest + liars):
         world.lies(index, begins)
@@ -279,7 +307,10 @@ def lied(seed: int, honest: int, liars: int, begins: float, name: str) -> None:
         world.look(until, name)
 
 
-SCENARIOS = (even, undialable, joins, lives, restarts, paces, pair, cut, runs, liars, liar, at_once, liars_at_once)
+SCENARIOS = (
+    even, undialable, joins, lives, restarts, paces, batches, pair, cut, runs,
+    liars, liar, at_once, liars_at_once, flood, floods,
+)  # fmt: skip
 
 
 def main() -> None:

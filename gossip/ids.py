@@ -111,6 +111,7 @@ class Claim:
     samples: int = 0  # its progress
     most: int = 0  # the samples by which it lets one exchange move a number
     members: int = 1  # of its run that it is in contact with, itself included; no number that it was told
+    interval: int = 0  # the samples that it adds between two of its mixes
 
 
 UNSTATED = Claim()

@@ -20,7 +20,7 @@ HUGE = 2**50
 EXTREMES = (5e-324, 2.0**-1074 * 3, 1e-310, float(MAX), 0.0)  # the wire lets these be signed
 BEYOND = (float("inf"), float("-inf"), float("nan"), 1e308, -1.0)  # and none of these
 SILENT_S = 3.0
-HUGE_CLAIM = Claim(HUGE, HUGE, HUGE)
+HUGE_CLAIM = Claim(HUGE, HUGE, HUGE, HUGE)
 
 
 async def offer_for_ever(member: Member, pause_s: float) -> None:

@@ -84,6 +84,6 @@ class Pair(Exchange):
         moved = self.weight if part is ALL else self.weight * part.share
         local = exchanges.local
         local.version = within(local.version + moved * version_gap(self.theirs, self.ours))
-        local.progress.mix(self.claim, self.partner_claim)
+        local.progress.mix(self.claim, self.partner_claim, self.partner, chosen=self.initiator)
         late = (self.state is DOUBT or self.overtaken) and not exchanges.plain
         return [Mix(self.session, self.weight, late, local.settling), *self.end(DONE)]

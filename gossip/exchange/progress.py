@@ -5,27 +5,32 @@ both sides to their mean. An exchange conserves the sum, so the mean over the no
 all of them trained, whatever their paces. A node that vanishes takes away only its own copy.
 
 A partner may state any number. One exchange therefore moves a number by at most the smaller ``Claim.most`` of both
-sides, so that what one side gains the other loses. A node limits itself to what it adds in two of its mixes' intervals,
-and within that to four times the lower quartile of the gaps to its last eight partners. Among nodes of one pace the
-gaps are small, and the few partners that state large ones gain little. A slow node lies far below nearly all of its
-partners, and follows them.
+sides, so that what one side gains the other loses. A node limits one exchange to two of its mixes' intervals. It limits
+all exchanges of one interval together to eight times the lower quartile of the gaps to the last eight partners that it
+chose itself, and to sixteen intervals. Among nodes of one pace these gaps are small: the few partners that state large
+numbers gain little, and offering often gains them nothing. A slow node lies far below nearly all of its partners, and
+follows. A node whose batches are smaller than all of its partners' takes over their shortest interval.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Collection
 
-from gossip.ids import MOST_SAMPLES, Claim
+from gossip.ids import MOST_SAMPLES, Claim, PeerId
 
 __all__ = ["RunProgress"]
 
 PARTNERS = 5  # the last partners whose counts of members a node without an address uses
 BEYOND = 16  # times its own count of members, the largest count that such a node takes from its partners
-INTERVALS = 2  # an exchange moves a number by at most what the node itself adds in so many of its mixes' intervals
-LEAST_INTERVALS = 0.25  # and is never limited to less than this: numbers that lie apart must be able to meet
-QUARTILES = 4  # in between, it moves a number by at most so many times the lower quartile of the last gaps
+INTERVALS = 2  # one exchange moves a number by at most so many times what a node adds between two mixes
+LEAST_INTERVALS = 0.25  # all exchanges between two mixes may always move it by so much: numbers must be able to meet
+GAPS = 8  # and else by at most so many times the lower quartile of the last gaps
+MOST_INTERVALS = 16  # and never by more than so many
+WIDER = 8  # times its own interval, the longest one that a node takes over from its partners
 EXCHANGES = 8  # the last exchanges whose gaps count, and over which a node averages what it adds between two of them
+ENOUGH = 4  # exchanges with partners of the node's own choice, from which on their gaps alone count
 STEPS = 16  # steps between two mixes where the configuration gives seconds instead
 
 
@@ -49,7 +54,12 @@ class RunProgress:
         self._added = 0  # by steps of the node since it took its run
         self._marks = deque([0], EXCHANGES)  # ``_added`` at the last exchanges
         self._partners: deque[Claim] = deque(maxlen=PARTNERS)
-        self._gaps: deque[int] = deque(maxlen=EXCHANGES)  # between the node's number and its last partners'
+        # The gap to each partner's number, and the interval that it stated: of the last partners that the node chose
+        # itself, which no attacker can crowd, and of the last different ones, for a node that seldom gets to choose.
+        self._chosen: deque[tuple[int, int]] = deque(maxlen=EXCHANGES)
+        self._others: dict[PeerId, tuple[int, int]] = {}
+        self._spent = 0  # by which exchanges moved the number since the last refill
+        self._spent_at = 0  # ``_added`` then
 
     def trained(self, samples: int, steps: int, met: int, *, dialable: bool, arrears: int = 0) -> None:
         """Add what the node trained since the last call.
@@ -74,31 +84,70 @@ class RunProgress:
 
     @property
     def claim(self) -> Claim:
-        """What the node states in an exchange that begins now. A node that has not trained takes over the limit that
-        its last partners state."""
-        interval = max(self._step * self._every, (self._added - self._marks[0]) // len(self._marks))
-        most = INTERVALS * interval
-        if not most and self._partners:
-            most = statistics.median_low(claim.most for claim in self._partners)
-        elif len(self._gaps) == EXCHANGES:
-            quartile = sorted(self._gaps)[EXCHANGES // 4]
-            most = min(most, max(int(LEAST_INTERVALS * interval), QUARTILES * quartile))
-        return Claim(self.samples, min(most, MOST_SAMPLES), self.met)
+        """What the node states in an exchange that begins now. A node that trains nothing takes over the
+        smallest limit of its last partners."""
+        if not self._step:
+            most = min(claim.most for claim in self._partners) if len(self._partners) == PARTNERS else 0
+            return Claim(self.samples, min(most, MOST_SAMPLES), self.met)
+        most = min(INTERVALS * self._interval, self._budget - self._spent_now, MOST_SAMPLES)
+        return Claim(self.samples, max(0, most), self.met, min(self._own_interval, MOST_SAMPLES))
 
-    def mix(self, ours: Claim, theirs: Claim) -> None:
-        """Go to the mean of both numbers, as the partner does: the sum stays the same to the last sample."""
+    @property
+    def _own_interval(self) -> int:
+        """Samples that the node adds between two of its mixes, at least 1."""
+        return max(1, self._step * self._every, (self._added - self._marks[0]) // len(self._marks))
+
+    @property
+    def _interval(self) -> int:
+        """The same, or the least of what its partners add where that is more: a node of small batches follows them."""
+        own = self._own_interval
+        return max(own, min(min((interval for _, interval in self._last), default=own), WIDER * own))
+
+    @property
+    def _last(self) -> Collection[tuple[int, int]]:
+        return self._chosen if len(self._chosen) >= ENOUGH else self._others.values()
+
+    @property
+    def _budget(self) -> int:
+        """Samples by which all exchanges of one interval together may move the number."""
+        interval = self._interval
+        gaps = sorted(gap for gap, _ in self._last) or [interval]
+        gap = gaps[len(gaps) // 4]
+        return min(max(int(LEAST_INTERVALS * interval), GAPS * gap), MOST_INTERVALS * interval)
+
+    @property
+    def _spent_now(self) -> int:
+        """The part of the budget that is used up: it comes back evenly while the node trains one interval."""
+        return max(0, self._spent - self._budget * (self._added - self._spent_at) // self._interval)
+
+    def mix(self, ours: Claim, theirs: Claim, partner: PeerId, *, chosen: bool) -> None:
+        """Go to the mean of both numbers, as the partner does: the sum stays the same to the last sample.
+
+        Args:
+            ours: What this node stated when the exchange began.
+            theirs: What the partner stated.
+            partner: Its id.
+            chosen: Whether this node chose the partner.
+        """
         gap = theirs.samples - ours.samples
         half = min(abs(gap) // 2, ours.most, theirs.most)
-        self._move(half if gap > 0 else -half)
-        self._gaps.append(abs(gap))
-        self.exchanged(theirs)
+        self._exchange(half if gap > 0 else -half, abs(gap), theirs, partner, chosen)
 
-    def approach(self, ours: Claim, group: Claim) -> None:
+    def approach(self, ours: Claim, group: Claim, inviter: PeerId, *, chosen: bool) -> None:
         """Go to the mean of a group's numbers, which its inviter states with its own limit and count of members."""
         most, gap = min(ours.most, group.most), group.samples - ours.samples
-        self._move(max(-most, min(gap, most)))
-        self._gaps.append(abs(gap))
-        self.exchanged(group)
+        self._exchange(max(-most, min(gap, most)), abs(gap), group, inviter, chosen)
+
+    def _exchange(self, by: int, gap: int, theirs: Claim, partner: PeerId, chosen: bool) -> None:
+        self._move(by)
+        self._spent, self._spent_at = min(self._spent_now + abs(by), MOST_SAMPLES), self._added
+        if chosen:
+            self._chosen.append((gap, theirs.interval))
+        self._others.pop(partner, None)
+        self._others[partner] = gap, theirs.interval
+        if len(self._others) > EXCHANGES:
+            del self._others[next(iter(self._others))]
+        self.exchanged(theirs)
 
     def exchanged(self, theirs: Claim) -> None:
         """Remember an exchange with the node that stated this."""
@@ -110,6 +159,7 @@ class RunProgress:
         self.samples = self.shown = max(0, min(samples, MOST_SAMPLES))
         self.resumed = resumed
         self._added = 0
+        self._spent = self._spent_at = 0
         self._marks = deque([0], EXCHANGES)
 
     def _move(self, more: int) -> None:

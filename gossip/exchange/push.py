@@ -52,7 +52,7 @@ class Push(Exchange):
         self.exchanges.finished(self, now)
         progress = self.exchanges.local.progress
         if not self.initiator:
-            progress.mix(self.claim, self.partner_claim)
+            progress.mix(self.claim, self.partner_claim, self.partner, chosen=False)
             return [Merge(self.session, self.mass), *self.end(State.DONE)]
         progress.exchanged(self.partner_claim)
         self.exchanges.counted(self)

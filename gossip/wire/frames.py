@@ -46,7 +46,7 @@ MAX_HEADER_BYTES = 65_536  # a full Records message fits, whatever its records h
 MAX_BODY_BYTES = 4 << 20  # the largest chunk a Config allows, in fp32
 MAX_INT = 2**63 - 1
 MAX_HINT_EXTRA = 4  # values of newer versions
-CLAIM_FIELDS = 3
+CLAIM_FIELDS = 4
 MAX_DEPTH = 4  # of nested values: a layout's summary needs three
 
 
@@ -336,7 +336,7 @@ WRITERS: dict[str, Callable[[Any, int], Any]] = {  # of the others the value its
     "names": lambda value, _: [write_text(item, 64) for item in value],
     "scalars": lambda value, _: [(write_text(name, 64), write_float(number)) for name, number in value],
     "claim": lambda value, _: [
-        write_int(number, MOST_SAMPLES) for number in (value.samples, value.most, value.members)
+        write_int(number, MOST_SAMPLES) for number in (value.samples, value.most, value.members, value.interval)
     ],
     "any": write_any,
 }

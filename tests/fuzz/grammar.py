@@ -77,7 +77,7 @@ def make(rng: Random, world: World, form: str, bound: int, name: str) -> Any:
         case "scalars":
             return tuple((rng.choice((*world.keys, "step")), rng.choice(FINITE)) for _ in range(rng.randrange(3)))
         case "claim":
-            return Claim(*[number(rng, world, MOST_SAMPLES, "") for _ in range(3)])
+            return Claim(*[number(rng, world, MOST_SAMPLES, "") for _ in range(4)])
         case "any":
             return rng.choice(
                 (

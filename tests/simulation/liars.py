@@ -58,7 +58,7 @@ class Lying(RunProgress):
 
     @property
     def claim(self) -> Claim:
-        return Claim(MOST_SAMPLES, MOST_SAMPLES, MOST_SAMPLES)
+        return Claim(*[MOST_SAMPLES] * 4)
 
 
 class Liar(Host):
@@ -163,7 +163,7 @@ class Liar(Host):
         """Progress as a number at a bound, or near its own."""
         rng, own = self.rng, self.peer.local.progress.claim
         samples, most = rng.choice([*NUMBERS, own.samples]), rng.choice([*NUMBERS, own.most])
-        return Claim(samples, most, rng.choice([*NUMBERS, own.members]))
+        return Claim(samples, most, rng.choice([*NUMBERS, own.members]), rng.choice([*NUMBERS, own.interval]))
 
     def lie_offer(self) -> Offer:
         local, rng = self.peer.local, self.rng

@@ -315,7 +315,7 @@ class Group(Session):
         exchanges.own_mixed = exchanges.own_mixed or self.initiator
         local = exchanges.local
         local.version = within(local.version + version_gap(self.mean, self.ours))
-        local.progress.approach(self.claim, self.settled_claim)
+        local.progress.approach(self.claim, self.settled_claim, self.inviter, chosen=self.initiator)
         return [Mix(self.session, 1.0, plain=local.settling or self.diverges()), *self.end(DONE)]
 
     def diverges(self) -> bool:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.exchange.progress import EXCHANGES, INTERVALS, RunProgress
+from gossip.exchange.progress import EXCHANGES, INTERVALS, MOST_INTERVALS, PARTNERS, WIDER, RunProgress
 from gossip.ids import MOST_SAMPLES, Claim
+from tests.gossip.membership.members import peer_id
 
 EVERY, SAMPLES, MEMBERS = 4, 8, 3
 INTERVAL = EVERY * SAMPLES * MEMBERS  # what a node of these tests adds between two mixes
@@ -28,48 +29,70 @@ def test_an_exchange_keeps_the_sum_of_both_numbers(one_has, other_has):
     one, other = trained(), trained()
     one.samples, other.samples = one_has, other_has
     ours, theirs = one.claim, other.claim
-    one.mix(ours, theirs)
-    other.mix(theirs, ours)
+    one.mix(ours, theirs, peer_id(1), chosen=True)
+    other.mix(theirs, ours, peer_id(0), chosen=False)
     assert one.samples + other.samples == one_has + other_has
     assert abs(one.samples - other.samples) <= abs(one_has - other_has)
 
 
-claims = st.builds(Claim, *[st.integers(0, MOST_SAMPLES)] * 3)
+claims = st.builds(Claim, *[st.integers(0, MOST_SAMPLES)] * 4)
+ids = st.integers(0, 20).map(peer_id)
 
 
-@given(st.lists(claims, min_size=1, max_size=30))
-def test_no_claim_moves_the_number_by_more_than_two_intervals(stated):
+@given(st.lists(st.tuples(claims, ids, st.booleans()), min_size=1, max_size=30))
+def test_no_claims_move_the_number_beyond_the_intervals_of_its_limit(stated):
     progress = trained()
-    for claim in stated:
+    longest = WIDER * INTERVAL
+    for claim, partner, chosen in stated:
         before = progress.samples
-        progress.mix(progress.claim, claim)
-        assert abs(progress.samples - before) <= INTERVALS * INTERVAL
-        assert 0 <= progress.samples <= MOST_SAMPLES
-        progress.trained(SAMPLES * EVERY, EVERY, MEMBERS, dialable=True)
+        progress.mix(progress.claim, claim, partner, chosen=chosen)
+        assert abs(progress.samples - before) <= INTERVALS * longest
+    assert progress.samples <= INTERVAL + MOST_INTERVALS * longest, "offering often gains nothing"
 
 
 def test_among_partners_that_are_close_one_that_is_far_moves_the_number_little():
     progress = trained()
     for number in range(EXCHANGES):
-        near = Claim(progress.samples + number, MOST_SAMPLES, MEMBERS)
-        progress.mix(progress.claim, near)
+        progress.trained(SAMPLES * EVERY, EVERY, MEMBERS, dialable=True)
+        near = Claim(progress.samples + number, MOST_SAMPLES, MEMBERS, INTERVAL)
+        progress.mix(progress.claim, near, peer_id(number), chosen=True)
     before = progress.samples
-    progress.mix(progress.claim, Claim(MOST_SAMPLES, MOST_SAMPLES, MEMBERS))
-    assert progress.samples - before <= INTERVAL // 4
+    for _ in range(100):
+        progress.mix(progress.claim, Claim(*[MOST_SAMPLES] * 4), peer_id(20), chosen=False)
+    assert progress.samples - before <= INTERVAL
 
 
 def test_a_slow_node_follows_partners_that_are_all_far_ahead():
     progress = trained()
-    for _ in range(2 * EXCHANGES):
+    for number in range(2 * EXCHANGES):
+        progress.trained(SAMPLES * EVERY, EVERY, MEMBERS, dialable=True)
         before = progress.samples
-        progress.mix(progress.claim, Claim(before + 10 * INTERVAL, MOST_SAMPLES, MEMBERS))
+        ahead = Claim(before + 10 * INTERVAL, MOST_SAMPLES, MEMBERS, INTERVAL)
+        progress.mix(progress.claim, ahead, peer_id(number), chosen=True)
     assert progress.samples - before == INTERVALS * INTERVAL
+
+
+def test_a_node_of_small_batches_takes_over_the_shortest_interval_of_its_partners():
+    progress = trained()
+    for number in range(EXCHANGES):
+        progress.mix(progress.claim, Claim(0, 0, MEMBERS, (3 + number) * INTERVAL), peer_id(number), chosen=True)
+    assert progress.claim.most == INTERVALS * 3 * INTERVAL
+    assert progress.claim.interval == INTERVAL, "it states its own"
+
+
+def test_a_node_that_trains_nothing_is_moved_by_no_single_liar():
+    progress = RunProgress(EVERY)
+    for _ in range(PARTNERS - 1):
+        progress.mix(progress.claim, Claim(*[MOST_SAMPLES] * 4), peer_id(1), chosen=False)
+    progress.mix(progress.claim, Claim(0, 5, MEMBERS, INTERVAL), peer_id(2), chosen=False)
+    progress.mix(progress.claim, Claim(*[MOST_SAMPLES] * 4), peer_id(1), chosen=False)
+    assert progress.samples <= 5
 
 
 def test_an_exchange_that_lowers_the_number_lowers_nothing_that_people_see():
     progress = trained(10 * EVERY)
     shown = progress.shown
-    progress.mix(progress.claim, Claim(0, MOST_SAMPLES, MEMBERS))
+    progress.mix(progress.claim, Claim(0, MOST_SAMPLES, MEMBERS), peer_id(1), chosen=True)
     assert progress.samples < shown == progress.shown
 
 
@@ -77,7 +100,7 @@ def test_an_exchange_that_lowers_the_number_lowers_nothing_that_people_see():
 def test_only_a_node_without_an_address_counts_members_by_what_partners_say(dialable):
     progress = trained()
     for _ in range(3):
-        progress.mix(progress.claim, Claim(INTERVAL, INTERVAL, 40))
+        progress.mix(progress.claim, Claim(INTERVAL, INTERVAL, 40), peer_id(1), chosen=True)
     progress.trained(SAMPLES, 1, MEMBERS, dialable=dialable)
     assert progress.members == (MEMBERS if dialable else 40)
 
@@ -85,7 +108,7 @@ def test_only_a_node_without_an_address_counts_members_by_what_partners_say(dial
 def test_partners_that_state_huge_swarms_gain_a_bounded_factor():
     progress = trained()
     for _ in range(5):
-        progress.mix(progress.claim, Claim(INTERVAL, INTERVAL, MOST_SAMPLES))
+        progress.mix(progress.claim, Claim(INTERVAL, INTERVAL, MOST_SAMPLES), peer_id(1), chosen=True)
     progress.trained(SAMPLES, 1, MEMBERS, dialable=False)
     assert progress.members == 16 * MEMBERS
 

@@ -86,7 +86,7 @@ FORMS = {
     "records": lambda bound: several(UPDATES, bound),
     "names": lambda bound: several(texts(64), bound),
     "scalars": lambda bound: several(st.tuples(texts(64), FLOATS), bound),
-    "claim": lambda _: st.builds(Claim, *[st.integers(0, MOST_SAMPLES)] * 3),
+    "claim": lambda _: st.builds(Claim, *[st.integers(0, MOST_SAMPLES)] * 4),
     "any": lambda bound: several(PLAIN, bound),
 }
 
@@ -320,7 +320,17 @@ def test_only_a_chunk_has_a_body(cls):
 
 def example(cls):
     """The smallest message of a class."""
-    empty = {"int": 0, "float": 0.0, "bool": False, "text": "", "bytes": b"", "id": b"i" * 16, "record?": None}
+    empty = {
+    empty["claim"] = Claim()
+        "int": 0,
+        "float": 0.0,
+        "bool": False,
+        "text": "",
+        "bytes": b"",
+        "id": b"i" * 16,
+        "record?": None,
+        "claim": Claim(),
+    }
     versions = {"version_min": VERSION_MIN, "version_max": VERSION_MAX} if cls is Hello else {}
     return cls(**{name: empty.get(kind.form, ()) for name, kind in FIELDS[cls]} | versions)
 
@@ -337,7 +347,7 @@ WRONG = {
     "updates": [None, 5, [5], [None], [[]], [[b"i" * 16, 1, True]], "over"],
     "records": [None, 5, [5], [[b"i" * 16, -1, True, b"i" * 16]], [[b"i" * 16, 1, 1, b"i" * 16]], "over"],
     "names": [None, "ab", [5], [b"ab"], ["x" * 65], "over"],
-    "claim": [None, [], [1, 2], [1, 2, 3, 4], [-1, 0, 0], [0, 0, 2**53], [1.0, 2, 3], [True, 2, 3]],
+    "claim": [None, [], [1, 2, 3], [1] * 5, [-1, 0, 0, 0], [0, 0, 0, 2**53], [1.0, 2, 3, 4], [True, 2, 3, 4]],
     "scalars": [None, [5], [["lr"]], [["lr", 1]], [["lr", math.nan]], [[5, 1.0]], [["lr", 1.0, 1]], "over"],
     "any": [None, 5, "text", {}, "over"],
 }  # fmt: skip

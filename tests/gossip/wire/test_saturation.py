@@ -99,7 +99,7 @@ def test_a_lie_about_our_earlier_life_leaves_a_record_that_others_take():
 @pytest.mark.parametrize("cls", MESSAGES.values(), ids=list(MESSAGES))
 def test_every_number_of_every_message_is_written_within_its_bound(cls, value):
     empty = {"bool": False, "text": "", "bytes": b"", "id": b"i" * 16, "record?": None}
-    empty["claim"] = Claim(value, value, value)
+    empty["claim"] = Claim(value, value, value, value)
     numbers = [name for name, kind in FIELDS[cls] if kind.form in ("int", "float")]
     given_ = {name: value if name in numbers else empty.get(kind.form, ()) for name, kind in FIELDS[cls]}
     if "version_min" in given_:
@@ -112,7 +112,9 @@ def test_every_number_of_every_message_is_written_within_its_bound(cls, value):
             assert math.isfinite(getattr(back, name))
         elif kind.form == "claim":
             claim = getattr(back, name)
-            assert all(0 <= number <= MOST_SAMPLES for number in (claim.samples, claim.most, claim.members))
+            assert all(
+                0 <= number <= MOST_SAMPLES for number in (claim.samples, claim.most, claim.members, claim.interval)
+            )
 
 
 def test_what_is_nearest_is_written():

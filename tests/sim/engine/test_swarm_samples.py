@@ -73,7 +73,7 @@ class Liar(RunProgress):
 
     @property
     def claim(self) -> Claim:
-        return Claim(MOST_SAMPLES, MOST_SAMPLES, MOST_SAMPLES)
+        return Claim(*[MOST_SAMPLES] * 4)
 
 
 @pytest.mark.parametrize(("honest", "liars"), [(7, 1), (8, 8)])
