@@ -36,6 +36,7 @@ __all__ = ["Failure", "Judge"]
 
 ASKED_S = 3.0  # a partner reachable for so long has answered how an exchange ended: asked every second, and a slow link
 GONE = (MemberState.DEAD, MemberState.LEFT)
+LATELY_S = 60.0
 ROUNDING = 1e-6  # of floats, which add up hundreds of thousands of shifts
 
 
@@ -63,6 +64,7 @@ class Judge:
         self.clips = FILTERS[world.config.filtering].cuts
         self.done = self.one_sided = self.clipped = 0
         self.ended_runs: set[bytes] = set()  # those of which an honest member said that it is finished
+        self.merged_at: list[tuple[float, Host, bytes]] = []  # which weights were taken lately, and by whom
         self.blurred = False  # honest members were taken for others under way, and sums are not known
         self.signed: dict[PeerId, int] = {}  # the highest incarnation of lives that are over
         self.lost: dict[tuple[Host, PeerId], int] = {}  # the incarnation in which one was last held to be gone
@@ -392,6 +394,12 @@ class Judge:
             return
         if kind == "started" and host.must_join:
             self.world.fail("a peer that must join begins no run", f"{host}: {sentence}")
+        if kind == "merged":
+            self.merged_at.append((self.world.now, host, host.genesis))
+            lately = [one for one in self.merged_at if one[0] > self.world.now - LATELY_S]
+            self.merged_at = lately
+            if sum(one[1:] == (host, host.genesis) for one in lately) > 2:
+                self.world.fail("nobody goes to and fro between two runs", f"{host}: {sentence}")
         if kind == "finished" and "members hold" in sentence:
             self.finished(host, sentence)
 

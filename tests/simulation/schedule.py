@@ -421,17 +421,16 @@ class Schedule:
 
     @staticmethod
     def divides(host: Host, other: Host) -> bool:
-        """Whether the two hold different runs, and neither has tried the other's and found it worse."""
-        one, two = host.peer, other.peer
-        if not (one.ready and two.ready) or one.genesis == two.genesis:
-            return False
-        return two.genesis not in one.joining.refused and one.genesis not in two.joining.refused
+        """Whether the two hold different runs."""
+        return host.peer.ready and other.peer.ready and host.genesis != other.genesis
 
     def wrong(self) -> list[str]:
         """What is not well yet."""
         world = self.world
         found: list[str] = []
         honest = world.honest
+        # Where weights were tried and found worse, two runs may stay.
+        judged = not any(host.peer.joining.refused for host in honest)
         for host in honest:
             peer = host.peer
             # Those who must join have nobody to join once everybody else is gone.
@@ -446,7 +445,7 @@ class Schedule:
                 found.append(f"{host!r} is joining")
             if peer.exchanges.table or peer.donating.table or host.sessions:
                 found.append(f"{host!r} has something under way")
-            rival = next((other for other in self.near(host) if self.divides(host, other)), None)
+            rival = next((other for other in self.near(host) if self.divides(host, other)), None) if judged else None
             if rival is not None:
                 found.append(f"{host!r} and {rival!r} are of different runs")
             for other in world.by_id.values():

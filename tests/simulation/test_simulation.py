@@ -9,12 +9,16 @@ import pytest
 
 from tests.simulation.bounds import BOUNDS, tables
 from tests.simulation.explore import ENOUGH, find, outcome
+from tests.simulation.large import Large
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.schedule import Schedule
+from tests.simulation.transitions import watched
 
 SEEDS = 1000
 BLOCKS = 20
 JUDGED = {3400: "an answer behind a delay spike", 85937: "an inviter that lives again without its memory"}
+FOUND = {368: "members that went to and fro between two runs once a second"}
+LARGE = {0: "hours", 6: "hours", 14: "hours", 1: "runs", 2: "hours"}  # by seed, what is large: a second or two each
 WORDS = "from tests.simulation.schedule import play\nprint([play(seed).digest for seed in (3, 4, 9, 16, 23)])"
 
 
@@ -30,6 +34,18 @@ def test_what_is_promised_holds_in_random_schedules(block):
 @pytest.mark.parametrize("seed", JUDGED)
 def test_the_judge_asks_for_nothing_that_cannot_be(seed):
     assert not outcome(seed).claim, JUDGED[seed]
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found_once_does_not_come_back(seed):
+    assert not outcome(seed).claim, FOUND[seed]
+
+
+@pytest.mark.parametrize("seed", LARGE)
+def test_what_is_promised_holds_in_large_schedules(seed):
+    with watched():
+        world = Large(seed, kind=LARGE[seed]).play()
+    assert world.events > 1_000
 
 
 @pytest.mark.parametrize("name", MUTANTS)
