@@ -321,7 +321,6 @@ def test_only_a_chunk_has_a_body(cls):
 def example(cls):
     """The smallest message of a class."""
     empty = {
-    empty["claim"] = Claim()
         "int": 0,
         "float": 0.0,
         "bool": False,
