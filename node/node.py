@@ -202,8 +202,8 @@ class Node:
     @property
     def swarm_samples(self) -> int:
         """Samples behind the weights of this node's run: the whole swarm's, the departed and what a checkpoint says
-        included. Others are taken to go on at the pace that they said last, within 2 % where it is steady: schedules
-        and stopping rules agree about as closely, and the number may fall a little."""
+        included. Nodes average the number at their exchanges, and it never falls while this node holds the run. Nodes
+        of one pace agree within 1 % after a minute; :meth:`settle` brings their numbers together."""
         return self._training.swarm_samples
 
     @property
