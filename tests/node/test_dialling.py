@@ -7,6 +7,7 @@ import socket
 
 import pytest
 import trio
+import trio.testing
 
 from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
@@ -184,6 +185,8 @@ def dialled(familiar, addresses, seeds=frozenset()):
             async with trio.open_nursery() as nursery:
                 doors.nursery = nursery
                 doors.dial(address, PeerId(number.to_bytes(16, "big")))
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()  # a seed's task waits with its notice
 
     trio.run(main)
     return network.dials, missed
