@@ -107,7 +107,7 @@ def test_what_the_file_says_beside_a_preset_holds_for_every_candidate():
     tried = candidates(world.scenario, world.exchange_steps, world.suited)
     configs = [played(world.scenario, one).config for one in tried]
     assert {(config.stall_s, config.bench_s) for config in configs} == {(3.0, 4.0)}
-    assert {config.slowest_rate_mb_s for config in configs[1:]} == {0.1}
+    assert {config.reply_timeout_s for config in configs[1:]} == {10.0}, "those of wan"
 
 
 def test_what_does_not_go_with_the_file_is_not_tried():
