@@ -61,10 +61,7 @@ async def overflow(foe: Foe) -> None:
 async def version(foe: Foe) -> None:
     member = await foe.member(mixes=True)
     member.version = float(MAX)
-    while True:
-        for line in member.open_lines():
-            await member.offer(line)
-        await trio.sleep(0.05)
+    await member.offer_for_ever(0.05)
 
 
 @attack("a run of its own with 2^53 samples behind it, and noise for whoever joins it")

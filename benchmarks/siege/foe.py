@@ -244,6 +244,13 @@ class Member:
         await line.send(message)
         return number
 
+    async def offer_for_ever(self, pause_s: float) -> None:
+        """Ask over every open link for an exchange, and again after each pause."""
+        while True:
+            for line in self.open_lines():
+                await self.offer(line)
+            await trio.sleep(pause_s)
+
     async def chunk(self, line: Line, chunk: Chunk, body: bytes) -> None:
         session = self.whole(chunk, body)
         if session is not None:

@@ -64,32 +64,29 @@ async def spoiled(line: Line, session: int, body: bytes) -> None:
     await line.send(chunk_of(session, half // 4, second.size, second.tobytes()), second.tobytes())
 
 
+async def lying_seeds(foe: Foe, vector: np.ndarray[Any, Any], send: Send) -> None:
+    """Let two members be a newcomer's seeds, which serve these weights in this way."""
+    for _ in range(2):
+        member = await foe.member()
+        await serve(member, vector, send)
+        foe.seed(member)
+    await trio.sleep_forever()
+
+
 @attack("two of a newcomer's three seeds give it the same noise", named="", newcomer=True, seeds=2)
 async def colluders(foe: Foe) -> None:
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
-    for _ in range(2):
-        member = await foe.member()
-        await serve(member, noise, whole)
-        foe.seed(member)
-    await trio.sleep_forever()
+    await lying_seeds(foe, noise, whole)
 
 
 @attack("two of a newcomer's three seeds give it one byte a second", newcomer=True, seeds=2)
 async def slow_pieces(foe: Foe) -> None:
-    for _ in range(2):
-        member = await foe.member()
-        await serve(member, np.zeros(foe.target.elements, np.float32), byte_by_byte)
-        foe.seed(member)
-    await trio.sleep_forever()
+    await lying_seeds(foe, np.zeros(foe.target.elements, np.float32), byte_by_byte)
 
 
 @attack("two of a newcomer's three seeds give it weights with a NaN in the middle", named="", newcomer=True, seeds=2)
 async def nan_pieces(foe: Foe) -> None:
-    for _ in range(2):
-        member = await foe.member()
-        await serve(member, np.zeros(foe.target.elements, np.float32), spoiled)
-        foe.seed(member)
-    await trio.sleep_forever()
+    await lying_seeds(foe, np.zeros(foe.target.elements, np.float32), spoiled)
 
 
 @attack("sends back what it was sent in two chunks, with a NaN in the second", partners=1)
@@ -106,10 +103,7 @@ async def nan_chunks(foe: Foe) -> None:
             await session.line.send(chunk_of(session.number, start, stop - start, bytes(body)), bytes(body))
 
     member.send_vector = send_vector  # type: ignore[method-assign]
-    while True:
-        for line in member.open_lines():
-            await member.offer(line)
-        await trio.sleep(0.05)
+    await member.offer_for_ever(0.05)
 
 
 @attack(
@@ -147,7 +141,4 @@ async def stripes(foe: Foe) -> None:
         for line in member.open_lines():
             for _ in range(4):
                 nursery.start_soon(keep, line)
-        while True:
-            for line in member.open_lines():
-                await member.offer(line)
-            await trio.sleep(0.1)
+        await member.offer_for_ever(0.1)

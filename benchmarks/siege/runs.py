@@ -23,13 +23,6 @@ SILENT_S = 3.0
 HUGE_CLAIM = Claim(HUGE, HUGE, HUGE, HUGE)
 
 
-async def offer_for_ever(member: Member, pause_s: float) -> None:
-    while True:
-        for line in member.open_lines():
-            await member.offer(line)
-        await trio.sleep(pause_s)
-
-
 @attack(
     "66 records of nobody, each of a run of its own with 2^50 samples, and its own of one run after another",
     named="",
@@ -79,7 +72,7 @@ async def sleeper(foe: Foe) -> None:
     member = await foe.member(mixes=True)
     await trio.sleep(SILENT_S)
     claim_more(member)
-    await offer_for_ever(member, 0.05)
+    await member.offer_for_ever(0.05)
 
 
 @attack(
@@ -92,7 +85,7 @@ async def liars(foe: Foe) -> None:
         for _ in foe.target.nodes:
             member = await foe.member(mixes=True)
             claim_more(member)
-            nursery.start_soon(offer_for_ever, member, 0.2)
+            nursery.start_soon(member.offer_for_ever, 0.2)
 
 
 @attack("four identities at a time join, say that the run is finished, and leave, one after another", named="")

@@ -7,6 +7,7 @@ import ipaddress
 from collections import OrderedDict
 
 from gossip.ids import Address
+from gossip.membership.entry import Allowance
 from node.links.lobby import neighbourhood
 from node.transport.tcp import is_loopback
 
@@ -37,7 +38,7 @@ class DialBudget:
     """
 
     def __init__(self) -> None:
-        self.sites: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when they were counted
+        self.sites: OrderedDict[str, Allowance] = OrderedDict()
         self.proven: OrderedDict[Address, None] = OrderedDict()
 
     def take(self, address: Address, now: float) -> bool:
@@ -48,20 +49,17 @@ class DialBudget:
             self.proven.move_to_end(address)
             return True
         site = site_of(address.host)
-        tokens, counted_s = self.sites.pop(site, (BURST, now))
-        tokens = min(BURST, tokens + (now - counted_s) / REFILL_S)
-        granted = tokens >= 1
-        self.sites[site] = tokens - granted, now
+        allowance = self.sites.setdefault(site, Allowance(1 / REFILL_S, BURST, now))
+        self.sites.move_to_end(site)
         if len(self.sites) > SITES:
             self.sites.popitem(last=False)
-        return granted
+        return allowance.take(now)
 
     def prove(self, address: Address) -> None:
         """A member proved to be at ``address``, where this node dialled it."""
-        site = site_of(address.host)
-        if address not in self.proven and site in self.sites:
-            tokens, counted_s = self.sites[site]
-            self.sites[site] = min(BURST, tokens + 1), counted_s
+        allowance = self.sites.get(site_of(address.host))
+        if address not in self.proven and allowance is not None:
+            allowance.give_back()
         self.proven[address] = None
         self.proven.move_to_end(address)
         if len(self.proven) > PROVEN:
