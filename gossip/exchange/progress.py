@@ -84,8 +84,8 @@ class RunProgress:
 
     @property
     def claim(self) -> Claim:
-        """What the node states in an exchange that begins now. A node that trains nothing takes over the
-        smallest limit of its last partners."""
+        """Return the claim for an exchange that begins now. A node that trains nothing takes over the smallest limit
+        of its last partners."""
         if not self._step:
             most = min(claim.most for claim in self._partners) if len(self._partners) == PARTNERS else 0
             return Claim(self.samples, min(most, MOST_SAMPLES), self.met)
@@ -94,22 +94,23 @@ class RunProgress:
 
     @property
     def _own_interval(self) -> int:
-        """Samples that the node adds between two of its mixes, at least 1."""
+        """Return the samples that the node adds between two of its mixes, at least 1."""
         return max(1, self._step * self._every, (self._added - self._marks[0]) // len(self._marks))
 
     @property
     def _interval(self) -> int:
-        """The same, or the least of what its partners add where that is more: a node of small batches follows them."""
+        """Return the interval that limits exchanges: the node's own, or its partners' shortest where that is longer."""
         own = self._own_interval
         return max(own, min(min((interval for _, interval in self._last), default=own), WIDER * own))
 
     @property
     def _last(self) -> Collection[tuple[int, int]]:
+        """Return the gaps and intervals of the last partners, of the chosen ones alone if they are enough."""
         return self._chosen if len(self._chosen) >= ENOUGH else self._others.values()
 
     @property
     def _budget(self) -> int:
-        """Samples by which all exchanges of one interval together may move the number."""
+        """Return the samples by which all exchanges of one interval together may move the number."""
         interval = self._interval
         gaps = sorted(gap for gap, _ in self._last) or [interval]
         gap = gaps[len(gaps) // 4]
@@ -117,7 +118,7 @@ class RunProgress:
 
     @property
     def _spent_now(self) -> int:
-        """The part of the budget that is used up: it comes back evenly while the node trains one interval."""
+        """Return the used part of the budget, which comes back evenly while the node trains one interval."""
         return max(0, self._spent - self._budget * (self._added - self._spent_at) // self._interval)
 
     def mix(self, ours: Claim, theirs: Claim, partner: PeerId, *, chosen: bool) -> None:
@@ -155,7 +156,7 @@ class RunProgress:
         self._partners.append(theirs)
 
     def begin(self, samples: int, *, resumed: bool = False) -> None:
-        """The node's weights are another run's, or a checkpoint's, with so many samples behind them."""
+        """Set the number of a run that the node begins, joins or loads, with ``samples`` behind its weights."""
         self.samples = self.shown = max(0, min(samples, MOST_SAMPLES))
         self.resumed = resumed
         self._added = 0

@@ -20,7 +20,7 @@ NEVER = -1  # it is not awaited
 
 
 class Arrears:
-    """Of one node. ``owed`` are samples to be added to its progress."""
+    """The arrears of one node. ``owed`` are samples that its progress lacks."""
 
     def __init__(self, now: float) -> None:
         self.owed = 0
