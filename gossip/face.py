@@ -33,6 +33,7 @@ class Counts:
     done: int  # exchanges finished
     failed: int  # exchanges that came to nothing, offers that nobody answered among them
     alive: int  # members, this one included
+    holding: int  # of them, those that hold this one's run
 
 
 class Face:
@@ -298,12 +299,13 @@ class Face:
     # -- what became of it ---------------------------------------------------------------------------------------
     @property
     def counts(self) -> Counts:
-        return Counts(self.exchanges.done, self.exchanges.failures, len(self.membership.met()) + 1)
+        exchanges, membership = self.exchanges, self.membership
+        return Counts(exchanges.done, exchanges.failures, len(membership.met()) + 1, membership.sharers)
 
     @property
     def swarm_samples(self) -> int:
-        """Samples behind the weights of our run, all members': it never falls while we hold this run."""
-        return self.local.progress.shown
+        """Samples behind the weights of our run, all members'. An exchange may lower the number."""
+        return self.local.progress.samples
 
     @property
     def sharers(self) -> int:

@@ -291,7 +291,9 @@ class Peer(Holder):
 
     def counted(self, steps: int, samples: int) -> None:
         """How far the training loop is, boundary or not: call it before an Offer is received. The weight of a mix comes
-        from the two versions, and with stale ones equal peers would weigh each other too little."""
+        from the two versions, and with stale ones equal peers would weigh each other too little. A report that is older
+        than what was counted already counts nothing."""
+        steps, samples = max(steps, self.steps), max(samples, self.samples)
         if self.config.mix_every_steps is not None:
             self.local.version = within(self.local.version + (steps - self.steps) / self.config.mix_every_steps)
         if self.local.ready:

@@ -66,7 +66,7 @@ class HeldRun:
         self.kept_in: Path | None = None  # where the weights are that this node gave up for another run's
         self.given: Mapping[str, Any] | None = None  # a state to go on from, once weights are here
         self.steps = self.samples = 0
-        self.shown = (b"", 0)  # the run, and its samples as last shown
+        self.shown = SwarmView(), 0  # a view, and the samples that were shown then
         self.passes = 0  # over the data that are divided among the members
         self.samplers = Samplers(Sharers.of(self))
 
@@ -96,11 +96,12 @@ class HeldRun:
 
     @property
     def swarm_samples(self) -> int:
-        """Samples behind the weights of this node's run, by all members. The number never falls while the node holds
-        this run: an exchange may lower the node's own number, which :mod:`gossip.exchange.progress` explains."""
-        view, (run, most) = self.view, self.shown
+        """Samples behind the weights of this node's run, by all members. The number falls when the node settles or
+        takes another run, and never otherwise, although an exchange may lower the node's own number, which
+        :mod:`gossip.exchange.progress` explains."""
+        view, (before, most) = self.view, self.shown
         reached = view.samples_at(self.samples)
-        self.shown = view.run, max(reached, most) if view.run == run else reached
+        self.shown = view, max(reached, most) if view.continues(before) else reached
         return self.shown[1]
 
     # -- checkpoints -----------------------------------------------------------------------------------------------

@@ -202,8 +202,9 @@ class Node:
     @property
     def swarm_samples(self) -> int:
         """Samples behind the weights of this node's run: the whole swarm's, the departed and what a checkpoint says
-        included. Nodes average the number at their exchanges, and it never falls while this node holds the run. Nodes
-        of one pace agree within 1 % after a minute; :meth:`settle` brings their numbers together."""
+        included. Nodes average the number at their exchanges. Nodes of one pace agree within 1 % after a minute. While
+        this node holds the run, the number falls only at the end of :meth:`settle`, which brings the nodes' numbers
+        together: until then a node shows the largest number that it had."""
         return self._training.swarm_samples
 
     @property

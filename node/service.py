@@ -342,6 +342,11 @@ class Service:
         if self.runtime is not None:
             self.view = self.view.refreshed(self.runtime.peer)
 
+    def settled(self) -> None:
+        """Show the number of samples on which the nodes have agreed, even where more was shown before."""
+        self.refresh()
+        self.view = dataclasses.replace(self.view, settled=self.view.settled + 1)
+
     # -- for people ----------------------------------------------------------------------------------------------
     def notice(self, kind: str, sentence: str) -> None:
         """Something worth a sentence."""

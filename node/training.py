@@ -167,10 +167,11 @@ class TrainingSide(HeldRun):
             self.reset_outer()
 
     def wait_for_others(self, began: float) -> None:
-        """Until as many members are here as were to be waited for, this one included, or for as long as it was to. Only
-        who had a link with us counts: of others anybody may tell. Those who come meanwhile are given weights."""
+        """Wait until ``settings.wait_for`` members, itself included, hold this node's run, for ``settings.wait_s``
+        seconds at most. Only members that have had a link with this node count, because anybody may tell of others.
+        Members that come meanwhile are given weights."""
         count, wait_s = self.settings.wait_for, self.settings.wait_s
-        while self.peer.counts.alive < count and not self.finished:
+        while self.peer.counts.holding < count and not self.finished:
             if time.monotonic() - began >= wait_s:
                 alive = self.peer.counts.alive
                 if self.settings.others is not None and alive < 2:
@@ -180,7 +181,8 @@ class TrainingSide(HeldRun):
                         "alone. Look whether the others run and can reach this address."
                     )
                 text = (
-                    f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {alive} are here, this one included:"
+                    f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {self.peer.counts.holding} are here "
+                    "with the weights, this one included:"
                     " this node goes on with them, and with the others when they come."
                 )
                 self.thread.call(self.runtime.on_event, "waited", text)
@@ -289,6 +291,7 @@ class TrainingSide(HeldRun):
     def perform_updated(self, visit: Visit) -> None:
         """Tell the newest network side, in the network thread."""
         self.runtime.averager.updated(visit)
+        self.service.refresh()  # an exchange moves the number of samples
 
     def perform_report(self, *report: Any) -> None:
         """Tell the newest network side, in the network thread."""
@@ -392,6 +395,8 @@ class TrainingSide(HeldRun):
             self.outer.rest()  # or an exchange that ends from here on would add the momentum to this node alone
         self.tell_peer(lambda peer, now: peer.settle(False, now))
         self.finish_exchanges(min(1.0, seconds))
+        self.thread.call(self.service.settled)
+        self.heard()
         if not self.outer.plain:
             self.reset_outer()
         distance: float | None = known(self.peer.consensus_distance)

@@ -9,7 +9,8 @@ sides, so that what one side gains the other loses. A node limits one exchange t
 all exchanges of one interval together to eight times the lower quartile of the gaps to the last eight partners that it
 chose itself, and to sixteen intervals. Among nodes of one pace these gaps are small: the few partners that state large
 numbers gain little, and offering often gains them nothing. A slow node lies far below nearly all of its partners, and
-follows. A node whose batches are smaller than all of its partners' takes over their shortest interval.
+follows. A node whose batches are smaller than all of its partners' takes over their shortest interval. A node that
+trains nothing gets part of its limit back with each partner that it chose, so that nodes which settle agree.
 """
 
 from __future__ import annotations
@@ -39,14 +40,13 @@ class RunProgress:
 
     Attributes:
         samples: The node's number, which exchanges average.
-        shown: The number for people and training loops: the largest ``samples`` since the node took its run.
         met: Members of the node's run that it is in contact with, the node included.
         members: The members by which a sample of the node counts at present.
         resumed: Whether ``samples`` comes from a checkpoint of a run that this node has not joined or begun since.
     """
 
     def __init__(self, mix_every_steps: int | None = None) -> None:
-        self.samples = self.shown = 0
+        self.samples = 0
         self.met = self.members = 1
         self.resumed = False
         self._every = mix_every_steps or STEPS
@@ -141,7 +141,10 @@ class RunProgress:
 
     def _exchange(self, by: int, gap: int, theirs: Claim, partner: PeerId, chosen: bool) -> None:
         self._move(by)
-        self._spent, self._spent_at = min(self._spent_now + abs(by), MOST_SAMPLES), self._added
+        spent = self._spent_now
+        if chosen and self._added == self._spent_at:  # the node trains nothing at present: it settles
+            spent = max(0, spent - self._budget // EXCHANGES)
+        self._spent, self._spent_at = min(spent + abs(by), MOST_SAMPLES), self._added
         if chosen:
             self._chosen.append((gap, theirs.interval))
         self._others.pop(partner, None)
@@ -157,7 +160,7 @@ class RunProgress:
 
     def begin(self, samples: int, *, resumed: bool = False) -> None:
         """Set the number of a run that the node begins, joins or loads, with ``samples`` behind its weights."""
-        self.samples = self.shown = max(0, min(samples, MOST_SAMPLES))
+        self.samples = max(0, min(samples, MOST_SAMPLES))
         self.resumed = resumed
         self._added = 0
         self._spent = self._spent_at = 0
@@ -165,4 +168,3 @@ class RunProgress:
 
     def _move(self, more: int) -> None:
         self.samples = max(0, min(self.samples + more, MOST_SAMPLES))
-        self.shown = max(self.shown, self.samples)

@@ -75,6 +75,7 @@ class Membership:
         self._push_pull = PushPull(me.id, self._table, config, rng, now)
         self._heal_s = now + rng.random() * config.heal_period_s
         self._left = False
+        self._holding_s = math.inf  # when linked members are told that we hold a run which we did not hold before
         self._woke_s = now  # when this process last went on after it had been stopped
         self.deadline = now  # when to call tick
         self.changes = 0  # counts those of owners()
@@ -122,6 +123,9 @@ class Membership:
             self._suspect(self._detector.tick(now, out), now)
         if now >= self._view.deadline:
             self._view.tick(now, out)
+        if now >= self._holding_s:
+            self._holding_s = math.inf
+            out.extend(Send(peer, Gossip((self.me,))) for peer in sorted(self._table.links))
         if now >= self._myself.due_s:
             self._myself.tick(now)
         if now >= self._rumours.due_s:
@@ -202,9 +206,13 @@ class Membership:
 
     def update_me(self, now: float, **changes: Unpack[Own]) -> None:
         """Change our own record; ``steps`` and ``samples`` count this life. Steps, samples, progress, loss and version
-        alone are signed seldom (:class:`Myself` says when), the last values then; anything else is signed at once."""
+        alone are signed seldom (:class:`Myself` says when), the last values then; anything else is signed at once. Once
+        this node holds a run, the next tick tells all linked members: their steps count for it from then on."""
         if not self._left:
+            before = self.me
             self._myself.update(changes, now)
+            if self.me.ready and not (before.ready and self.me.genesis == before.genesis):
+                self._holding_s = now
             self._arm()
 
     def leave(self, now: float) -> list[Effect]:
@@ -345,6 +353,8 @@ class Membership:
             due_s = self._push_pull.due_s
         if self._introductions.due_s < due_s:
             due_s = self._introductions.due_s
+        if self._holding_s < due_s:
+            due_s = self._holding_s
         self.deadline = self._heal_s if self._heal_s < due_s else due_s
 
     def _notice_sleep(self, now: float) -> None:

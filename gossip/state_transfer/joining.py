@@ -232,7 +232,7 @@ class Joining:
         if not self.counted:
             self.counted, self.answers = True, {}
             others = [peer for peer in self.reachable(self.genesis) if peer not in self.donors]
-            asked = [*sorted(self.donors), *others[: self.config.donors]]
+            asked = [*sorted(self.donors)[: self.config.donors], *others[: self.config.donors]]
             self.surveys = {self.new_session(): peer for peer in asked}
             self.deadline = now + SURVEY_S
             return [Send(peer, Fetch(session, (), 0, 0)) for session, peer in self.surveys.items()]

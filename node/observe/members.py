@@ -36,11 +36,15 @@ class SwarmView:
     own_samples: int = 0  # of this life, when that was counted
     sharers: int = 1  # members of the run, by which each sample of ours since then counts
     earlier: int = 0  # changes that peers counted before this one
+    settled: int = 0  # counts the times that the node has settled
 
     def refreshed(self, peer: Peer) -> Self:
         changes = self.earlier + peer.owners_changed
         owners = self.owners if changes == self.changes else tuple(peer.owners())
-        return type(self)(owners, changes, peer.genesis, peer.swarm_samples, peer.samples, peer.sharers, self.earlier)
+        return replace(
+            self, owners=owners, changes=changes, run=peer.genesis, swarm_samples=peer.swarm_samples,
+            own_samples=peer.samples, sharers=peer.sharers,
+        )  # fmt: skip
 
     def restarted(self) -> Self:
         """The next peer counts from the beginning."""
@@ -49,6 +53,11 @@ class SwarmView:
     def samples_at(self, own_samples: int) -> int:
         """Samples behind the weights once this node has trained ``own_samples`` in this life."""
         return self.swarm_samples + self.sharers * (own_samples - self.own_samples)
+
+    def continues(self, before: Self) -> bool:
+        """Whether the number of samples must not fall from ``before`` to this view: the run is the same, and the nodes
+        have not agreed on a number since."""
+        return self.run == before.run and self.settled == before.settled
 
 
 def members_of(peer: Peer) -> tuple[Member, ...]:

@@ -42,7 +42,7 @@ class Known:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.steps = self.samples = 0
-        self.swarm_samples = 0  # behind the weights of the run: it never falls while the node holds this run
+        self.swarm_samples = 0  # behind the weights of the run, as HeldRun.swarm_samples explains
         self.unsaid = self.said = 0  # samples of this rank: those in no sum yet, and those in the sum under way
         self.rest = 0  # boundaries before the next sum is begun
         self.latest: News | None = None
@@ -92,8 +92,7 @@ class Known:
 
     def hear(self, news: News) -> None:
         reached = news.view.samples_at(self.samples)
-        same = news.view.run == self.view.run
-        self.swarm_samples = max(self.swarm_samples, reached) if same else reached
+        self.swarm_samples = max(self.swarm_samples, reached) if news.view.continues(self.view) else reached
         self.latest, self.view, self.finished = news, news.view, news.finished
 
     @property

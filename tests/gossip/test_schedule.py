@@ -224,6 +224,16 @@ def test_a_loop_is_held_when_a_mix_under_way_is_as_old_as_the_gap_allows(gap, af
     assert not a.peer.held, "nobody waits for one who is gone"
 
 
+def test_a_report_that_is_older_than_what_was_counted_counts_no_sample_twice():
+    _, a, _ = pair(mix_every_steps=8)
+    a.peer.counted(a.steps, 32)
+    steps, samples, before, members = a.peer.steps, a.peer.samples, a.peer.swarm_samples, a.peer.sharers
+    for more in (10, 8, 11):  # the network thread has looked at the loop while an earlier report was on its way
+        a.peer.counted(steps + more, samples + 16 * more)
+    assert a.peer.steps == steps + 11
+    assert a.peer.swarm_samples == before + members * 16 * 11
+
+
 def test_without_a_bound_nobody_is_ever_held():
     swarm, a, _ = pair(mix_every_steps=8)
     begun(a, swarm, State.STREAMING)

@@ -70,3 +70,19 @@ def test_whoever_never_comes_to_settle_costs_the_time_that_was_given_and_is_told
     assert time.monotonic() - began >= 0.7
     until(lambda: [record for record in caplog.records if getattr(record, "kind", "") == "waited"])
     assert "Waited 0.7 s to settle with 1 member that has not come" in caplog.text
+
+
+def test_nodes_that_begin_together_show_what_they_trained_once_they_have_settled(launch, until, tmp_path):
+    file = tmp_path / "seeds"
+    first = launch(linear(1), wait_for=3, wait_s=60.0)
+    file.write_text(first.made.address)
+    nodes = [first, *(launch(linear(n), seeds=[f"@{file}"], wait_for=3, wait_s=60.0) for n in (2, 3))]
+    assert all(node.running.wait(30) for node in nodes)
+    until(lambda: all(node.side.swarm_samples > 3_000 for node in nodes))
+    answers = [settling(node) for node in nodes]
+    for answer in answers:
+        answer.get(timeout=60)
+    trained = sum(node.side.samples for node in nodes)
+    for node in nodes:
+        assert abs(node.side.swarm_samples / trained - 1) < 0.01
+        node.leave.set()

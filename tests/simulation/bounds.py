@@ -32,7 +32,7 @@ BOUNDS = {
     "exchanges.outgoing": 16,  # the most partners of a mix
     "donating.table": 2,  # SERVED_AT_ONCE, each a snapshot
     "joining.pieces": 4,
-    "joining.surveys": 4,
+    "joining.surveys": 8,  # the second survey asks four donors and four other members
     "joining.left_alone": 64,
     "reach.asked": 3,
     "reach.homes": 3,

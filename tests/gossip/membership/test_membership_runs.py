@@ -223,3 +223,15 @@ def test_of_too_many_who_meet_the_table_takes_what_it_has_room_for():
     me.meet([record_of(number, address=Address("host", number)) for number in range(1000)], 0.0)
     assert len(me.members()) < 2 * config.max_members
     assert set(me.runs()) == {b""}
+
+
+def test_linked_members_hear_at_once_that_this_one_holds_a_run():
+    me = acquainted(6, ready=False)
+    for n in (2, 3):
+        me.linked(peer_id(n), record_of(n), 0.0)
+    me.update_me(1.0, ready=True, genesis=RUNS[1])
+    assert me.deadline <= 1.0
+    told = [one for one in sent(me.tick(1.0), Gossip) if me.me in one.message.updates]
+    assert {peer_id(n) for n in (1, 2, 3)} <= {one.to for one in told}
+    me.update_me(1.1, ready=True, steps=5)
+    assert me.deadline > 1.1
