@@ -61,7 +61,7 @@ class Holder(Face):
         steps and samples and a higher incarnation. What was trained since the earlier Peer was last told of it counts
         with the next report."""
         local = self.local
-        self.steps = self.moved_steps = local.steps = before.steps
+        self.steps = self.moved_steps = local.steps = local.mixed_steps = before.steps
         self.samples = before.samples
         self.resume(before.genesis, before.progress, before.version, now, before.finished)
         local.settling, self.hopeful = before.settling, True

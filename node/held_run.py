@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from gossip.arithmetic.correction import Correction
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary
 from gossip.errors import CheckpointError, LocalError
@@ -60,6 +61,11 @@ class HeldRun:
             threading.Lock(), self.wake.set, self.wake.clear,
         )  # fmt: skip
         self.outer = OuterStep(self.state.layout.parameters, *self.config.outer, self.config.averaged)
+        if self.config.kappa and self.config.mix_every_steps is not None and self.size == 1:
+            self.outer.correction = Correction(
+                self.state.layout.exchanged, self.state.layout.parameters, self.config.kappa,
+                self.config.mix_every_steps,
+            )  # fmt: skip
         self.outer_lock = threading.Lock()  # it moves in the network's threads, and is reset in the training thread
         self.thread = NetworkThread()
         self.archive = Archive(self.state, optimizers)

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from gossip.arithmetic.correction import Correction, spread
 from gossip.averaging.boundary import Visit
 from gossip.effects import Effect, MemberState
 from gossip.errors import FaultError, LayoutError, LocalError
@@ -66,6 +67,7 @@ class TrainingSide(HeldRun):
         self.overheads: deque[float] = deque(maxlen=512)
         self.optimizer_at = self.viewed_at = -math.inf
         self.own_figures = Figures()  # that others are told
+        self.corrected_at = 0  # the steps when the correction was last applied
         self.settled_at: int | None = None  # the steps at which this loop settled last, until it goes on
         self.handler: Any = None
         self.begun = False  # with its own weights or with others', from which mixing starts
@@ -251,10 +253,26 @@ class TrainingSide(HeldRun):
         self.samples += samples
         if loss is not None:
             self.loss.give(loss)
+        if self.outer.correction is not None:
+            self.correct(self.outer.correction)
         self.loop.step(self.steps, start + self.service.clock_s)
         if self.config.max_version_gap is not None:
             self.hold()
         self.overheads.append(time.perf_counter() - start)
+
+    def correct(self, correction: Correction) -> None:
+        """Take the pull of this node's own data out of its last steps, every few of them. While an exchange teaches
+        another correction this waits for the next step."""
+        since = self.steps - self.corrected_at
+        if since < spread(correction.every) or not self.outer_lock.acquire(blocking=False):
+            return
+        try:
+            correction.rate = self.optimizers.rate
+            if correction.pull is not None:
+                self.state.add_scaled(correction.pull, correction.part(since), correction.version)
+        finally:
+            self.outer_lock.release()
+        self.corrected_at = self.steps
 
     def hold(self) -> None:
         """Stay at this boundary while a mix is under way for longer than ``max_version_gap`` allows, and until what it
@@ -368,6 +386,8 @@ class TrainingSide(HeldRun):
             self.optimizers.joined(keep=self.state.holds(vector))
         self.begun = True
         with self.outer_lock:
+            if self.outer.correction is not None:
+                self.outer.correction.reset()
             if self.outer.begun:
                 self.outer.reset(vector)
             else:

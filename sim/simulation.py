@@ -121,7 +121,7 @@ class ExchangeSimulation(Played):
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario = scenario
         names = [str(index) for index in range(scenario.peers)]
-        learners = Learners(scenario.task, names, scenario.seed, device=device)
+        learners = Learners(scenario.task, names, scenario.seed, device=device, config=scenario.config)
         if learners.parameters < learners.elements:
             raise Beyond(
                 f"task.model = {scenario.task.model!r} has buffers, as the running statistics of BatchNorm are, which "
@@ -159,7 +159,7 @@ class Simulation(Played):
         seed, names = scenario.seed, [str(index) for index in range(scenario.peers)]
         self.names = names
         self.liars = liars(scenario.attackers, names, seed)
-        self.learners = Learners(scenario.task, names, seed, device=device)
+        self.learners = Learners(scenario.task, names, seed, device=device, config=scenario.config)
         weight = scenario.task.weight(self.learners.elements)
         network = network_of(scenario.network, seed, ideal, scenario.fleet, weight, scenario.gossip.connections)
         if not ideal:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip import kernel
+from gossip.arithmetic.correction import Correction
 from gossip.errors import ConfigError
 from gossip.kernel.squares import PIECE, summed
 
@@ -137,10 +138,11 @@ class OuterStep:
 
     on the first ``parameters`` elements; whatever lies behind them (buffers) is averaged plainly.
     ``alpha = 0, beta = 1`` is the plain pair mean everywhere, and then nothing is kept. Not safe to call from two
-    threads at once: one exchange is applied after another. ``group``: how many vectors a mix averages.
+    threads at once: one exchange is applied after another. ``group``: how many vectors a mix averages. ``correction``:
+    what else the node learns from its mixes, where it does.
     """
 
-    __slots__ = ("_momentum", "_phi", "alpha", "beta", "parameters")
+    __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "parameters")
 
     def __init__(self, parameters: int, alpha: float, beta: float, group: int = 2) -> None:
         check_outer(alpha, beta, group)
@@ -149,6 +151,7 @@ class OuterStep:
         self.beta = beta
         self._phi: Floats | None = None  # (parameters,), allocated at the first reset, or taken over
         self._momentum: Floats | None = None  # (parameters,)
+        self.correction: Correction | None = None
 
     @property
     def plain(self) -> bool:

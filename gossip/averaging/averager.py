@@ -132,6 +132,8 @@ class Averager:
         """The training loop holds these weights now, in place of others."""
         with self.lock:
             self.outer.reset(weights)
+            if self.outer.correction is not None:
+                self.outer.correction.reset()
 
     def forget(self) -> None:
         """The weights were replaced from outside (a checkpoint): what was on its way to the old ones is dropped."""
@@ -307,7 +309,9 @@ class Averager:
             pair.learn()
         taken = average.take_difference()
         positions = None if pair is None else pair.positions
-        self.decide(Mixing(self, snapshot, taken, positions, effect.weight, None, effect.late, effect.plain))
+        own_sq = 0.0 if pair is None else pair.own_sq
+        how = effect.late, effect.plain, effect.intervals, own_sq
+        self.decide(Mixing(self, snapshot, taken, positions, effect.weight, None, *how))
         return True
 
     def merge(self, effect: Merge) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gossip.arithmetic.correction import check_correction
 from gossip.arithmetic.mixing import check_outer
 from gossip.arithmetic.subsets import check_part
 from gossip.codecs import AUTO, get_codec
@@ -25,6 +26,7 @@ __all__ = ["PRESETS", "Config", "as_published", "read_toml", "unknown"]
 
 PRESETS = ("lan", "wan", "datacentre")
 NOLOCO = (0.5, 0.7)  # momentum and rate of the outer step
+KAPPA = 0.2  # of the correction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class Config(Derived):
         if not self.swarm or len(self.swarm) > 64 or not self.swarm.isprintable():
             raise ConfigError("swarm must be a name of 1 to 64 printable characters.")
         check_outer(*self.outer, self.averaged)
+        check_correction(self.kappa)
         check_removed("codec", self.codec)
         check_removed("part", self.part)
         if self.codec != AUTO:
@@ -54,13 +57,14 @@ class Config(Derived):
         check_together(self)
 
     def for_training(self, quasi_global: bool) -> Config:
-        """What is left open, decided for a loop that trains: NoLoCo's outer step where a node mixes its whole vector
-        with one other; not beside ``quasi_global`` momentum, as a second momentum over the mixes takes from the first.
-        A Node always asks, whatever optimizes; a simulator does not for vectors that nobody trains."""
+        """What is left open, decided for a loop that trains: NoLoCo's outer step and the correction where a node mixes
+        its whole vector with one other; not beside ``quasi_global`` momentum, as a second momentum over the mixes takes
+        from the first. A Node always asks, whatever optimizes; a simulator does not for vectors that nobody trains."""
         given = self.outer_momentum is not None or self.outer_rate is not None
         if given or quasi_global or not self.paired or self.partners != 1 or self.part != "all":
             return self
-        return dataclasses.replace(self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1])
+        kappa = KAPPA if self.correction is None and self.mix_every_steps is not None else self.correction
+        return dataclasses.replace(self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1], correction=kappa)
 
     def unfiltered(self) -> Config:
         """The same without a filter, and without what is for one alone."""
@@ -159,4 +163,5 @@ def as_published(name: object) -> dict[str, Any]:
     """The settings of a method: no paper's figures are of a filter or a momentum that the paper does not have."""
     if not isinstance(name, str):  # a file may hold anything, also what Python refuses to write down
         raise ConfigError(f"No method is called {shown(name)}: there are {', '.join(METHODS)}.")
-    return {"filter": "none", "outer_momentum": PLAIN[0], "outer_rate": PLAIN[1]} | method(name).changes
+    plain = {"filter": "none", "outer_momentum": PLAIN[0], "outer_rate": PLAIN[1], "correction": 0.0}
+    return plain | method(name).changes

@@ -29,6 +29,11 @@ class Derived(Keys):
         return self.outer == PLAIN
 
     @property
+    def kappa(self) -> float:
+        """The share of a mix's displacement that the correction takes up; left open there is no correction."""
+        return self.correction or 0.0
+
+    @property
     def averaged(self) -> int:
         """How many vectors a mix averages, as the stability of the outer step asks."""
         return (self.group_size or MOST_PARTNERS) if self.grouped else 2

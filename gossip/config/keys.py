@@ -90,6 +90,12 @@ class Keys:
         "with `outer_momentum`: nodes stay closest at half of what is stable", unit="factor", positive=True,
         left_out="0.7 where whole vectors of pairs are mixed, without quasi-global momentum, else 1",
     )
+    correction: float | None = key(
+        None, "kappa of the correction, c <- c + kappa d: the pull of a node's own data, taken out of its local steps",
+        "0 saves a vector of memory and a few passes over the model an interval; 0.1 on a ring or a torus",
+        unit="factor", least=0, most=1, below=True, least_is="none",
+        left_out="0.2 where the outer step is left out too and is not plain, and mixes are by steps, else 0",
+    )
     staleness_exponent: float = key(
         0.0, "a of a pair's weight, 1/2 (1 + gap)^-a with the gap in whole mixing rounds",
         "0.5 if weights of members far behind do harm", unit="exponent", least=0, most=4, least_is="all pairs alike",

@@ -14,10 +14,26 @@ __all__ = ["check_together"]
 
 def check_together(config: Derived) -> None:
     """Raise :class:`ConfigError` for the first two that exclude each other."""
-    for reason in (pushed, grouped, timed, chosen, cut, filtered):
+    for reason in (corrected, pushed, grouped, timed, chosen, cut, filtered):
         said = reason(config)
         if said:
             raise ConfigError(said)
+
+
+def corrected(config: Derived) -> str | None:
+    """What a correction excludes."""
+    if not config.kappa:
+        return None
+    if not config.paired or config.partners != 1:
+        return (
+            f"correction = {config.kappa:g} is for pairs, whose two sides learn exact opposites: leave it out, or use "
+            "mixing = 'pair' with partners = 1."
+        )
+    if config.part != "all":
+        return f"correction = {config.kappa:g} with part = {config.part!r} cannot work yet: use part = 'all', or 0."
+    if config.mix_every_steps is None:
+        return f"correction = {config.kappa:g} counts intervals of steps: set mix_every_steps (as 8), or leave it out."
+    return None
 
 
 def pushed(config: Derived) -> str | None:

@@ -132,8 +132,9 @@ class PairAhead(Pair):
     def snapshotted(self, now: float, mass: float = 0.0, of: Exchange | None = None) -> list[Effect]:
         exchanges, local = self.exchanges, self.exchanges.local
         self.ours, self.steps, self.weight = local.version, local.steps, self.cap()
+        self.trained = exchanges.trained(local.steps)
         self.claim = local.progress.claim
-        accept = Send(self.partner, Accept(self.session, self.ours, self.weight, self.codec, self.claim))
+        accept = Send(self.partner, Accept(self.session, self.ours, self.weight, self.codec, self.claim, self.trained))
         self.since, self.until = now, now + exchanges.config.reply_timeout_s
         if self.allowed:
             return [accept, self.streams(now)]
@@ -146,6 +147,7 @@ class PairAhead(Pair):
         if not agreed:
             return [Send(sender, Abort(self.session, "terms")), *self.fail(now, "terms")]
         self.theirs, self.allowed, self.partner_claim = accept.version, accept.weight, accept.progress
+        self.partner_trained = accept.trained
         if self.state is State.OFFERED:
             return [self.streams(now)]
         return self.freed(now) if self.state is State.AHEAD and not self.exchanges.moving else []

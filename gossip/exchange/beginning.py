@@ -80,6 +80,7 @@ def admit(
     one = exchanges.table[session] = kind(
         exchanges=exchanges, session=session, partner=sender, initiator=RESPONDER, since=now,
         deadline=now + config.boundary_patience_s, theirs=offer.version, partner_claim=offer.progress,
+        partner_trained=offer.trained,
         mass=offer.mass, part=part,
     )  # fmt: skip
     one.codec = agreed_codec(config.codec, exchanges.codec(sender), offer.codec, part is ALL)

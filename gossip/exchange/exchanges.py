@@ -290,6 +290,12 @@ class Exchanges(Ledger[One]):
             self.own_mixed = self.own_mixed or one.initiator
             self.gave_way = self.gave_way and not one.initiator
 
+    def trained(self, steps: int) -> float:
+        """Return the intervals that the weights at this step count have been trained for since the last mix; 1 where
+        nobody learns a correction from it."""
+        every = self.config.mix_every_steps
+        return 1.0 if every is None or not self.config.kappa else max(0, steps - self.local.mixed_steps) / every
+
     def excuses(self, partner: PeerId) -> bool:
         """Whether an exchange that ended for an innocent reason costs its partner nothing. A reason is a claim, and who
         gives one again and again holds a slot as well as who gives none: it is believed once for each finished

@@ -37,6 +37,8 @@ class Exchange(Session):
     weight: float = 0.5
     theirs: float = 0.0
     partner_claim: Claim = UNSTATED
+    trained: float = 1.0  # intervals from the last mix to the snapshot, ours and as the partner states it
+    partner_trained: float = 1.0
     committed: bool = False
     codec: str = "fp32"
     asked: set[PeerId] = field(default_factory=set)
@@ -114,14 +116,14 @@ class Exchange(Session):
         """``of``: an offer of ours that made way for this exchange, and whose snapshot this one's is."""
         local = self.exchanges.local
         self.ours, self.steps, self.after = local.version, local.steps, self.exchanges.done
-        self.claim = local.progress.claim
+        self.claim, self.trained = local.progress.claim, self.exchanges.trained(local.steps)
         if self.initiator:
             self.mass = mass
             return self.offer(now)
         if of is not None:
-            self.ours, self.steps, self.after = of.ours, of.steps, of.after
+            self.ours, self.steps, self.after, self.trained = of.ours, of.steps, of.after, of.trained
         self.state = State.STREAMING
-        accept = Accept(self.session, self.ours, self.weight, self.codec, self.claim)
+        accept = Accept(self.session, self.ours, self.weight, self.codec, self.claim, self.trained)
         return [Send(self.partner, accept), self.transfer(now)]
 
     def spoiled(self) -> list[Effect]:
@@ -157,7 +159,7 @@ class Exchange(Session):
         local = exchanges.local
         message = Offer(
             self.session, local.fingerprint, local.genesis, self.ours, self.weight, exchanges.codec(partner),
-            self.MIXING, self.mass, str(self.part), self.claim,
+            self.MIXING, self.mass, str(self.part), self.claim, self.trained,
         )  # fmt: skip
         return [*renamed, Send(partner, message)]
 
@@ -174,7 +176,7 @@ class Exchange(Session):
         if not agreed:
             return [Send(sender, Abort(self.session, "terms")), *self.fail(now, "terms")]
         self.weight, self.theirs, self.answer_s = accept.weight, accept.version, now - self.since
-        self.partner_claim = accept.progress
+        self.partner_claim, self.partner_trained = accept.progress, accept.trained
         self.codec, self.state = accept.codec, State.STREAMING
         return [self.transfer(now)]
 

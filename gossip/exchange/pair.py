@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Pair"]
 
+MOST_INTERVALS = 64.0
+
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
 VERIFIED, DOUBT, DONE = State.VERIFIED, State.DOUBT, State.DONE
 
@@ -85,5 +87,14 @@ class Pair(Exchange):
         local = exchanges.local
         local.version = within(local.version + moved * version_gap(self.theirs, self.ours))
         local.progress.mix(self.claim, self.partner_claim, self.partner, chosen=self.initiator)
+        local.mixed_steps = max(local.mixed_steps, self.steps)
         late = (self.state is DOUBT or self.overtaken) and not exchanges.plain
-        return [Mix(self.session, self.weight, late, local.settling), *self.end(DONE)]
+        intervals = mean_intervals(self.trained, self.partner_trained)
+        return [Mix(self.session, self.weight, late, local.settling, intervals), *self.end(DONE)]
+
+
+def mean_intervals(ours: float, theirs: float) -> float:
+    """Return the mean number of intervals that two partners have trained since their last mixes: both sides come to the
+    same. A statement that is no number counts as 1, and none counts as more than ``MOST_INTERVALS``."""
+    known = [min(max(value, 0.0), MOST_INTERVALS) if value == value else 1.0 for value in (ours, theirs)]
+    return (known[0] + known[1]) / 2

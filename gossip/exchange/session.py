@@ -154,6 +154,7 @@ class Local:
     settling: bool = False
     boundary_at: float = 0.0  # when the training loop was last seen at a step boundary
     steps: int = 0  # of the training loop
+    mixed_steps: int = 0  # of them, those that the weights held at the snapshot of the last finished exchange
     finished: bool = False  # the run has reached its end
     compiled: bool = True  # codecs are passes in C here
     progress: RunProgress = field(default_factory=RunProgress)

@@ -247,6 +247,7 @@ class Offer:
     mass: float = of("float", default=0.0)
     part: str = of("text", 32, default="all")
     progress: Claim = later("claim", default=UNSTATED)
+    trained: float = later("float", default=1.0)  # intervals that the sender has trained since its last mix
 
 
 @message("accept")
@@ -258,6 +259,7 @@ class Accept:
     weight: float = of("float")
     codec: str = of("text", 16)
     progress: Claim = later("claim", default=UNSTATED)
+    trained: float = later("float", default=1.0)  # intervals that the sender has trained since its last mix
 
 
 @message("busy")

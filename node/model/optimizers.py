@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,14 @@ class Optimizers:
         each = given if isinstance(given, list | tuple) else () if given is None else (given,)
         self.all = tuple(dict.fromkeys(unwrapped(one) for one in each))
         self.quasi_global = tuple(one for one in self.all if isinstance(one, QuasiGlobal))
+
+    @property
+    def rate(self) -> float:
+        """The sum of all learning rates; NaN where there is none, or where one lies on a device."""
+        rates = [group.get("lr") for one in self.all for group in one.param_groups]
+        if not rates or not all(isinstance(rate, int | float) or plain_tensor(rate) for rate in rates):
+            return math.nan
+        return math.fsum(float(rate) for rate in rates)  # type: ignore[arg-type]
 
     def mixed(self) -> None:
         """What exchanges brought was added to the parameters."""
@@ -58,6 +67,11 @@ class Optimizers:
         """What :meth:`states` gave."""
         for one, state in zip(self.all, states, strict=False):
             one.load_state_dict(state)
+
+
+def plain_tensor(rate: object) -> bool:
+    """Whether reading this learning rate waits for no device."""
+    return isinstance(rate, torch.Tensor) and rate.device.type == "cpu"
 
 
 def unwrapped(optimizer: object) -> torch.optim.Optimizer:

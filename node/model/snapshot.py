@@ -73,6 +73,7 @@ class ModelState(State):
         given = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         self._state = OptimizerState(self._tensors, given)
         self._side: dict[torch.device, torch.cuda.Stream] = {}
+        self._held: dict[tuple[torch.device, int], tuple[int, Tensor]] = {}  # what is added again and again
         self.layout = self._tensors.layout
         self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # tensors
         self.weighs = worth(self._tensors.current()[: self._exchanged], self.layout.exchanged)
@@ -228,6 +229,18 @@ class ModelState(State):
             return False
         self.finite = in_one_pass(live, host_of(shift, elements(live)), weight)
         return True
+
+    @torch.no_grad()
+    def add_scaled(self, values: Floats, factor: float, version: int) -> None:
+        """Add in one foreach call for each device. A device keeps a copy of its values until they are others."""
+        for device, live, host in runs(self._weights(values), values):
+            held = host
+            if device.type != "cpu":
+                of, held = self._held.get((device, host.data_ptr()), (None, host))
+                if of != version:
+                    held = host.to(device)
+                    self._held[device, host.data_ptr()] = version, held
+            torch._foreach_add_(live, cut(held, live), alpha=factor)
 
     def merge(self, vector: Floats, weight: float) -> Copies:
         """``weights += weight (vector - weights)``, as :meth:`add`."""

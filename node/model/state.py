@@ -97,6 +97,11 @@ class VectorState(ABC):
         shift *= np.float32(weight)
         return self.add(shift)
 
+    def add_scaled(self, values: Floats, factor: float, version: int) -> None:
+        """``weights += factor values``, which are not changed. They are added again and again: ``version`` is another
+        number once they are others, so that a copy on a device may be kept until then."""
+        self.add(np.float32(factor) * values)
+
     def add_read(self, shift: Floats, weight: float) -> bool:
         """``weights += weight shift``, then ``shift[:] = weights``, where both together take less than :meth:`add` and
         :meth:`read`. False where they do not: nothing has changed."""

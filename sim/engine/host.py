@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from gossip.arithmetic.correction import Correction
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary, Visit
@@ -93,18 +94,27 @@ class Host:
         self.rest_until = -math.inf  # no tick before this
 
     def make_averager(
-        self, config: Config, wish: Callable[[Host], None], recall: Callable[[Host], bool], parameters: int | None
-    ) -> None:
+        self, config: Config, wish: Callable[[Host], None], recall: Callable[[Host], bool], parameters: int | None,
+        corrects: bool = False,
+    ) -> None:  # fmt: skip
         """``wish``: the network wants something at the next boundary; ``recall``: whether the vector is what it was at
-        the last one; ``parameters``: how many elements the outer step takes, all without it."""
+        the last one; ``parameters``: how many elements the outer step takes, all without it; ``corrects``: a trainer
+        takes up what exchanges teach of the pull of own data."""
         vector = self.vector
         outer = OuterStep(parameters or vector.size, *config.outer, config.averaged)
         outer.reset(vector)
+        if corrects:
+            outer.correction = Lessons(vector.size, outer.parameters, config.kappa, config.mix_every_steps or 1)
         vectors = HostVectors(lambda: vector.copy() if recall(self) else None)
         model, kept = VectorModel(vector), KeptVector(vector)
         self.boundary = Boundary(model, vectors, kept, config.conserves, LOCK, partial(wish, self))
         self.averager = Averager(self.peer, config, self.boundary, vectors, outer, self, LOCK)
         self.averager.begin(vector)
+
+    def lessons(self) -> list[Lesson]:
+        """What finished exchanges taught since the last call."""
+        correction = self.averager.outer.correction
+        return correction.take() if isinstance(correction, Lessons) else []
 
     # -- the averager's driver -----------------------------------------------------------------------------------
     @property
@@ -130,3 +140,28 @@ class Host:
         cycles meanwhile."""
         del self.averager, self.boundary, self.perform
         vars(self.peer).clear()
+
+
+Lesson = tuple[Floats, float, float]  # what was added to the model, in how many intervals, and |Q(s)|^2
+
+
+class Lessons(Correction):
+    """What exchanges teach a simulated peer, until its next boundary. A trainer computes steps that have begun in one
+    call, whoever looks, and so a correction must not change in the middle of a step."""
+
+    __slots__ = ("_learned",)
+
+    def __init__(self, size: int, parameters: int, kappa: float, every: int) -> None:
+        super().__init__(size, parameters, kappa, every)
+        self._learned: list[Lesson] = []
+
+    def learn(self, difference: Floats, weight: float, intervals: float, own_sq: float) -> None:
+        self._learned.append((np.float32(weight) * difference[: self.parameters], intervals, own_sq))
+
+    def reset(self) -> None:
+        self._learned.clear()
+
+    def take(self) -> list[Lesson]:
+        """Return what exchanges have taught since the last call."""
+        learned, self._learned = self._learned, []
+        return learned

@@ -81,6 +81,7 @@ class Swarm:
         self.hosts: list[Host] = []
         self.lives: list[int] = []  # how often each was started
         self.events = Events()
+        self.corrects = getattr(trainer, "corrections", None) is not None
         if on_step is not None:
             trainer = OneByOne(self.hosts, on_step)
         self.registry = Registry() if ideal else None
@@ -187,7 +188,7 @@ class Swarm:
         host = Host(
             index, name, peer, vector, times, samples_per_step, rng, key, row, self.events, self.perform, liar
         )  # fmt: skip
-        host.make_averager(self.config, self.training.wish, self.training.recall, self.parameters)
+        host.make_averager(self.config, self.training.wish, self.training.recall, self.parameters, self.corrects)
         if index == len(self.hosts):
             self.hosts.append(host)
         else:

@@ -50,6 +50,12 @@ class Trainer(Protocol):
     def joined(self, row: int) -> None:
         """The weights of this row were replaced by those of another run."""
 
+    def learn(
+        self, rows: NDArray[np.int64], shifts: Floats, intervals: NDArray[np.float64], own_sq: NDArray[np.float64]
+    ) -> None:
+        """Exchanges brought these shifts, (rows, parameters), in so many intervals each, to models of these squared
+        norms."""
+
 
 class OneByOne:
     """A function of (index, vector, step) for each step, called when the step has ended: the plain way, which the
@@ -73,6 +79,11 @@ class OneByOne:
         """Nothing is kept."""
 
     def joined(self, row: int) -> None:
+        """Nothing is kept."""
+
+    def learn(
+        self, rows: NDArray[np.int64], shifts: Floats, intervals: NDArray[np.float64], own_sq: NDArray[np.float64]
+    ) -> None:
         """Nothing is kept."""
 
 
@@ -224,6 +235,8 @@ class Training:
         if self.trainer is not None:
             if visit.updates:
                 self.trainer.mixed(host.row)
+                for shift, intervals, own_sq in host.lessons():
+                    self.trainer.learn(np.array([host.row]), shift[None], np.array([intervals]), np.array([own_sq]))
             if visit.restored or visit.adopted:
                 self.trainer.joined(host.row)
         return visit

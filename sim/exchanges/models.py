@@ -49,6 +49,9 @@ class Models:
         self.rows_in_cache = 1 if learners.elements >= LONG else CACHED_BYTES // (4 * learners.elements)
         self.memory = [np.empty((2 * self.pairs_at_once, learners.elements), np.float32) for _ in range(2)]
         self.codec = get_codec(config.codec)
+        self.corrects = learners.corrections is not None
+        self.mixed_at = np.zeros(len(self.matrix), np.int64)  # steps of each row at its last mix's snapshot
+        self.trained: dict[int, dict[int, tuple[int, int]]] = {}  # of snapshots kept: steps, and those since a mix
         self.kept: dict[int, dict[int, F32]] = {}  # snapshots of exchanges under way, by exchange and side
         self.left: dict[int, F64] = {}  # of such, what of the difference each side takes, once that is known
         self.void = set[int]()  # exchanges that are over, of which a snapshot is still to come
@@ -87,6 +90,7 @@ class Models:
         sides = np.stack([first, second])[:, alike].reshape(-1)[order]
         rows = batch.row[sides]
         before, after = (counts[:, alike].reshape(-1)[order] for counts in (before, after))
+        intervals = self.intervals(batch.row[[first, second]], steps)[np.concatenate([alike, alike])][order]
         agreed = np.frombuffer(self.tape.weight)[batch.exchange[sides]]
         late = batch.late[sides + 1]
         if copied:
@@ -100,7 +104,8 @@ class Models:
             self.matrix.take(some, axis=0, out=ours, mode="clip")
             if copied:
                 learners.train_copies(ours, to_snapshot, start)
-            self.mixed(some, ours, agreed[part], late[part], difference)
+            own_sq = squares(ours) if self.corrects else None
+            shifts = self.mixed(some, ours, agreed[part], late[part], difference)
             if copied:
                 learners.train_copies(ours, to_boundary, start)
                 ours += difference
@@ -108,10 +113,22 @@ class Models:
             else:
                 self.train(some, learners.taken[some] + after[part])
                 self.matrix[some] += difference
+            if shifts is not None and own_sq is not None:
+                learners.learn(some, shifts, intervals[part], own_sq)
 
-    def mixed(self, rows: I64, ours: F32, agreed: F64, late: Flags, difference: F32) -> None:
+    def intervals(self, rows: I64, steps: I64) -> F64:
+        """Return the mean number of intervals that both sides have trained since their last mixes, (exchanges,), of
+        snapshots after these steps, (2, exchanges), which become the last mixes of their rows."""
+        if not self.corrects:
+            return np.empty(rows.shape[1])
+        every = self.config.mix_every_steps or 1
+        trained: F64 = (steps - self.mixed_at[rows]).mean(0) / every
+        self.mixed_at[rows] = steps
+        return np.maximum(trained, 0.0, out=trained)
+
+    def mixed(self, rows: I64, ours: F32, agreed: F64, late: Flags, difference: F32) -> F32 | None:
         """``difference`` becomes what exchanges bring, all first sides and then all second ones: ``ours`` are the
-        snapshots (rows, elements), ``agreed`` the weights that the sides agreed on."""
+        snapshots (rows, elements), ``agreed`` the weights that the sides agreed on. Returns as :meth:`shift`."""
         half = len(rows) // 2
         self.watch(rows, ours)
         sent = self.decoded(ours)
@@ -120,7 +137,7 @@ class Models:
         shares = weights.astype(np.float32)[:, None]
         np.multiply(difference[:half], -shares[half:], out=difference[half:])
         difference[:half] *= shares[:half]
-        self.shift(rows, ours, difference, weights, late)
+        return self.shift(rows, ours, difference, weights, late)
 
     def weights(self, first: I64, second: I64, agreed: F64, difference: F32, sent: F32) -> F64:
         """What of its difference each row takes, (2 pairs,): 0 where either refuses."""
@@ -156,7 +173,11 @@ class Models:
         for entry in entries[(kinds == SNAP) | (kinds == GIVE)].tolist():
             number = int(batch.exchange[entry])
             if number not in self.void:
-                self.kept.setdefault(number, {})[int(batch.side[entry])] = self.matrix[batch.row[entry]].copy()
+                row, side = int(batch.row[entry]), int(batch.side[entry])
+                self.kept.setdefault(number, {})[side] = self.matrix[row].copy()
+                if self.corrects:
+                    steps = int(self.learners.taken[row])
+                    self.trained.setdefault(number, {})[side] = steps, steps - int(self.mixed_at[row])
         adds = entries[kinds == ADD]
         for start in range(0, len(adds), 2 * self.pairs_at_once):
             self.add(batch, adds[start : start + 2 * self.pairs_at_once])
@@ -176,6 +197,7 @@ class Models:
         for (start, stop), values in zip(ranges, given, strict=True):
             model[start:stop] = values[start:stop]
         self.learners.reset(row)
+        self.mixed_at[row] = self.learners.taken[row]
         if not self.config.plain:
             self.phi[row], self.momentum[row] = model, 0
         if self.watches:
@@ -203,10 +225,21 @@ class Models:
         difference = difference - self.decoded(ours)
         weights = np.array([self.left[number][side] for number, side in pairs])
         difference *= weights.astype(np.float32)[:, None]
-        self.shift(rows, ours, difference, weights, batch.late[adds])
+        taken = self.shift(rows, ours, difference, weights, batch.late[adds])
         self.matrix[rows] += difference
+        if taken is not None:
+            self.learn(pairs, rows, taken, squares(ours))
         for number in numbers:
             self.over(number)
+
+    def learn(self, pairs: list[tuple[int, int]], rows: I64, taken: F32, own_sq: F64) -> None:
+        """Exchanges brought what was ``taken`` to sides of them that were copied apart."""
+        every = self.config.mix_every_steps or 1
+        trained = [self.trained[number] for number, _ in pairs]
+        intervals = np.array([sum(since for _, since in sides.values()) / (2 * every) for sides in trained])
+        at = np.array([sides[side][0] for (_, side), sides in zip(pairs, trained, strict=True)])
+        self.mixed_at[rows] = np.maximum(self.mixed_at[rows], at)
+        self.learners.learn(rows, taken, np.maximum(intervals, 0.0), own_sq)
 
     def over(self, number: int) -> None:
         """One side of an exchange has what came of it; after the other its snapshots may go."""
@@ -220,15 +253,18 @@ class Models:
         """Nobody needs these snapshots; one that was not taken yet is not kept."""
         self.half.discard(number)
         self.left.pop(number, None)
+        self.trained.pop(number, None)
         self.tape.ranges.pop(number, None)
         if len(self.kept.pop(number, {})) < 2 and self.tape.second[number] >= 0:
             self.void.add(number)
 
-    def shift(self, rows: I64, ours: F32, difference: F32, weights: F64, late: Flags) -> None:
-        """``difference``, what of theirs less ours is taken, becomes what is to be added."""
+    def shift(self, rows: I64, ours: F32, difference: F32, weights: F64, late: Flags) -> F32 | None:
+        """``difference``, what of theirs less ours is taken, becomes what is to be added. Returns it as it was, where
+        corrections learn from it."""
         mixed = weights > 0
         if not mixed.all():
             difference[~mixed] = 0  # what was refused may be no number
+        taken = difference.copy() if self.corrects else None
         if not self.config.plain:
             later = late & mixed
             self.phi[rows[later]] += difference[later]  # the local progress that the snapshot holds is counted
@@ -241,6 +277,7 @@ class Models:
                 difference[plainly] = mean
         elif self.watches:
             self.expected[rows] += difference
+        return taken
 
     def outer(self, rows: I64, ours: F32, difference: F32) -> None:
         """The outer step of these rows: it passes over four arrays nine times, so that as many are taken at once as

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gossip.arithmetic.mixing import finite
+from gossip.config import Config
 from gossip.errors import ConfigError
 from sim.learning import datasets, models, partitions
 from sim.learning.batches import Batches
+from sim.learning.corrections import Corrections
 from sim.learning.dropout import StepKeys
 from sim.learning.modules import StackedModule
 from sim.learning.objectives import Objective
@@ -83,7 +85,12 @@ class Learners:
     taken: I64
     """Steps taken by each row."""
 
-    def __init__(self, task: Task, names: Sequence[str], seed: int, *, device: str = "cpu") -> None:
+    corrections: Corrections | None = None
+    """What peers have learned of the pull of their own data, where ``config`` has them do so."""
+
+    def __init__(
+        self, task: Task, names: Sequence[str], seed: int, *, device: str = "cpu", config: Config | None = None
+    ) -> None:
         if torch.device(device).type != "cpu":
             raise ConfigError(f"device = {device!r} cannot work yet: models are computed on 'cpu' alone.")
         self.samples_per_step = task.batch_size
@@ -116,6 +123,8 @@ class Learners:
         self.matrix = np.empty((len(names), self.elements), np.float32)
         self.matrix[:] = self._stack.initial()
         trained = (len(names), self.parameters)
+        if config is not None and config.kappa:
+            self.corrections = Corrections(len(names), self.parameters, config)
         self._moments = [np.zeros(trained, np.float32) for _ in range(self._optimizer.moments)]
         if isinstance(self._optimizer, BatchedQuasiGlobal):
             self._quasi_global = self._optimizer
@@ -183,14 +192,32 @@ class Learners:
             stack.gradients(block, steps.samples[step][at], slopes, self._drop(steps.rows[at], taken))
             trained = torch.from_numpy(block)[:, : self.parameters]
             self._optimizer.step(trained, torch.from_numpy(slopes), (), taken, self._rates(taken))
+            self._correct(block, steps.rows[at], taken)
             if not together:
                 models[going] = block
+
+    def _correct(self, models: F32, rows: I64, taken: I64) -> None:
+        """These models have just taken a step, beside ``taken`` earlier ones."""
+        if self.corrections is not None:
+            self.corrections.apply(models, rows, taken + 1, self._each(taken))
+
+    def _each(self, taken: I64) -> F64:
+        """The learning rates of models that have taken so many steps before, (models,)."""
+        return np.broadcast_to(np.asarray(self._rates(taken), np.float64), taken.shape)
+
+    def learn(self, rows: I64, shifts: F32, intervals: F64, own_sq: F64) -> None:
+        """Exchanges brought ``shifts``, (rows, elements), after which these unique rows take other steps."""
+        if self.corrections is not None:
+            rates = self._each(np.maximum(self.taken[rows] - 1, 0))
+            self.corrections.learn(rows, shifts, intervals, own_sq, rates)
 
     def reset(self, row: int) -> None:
         """The peer of this row starts anew: its optimizer's state is zero again. Its batches and its learning rate go
         on where they were, or one that was gone for a moment would take large steps among models nearly done."""
         self._ages[row] = 0
         self._since[row] = UNKNOWN
+        if self.corrections is not None:
+            self.corrections.reset(row)
         for moment in self._moments if self._stack else ():
             moment[row] = 0
 
@@ -204,6 +231,8 @@ class Learners:
     def joined(self, row: int) -> None:
         """This row was replaced: quasi-global momentum begins anew. Other optimizers keep what they know, but for what
         is no number, with which the next step would spoil the row again."""
+        if self.corrections is not None:
+            self.corrections.reset(row)
         if self._stack is not None and not all(finite(moment[row]) for moment in self._moments):
             self.reset(row)
         if self._quasi_global is not None:
@@ -269,6 +298,7 @@ class Learners:
             else:
                 model, moments, slope = tensors[0][:going], [one[:going] for one in tensors[1:]], gradients[:going]
             self._optimizer.step(model, slope, moments, ages[:going] + step, self._rates(taken[:going] + step))
+            self._correct(block[0][:going], rows[:going], taken[:going] + step)
         self._ages[rows] = ages + counts
         if not neighbours:
             for whole, copy in zip(live, block, strict=True):

@@ -28,6 +28,13 @@ OUTER = {"outer_momentum": 0.5, "outer_rate": 0.7}
 
 # What is refused; words of the sentence; and what it says would do, each of which must.
 REFUSED = [
+    (PUSH | {"correction": 0.2}, ["correction", "pairs"], [PUSH, {"correction": 0.2, "mixing": "pair"}]),
+    ({"correction": 0.2, "part": "mask 0.1"}, ["correction", "part = 'all'"], [{"correction": 0.2}]),
+    (
+        {"correction": 0.2, "mix_every_steps": None, "mix_every_s": 30.0},
+        ["correction", "mix_every_steps (as 8)"],
+        [{"correction": 0.2, "mix_every_s": 30.0}],
+    ),
     (PUSH | OUTER, ["momentum", "mean of a pair"], [PUSH, OUTER | {"mixing": "pair"}]),
     (PUSH | {"part": "mask 0.01"}, ["push-sum", "mask 0.01", "mass"], [PUSH | {"part": "all"}, {"part": "mask 0.01"}]),
     (

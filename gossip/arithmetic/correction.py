@@ -1,0 +1,157 @@
+"""The correction of one node: where its own data pull it away from the swarm, learned from its mixes.
+
+Local steps move a node towards the optimum of its own data, and a mix moves it back by ``d = w (Q(p) - Q(s))``. What
+mixes bring back again and again is the pull of the node's own data. The node averages it in ``c`` and takes it out of
+its local steps:
+
+    c <- c + kappa d / n          at each finished exchange, n = max(1, intervals that both trained since a mix)
+    x <- x + c / H                at each local step, with H steps in an interval
+
+Both partners add exact negatives, so that the sum of all ``c`` stays 0 and the mean of the swarm takes the same path as
+without. ``c`` is a displacement, which follows the learning rate: it is scaled by the ratio of the rate now to the rate
+at which it was learned. The variance of a node about the mean tends to the plain pair mean's divided by ``1 -
+kappa/limit`` for noise, and to 0 for a constant pull (3 times its square with plain means); :func:`correction_limit` is
+the limit. Control variates of this kind are those of SCAFFOLD (Karimireddy et al., ICML 2020) and of ProxSkip and LED
+(arXiv 2310.07983), there for a server or a fixed graph.
+
+A node's pull changes as the node is corrected. Where local steps are large it grows as fast as the correction, and
+nothing would end that: one node of 32 ran away at a learning rate that plain means bear. The correction of a step is
+therefore at most :data:`MOST` of the weights' norm. The limit breaks the sum of 0 where it takes effect.
+
+The correction is applied a few times in an interval and not at each step, which costs a pass over the model each time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.errors import ConfigError
+
+__all__ = ["PARTS", "Correction", "check_correction", "correction_limit", "ratio", "spread"]
+
+Floats = NDArray[np.float32]
+
+BLOCK_ELEMENTS = 32_768  # of one pass in numpy: its arrays of 128 KiB stay in cache
+
+MOST = 1 / 256  # of the weights' norm, the longest correction of one step
+
+PARTS = 4  # times that a correction is applied in one interval; one part at the mix would spoil the model just after it
+
+
+def correction_limit(failing: float = 0.0, weight: float = 0.5) -> float:
+    """Return the kappa below which disagreement contracts under random pairs, of which a share ``failing`` comes to
+    nothing: ``2 (1 - w)(1 - q) / (1 + w + (1 - w) q)``, 2/3 where none fails."""
+    kept = 1.0 - weight
+    return 2.0 * kept * (1.0 - failing) / (1.0 + weight + kept * failing)
+
+
+def check_correction(kappa: float) -> None:
+    """Raise :class:`ConfigError` unless ``0 <= kappa < 2/3``."""
+    limit = correction_limit()
+    if not 0.0 <= kappa < limit:
+        raise ConfigError(
+            f"correction is {kappa:g} and must be at least 0 and below {limit:.2f}: from there on it drives nodes "
+            "apart. 0.2 does in most swarms, 0.1 on a ring, 0 turns it off."
+        )
+
+
+def spread(every: int) -> int:
+    """Return the local steps between two parts of the correction, for ``every`` steps in an interval."""
+    return max(1, every // PARTS)
+
+
+def ratio(now: float, then: float) -> float:
+    """Return by what a correction that was learned at the rate ``then`` is multiplied at the rate ``now``. A rate that
+    is not known, 0 or no number scales nothing."""
+    known = 0.0 < then < math.inf and 0.0 <= now < math.inf
+    return now / then if known else 1.0
+
+
+class Correction:
+    """The correction of one node.
+
+    Attributes:
+        pull: What one interval of local steps is to be corrected by, float32 (elements,), 0 behind ``parameters``; None
+            before the first exchange.
+        rate: The learning rate at present; NaN where nobody says it.
+        version: Counts the changes of ``pull``.
+    """
+
+    __slots__ = ("_learned_at", "every", "kappa", "parameters", "pull", "rate", "size", "version")
+
+    def __init__(self, size: int, parameters: int, kappa: float, every: int) -> None:
+        """Make one that has learned nothing.
+
+        Args:
+            size: Elements of a vector that exchanges carry.
+            parameters: Of them, the first that are trained: buffers behind them are averaged and never corrected.
+            kappa: The share of a mix's displacement that the correction takes up.
+            every: Local steps in an interval.
+        """
+        self.size, self.parameters, self.kappa, self.every = size, parameters, kappa, every
+        self.pull: Floats | None = None
+        self.rate = self._learned_at = math.nan
+        self.version = 0
+
+    def learn(self, difference: Floats, weight: float, intervals: float, own_sq: float) -> None:
+        """Take up a finished exchange.
+
+        Args:
+            difference: ``Q(p) - Q(s)``, float32 (at least ``parameters``,). It is not changed.
+            weight: The weight of the pair.
+            intervals: Mean number of intervals that both partners have trained since their last mixes, the same on both
+                sides; 0 where neither has trained, and then there is nothing to learn.
+            own_sq: ``|Q(s)|^2``, which bounds the correction.
+        """
+        share = taken_up(self.kappa, weight, intervals)
+        if share == 0.0:
+            return
+        scale = ratio(self.rate, self._learned_at)
+        if self.pull is None:
+            self.pull = np.zeros(self.size, np.float32)
+        self._learned_at = self.rate if 0.0 < self.rate < math.inf else self._learned_at
+        pull = self.pull[: self.parameters]
+        add_scaled(pull, scale, difference[: self.parameters], share)
+        within = shortening(float(pull.dot(pull)), own_sq, self.every)
+        if within < 1.0:
+            pull *= np.float32(within)
+        self.version += 1
+
+    def part(self, steps: int) -> float:
+        """Return the factor by which ``pull`` is to be added after ``steps`` local steps since it was added last."""
+        return min(steps, self.every) / self.every * ratio(self.rate, self._learned_at)
+
+    def reset(self) -> None:
+        """Forget all: these are other weights."""
+        if self.pull is not None:
+            self.pull.fill(0.0)
+            self.version += 1
+        self._learned_at = math.nan
+
+
+def taken_up(kappa: float, weight: float, intervals: float) -> float:
+    """Return the factor of a difference in the correction of its exchange."""
+    if not intervals > 0.0:  # NaN among them
+        return 0.0
+    return kappa * weight / max(1.0, intervals)
+
+
+def shortening(pull_sq: float, own_sq: float, every: int) -> float:
+    """Return the factor that brings a correction of this squared length within its limit, at most 1. One that has
+    overflowed comes to nothing."""
+    most = MOST * every * math.sqrt(max(own_sq, 0.0))
+    if math.isfinite(pull_sq):
+        return 1.0 if pull_sq <= most * most else most / math.sqrt(pull_sq)
+    return 0.0
+
+
+def add_scaled(pull: Floats, scale: float, difference: Floats, share: float) -> None:
+    """``pull <- scale pull + share difference``, in blocks that stay in cache."""
+    for start in range(0, pull.size, BLOCK_ELEMENTS):
+        block = slice(start, start + BLOCK_ELEMENTS)
+        if scale != 1.0:
+            pull[block] *= np.float32(scale)
+        pull[block] += np.float32(share) * difference[block]

@@ -1,0 +1,71 @@
+"""The corrections of every peer, stacked in one matrix; :mod:`gossip.arithmetic.correction` has the equations."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.arithmetic.correction import shortening, spread
+from gossip.config import Config
+
+__all__ = ["Corrections"]
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+
+class Corrections:
+    """What each peer has learned: ``pull`` float32 (peers, parameters), at the learning rates ``rates``."""
+
+    def __init__(self, peers: int, parameters: int, config: Config) -> None:
+        assert config.mix_every_steps is not None, "a correction counts steps"
+        self.every, self.kappa = config.mix_every_steps, config.kappa
+        self.spread = spread(self.every)
+        self.pull = np.zeros((peers, parameters), np.float32)
+        self.rates = np.zeros(peers)  # 0: nothing is learned yet
+
+    def learn(self, rows: I64, shifts: F32, intervals: F64, own_sq: F64, rates: F64) -> None:
+        """Take up finished exchanges of these unique rows.
+
+        Args:
+            rows: The peers, (exchanges,).
+            shifts: What they add to each model, ``w (Q(p) - Q(s))``, (exchanges, elements).
+            intervals: What both partners of each have trained since their last mixes, on average, (exchanges,).
+            own_sq: The squared norms of the models, which bound the corrections, (exchanges,).
+            rates: The learning rates of the peers now, (exchanges,).
+        """
+        some = np.flatnonzero(intervals > 0)
+        rows, rates = rows[some], rates[some]
+        share = (self.kappa / np.maximum(1.0, intervals[some])).astype(np.float32)[:, None]
+        parameters = self.pull.shape[1]
+        scale = self.scale(rows, rates)
+        if (scale != 1.0).any():
+            self.pull[rows] *= scale.astype(np.float32)[:, None]
+        pull = self.pull[rows] + share * shifts[some, :parameters]
+        for row, one, squared in zip(rows.tolist(), pull, own_sq[some].tolist(), strict=True):
+            within = shortening(float(one.dot(one)), squared, self.every)
+            self.pull[row] = one if within == 1.0 else np.float32(within) * one
+        self.rates[rows] = np.where(rates > 0, rates, self.rates[rows])
+
+    def scale(self, rows: I64, rates: F64) -> F64:
+        """Return by what each row's correction is multiplied at its rate now."""
+        learned = self.rates[rows]
+        return np.divide(rates, learned, out=np.ones(len(rows)), where=learned > 0)
+
+    def apply(self, models: F32, rows: I64, taken: I64, rates: F64) -> None:
+        """Correct the models of these rows, (rows, at least parameters), which have just taken so many steps."""
+        due = np.flatnonzero(taken % self.spread == 0)
+        if not len(due):
+            return
+        factors = (self.spread / self.every * self.scale(rows[due], rates[due])).astype(np.float32)[:, None]
+        parameters = self.pull.shape[1]
+        if len(due) == len(rows):
+            models[:, :parameters] += factors * self.pull[rows]
+        else:
+            models[due, :parameters] += factors * self.pull[rows[due]]
+
+    def reset(self, row: int) -> None:
+        """This peer has other weights."""
+        self.pull[row] = 0
+        self.rates[row] = 0.0

@@ -1,0 +1,142 @@
+"""What a node learns of the pull of its own data: the arithmetic, its limits, and what a partner's numbers can do."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossip.arithmetic.correction import MOST, Correction, check_correction, correction_limit, spread
+from gossip.config import Config
+from gossip.errors import ConfigError
+from gossip.exchange.pair import MOST_INTERVALS, mean_intervals
+from sim.learning.corrections import Corrections
+
+EVERY, KAPPA, LONG = 8, 0.2, 1e6  # the squared norm of weights whose limit never counts
+
+
+def correction(size=6, parameters=4):
+    return Correction(size, parameters, KAPPA, EVERY)
+
+
+def displacement(seed, size=6):
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+@given(st.lists(st.floats(0.0, 4.0), min_size=1, max_size=20), st.floats(0.0, 1.0))
+def test_partners_learn_exact_opposites(intervals, weight):
+    one, other = correction(), correction()
+    for seed, trained in enumerate(intervals):
+        difference = displacement(seed)
+        one.learn(difference, weight, trained, LONG)
+        other.learn(-difference, weight, trained, LONG)
+    if one.pull is not None:
+        np.testing.assert_array_equal(one.pull, -other.pull)
+
+
+def test_it_takes_up_a_share_of_each_mix_and_nothing_of_buffers():
+    one, difference = correction(), displacement(1)
+    one.learn(difference, 0.5, 1.0, LONG)
+    np.testing.assert_allclose(one.pull[:4], KAPPA * 0.5 * difference[:4], rtol=1e-6)
+    np.testing.assert_array_equal(one.pull[4:], 0)
+
+
+def test_a_mix_after_several_intervals_teaches_what_one_does():
+    one, other, difference = correction(), correction(), displacement(1)
+    one.learn(difference, 0.5, 1.0, LONG)
+    other.learn(4 * difference, 0.5, 4.0, LONG)
+    np.testing.assert_allclose(one.pull, other.pull, rtol=1e-6)
+
+
+@pytest.mark.parametrize("intervals", [0.0, -1.0, math.nan])
+def test_a_mix_of_nodes_that_have_not_trained_teaches_nothing(intervals):
+    one = correction()
+    one.learn(displacement(1), 0.5, intervals, LONG)
+    assert one.pull is None
+
+
+def test_it_is_added_in_parts_of_an_interval_and_follows_the_learning_rate():
+    one = correction()
+    one.rate = 0.1
+    one.learn(displacement(1), 0.5, 1.0, LONG)
+    assert spread(EVERY) == 2
+    assert one.part(2) == pytest.approx(0.25)
+    assert one.part(100) == 1.0, "a loop that was held up is corrected by one interval at most"
+    one.rate = 0.05
+    assert one.part(2) == pytest.approx(0.125)
+    before = one.pull.copy()
+    one.learn(np.zeros(6, np.float32), 0.5, 1.0, LONG)
+    np.testing.assert_allclose(one.pull, before / 2, rtol=1e-6)
+    assert one.part(2) == pytest.approx(0.25), "what was learned is of the new rate now"
+
+
+@pytest.mark.parametrize("rate", [0.0, math.nan, math.inf, -1.0])
+def test_a_learning_rate_that_is_none_scales_nothing_that_is_learned(rate):
+    one = correction()
+    one.rate = rate
+    one.learn(displacement(1), 0.5, 1.0, LONG)
+    assert one.part(EVERY) == 1.0
+    assert np.isfinite(one.pull).all()
+
+
+@given(st.lists(st.floats(0.0, 1e30), min_size=1, max_size=8), st.floats(0.0, 100.0))
+def test_no_difference_makes_it_longer_than_its_limit(lengths, own_sq):
+    one = correction(4)
+    for length in lengths:
+        with np.errstate(over="ignore", invalid="ignore"):
+            one.learn(np.full(4, length, np.float32), 0.5, 1.0, own_sq)
+    assert np.linalg.norm(one.pull.astype(np.float64)) <= MOST * EVERY * math.sqrt(own_sq) * 1.001
+
+
+def test_other_weights_have_learned_nothing():
+    one = correction()
+    one.learn(displacement(1), 0.5, 1.0, LONG)
+    version = one.version
+    one.reset()
+    assert not one.pull.any()
+    assert one.version > version
+
+
+@pytest.mark.parametrize("kappa", [-0.1, 2 / 3, 1.0, math.nan])
+def test_a_kappa_that_drives_nodes_apart_is_refused(kappa):
+    with pytest.raises(ConfigError, match="correction"):
+        check_correction(kappa)
+
+
+def test_the_limit_is_that_of_the_closed_form():
+    assert correction_limit() == pytest.approx(2 / 3)
+    assert correction_limit(0.3) == pytest.approx(0.42, abs=0.01)
+    assert correction_limit(0.6) == pytest.approx(0.22, abs=0.01)
+
+
+@given(st.floats(), st.floats())
+def test_both_sides_come_to_one_number_of_intervals_whatever_is_stated(ours, theirs):
+    assert mean_intervals(ours, theirs) == mean_intervals(theirs, ours)
+    assert 0.0 <= mean_intervals(ours, theirs) <= MOST_INTERVALS
+
+
+# -- both drivers ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("own_sq", [LONG, 4.0])
+def test_the_simulators_rows_are_what_nodes_hold_bit_for_bit(own_sq):
+    rows = Corrections(2, 4, Config(mix_every_steps=EVERY, correction=KAPPA))
+    nodes = [correction(4), correction(4)]
+    rates = [0.1, 0.1, 0.05, 0.02]
+    for step, rate in enumerate(rates):
+        differences = np.stack([displacement(10 * step + row, 4) for row in (0, 1)])
+        intervals = np.array([1.0, 2.5])
+        both = np.array([0, 1])
+        rows.learn(both, np.float32(0.5) * differences, intervals, np.full(2, own_sq), np.full(2, rate))
+        for node, difference, trained in zip(nodes, differences, intervals, strict=True):
+            node.rate = rate
+            node.learn(difference, 0.5, trained, own_sq)
+        models = np.ones((2, 4), np.float32)
+        taken = np.array([spread(EVERY), spread(EVERY) + 1])
+        rows.apply(models, both, taken, np.full(2, rate))
+        np.testing.assert_array_equal(models[1], 1.0)  # not due
+        expected = np.float32(nodes[0].part(spread(EVERY))) * nodes[0].pull
+        np.testing.assert_array_equal(models[0], np.float32(1.0) + expected)
+        for row, node in zip(rows.pull, nodes, strict=True):
+            np.testing.assert_array_equal(row, node.pull)

@@ -1,0 +1,92 @@
+"""The correction on real nodes: the pull of a node's own data is learned from its mixes and taken out of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossip.config import Config
+from node import Node
+from node.model.optimizers import Optimizers
+from node.model.snapshot import ModelState
+from tests.node.conftest import QUICK
+from tests.node.test_node import linear, mixed, spread
+
+CORRECTED = replace(QUICK, mix_every_steps=4, outer_momentum=0.0, outer_rate=1.0, correction=0.2)
+PULL = 0.1  # that a node's own data add in each step
+
+
+def pulled(model, by):
+    """A loop whose steps move the model by a constant, as data of one kind would."""
+
+    def work():
+        with torch.no_grad():
+            model.weight += by
+
+    return work
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_nodes_whose_data_pull_apart_stay_together_once_they_are_corrected(train, until, corrected):
+    config = CORRECTED if corrected else replace(CORRECTED, correction=0.0)
+    a, b = linear(1), linear(2)
+    for model in (a, b):
+        model.weight.data.fill_(100.0)  # a norm by which the limit of a correction does not count
+    first = train(a, work=pulled(a, PULL), config=config)
+    second = train(b, work=pulled(b, -PULL), config=config, seeds=[first.node.address])
+    until(mixed(first, second, times=40))
+    apart = max(spread(a, b) for _ in range(200))
+    assert (apart < 2 * PULL) == corrected
+    pull = first.side.outer.correction
+    if corrected:  # four steps of an interval, less what is still apart
+        np.testing.assert_allclose(pull.pull[: a.weight.numel()], -4 * PULL, rtol=0.2)
+    else:
+        assert pull is None
+
+
+def test_a_node_that_takes_other_weights_forgets_what_it_learned(train, until):
+    a, b = linear(1), linear(2)
+    first = train(a, work=pulled(a, PULL), config=CORRECTED)
+    second = train(b, work=pulled(b, -PULL), config=CORRECTED, seeds=[first.node.address])
+    until(mixed(first, second, times=5))
+    correction = second.side.outer.correction
+    assert correction.pull.any()
+    second.side.replaced(np.concatenate([np.zeros(correction.size, np.float32)]))
+    assert not correction.pull.any()
+
+
+def test_groups_of_ranks_pushes_and_plain_means_that_are_asked_for_have_none():
+    assert Node(linear(1), config=Config())._training.outer.correction is not None
+    assert Node(linear(1), config=Config(outer_momentum=0.0))._training.outer.correction is None
+    assert Node(linear(1), config=Config(mixing="push-sum"))._training.outer.correction is None
+
+
+# -- the model's side --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_added_again_and_again_is_not_changed(dtype):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 300)).to(dtype)
+    state = ModelState(model)
+    before = np.empty(state.layout.exchanged, np.float32)
+    state.read(before)
+    values = np.linspace(-1.0, 1.0, before.size, dtype=np.float32)
+    given, after = values.copy(), np.empty_like(before)
+    for _ in range(2):
+        state.add_scaled(values, 0.25, version=1)
+    state.read(after)
+    np.testing.assert_array_equal(values, given)
+    np.testing.assert_allclose(after, before + 0.5 * given, atol=0.02 if dtype == torch.bfloat16 else 1e-6)
+
+
+def test_the_learning_rate_is_that_of_all_groups_and_optimizers():
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    sgd = torch.optim.SGD([{"params": one.weight, "lr": 0.25}, {"params": one.bias, "lr": 0.5}], lr=0.1)
+    adam = torch.optim.Adam(other.parameters(), lr=torch.tensor(0.125))
+    assert Optimizers([sgd, adam]).rate == 0.875
+    sgd.param_groups[0]["lr"] = 0.0
+    assert Optimizers([sgd, adam]).rate == 0.625
+    assert np.isnan(Optimizers(None).rate)
