@@ -134,15 +134,14 @@ class Mix:
     ``late``: whether they had was in doubt, and others were mixed with meanwhile. No outer momentum then, which would
     count the local progress since the last mix twice: the difference is added to the model and to what the outer step
     holds of it alike (:meth:`gossip.arithmetic.mixing.OuterStep.shift`). ``plain``: no outer momentum either, but the
-    mean. ``intervals``: how many both have trained since their last mixes, on average, for
-    :class:`gossip.arithmetic.correction.Correction`.
+    mean. ``credit``: how far it teaches :class:`gossip.arithmetic.correction.Correction` anything.
     """
 
     session: int
     weight: float
     late: bool = False
     plain: bool = False
-    intervals: float = 1.0
+    credit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,11 @@ Local steps move a node towards the optimum of its own data, and a mix moves it 
 mixes bring back again and again is the pull of the node's own data. The node averages it in ``c`` and takes it out of
 its local steps:
 
-    c <- c + kappa d / n          at each finished exchange, n = max(1, intervals that both trained since a mix)
+    c <- c + kappa r^2 d / n      at each finished exchange, n = max(1, intervals that both trained since a mix)
     x <- x + c / H                at each local step, with H steps in an interval
 
-Both partners add exact negatives, so that the sum of all ``c`` stays 0 and the mean of the swarm takes the same path as
+``r`` is the share of the difference that a filter left, 1 as a rule: what attackers push would add up in ``c``. Both
+partners add exact negatives, so that the sum of all ``c`` stays 0 and the mean of the swarm takes the same path as
 without. ``c`` is a displacement, which follows the learning rate: it is scaled by the ratio of the rate now to the rate
 at which it was learned. The variance of a node about the mean tends to the plain pair mean's divided by ``1 -
 kappa/limit`` for noise, and to 0 for a constant pull (3 times its square with plain means); :func:`correction_limit` is
@@ -30,13 +31,29 @@ from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
 
-__all__ = ["PARTS", "Correction", "check_correction", "correction_limit", "ratio", "spread"]
+__all__ = [
+    "MOST",
+    "NOISE",
+    "PARTS",
+    "Correction",
+    "check_correction",
+    "correction_limit",
+    "credit",
+    "mean_lesson",
+    "ratio",
+    "shortening",
+    "signal",
+    "spread",
+]
 
 Floats = NDArray[np.float32]
 
 BLOCK_ELEMENTS = 32_768  # of one pass in numpy: its arrays of 128 KiB stay in cache
 
 MOST = 1 / 256  # of the weights' norm, the longest correction of one step
+
+NOISE = 0.2  # of the mean square of what exchanges teach, the square of a correction that has learned noise alone
+KEPT = 0.9  # of the mean, at each exchange
 
 PARTS = 4  # times that a correction is applied in one interval; one part at the mix would spoil the model just after it
 
@@ -78,9 +95,12 @@ class Correction:
             before the first exchange.
         rate: The learning rate at present; NaN where nobody says it.
         version: Counts the changes of ``pull``.
+        signal: The share of ``pull`` that is applied, since the rest may be noise.
     """
 
-    __slots__ = ("_learned_at", "every", "kappa", "parameters", "pull", "rate", "size", "version")
+    __slots__ = (
+        "_learned_at", "_lessons_sq", "every", "kappa", "parameters", "pull", "rate", "signal", "size", "version",
+    )  # fmt: skip
 
     def __init__(self, size: int, parameters: int, kappa: float, every: int) -> None:
         """Make one that has learned nothing.
@@ -95,18 +115,18 @@ class Correction:
         self.pull: Floats | None = None
         self.rate = self._learned_at = math.nan
         self.version = 0
+        self.signal = self._lessons_sq = 0.0
 
-    def learn(self, difference: Floats, weight: float, intervals: float, own_sq: float) -> None:
+    def learn(self, difference: Floats, weight: float, credit: float, own_sq: float) -> None:
         """Take up a finished exchange.
 
         Args:
             difference: ``Q(p) - Q(s)``, float32 (at least ``parameters``,). It is not changed.
             weight: The weight of the pair.
-            intervals: Mean number of intervals that both partners have trained since their last mixes, the same on both
-                sides; 0 where neither has trained, and then there is nothing to learn.
+            credit: What :func:`credit` says of the exchange.
             own_sq: ``|Q(s)|^2``, which bounds the correction.
         """
-        share = taken_up(self.kappa, weight, intervals)
+        share = self.kappa * weight * credit
         if share == 0.0:
             return
         scale = ratio(self.rate, self._learned_at)
@@ -114,15 +134,20 @@ class Correction:
             self.pull = np.zeros(self.size, np.float32)
         self._learned_at = self.rate if 0.0 < self.rate < math.inf else self._learned_at
         pull = self.pull[: self.parameters]
-        add_scaled(pull, scale, difference[: self.parameters], share)
-        within = shortening(float(pull.dot(pull)), own_sq, self.every)
+        taught = difference[: self.parameters]
+        add_scaled(pull, scale, taught, share)
+        pull_sq = float(pull.dot(pull))
+        within = shortening(pull_sq, own_sq, self.every)
         if within < 1.0:
             pull *= np.float32(within)
+        lesson_sq = (weight * credit) ** 2 * float(taught.dot(taught))
+        self._lessons_sq = mean_lesson(self._lessons_sq * scale * scale, lesson_sq)
+        self.signal = signal(pull_sq * within * within, self._lessons_sq)
         self.version += 1
 
     def part(self, steps: int) -> float:
         """Return the factor by which ``pull`` is to be added after ``steps`` local steps since it was added last."""
-        return min(steps, self.every) / self.every * ratio(self.rate, self._learned_at)
+        return self.signal * min(steps, self.every) / self.every * ratio(self.rate, self._learned_at)
 
     def reset(self) -> None:
         """Forget all: these are other weights."""
@@ -130,13 +155,18 @@ class Correction:
             self.pull.fill(0.0)
             self.version += 1
         self._learned_at = math.nan
+        self.signal = self._lessons_sq = 0.0
 
 
-def taken_up(kappa: float, weight: float, intervals: float) -> float:
-    """Return the factor of a difference in the correction of its exchange."""
-    if not intervals > 0.0:  # NaN among them
-        return 0.0
-    return kappa * weight / max(1.0, intervals)
+def credit(intervals: float, taken: float = 1.0) -> float:
+    """Return how far an exchange counts, from 0 to 1.
+
+    Args:
+        intervals: The mean number of intervals that both partners have trained since their last mixes, the same on both
+            sides. Where neither has trained there is nothing to learn.
+        taken: The share of the difference that a filter left, from 0 to 1.
+    """
+    return taken * taken / max(1.0, intervals) if intervals > 0.0 else 0.0
 
 
 def shortening(pull_sq: float, own_sq: float, every: int) -> float:
@@ -146,6 +176,20 @@ def shortening(pull_sq: float, own_sq: float, every: int) -> float:
     if math.isfinite(pull_sq):
         return 1.0 if pull_sq <= most * most else most / math.sqrt(pull_sq)
     return 0.0
+
+
+def mean_lesson(before: float, lesson_sq: float) -> float:
+    """Return the running mean of what exchanges teach, squared, after one more; 0 before the first."""
+    return lesson_sq if before == 0.0 else KEPT * before + (1.0 - KEPT) * lesson_sq
+
+
+def signal(pull_sq: float, lessons_sq: float) -> float:
+    """Return the share of a correction that is applied: ``1 - NOISE lessons_sq / pull_sq``, and 0 where that is less.
+
+    Lessons without a common direction leave a correction of about a tenth to two fifths of their mean square, and it
+    would move the node by noise. (The positive part of James and Stein's estimator, 1961.)
+    """
+    return max(0.0, 1.0 - NOISE * lessons_sq / pull_sq) if 0.0 < pull_sq < math.inf else 0.0
 
 
 def add_scaled(pull: Floats, scale: float, difference: Floats, share: float) -> None:

@@ -39,6 +39,7 @@ class Exchange(Session):
     partner_claim: Claim = UNSTATED
     trained: float = 1.0  # intervals from the last mix to the snapshot, ours and as the partner states it
     partner_trained: float = 1.0
+    taken: float = 1.0  # the share of the difference that the filter left
     committed: bool = False
     codec: str = "fp32"
     asked: set[PeerId] = field(default_factory=set)
@@ -268,7 +269,7 @@ class Exchange(Session):
             exchanges.conduct.excuse(partner, "clipped")
         else:
             exchanges.conduct.note(partner, "clipped", now)
-            self.weight *= taken
+            self.weight, self.taken = self.weight * taken, taken
             self.mass *= taken  # of a push: what counts for less moves its receiver less
         return [Send(partner, Commit(self.session)), *self.committing(now)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gossip.arithmetic.correction import credit
 from gossip.arithmetic.subsets import ALL
 from gossip.conduct import NEVER
 from gossip.effects import Effect, Mix, Send
@@ -89,8 +90,10 @@ class Pair(Exchange):
         local.progress.mix(self.claim, self.partner_claim, self.partner, chosen=self.initiator)
         local.mixed_steps = max(local.mixed_steps, self.steps)
         late = (self.state is DOUBT or self.overtaken) and not exchanges.plain
-        intervals = mean_intervals(self.trained, self.partner_trained)
-        return [Mix(self.session, self.weight, late, local.settling, intervals), *self.end(DONE)]
+        counts = 0.0
+        if exchanges.config.kappa:
+            counts = credit(mean_intervals(self.trained, self.partner_trained), self.taken)
+        return [Mix(self.session, self.weight, late, local.settling, counts), *self.end(DONE)]
 
 
 def mean_intervals(ours: float, theirs: float) -> float:

@@ -142,7 +142,7 @@ class Host:
         vars(self.peer).clear()
 
 
-Lesson = tuple[Floats, float, float]  # what was added to the model, in how many intervals, and |Q(s)|^2
+Lesson = tuple[Floats, float, float]  # what was added to the model, how far it counts, and |Q(s)|^2
 
 
 class Lessons(Correction):
@@ -155,8 +155,8 @@ class Lessons(Correction):
         super().__init__(size, parameters, kappa, every)
         self._learned: list[Lesson] = []
 
-    def learn(self, difference: Floats, weight: float, intervals: float, own_sq: float) -> None:
-        self._learned.append((np.float32(weight) * difference[: self.parameters], intervals, own_sq))
+    def learn(self, difference: Floats, weight: float, credit: float, own_sq: float) -> None:
+        self._learned.append((np.float32(weight) * difference[: self.parameters], credit, own_sq))
 
     def reset(self) -> None:
         self._learned.clear()

@@ -51,10 +51,9 @@ class Trainer(Protocol):
         """The weights of this row were replaced by those of another run."""
 
     def learn(
-        self, rows: NDArray[np.int64], shifts: Floats, intervals: NDArray[np.float64], own_sq: NDArray[np.float64]
+        self, rows: NDArray[np.int64], shifts: Floats, credits: NDArray[np.float64], own_sq: NDArray[np.float64]
     ) -> None:
-        """Exchanges brought these shifts, (rows, parameters), in so many intervals each, to models of these squared
-        norms."""
+        """Exchanges brought these shifts, (rows, parameters), which count so far, to models of these squared norms."""
 
 
 class OneByOne:
@@ -82,7 +81,7 @@ class OneByOne:
         """Nothing is kept."""
 
     def learn(
-        self, rows: NDArray[np.int64], shifts: Floats, intervals: NDArray[np.float64], own_sq: NDArray[np.float64]
+        self, rows: NDArray[np.int64], shifts: Floats, credits: NDArray[np.float64], own_sq: NDArray[np.float64]
     ) -> None:
         """Nothing is kept."""
 
@@ -235,8 +234,8 @@ class Training:
         if self.trainer is not None:
             if visit.updates:
                 self.trainer.mixed(host.row)
-                for shift, intervals, own_sq in host.lessons():
-                    self.trainer.learn(np.array([host.row]), shift[None], np.array([intervals]), np.array([own_sq]))
+                for shift, counts, own_sq in host.lessons():
+                    self.trainer.learn(np.array([host.row]), shift[None], np.array([counts]), np.array([own_sq]))
             if visit.restored or visit.adopted:
                 self.trainer.joined(host.row)
         return visit

@@ -12,6 +12,7 @@ from gossip.state_transfer.comparing import FEWEST
 from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.tape import ADD, DROP, GIVE, SNAP, TAKE, Batch, Tape
 from sim.exchanges.waves import Units
+from sim.learning.corrections import credits_of
 from sim.learning.learners import Learners
 
 __all__ = ["Models"]
@@ -104,8 +105,7 @@ class Models:
             self.matrix.take(some, axis=0, out=ours, mode="clip")
             if copied:
                 learners.train_copies(ours, to_snapshot, start)
-            own_sq = squares(ours) if self.corrects else None
-            shifts = self.mixed(some, ours, agreed[part], late[part], difference)
+            taught, weights = self.mixed(some, ours, agreed[part], late[part], difference)
             if copied:
                 learners.train_copies(ours, to_boundary, start)
                 ours += difference
@@ -113,8 +113,8 @@ class Models:
             else:
                 self.train(some, learners.taken[some] + after[part])
                 self.matrix[some] += difference
-            if shifts is not None and own_sq is not None:
-                learners.learn(some, shifts, intervals[part], own_sq)
+            if taught is not None:
+                learners.learn(some, taught[0], credits_of(intervals[part], weights / agreed[part]), taught[1])
 
     def intervals(self, rows: I64, steps: I64) -> F64:
         """Return the mean number of intervals that both sides have trained since their last mixes, (exchanges,), of
@@ -126,9 +126,12 @@ class Models:
         self.mixed_at[rows] = steps
         return np.maximum(trained, 0.0, out=trained)
 
-    def mixed(self, rows: I64, ours: F32, agreed: F64, late: Flags, difference: F32) -> F32 | None:
+    def mixed(
+        self, rows: I64, ours: F32, agreed: F64, late: Flags, difference: F32
+    ) -> tuple[tuple[F32, F64] | None, F64]:
         """``difference`` becomes what exchanges bring, all first sides and then all second ones: ``ours`` are the
-        snapshots (rows, elements), ``agreed`` the weights that the sides agreed on. Returns as :meth:`shift`."""
+        snapshots (rows, elements), ``agreed`` the weights that the sides agreed on. Returns what :meth:`shift` does,
+        and the weights that a filter left."""
         half = len(rows) // 2
         self.watch(rows, ours)
         sent = self.decoded(ours)
@@ -137,7 +140,7 @@ class Models:
         shares = weights.astype(np.float32)[:, None]
         np.multiply(difference[:half], -shares[half:], out=difference[half:])
         difference[:half] *= shares[:half]
-        return self.shift(rows, ours, difference, weights, late)
+        return self.shift(rows, ours, difference, weights, late), weights
 
     def weights(self, first: I64, second: I64, agreed: F64, difference: F32, sent: F32) -> F64:
         """What of its difference each row takes, (2 pairs,): 0 where either refuses."""
@@ -225,21 +228,22 @@ class Models:
         difference = difference - self.decoded(ours)
         weights = np.array([self.left[number][side] for number, side in pairs])
         difference *= weights.astype(np.float32)[:, None]
-        taken = self.shift(rows, ours, difference, weights, batch.late[adds])
+        taught = self.shift(rows, ours, difference, weights, batch.late[adds])
         self.matrix[rows] += difference
-        if taken is not None:
-            self.learn(pairs, rows, taken, squares(ours))
+        if taught is not None:
+            intervals = self.intervals_of(pairs, rows)
+            agreed = np.frombuffer(self.tape.weight)[numbers]
+            self.learners.learn(rows, taught[0], credits_of(intervals, weights / agreed), taught[1])
         for number in numbers:
             self.over(number)
 
-    def learn(self, pairs: list[tuple[int, int]], rows: I64, taken: F32, own_sq: F64) -> None:
-        """Exchanges brought what was ``taken`` to sides of them that were copied apart."""
+    def intervals_of(self, pairs: list[tuple[int, int]], rows: I64) -> F64:
+        """As :meth:`intervals`, of sides of exchanges whose snapshots were kept apart, (rows,)."""
         every = self.config.mix_every_steps or 1
         trained = [self.trained[number] for number, _ in pairs]
-        intervals = np.array([sum(since for _, since in sides.values()) / (2 * every) for sides in trained])
         at = np.array([sides[side][0] for (_, side), sides in zip(pairs, trained, strict=True)])
         self.mixed_at[rows] = np.maximum(self.mixed_at[rows], at)
-        self.learners.learn(rows, taken, np.maximum(intervals, 0.0), own_sq)
+        return np.array([max(sum(since for _, since in sides.values()) / (2 * every), 0.0) for sides in trained])
 
     def over(self, number: int) -> None:
         """One side of an exchange has what came of it; after the other its snapshots may go."""
@@ -258,13 +262,13 @@ class Models:
         if len(self.kept.pop(number, {})) < 2 and self.tape.second[number] >= 0:
             self.void.add(number)
 
-    def shift(self, rows: I64, ours: F32, difference: F32, weights: F64, late: Flags) -> F32 | None:
-        """``difference``, what of theirs less ours is taken, becomes what is to be added. Returns it as it was, where
-        corrections learn from it."""
+    def shift(self, rows: I64, ours: F32, difference: F32, weights: F64, late: Flags) -> tuple[F32, F64] | None:
+        """``difference``, what of theirs less ours is taken, becomes what is to be added. Where corrections learn from
+        it, returns it as it was, and the squared norms of ``ours``."""
         mixed = weights > 0
         if not mixed.all():
             difference[~mixed] = 0  # what was refused may be no number
-        taken = difference.copy() if self.corrects else None
+        taught = (difference.copy(), squares(ours)) if self.corrects else None
         if not self.config.plain:
             later = late & mixed
             self.phi[rows[later]] += difference[later]  # the local progress that the snapshot holds is counted
@@ -277,7 +281,7 @@ class Models:
                 difference[plainly] = mean
         elif self.watches:
             self.expected[rows] += difference
-        return taken
+        return taught
 
     def outer(self, rows: I64, ours: F32, difference: F32) -> None:
         """The outer step of these rows: it passes over four arrays nine times, so that as many are taken at once as

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gossip.arithmetic.correction import shortening, spread
+from gossip.arithmetic.correction import mean_lesson, shortening, signal, spread
 from gossip.config import Config
 
-__all__ = ["Corrections"]
+__all__ = ["Corrections", "credits_of"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -24,28 +24,36 @@ class Corrections:
         self.spread = spread(self.every)
         self.pull = np.zeros((peers, parameters), np.float32)
         self.rates = np.zeros(peers)  # 0: nothing is learned yet
+        self.lessons_sq, self.signal = np.zeros(peers), np.zeros(peers)
 
-    def learn(self, rows: I64, shifts: F32, intervals: F64, own_sq: F64, rates: F64) -> None:
+    def learn(self, rows: I64, shifts: F32, credits: F64, own_sq: F64, rates: F64) -> None:
         """Take up finished exchanges of these unique rows.
 
         Args:
             rows: The peers, (exchanges,).
             shifts: What they add to each model, ``w (Q(p) - Q(s))``, (exchanges, elements).
-            intervals: What both partners of each have trained since their last mixes, on average, (exchanges,).
+            credits: How far each counts, as :func:`gossip.arithmetic.correction.credit` says, (exchanges,).
             own_sq: The squared norms of the models, which bound the corrections, (exchanges,).
             rates: The learning rates of the peers now, (exchanges,).
         """
-        some = np.flatnonzero(intervals > 0)
+        some = np.flatnonzero(credits > 0)
         rows, rates = rows[some], rates[some]
-        share = (self.kappa / np.maximum(1.0, intervals[some])).astype(np.float32)[:, None]
+        share = (self.kappa * credits[some]).astype(np.float32)[:, None]
         parameters = self.pull.shape[1]
         scale = self.scale(rows, rates)
         if (scale != 1.0).any():
             self.pull[rows] *= scale.astype(np.float32)[:, None]
-        pull = self.pull[rows] + share * shifts[some, :parameters]
-        for row, one, squared in zip(rows.tolist(), pull, own_sq[some].tolist(), strict=True):
-            within = shortening(float(one.dot(one)), squared, self.every)
+        shifts = shifts[some, :parameters]
+        pull = self.pull[rows] + share * shifts
+        self.lessons_sq[rows] *= scale * scale
+        each = zip(rows.tolist(), pull, shifts, credits[some].tolist(), own_sq[some].tolist(), strict=True)
+        for row, one, shift, counts, squared in each:
+            pull_sq = float(one.dot(one))
+            within = shortening(pull_sq, squared, self.every)
             self.pull[row] = one if within == 1.0 else np.float32(within) * one
+            lesson_sq = counts * counts * float(shift.dot(shift))
+            self.lessons_sq[row] = mean_lesson(float(self.lessons_sq[row]), lesson_sq)
+            self.signal[row] = signal(pull_sq * within * within, float(self.lessons_sq[row]))
         self.rates[rows] = np.where(rates > 0, rates, self.rates[rows])
 
     def scale(self, rows: I64, rates: F64) -> F64:
@@ -58,7 +66,9 @@ class Corrections:
         due = np.flatnonzero(taken % self.spread == 0)
         if not len(due):
             return
-        factors = (self.spread / self.every * self.scale(rows[due], rates[due])).astype(np.float32)[:, None]
+        factors = (self.signal[rows[due]] * self.spread / self.every * self.scale(rows[due], rates[due])).astype(
+            np.float32
+        )[:, None]
         parameters = self.pull.shape[1]
         if len(due) == len(rows):
             models[:, :parameters] += factors * self.pull[rows]
@@ -68,4 +78,10 @@ class Corrections:
     def reset(self, row: int) -> None:
         """This peer has other weights."""
         self.pull[row] = 0
+        self.lessons_sq[row] = self.signal[row] = 0.0
         self.rates[row] = 0.0
+
+
+def credits_of(intervals: F64, taken: F64) -> F64:
+    """As :func:`gossip.arithmetic.correction.credit`, of many exchanges."""
+    return np.where(intervals > 0.0, taken * taken / np.maximum(1.0, intervals), 0.0)

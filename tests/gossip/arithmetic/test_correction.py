@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.arithmetic.correction import MOST, Correction, check_correction, correction_limit, spread
+from gossip.arithmetic.correction import MOST, NOISE, Correction, check_correction, correction_limit, credit, spread
 from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.exchange.pair import MOST_INTERVALS, mean_intervals
-from sim.learning.corrections import Corrections
+from sim.learning.corrections import Corrections, credits_of
 
 EVERY, KAPPA, LONG = 8, 0.2, 1e6  # the squared norm of weights whose limit never counts
 
@@ -31,8 +31,8 @@ def test_partners_learn_exact_opposites(intervals, weight):
     one, other = correction(), correction()
     for seed, trained in enumerate(intervals):
         difference = displacement(seed)
-        one.learn(difference, weight, trained, LONG)
-        other.learn(-difference, weight, trained, LONG)
+        one.learn(difference, weight, credit(trained), LONG)
+        other.learn(-difference, weight, credit(trained), LONG)
     if one.pull is not None:
         np.testing.assert_array_equal(one.pull, -other.pull)
 
@@ -47,38 +47,59 @@ def test_it_takes_up_a_share_of_each_mix_and_nothing_of_buffers():
 def test_a_mix_after_several_intervals_teaches_what_one_does():
     one, other, difference = correction(), correction(), displacement(1)
     one.learn(difference, 0.5, 1.0, LONG)
-    other.learn(4 * difference, 0.5, 4.0, LONG)
+    other.learn(4 * difference, 0.5, credit(4.0), LONG)
     np.testing.assert_allclose(one.pull, other.pull, rtol=1e-6)
 
 
 @pytest.mark.parametrize("intervals", [0.0, -1.0, math.nan])
 def test_a_mix_of_nodes_that_have_not_trained_teaches_nothing(intervals):
     one = correction()
-    one.learn(displacement(1), 0.5, intervals, LONG)
+    one.learn(displacement(1), 0.5, credit(intervals), LONG)
     assert one.pull is None
+
+
+def test_what_a_filter_has_shortened_counts_by_the_square_of_what_it_left():
+    assert credit(1.0, 0.1) == pytest.approx(0.01)
+    assert credit(4.0, 0.5) == pytest.approx(0.0625)
 
 
 def test_it_is_added_in_parts_of_an_interval_and_follows_the_learning_rate():
     one = correction()
     one.rate = 0.1
-    one.learn(displacement(1), 0.5, 1.0, LONG)
+    for _ in range(20):
+        one.learn(displacement(1), 0.5, 1.0, LONG)
+    assert one.signal > 0.9
     assert spread(EVERY) == 2
-    assert one.part(2) == pytest.approx(0.25)
-    assert one.part(100) == 1.0, "a loop that was held up is corrected by one interval at most"
+    assert one.part(2) == pytest.approx(0.25 * one.signal)
+    assert one.part(100) == one.signal, "a loop that was held up is corrected by one interval at most"
     one.rate = 0.05
-    assert one.part(2) == pytest.approx(0.125)
+    assert one.part(2) == pytest.approx(0.125 * one.signal)
     before = one.pull.copy()
     one.learn(np.zeros(6, np.float32), 0.5, 1.0, LONG)
     np.testing.assert_allclose(one.pull, before / 2, rtol=1e-6)
-    assert one.part(2) == pytest.approx(0.25), "what was learned is of the new rate now"
+    assert one.part(2) == pytest.approx(0.25 * one.signal), "what was learned is of the new rate now"
+
+
+def test_lessons_without_a_common_direction_count_less_than_those_with_one():
+    noise, pulled, half = correction(4000, 4000), correction(4000, 4000), correction(4000, 4000)
+    pull = displacement(0, 4000)
+    for seed in range(1, 9):
+        fresh = displacement(seed, 4000)
+        noise.learn(fresh, 0.5, 1.0, 100 * LONG)
+        pulled.learn(pull, 0.5, 1.0, 100 * LONG)
+        half.learn(fresh + pull, 0.5, 1.0, 100 * LONG)
+    # The squares of the three are 8, 64 and (8 + 64) / 2 times kappa^2 and the mean lesson's.
+    for one, times in ((noise, 8), (pulled, 64), (half, 36)):
+        assert one.signal == pytest.approx(1 - NOISE / (KAPPA**2 * times), abs=0.05)
 
 
 @pytest.mark.parametrize("rate", [0.0, math.nan, math.inf, -1.0])
 def test_a_learning_rate_that_is_none_scales_nothing_that_is_learned(rate):
     one = correction()
     one.rate = rate
-    one.learn(displacement(1), 0.5, 1.0, LONG)
-    assert one.part(EVERY) == 1.0
+    for _ in range(20):
+        one.learn(displacement(1), 0.5, 1.0, LONG)
+    assert one.part(EVERY) == one.signal > 0.9
     assert np.isfinite(one.pull).all()
 
 
@@ -97,6 +118,7 @@ def test_other_weights_have_learned_nothing():
     version = one.version
     one.reset()
     assert not one.pull.any()
+    assert one.part(EVERY) == 0.0
     assert one.version > version
 
 
@@ -123,20 +145,24 @@ def test_both_sides_come_to_one_number_of_intervals_whatever_is_stated(ours, the
 def test_the_simulators_rows_are_what_nodes_hold_bit_for_bit(own_sq):
     rows = Corrections(2, 4, Config(mix_every_steps=EVERY, correction=KAPPA))
     nodes = [correction(4), correction(4)]
-    rates = [0.1, 0.1, 0.05, 0.02]
+    rates = [0.1, 0.1, 0.1, 0.1, 0.05, 0.02]
     for step, rate in enumerate(rates):
-        differences = np.stack([displacement(10 * step + row, 4) for row in (0, 1)])
-        intervals = np.array([1.0, 2.5])
+        differences = np.stack([displacement(row, 4) + 0.1 * displacement(10 * step, 4) for row in (0, 1)])
+        trained, taken = np.array([1.0, 2.5]), np.array([1.0, 0.7])
+        counts = credits_of(trained, taken)
+        assert counts.tolist() == [credit(*one) for one in zip(trained.tolist(), taken.tolist(), strict=True)]
         both = np.array([0, 1])
-        rows.learn(both, np.float32(0.5) * differences, intervals, np.full(2, own_sq), np.full(2, rate))
-        for node, difference, trained in zip(nodes, differences, intervals, strict=True):
+        rows.learn(both, np.float32(0.5) * differences, counts, np.full(2, own_sq), np.full(2, rate))
+        for node, difference, count in zip(nodes, differences, counts.tolist(), strict=True):
             node.rate = rate
-            node.learn(difference, 0.5, trained, own_sq)
+            node.learn(difference, 0.5, count, own_sq)
         models = np.ones((2, 4), np.float32)
         taken = np.array([spread(EVERY), spread(EVERY) + 1])
         rows.apply(models, both, taken, np.full(2, rate))
         np.testing.assert_array_equal(models[1], 1.0)  # not due
-        expected = np.float32(nodes[0].part(spread(EVERY))) * nodes[0].pull
-        np.testing.assert_array_equal(models[0], np.float32(1.0) + expected)
+        expected = 1.0 + nodes[0].part(spread(EVERY)) * nodes[0].pull
+        np.testing.assert_allclose(models[0], expected, rtol=1e-6)
         for row, node in zip(rows.pull, nodes, strict=True):
             np.testing.assert_array_equal(row, node.pull)
+    np.testing.assert_allclose(rows.signal, [node.signal for node in nodes], rtol=1e-6)
+    assert rows.signal.all() or own_sq < LONG
