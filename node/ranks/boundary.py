@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gossip.arithmetic.layout import Layout
 from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
 from gossip.averaging.vectors import Vector
@@ -26,6 +27,11 @@ class UpdateTold:
     elements: int
     at: bool  # at positions, of which there are as many
     ratio: float | None  # of a vector to merge; None for one to add
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether a node of this model can have been brought that."""
+        sizes = range(layout.exchanged + 1) if self.at else (layout.exchanged, layout.size)
+        return self.elements in sizes and 0.0 <= (self.ratio or 0.0) <= 1.0
 
 
 spoken(UpdateTold)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gossip.errors import ConfigError, LocalError
+from node.ranks.plain import line_of
 
 if TYPE_CHECKING:  # a torch without it has nodes of one process
     from torch.distributed import ProcessGroup
 
-__all__ = ["Channel", "GroupChannel", "Waiting"]
+__all__ = ["Channel", "GroupChannel", "Silence", "Waiting"]
 
 PATIENCE = timedelta(minutes=30)  # torch's own, for a group that does not say how long it waits
 PIECE_BYTES = (
@@ -24,7 +27,13 @@ PIECE_BYTES = (
 )  # of what goes over an accelerator: that much of its memory, and no more calls than a model of GB
 SMALL_BYTES = 1 << 20  # sockets are as quick with that
 WHY = "why"  # a rank has failed
+OPENED: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # how many channels each group has had in this process
+READ_S = 5.0  # the store answers within milliseconds, or its process stands still
 SHORTEST_S, LONGEST_S = 20e-6, 1e-3  # between two looks at what is under way: signals are served between them
+
+
+class Silence(RuntimeError):
+    """Another rank did nothing for as long as the ranks of a group wait for each other: so many seconds."""
 
 
 class Waiting(Protocol):
@@ -61,7 +70,7 @@ class Channel(Protocol):
 
     def wait(self, work: Waiting, seconds: float | None = None) -> bool:
         """Until it is done; or for so long, and then whether it is. Without, for as long as the ranks wait for each
-        other. Raises RuntimeError for what failed."""
+        other. Raises RuntimeError for what failed, and Silence for what did not end in that time."""
 
 
 class GroupChannel:
@@ -87,18 +96,20 @@ class GroupChannel:
         self.first = dist.get_global_rank(group, 0)
         self.device: torch.device | None = None  # that vectors go over
         self.patience = patience_of(group)
-        self.control: ProcessGroup | None = None
+        self.store: Any = None  # torch's stubs know neither stores nor what a gloo group can do
+        self.control: Any = None
 
     def open(self) -> None:
-        ranks = dist.get_process_group_ranks(self.group)
-        self.control = dist.new_group(ranks, timeout=self.patience, backend="gloo", use_local_synchronization=True)
+        """Connect the ranks. ``dist.new_group`` would not do: it gives a group the name of one that was destroyed, and
+        the second Node of a program would find in the store where the ranks of the first one were."""
+        number = OPENED[self.group] = OPENED.get(self.group, 0) + 1
+        self.store = prefixed(f"gossip/{number}", store_of(self.group))
+        self.control = dist.ProcessGroupGloo(self.store, self.rank, self.size, self.patience)
         if "cuda:nccl" in str(dist.get_backend_config(self.group)):
             self.device = torch.device("cuda", torch.cuda.current_device())
 
     def close(self) -> None:
-        control, self.control = self.control, None
-        if control is not None and dist.is_initialized():  # or the program has ended all groups already
-            dist.destroy_process_group(control)
+        self.store = self.control = None
 
     def sum(self, row: Tensor) -> Waiting:
         work: Waiting = self.opened.allreduce([row])
@@ -109,9 +120,9 @@ class GroupChannel:
             for piece in torch.split(flat, PIECE_BYTES):
                 self.send_over(self.device, piece)
         else:
-            work = dist.broadcast(flat, self.first, group=self.opened, async_op=True)
-            assert work is not None
-            self.wait(work)
+            options = dist.BroadcastOptions()
+            options.rootRank = 0
+            self.wait(self.opened.broadcast([flat], options))
 
     def send_over(self, device: torch.device, piece: Tensor) -> None:
         """In the current stream, behind the gradients of the last step."""
@@ -126,31 +137,55 @@ class GroupChannel:
         while not work.is_completed():
             if time.monotonic() > until:
                 if seconds is None:
-                    raise RuntimeError(f"Nothing came for {patience_s:g} s.")
+                    raise Silence(f"{patience_s:g}")
                 return False
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_S)
-        work.wait()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            if "Timed out" in str(error):  # gloo's own clock, which is as patient, was first
+                raise Silence(f"{patience_s:g}") from error
+            raise
         return True
 
     def write(self, sentence: str) -> None:
-        if self.control is not None:
-            with contextlib.suppress(AttributeError, RuntimeError):  # an older torch; or it has gone with rank 0
-                self.control.get_group_store().set(WHY, sentence)
+        if self.store is not None:
+            with contextlib.suppress(RuntimeError):  # it has gone with rank 0
+                self.store.set(WHY, line_of(sentence))
 
     def read(self) -> str:
-        if self.control is not None:
-            with contextlib.suppress(AttributeError, RuntimeError):
-                store = self.control.get_group_store()
+        """Return what another rank wrote. A store whose process stands still answers never, so a thread asks it."""
+        found: list[bytes] = []
+
+        def ask(store: Any) -> None:
+            with contextlib.suppress(RuntimeError):
                 if store.check([WHY]):
-                    return bytes(store.get(WHY)).decode()
-        return ""
+                    found.append(bytes(store.get(WHY)))
+
+        if self.store is not None:
+            asking = threading.Thread(target=ask, args=(self.store,), name="gossip-why", daemon=True)
+            asking.start()
+            asking.join(READ_S)
+        return line_of(found[0].decode(errors="replace")) if found else ""
 
     @property
-    def opened(self) -> ProcessGroup:
+    def opened(self) -> Any:
         if self.control is None:
             raise LocalError("This Node is not running: use it inside its with block.")
         return self.control
+
+
+def store_of(group: ProcessGroup) -> Any:
+    """Return the store through which the members of a group find each other."""
+    try:
+        return group.get_group_store()
+    except AttributeError:  # a torch before 2.5
+        return prefixed(group.group_name, dist.distributed_c10d._get_default_store())
+
+
+def prefixed(prefix: str, store: Any) -> Any:
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
 def patience_of(group: ProcessGroup) -> timedelta:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from gossip.averaging.boundary import Pending
-from gossip.errors import ConfigError, LayoutError
+from gossip.errors import ConfigError, LayoutError, LocalError
 from gossip.ids import PeerId
 from node import running
 from node.data.sampler import Samplers, Sharers
@@ -25,7 +25,8 @@ from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
 from node.ranks.boundary import UpdateTold
 from node.ranks.mirror import Mirror
-from node.ranks.news import Known
+from node.ranks.news import Known, News
+from node.ranks.plain import fitting, unreadable
 from node.ranks.ranks import Call, Ranks
 
 __all__ = ["Follower"]
@@ -76,12 +77,12 @@ class Follower:
         if not self.lockstep and known.rested():
             known.say(Call.STEP)
 
-    def together(self, call: Call) -> Any:
-        """What rank 0 does in this call, done here; its result, or what it raised."""
+    def together(self, call: Call, hint: Any = Any) -> Any:
+        """What rank 0 does in this call, done here; its result, which fits ``hint``, or what it raised."""
         self.known.meet(call)
-        return self.follow()
+        return self.follow(hint)
 
-    def follow(self) -> Any:
+    def follow(self, hint: Any = Any) -> Any:
         """Until rank 0 says that it goes on."""
         ranks = self.ranks
         with ranks.stand():
@@ -89,21 +90,26 @@ class Follower:
                 word = ranks.hear()
                 match word.kind:
                     case "hello":
-                        self.compare(word.what)
+                        self.compare(fitting(word.what, tuple[str, list[str], bool]))
                     case "change":
-                        self.change(word.what)
+                        self.change(fitting(word.what, UpdateTold))
                     case "mixed":
                         self.optimizers.mixed()
                     case "mirror":
                         self.mirror.take()
                     case "done":
-                        result, error, news = word.what
-                        self.known.hear(news)
-                        self.passes = news.passes
+                        result, error, news = fitting(word.what, tuple[Any, LocalError | None, News | None])
+                        if news is not None:  # it could start
+                            self.known.hear(news)
+                            self.passes = news.passes
                         break
+                    case "wait":
+                        continue  # rank 0 waits for its swarm
+                    case _:
+                        raise unreadable(f"a word {word.kind[:20]!r}")
         if error is not None:
             raise error
-        return result
+        return fitting(result, hint)
 
     def compare(self, hello: tuple[str, list[str], bool]) -> None:
         """With what rank 0 trains."""
@@ -123,12 +129,17 @@ class Follower:
         """What an exchange brought, by the same arithmetic as on rank 0."""
         while self.pending is not None and not self.pending.done():
             time.sleep(1e-4)
+        if not change.fits(self.state.layout):
+            raise unreadable(f"a change of {change.elements} elements")
         if self.vector.size != change.elements:
             self.vector = self.state.buffer(change.elements)
         self.ranks.send(self.vector)
         if change.at:
             positions = np.empty(change.elements, np.int64)
             self.ranks.send(positions)
+            inside = positions.size == 0 or 0 <= positions[0] <= positions[-1] < self.state.layout.exchanged
+            if not inside or (np.diff(positions) <= 0).any():
+                raise unreadable("a change at positions outside the model")
             self.pending = self.state.add_at(self.vector, positions)
         elif change.ratio is not None:
             self.pending = self.state.merge(self.vector, change.ratio)
@@ -137,7 +148,7 @@ class Follower:
 
     # -- calls that all ranks make ---------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
-        distance: float | None = self.together(Call.SETTLE)
+        distance: float | None = self.together(Call.SETTLE, float | None)
         return distance
 
     def finish(self, seconds: float) -> None:
@@ -148,12 +159,12 @@ class Follower:
 
     def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
         """Rank 0 tells its figures."""
-        reduced: dict[str, Reduced] = self.together(Call.REDUCE)
+        reduced: dict[str, Reduced] = self.together(Call.REDUCE, dict[str, Reduced])
         return reduced
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Rank 0 reads the file."""
-        figures: dict[str, Any] = self.together(Call.LOAD)
+        figures: dict[str, Any] = self.together(Call.LOAD, dict[str, Any])
         self.samplers.load(figures.get("samplers"))
         return figures
 

@@ -20,7 +20,7 @@ from node.observe.reduced import Reduced
 from node.ranks.boundary import RanksBoundary
 from node.ranks.mirror import Mirror
 from node.ranks.news import Known, News
-from node.ranks.ranks import Call, Ranks, Told
+from node.ranks.ranks import LONGEST_GAP, Call, Ranks, Told
 from node.settings import Settings
 from node.training import TrainingSide
 
@@ -28,7 +28,6 @@ __all__ = ["Leader"]
 
 T = TypeVar("T")
 SUM_S = 0.01  # between two sums, each some 0.3 ms of the loop: so late, or a step, is what waits for one
-LONGEST_GAP = 16  # steps, should they become longer all of a sudden
 NEWS_S = 1.0  # how old members and metrics get where somebody asks for them: each look stops all ranks at a boundary
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,19 +14,29 @@ from gossip.errors import ConfigError
 from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
 from node.model.state import State
-from node.ranks.plain import spoken
+from node.ranks.plain import fitting, spoken, unreadable
 from node.ranks.ranks import Ranks
 
 __all__ = ["Mirror"]
+
+Described = list[tuple[list[dict[str, Any]], list[dict[Any, Any]]]]
+"""Of each optimizer: its groups' options, and what it keeps for each parameter."""
+
+MOST_TENSOR_BYTES = 1 << 30  # among what optimizers keep; models of more than 8 million elements may have larger ones
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Of a tensor among what an optimizer keeps: it follows by itself."""
 
-    shape: torch.Size
+    shape: tuple[int, ...]
     dtype: torch.dtype
     beside: bool  # on its parameter's device, which is each rank's own; or on the host
+
+    def fits(self, elements: int) -> bool:
+        """Whether optimizers of a model of so many elements keep such tensors."""
+        size = math.prod(self.shape, start=self.dtype.itemsize)
+        return min(self.shape, default=0) >= 0 and size <= max(MOST_TENSOR_BYTES, 128 * elements)
 
 
 spoken(Place)
@@ -70,11 +81,16 @@ class Mirror:
         for name, tensor in self.state.tensors().items():
             tensors[name] = host = torch.empty(tensor.shape, dtype=tensor.dtype)
             self.ranks.send_tensor(host)
-        described = self.ranks.hear().what
+        described = fitting(self.ranks.hear().what, Described)
+        counts = [(len(optimizer.param_groups), len(list(held(optimizer)))) for optimizer in self.optimizers.all]
+        if counts != [(len(groups), len(kept)) for groups, kept in described]:
+            raise unreadable("optimizers of other parameters")
         self.state.load(tensors)
         self.optimizers.joined(keep=True)  # what it kept of the way from the old weights; the momentum follows
         for optimizer, (groups, kept) in zip(self.optimizers.all, described, strict=True):
             for group, options in zip(optimizer.param_groups, groups, strict=True):
+                if "params" in options:
+                    raise unreadable("an optimizer's parameters")
                 for key, value in filled(options, None, self.receive).items():
                     if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
                         group[key].copy_(value)  # a rate on the device, of which a compiled step knows the place
@@ -86,6 +102,8 @@ class Mirror:
                     optimizer.state[parameter] = filled(state, parameter, self.receive)
 
     def receive(self, place: Place, parameter: Tensor | None) -> Tensor:
+        if not place.fits(self.state.layout.size):
+            raise unreadable(f"a tensor of {tuple(place.shape)}")
         host = torch.empty(place.shape, dtype=place.dtype)
         self.ranks.send_tensor(host)
         return host.to(parameter.device) if place.beside and parameter is not None else host

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar, get_origin
 
 import msgpack
 import numpy as np
 import torch
 
 from gossip.errors import ConfigError, LocalError
+from node.ranks.annotations import fits, hints_of
 
-__all__ = ["packed", "spoken", "unpacked"]
+__all__ = ["MOST_BYTES", "fitting", "line_of", "packed", "spoken", "unpacked", "unreadable"]
+
+T = TypeVar("T")
 
 TUPLE, INTEGER, TYPE, RECORD, MAPPING, ERROR = range(6)  # codes of msgpack's extension types
 KINDS: dict[str, type[Any]] = {}  # records and mappings that may be said, by name
+
+MOST_BYTES = 32 << 20  # of one value: the places of some 200,000 tensors of optimizers, or six full member tables
+MOST_CONTAINERS = 1 << 20  # lists and mappings in one value: each takes 60 bytes and more for one byte that is sent
+DEEPEST = 24  # extension types within each other: each level takes 40 KB of the C stack, of which a thread has 8 MB
+COPIES, SMALL_BYTES = 8, 1 << 20  # a byte is copied for each level that contains it: in all so often, and so much more
+MOST_LETTERS = 2000  # of a sentence
 
 
 def spoken(*kinds: type[Any]) -> None:
@@ -23,34 +33,60 @@ def spoken(*kinds: type[Any]) -> None:
     KINDS.update({kind.__name__: kind for kind in kinds})
 
 
+def unreadable(what: str) -> LocalError:
+    """Return the error for bytes or values that no rank of this version sends."""
+    return LocalError(
+        f"What came from another rank of this node's group is no message of this version ({what}): install the same "
+        "version of this package on all ranks, and let nobody else reach the ports of torch.distributed."
+    )
+
+
+def line_of(text: str) -> str:
+    """Return ``text`` as one line that a terminal can show: control characters become ``?``, and it is cut if long."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:MOST_LETTERS])
+
+
+# -- to bytes ----------------------------------------------------------------------------------------------------------
 def packed(value: Any) -> bytes:
     """Return the bytes of ``value``; tuples stay tuples, and other mappings and subclasses become the plain type.
 
     Raises:
-        ConfigError: A value is of a type that is not plain, as a function or an object of the program.
+        ConfigError: A value is of a type that is not plain, as a function or an object of the program, or the whole is
+            larger or nested deeper than :func:`unpacked` takes.
     """
-    data: bytes = msgpack.packb(value, default=extended, strict_types=True)
+    data = pack(value, 0)
+    if len(data) > MOST_BYTES:
+        raise ConfigError(
+            f"Rank 0 of this node's group has {len(data) >> 20} MB to tell the others, beside tensors, and may tell "
+            f"{MOST_BYTES >> 20} MB: keep long lists in the optimizer's state as tensors."
+        )
     return data
 
 
-def unpacked(data: bytes) -> Any:
-    """Return what :func:`packed` was given. Runs nothing but the constructors of the kinds that are ``spoken``."""
-    return msgpack.unpackb(data, ext_hook=restored, strict_map_key=False)
+def pack(value: Any, depth: int) -> bytes:
+    if depth > DEEPEST:
+        raise ConfigError(
+            f"Rank 0 of this node's group holds tuples nested deeper than {DEEPEST} levels, which do not reach the "
+            "other ranks: take them out of the optimizer's groups and state."
+        )
+    data: bytes = msgpack.packb(value, default=partial(extended, depth + 1), strict_types=True)
+    return data
 
 
-def extended(value: Any) -> Any:
+def extended(depth: int, value: Any) -> Any:
     """Give msgpack an extension type, or the plain value in place of one of a subclass."""
     kind = type(value)
     if isinstance(value, tuple):
-        return msgpack.ExtType(TUPLE, packed(list(value)))
+        return msgpack.ExtType(TUPLE, pack(list(value), depth))
     if KINDS.get(kind.__name__) is kind:
         if is_dataclass(kind):
-            return msgpack.ExtType(RECORD, packed([kind.__name__, *(getattr(value, one.name) for one in fields(kind))]))
-        return msgpack.ExtType(MAPPING, packed([kind.__name__, dict(value)]))
+            row = [kind.__name__, *(getattr(value, one.name) for one in fields(kind))]
+            return msgpack.ExtType(RECORD, pack(row, depth))
+        return msgpack.ExtType(MAPPING, pack([kind.__name__, dict(value)], depth))
     if isinstance(value, torch.dtype):
         return msgpack.ExtType(TYPE, str(value).removeprefix("torch.").encode())
     if isinstance(value, LocalError):
-        return msgpack.ExtType(ERROR, packed([kind.__name__, str(value)]))
+        return msgpack.ExtType(ERROR, pack([kind.__name__, line_of(str(value))], depth))
     if isinstance(value, np.generic):
         return value.item()
     if kind is int:  # beyond 64 bits
@@ -67,21 +103,96 @@ def extended(value: Any) -> Any:
     )
 
 
-def restored(code: int, data: bytes) -> Any:
-    """Undo :func:`extended`."""
-    if code == INTEGER:
-        return int(data)
-    if code == TYPE:
-        return getattr(torch, data.decode())
-    values = unpacked(data)
-    if code == TUPLE:
-        return tuple(values)
-    name, *given = values
-    if code == ERROR:
-        return next((kind for kind in local_errors() if kind.__name__ == name), LocalError)(*given)
-    if name in KINDS:
-        return KINDS[name](*given)
-    raise LocalError("Rank 0 of this node's group runs another version of this package: install the same on all.")
+# -- from bytes --------------------------------------------------------------------------------------------------------
+def unpacked(data: bytes, hint: Any = Any) -> Any:
+    """Return what :func:`packed` was given. Runs nothing but the constructors of the kinds that are ``spoken``.
+
+    Whatever the bytes are, this takes less than a GB and a few levels of the stack.
+
+    Args:
+        data: At most ``MOST_BYTES`` bytes.
+        hint: The annotation that the value must fit.
+
+    Raises:
+        LocalError: The bytes are not what :func:`packed` returns for such a value; says in one sentence why.
+    """
+    if len(data) > MOST_BYTES:
+        raise unreadable(f"{len(data)} bytes at once")
+    try:
+        value = Decoding(len(data)).value(data)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise unreadable(line_of(f"{type(error).__name__}: {error}")) from error
+    return fitting(value, hint)
+
+
+def fitting(value: T, hint: Any) -> T:
+    """Return ``value``, which must fit this annotation."""
+    if not fits(value, hint):
+        raise unreadable(f"a {type(value).__name__} that is no {hint if get_origin(hint) else hint.__name__}")
+    return value
+
+
+class Decoding:
+    """One value being decoded, and what it may still take."""
+
+    __slots__ = ("bytes_left", "containers_left", "depth")
+
+    def __init__(self, size: int) -> None:
+        self.bytes_left, self.containers_left, self.depth = COPIES * size + SMALL_BYTES, MOST_CONTAINERS, 0
+
+    def value(self, data: bytes) -> Any:
+        self.bytes_left -= len(data)
+        if self.depth > DEEPEST or self.bytes_left < 0:
+            raise unreadable("values nested too deep")
+        return msgpack.unpackb(
+            data, ext_hook=self.extension, list_hook=self.count, object_hook=self.count, strict_map_key=False
+        )
+
+    def count(self, container: T) -> T:
+        self.containers_left -= 1
+        if self.containers_left < 0:
+            raise unreadable(f"more than {MOST_CONTAINERS} lists and mappings")
+        return container
+
+    def extension(self, code: int, data: bytes) -> Any:
+        """Undo :func:`extended`."""
+        if code == INTEGER:
+            return int(data)
+        if code == TYPE:
+            dtype = vars(torch).get(data.decode())  # getattr would import torch's lazy modules
+            if not isinstance(dtype, torch.dtype):
+                raise unreadable("no type of tensors")
+            return dtype
+        self.depth += 1
+        values = fitting(self.value(data), list[Any])
+        self.depth -= 1
+        if code == TUPLE:
+            return tuple(values)
+        if code == RECORD:
+            kind = kind_of(values)
+            if not is_dataclass(kind):
+                raise unreadable("a mapping as a record")
+            given, hints = values[1:], hints_of(kind)
+            if len(given) != len(hints):
+                raise unreadable(f"a {kind.__name__} of {len(given)} fields")
+            return kind(*map(fitting, given, hints))
+        if code == MAPPING:
+            kind = kind_of(values)
+            if is_dataclass(kind) or not fits(values[1:], list[dict[str, Any]]) or len(values) != 2:
+                raise unreadable("a record as a mapping")
+            return kind(values[1])
+        if code == ERROR and len(values) == 2 and fits(values, list[str]):
+            name, sentence = values
+            return next((kind for kind in local_errors() if kind.__name__ == name), LocalError)(line_of(sentence))
+        raise unreadable(f"an extension type {code}")
+
+
+def kind_of(values: list[Any]) -> type[Any]:
+    """Return the record or mapping whose name is the first of these."""
+    kind = KINDS.get(values[0]) if values and isinstance(values[0], str) else None
+    if kind is None:
+        raise LocalError("Rank 0 of this node's group runs another version of this package: install the same on all.")
+    return kind
 
 
 def local_errors(kind: type[LocalError] = LocalError) -> Iterator[type[LocalError]]:

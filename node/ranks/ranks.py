@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gossip.errors import LocalError
-from node.ranks.channel import Channel, Waiting
-from node.ranks.plain import packed, unpacked
+from node.ranks.channel import Channel, Silence, Waiting
+from node.ranks.plain import MOST_BYTES, packed, unpacked, unreadable
 from node.running import CLOSED, USED
 
-__all__ = ["Call", "Ranks", "Told", "Word"]
+__all__ = ["LONGEST_GAP", "Call", "Ranks", "Told", "Word"]
 
 BEAT_S = 1.0  # how often the others are told that rank 0 still waits for its swarm
 FAREWELL_S = 2.0  # for the others to end the step that this rank has ended: they were in its gradients with it
+LONGEST_GAP = 16  # steps between two sums, should they become longer all of a sudden
 FRAME_BYTES = 512  # of a word that goes out in one call; longer ones take two
 
 
@@ -45,6 +46,12 @@ class Told:
     sharers: int = 1  # members of the run
     finished: bool = False
     gap: int = 1  # steps from here to the look at the next sum
+
+    @property
+    def sound(self) -> bool:
+        """Whether ranks that keep to the rules can have said that. A larger gap would have the others wait in vain."""
+        counts = self.samples, self.swarm_samples, self.own_samples, self.sharers
+        return 0 <= self.gap <= LONGEST_GAP and min(counts) >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class Ranks:
             self.channel.open()
             self.is_open = True
         except RuntimeError as error:
-            raise self.gone() from error
+            raise self.gone(error) from error
 
     # -- sums ----------------------------------------------------------------------------------------------------
     def begin(self, call: Call, samples: int = 0, asked: bool = False, told: Told | None = None) -> None:
@@ -94,7 +101,7 @@ class Ranks:
         try:
             self.begun = call, row, self.channel.sum(row)
         except RuntimeError as error:
-            raise self.gone() from error
+            raise self.gone(error) from error
 
     def take(self) -> Told | None:
         """What the sum says that is under way; None where there is none."""
@@ -102,7 +109,10 @@ class Ranks:
             return None
         row = self.wait()
         self.begun = None
-        return Told(row[2], row[3] > 0, row[4] > 0, row[5], row[6], row[7], row[8] > 0, row[9])
+        told = Told(row[2], row[3] > 0, row[4] > 0, row[5], row[6], row[7], row[8] > 0, row[9])
+        if not told.sound:
+            raise unreadable(f"a sum of {row[2:]}")
+        return told
 
     def wait(self) -> list[int]:
         assert self.begun is not None
@@ -111,7 +121,7 @@ class Ranks:
         try:
             self.channel.wait(work)
         except RuntimeError as error:
-            raise self.gone() from error
+            raise self.gone(error) from error
         values: list[int] = row.tolist()
         if values[0] != call * self.size or values[1] != call * call * self.size:
             raise self.fail(
@@ -139,11 +149,16 @@ class Ranks:
         frame = np.zeros(FRAME_BYTES, np.uint8)
         self.send(frame)
         size = int.from_bytes(frame[:8].tobytes(), "little")
+        if size > MOST_BYTES:
+            raise unreadable(f"{size} bytes at once")
         data = frame[8 : 8 + size]
         if size > FRAME_BYTES - 8:
             data = np.zeros(size, np.uint8)
             self.send(data)
-        return Word(*unpacked(data.tobytes()))
+        row = unpacked(data.tobytes(), list[Any])
+        if len(row) != 2 or not isinstance(row[0], str):
+            raise unreadable("no word")
+        return Word(*row)
 
     def beat(self) -> None:
         """Say that there is nothing to say yet, where that was long ago."""
@@ -161,21 +176,23 @@ class Ranks:
             if tensor.numel():
                 self.channel.send(tensor.reshape(-1).view(torch.uint8))
         except RuntimeError as error:
-            raise self.gone() from error
+            raise self.gone(error) from error
 
     # -- ends ----------------------------------------------------------------------------------------------------
     def check(self) -> None:
         if self.lost:
             raise LocalError(self.lost)
 
-    def gone(self) -> LocalError:
-        """A rank does not answer any more; perhaps it has said why."""
-        who = "A rank" if self.size > 2 else f"Rank {1 - self.rank}"
-        return self.fail(
-            self.channel.read()
-            or f"{who} of this node's group has ended, was killed, or left its Node before this one did, and the "
-            "others end with it: start all of them again."
-        )
+    def gone(self, error: BaseException | None = None) -> LocalError:
+        """A rank does not answer any more, as this ``error`` of the channel says; perhaps that rank has said why."""
+        if self.lost:
+            return LocalError(self.lost)
+        one = "A rank" if self.size > 2 else f"Rank {1 - self.rank}"
+        ended = f"{one} of this node's group has ended, was killed, or left its Node before this one did"
+        if isinstance(error, Silence):
+            waited = f"{error} s, as long as the ranks of this group wait for each other"
+            ended = f"{one} of this node's group did nothing for {waited}"
+        return self.fail(self.channel.read() or f"{ended}, and the others end with it: start all of them again.")
 
     def fail(self, sentence: str) -> LocalError:
         self.lost = self.lost or sentence

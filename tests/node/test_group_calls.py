@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 import torch
@@ -74,6 +75,15 @@ def test_a_node_that_cannot_join_says_so_on_all_ranks():
     play(pair)
     assert {str(rank.error) for rank in pair} == {str(pair[0].error)}
     assert "Could not join within 0.5 s" in str(pair[0].error)
+
+
+def test_a_node_that_cannot_listen_says_so_on_all_ranks():
+    """Rank 0 then knows nothing that it could tell the others of its swarm."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        _, pair = ranks(lambda node, rank: None, listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        play(pair)
+    assert {str(rank.error) for rank in pair} == {str(pair[0].error)}
+    assert all(isinstance(rank.error, LocalError) for rank in pair)
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -48,6 +48,16 @@ def test_a_group_of_one_is_a_node_over_torchs_own_channel(alone, tmp_path):
     node.close()  # once more does no harm
 
 
+def test_a_program_may_have_one_node_after_another_over_one_group(alone):
+    for why in ("first", "second"):
+        with Node(nn.Linear(4, 2), config=Config(progress_period_s=0.1), group=alone) as node:
+            channel = node._training.ranks.channel
+            assert channel.read() == "", "what the node before this one left in the store is not this one's"
+            channel.write(why)
+            assert channel.read() == why
+            node.step(samples=5)
+
+
 def test_what_is_no_group_is_refused_in_a_sentence(alone):
     with pytest.raises(ConfigError, match="group is a str: give a process group"):
         Node(nn.Linear(4, 2), group="world")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import pickle
+import random
 from collections import OrderedDict
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from node.observe.reduced import Reduced
 from node.ranks.boundary import UpdateTold
 from node.ranks.mirror import Place
 from node.ranks.news import News
-from node.ranks.plain import packed, unpacked
+from node.ranks.plain import DEEPEST, MOST_BYTES, RECORD, TUPLE, packed, unpacked
 
 NEWS = News(
     PeerId(b"i" * 16), "127.0.0.1:1", SwarmView((PeerId(b"o" * 16),), 3, b"run", 1 << 60, 7, 2), False, 4,
@@ -76,6 +78,67 @@ def test_a_pickle_runs_nothing(tmp_path):
         with pytest.raises((ValueError, LocalError, msgpack.UnpackException)):
             unpacked(data)
     assert not (tmp_path / "ran").exists()
+
+
+def nested(levels):
+    value = ()
+    for _ in range(levels):
+        value = (value,)
+    return value
+
+
+def test_tuples_nest_as_deep_as_may_be_read_and_no_deeper():
+    """Each level takes 40 KB of the C stack: a few hundred ended the process."""
+    assert unpacked(packed(nested(DEEPEST - 1))) == nested(DEEPEST - 1)
+    with pytest.raises(ConfigError, match="nested deeper than 24 levels"):
+        packed(nested(DEEPEST))
+    data = b"\xc0"
+    for _ in range(2000):
+        data = msgpack.packb(msgpack.ExtType(TUPLE, b"\x91" + data))
+    with pytest.raises(LocalError, match="nested too deep"):
+        unpacked(data)
+
+
+def test_what_is_told_has_a_largest_size():
+    with pytest.raises(ConfigError, match="has 32 MB to tell the others, beside tensors, and may tell 32 MB"):
+        packed([bytes(MOST_BYTES)])
+    with pytest.raises(LocalError, match=f"{MOST_BYTES + 1} bytes at once"):
+        unpacked(bytes(MOST_BYTES + 1))
+
+
+def test_more_lists_than_any_rank_tells_are_refused_before_they_take_memory():
+    with pytest.raises(LocalError, match="more than 1048576 lists and mappings"):
+        unpacked(b"\xdd" + (1 << 21).to_bytes(4, "big") + b"\x90" * (1 << 21))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["7", True, None], [7, 1, None], [7, True, "half"], [7, True], [7, True, None, None], [None, True, None],
+    ],
+)  # fmt: skip
+def test_a_record_whose_fields_are_of_other_types_is_refused(fields):
+    data = msgpack.packb(msgpack.ExtType(RECORD, msgpack.packb(["UpdateTold", *fields])))
+    with pytest.raises(LocalError, match="is no message of this version"):
+        unpacked(data)
+
+
+def test_the_text_of_an_error_is_one_line():
+    again = unpacked(packed(LocalError("\x1b[2JIt\nis\r" + "long" * 10_000)))
+    assert str(again).startswith("?[2JIt?is?long")
+    assert len(str(again)) == 2000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_spoiled_bytes_are_read_or_refused_in_a_sentence(seed):
+    rng, data = random.Random(seed), packed((None, LocalError("It has ended."), NEWS))
+    for _ in range(200):
+        spoiled = bytearray(data)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            spoiled[rng.randrange(len(spoiled))] = rng.choice((rng.randrange(256), 0xC7, 0xC9, 0xDD, 0xDF, 0xC6, 0xFF))
+        cut = bytes(spoiled[: rng.choice((len(data), rng.randrange(len(data))))])
+        with contextlib.suppress(LocalError):  # nothing else
+            unpacked(cut)
 
 
 def test_no_module_of_a_node_can_unpickle():
