@@ -1,0 +1,73 @@
+"""One rank of a node of two that trains until it is told to stop: `python group_loop.py RANK PORT FOLDER [SEED...]`.
+
+Both ranks look at everything that a loop can look at, write down what they see, and end with what they hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gossip.config import Config
+from node import Node
+
+rank, port, folder, seeds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
+patience = timedelta(seconds=float(os.environ.get("PATIENCE_S", "20")))
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=patience)
+torch.manual_seed(rank)
+model = nn.Linear(6, 3)
+config = Config(mix_every_steps=4, progress_period_s=0.1, join_timeout_s=3.0)
+
+
+def written(name, value):
+    """Replace a file whole, so that a reader never sees a part."""
+    path = folder / f"{name}-{rank}"
+    path.with_suffix(".new").write_text(json.dumps(value))
+    path.with_suffix(".new").replace(path)
+
+
+def looked(node, figures):
+    members = [(one.id, one.address, one.state, one.steps, one.samples, one.loss) for one in node.members]
+    row = [node.swarm_samples, node.finished, members, dict(node.metrics()), figures]
+    weights = torch.cat([value.detach().reshape(-1) for value in model.parameters()])
+    digest = hashlib.sha256(repr(row).encode() + weights.numpy().tobytes()).hexdigest()
+    return digest, row, bool(weights.isfinite().all())
+
+
+with Node(model, seeds=seeds, config=config, group=dist.group.WORLD) as node:
+    if rank == 0:
+        layout = node._training.state.layout
+        written("joined", [node.address, layout.fingerprint, node._training.peer.genesis.hex(), layout.exchanged])
+    figures, steps, digests = {}, 0, []
+    asked_to_stop = torch.zeros(1)
+    while not asked_to_stop.item():
+        node.step(loss=1.0, samples=4)
+        steps += 1
+        time.sleep(0.002)
+        if steps % 20 == 0:
+            asked_to_stop.fill_((folder / "stop").exists())
+            dist.all_reduce(asked_to_stop)
+        if steps % 200 == 0:
+            reduced = node.reduce({"loss": 1.0, "accuracy": 0.5})
+            figures = {
+                name: [one.mean, one.median, one.min, one.max, one.members, one.oldest_samples]
+                for name, one in reduced.items()
+            }
+            digests.append(looked(node, figures)[0])
+        if steps % 20 == 0:
+            _, row, finite = looked(node, figures)
+            written("seen", {"steps": steps, "row": row, "finite": finite})
+    node.settle(0.5)
+    digests.append(looked(node, figures)[0])
+written("ended", {"digests": digests, "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024})
