@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import UnionType
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 __all__ = ["fits", "hints_of"]
+
+Test = Callable[[Any], bool]
 
 
 @cache
@@ -21,19 +23,31 @@ def fits(value: Any, hint: Any) -> bool:
 
     An int does for a float. Annotations of functions and type variables are not known here.
     """
+    return test_of(hint)(value)
+
+
+@cache
+def test_of(hint: Any) -> Test:
+    """Return :func:`fits` for this annotation alone, which is taken apart once."""
     if hint is Any:
-        return True
+        return lambda value: True
     if isinstance(hint, NewType):
-        hint = hint.__supertype__
+        return test_of(hint.__supertype__)
     origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(fits(value, one) for one in inner)
     if origin is None:
-        return isinstance(value, int | float if hint is float else hint)
-    if not isinstance(value, origin):
-        return False
+        kinds = (int, float) if hint is float else hint
+        return lambda value: isinstance(value, kinds)
+    tests = [test_of(one) for one in inner if one is not Ellipsis]
+    if origin in (Union, UnionType):
+        return lambda value: any(test(value) for test in tests)
     if issubclass(origin, Mapping):
-        return all(fits(key, inner[0]) and fits(one, inner[1]) for key, one in value.items())
+        of_key, of_value = tests
+        return lambda value: isinstance(value, origin) and all(of_key(key) and of_value(value[key]) for key in value)
     if origin is tuple and inner[-1] is not Ellipsis:
-        return len(value) == len(inner) and all(map(fits, value, inner))
-    return inner[0] is Any or all(fits(one, inner[0]) for one in value)
+        return lambda value: (
+            isinstance(value, tuple)
+            and len(value) == len(tests)
+            and all(test(one) for test, one in zip(tests, value, strict=True))
+        )
+    (of_each,) = tests
+    return lambda value: isinstance(value, origin) and all(map(of_each, value))
