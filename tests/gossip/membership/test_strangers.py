@@ -315,24 +315,19 @@ def test_a_host_of_many_members_is_met_as_quickly_as_many_hosts():
     assert len(me.met()) == 65
 
 
-def test_a_host_that_one_introducer_slanders_is_dialled_for_another():
-    me = hearing(600, record=of_one_host)
+@pytest.mark.parametrize(
+    ("hosts", "of_another", "told_s"),
+    [(of_one_host, of_one_host, 30.0), (elsewhere, record_of, 5.0)],
+    ids=["at one host, which it slanders", "at hundreds of hosts"],
+)
+def test_those_that_one_introducer_tells_of_hardly_delay_those_of_another(hosts, of_another, told_s):
+    me = hearing(600, record=hosts)
     for number in range(700, 710):
         me.linked(peer_id(number), record_of(number), 0.0)
-    dials_of(me, 30.0)
-    me.receive(peer_id(700), Gossip((of_one_host(800),)), 30.0)
-    found = next(at for at, dial in dials_of(me, 150.0) if dial.expect == peer_id(800))
-    assert found < 30.0 + 0.05 * 620 + 10
-
-
-def test_one_who_tells_of_hundreds_hardly_delays_those_of_another():
-    me = hearing(600)
-    for number in range(700, 710):
-        me.linked(peer_id(number), record_of(number), 0.0)
-    dials_of(me, 5.0)
-    me.receive(peer_id(700), Gossip((record_of(800),)), 5.0)
-    found = next(at for at, dial in dials_of(me, 120.0) if dial.expect == peer_id(800))
-    assert found < 5.0 + 0.05 * 620 + 10
+    dials_of(me, told_s)
+    me.receive(peer_id(700), Gossip((of_another(800),)), told_s)
+    found = next(at for at, dial in dials_of(me, told_s + 120.0) if dial.expect == peer_id(800))
+    assert found < told_s + 0.05 * 620 + 10
 
 
 @pytest.mark.parametrize("count", [3, 8])
