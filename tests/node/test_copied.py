@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 
-from tests.node.test_node import linear
 from tests.node.test_settling import settling
+from tests.node.trainees import linear
 
 
 def test_a_copied_state_directory_counts_as_one_member(launch, until, tmp_path):

@@ -11,7 +11,7 @@ from gossip.errors import LocalError
 from gossip.ids import parse_address
 from node.observe.links import asked, tables
 from sim.planner.world import World
-from tests.node.test_node import alive, linear, mixed
+from tests.node.trainees import alive, linear, mixed
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 

@@ -1,13 +1,10 @@
-"""What a training loop holds: nodes in this process over loopback, and processes where signals matter."""
+"""What a training loop holds: nodes in this process over loopback, alone and together."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -25,83 +22,7 @@ from node.model.snapshot import ModelState
 from node.observe.members import members_of
 from node.observe.status import query
 from node.training import ALONE_S, TrainingSide
-
-CHILD = """
-import sys, time, torch
-from torch import nn
-from gossip.config import Config
-from node import Metrics, Node
-torch.set_num_threads(1)
-model = nn.Linear(int(sys.argv[2]), 2)
-seeds, state_dir = [s for s in sys.argv[1:2] if s], (sys.argv[3:] or [None])[0]
-with Node(model, seeds=seeds, state_dir=state_dir, config=Config(mix_every_steps=2, progress_period_s=0.1)) as node:
-    print(node.id, flush=True)
-    for _ in range(20_000):
-        node.step(samples=4)
-        time.sleep(0.005)
-"""
-
-
-def linear(seed=0, width=4):
-    torch.manual_seed(seed)
-    return nn.Linear(width, 2)
-
-
-def towards(model, target, rate=0.1):
-    """A training step that pulls every parameter towards a number."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-
-    def work():
-        loss = sum(((p - target) ** 2).sum() for p in model.parameters()) / 2
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return work
-
-
-def spread(*models):
-    """The largest difference of any parameter between two of them."""
-    flat = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in models]
-    return max(float((a - b).abs().max()) for a in flat for b in flat)
-
-
-def alive(trainee):
-    return trainee.node.metrics().members_alive
-
-
-def mixed(*trainees, times=5):
-    """Counts from now, so that what was changed before has been mixed."""
-    before = [t.node.metrics().exchanges_done for t in trainees]
-    return lambda: all(t.node.metrics().exchanges_done >= b + times for t, b in zip(trainees, before, strict=True))
-
-
-def state_of(node, peer):
-    return next((member.state for member in node.members if member.id == peer), None)
-
-
-@pytest.fixture
-def child():
-    """``child(seed, width, state_dir)`` starts a node in a process of its own; returns (process, id)."""
-    started = []
-
-    def start(seed, width=4, *state_dir):
-        command = [sys.executable, "-c", CHILD, seed, str(width), *map(str, state_dir)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        return process, process.stdout.readline().strip()
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-# Alone and together -------------------------------------------------------------------------------------------------
+from tests.node.trainees import alive, alone_at, linear, mixed, spread, towards
 
 
 def test_a_node_alone_trains_on_and_says_that_it_is_alone(train, until, tmp_path, monkeypatch):
@@ -113,14 +34,6 @@ def test_a_node_alone_trains_on_and_says_that_it_is_alone(train, until, tmp_path
     assert spread(model, alone_at(1.0)) < 0.1
     assert alone.node.metrics().members_alive == 1
     until(lambda: "alone" in [json.loads(line)["event"] for line in log.read_text().splitlines()])
-
-
-def alone_at(value):
-    model = linear()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(value)
-    return model
 
 
 def test_members_are_listed_when_somebody_asks_and_else_never(train, until, monkeypatch):
@@ -257,9 +170,6 @@ def test_the_optimizers_state_stays_each_nodes_own(train, until, quick):
     assert got == [1.0, 2.0]
 
 
-# How to mix ---------------------------------------------------------------------------------------------------------
-
-
 def test_bf16_crosses_the_wire_at_half_the_bytes_and_both_sides_still_agree(train, until, quick):
     width = 4096
     models = [linear(1, width), linear(2, width)]
@@ -298,147 +208,6 @@ def test_a_mapping_of_arrays_is_averaged_in_place(quick, train, until):
     until(mixed(first, second))
     until(lambda: np.allclose(b["x"], 2.0))
     np.testing.assert_allclose(a["x"], 2.0)
-
-
-# Data ---------------------------------------------------------------------------------------------------------------
-
-
-def test_two_nodes_cover_a_dataset_without_overlap(train, until):
-    first = train(linear())
-    second = train(linear(), seeds=[first.node.address])
-    until(lambda: len(first.side.view.owners) == len(second.side.view.owners) == 2)
-    first.side.passes = second.side.passes = 100  # ahead of the swarm's count, so that both divide one pass
-    parts = [t.do(lambda node: torch.cat(list(node.shard(torch.arange(400), 16))).tolist()) for t in (first, second)]
-    assert sorted(parts[0] + parts[1]) == list(range(400))
-    assert min(map(len, parts)) > 100
-
-
-def test_samples_of_a_departed_node_still_count(train, until):
-    """That the newcomer holds the run is known within a gossip period; until then a step counts for one member less."""
-    first = train(linear())
-    second = train(linear(), seeds=[first.node.address])
-    began = time.monotonic()
-    until(lambda: second.node.metrics().samples >= 200 and time.monotonic() - began > 4.0)
-    seconds = time.monotonic() - began
-    second.stop()
-    trained = second.node.metrics().samples
-    until(lambda: state_of(first.node, second.node.id) == "left")
-    first.stop()
-    both = first.node.metrics().samples + trained
-    assert abs(first.node.swarm_samples - both) <= 0.75 * both / seconds
-    assert abs(first.node.swarm_samples - both) < 0.6 * trained, "they are not lost"
-
-
-# Life ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_resumes_into_a_swarm_of_another_size(train, until, tmp_path):
-    a = linear(1)
-    one = train(a, torch.optim.SGD(a.parameters(), lr=0.1), towards(a, 1.0))
-    until(lambda: one.node.metrics().steps > 30)
-    one.do(lambda node: node.save(tmp_path / "run"))
-    one.stop()
-    saved = {name: value.clone() for name, value in a.state_dict().items()}
-    b, c, d = linear(2), linear(3), linear(4)
-    first = train(b, torch.optim.SGD(b.parameters(), lr=0.1))
-    meta = first.do(lambda node: node.load(tmp_path / "run"))
-    assert meta["steps"] > 30
-    for model in (c, d):
-        train(model, torch.optim.SGD(model.parameters(), lr=0.1), seeds=[first.node.address])
-    until(lambda: alive(first) == 3)
-    assert first.node.swarm_samples >= meta["swarm_samples"]
-    for model in (b, c, d):
-        assert spread(model, a) < 0.05, saved
-
-
-def test_a_checkpoint_does_not_push_a_living_swarm_back(train, until, tmp_path):
-    a, b = linear(1), linear(2)
-    first = train(a, work=towards(a, 1.0))
-    first.do(lambda node: node.save(tmp_path / "early"))
-    until(lambda: first.node.metrics().steps > 100)
-    second = train(b, seeds=[first.node.address])
-    second.do(lambda node: node.load(tmp_path / "early"))
-    assert spread(b, alone_at(1.0)) < 0.1
-
-
-def test_sigterm_leaves_and_the_others_know_at_once(train, until, child):
-    first = train(linear())
-    process, peer = child(first.node.address)
-    until(lambda: state_of(first.node, peer) == "alive")
-    began = time.monotonic()
-    process.terminate()
-    until(lambda: state_of(first.node, peer) == "left")
-    assert process.wait(60) == 128 + signal.SIGTERM  # most of it is torch, which is unloaded after the node left
-    print(f"ended in {time.monotonic() - began:.2f} s")
-
-
-def test_steps_go_on_while_the_partner_is_stopped(train, until, child):
-    width = 100_000
-    first = train(linear(width=width))
-    process, _ = child(first.node.address, width)
-    until(mixed(first))
-    process.send_signal(signal.SIGSTOP)
-    began, slowest = time.monotonic(), 0.0
-    steps = first.node.metrics().steps
-    while time.monotonic() < began + 2.0:
-        slowest = max(slowest, first.do(one_step))
-    assert first.node.metrics().steps > steps
-    assert slowest < 1.0  # whoever waits for a stopped partner waits for the 3 s of a stall at least
-
-
-def one_step(node):
-    start = time.perf_counter()
-    node.step()
-    return time.perf_counter() - start
-
-
-def test_a_node_that_listens_nowhere_takes_part_by_dialling_out(train, until):
-    first = train(linear())
-    second = train(linear(), seeds=[first.node.address], listen="none")
-    third = train(linear(), seeds=[first.node.address])
-    assert second.node.address == "none"
-    until(lambda: alive(first) == alive(second) == alive(third) == 3)
-    until(mixed(second, times=10))
-
-
-def test_a_restart_finds_its_swarm_again_without_any_seed(train, until, tmp_path):
-    first = train(linear(1))
-    second = train(linear(2), seeds=[first.node.address], state_dir=tmp_path)
-    who = second.node.id
-    until(lambda: second.node.metrics().samples > 100)
-    second.stop()
-    trained = second.node.metrics().samples
-    until(lambda: state_of(first.node, who) == "left")
-    again = train(linear(3), state_dir=tmp_path)
-    assert again.node.id == who
-    until(lambda: alive(first) == alive(again) == 2)
-    assert again.node.swarm_samples >= trained
-    until(mixed(first, again))
-
-
-def test_a_node_killed_in_its_first_seconds_finds_its_swarm_again_without_any_seed(train, until, child, tmp_path):
-    first = train(linear())
-    process, peer = child(first.node.address, 4, tmp_path)
-    until(lambda: b"127.0.0.1" in (tmp_path / "members.bin").read_bytes())
-    process.kill()
-    process.wait()
-    until(lambda: state_of(first.node, peer) in ("suspect", "dead"))
-    again, same = child("", 4, tmp_path)
-    assert same == peer
-    until(lambda: state_of(first.node, peer) == "alive" and alive(first) == 2)
-    until(mixed(first))
-    again.terminate()
-
-
-def test_a_node_is_used_once(quick):
-    node = Node(linear(), config=quick)
-    with node:
-        node.step()
-    with pytest.raises(LocalError, match="used already"):
-        node.__enter__()
-
-
-# Looking ------------------------------------------------------------------------------------------------------------
 
 
 def test_metrics_hold_what_they_promise(train, until):

@@ -14,7 +14,7 @@ from gossip.ids import parse_address
 from node import Node
 from node.model import checkpoint
 from tests.node.conftest import Trainee
-from tests.node.test_node import linear, spread
+from tests.node.trainees import linear, spread
 
 
 def trained(trainee):

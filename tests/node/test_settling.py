@@ -8,7 +8,7 @@ import time
 
 from node.observe.reduced import settles
 from node.training import SETTLED
-from tests.node.test_node import linear, mixed, spread
+from tests.node.trainees import linear, mixed, spread
 
 
 def settling(trainee, seconds=20.0, wait_s=60.0):

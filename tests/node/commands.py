@@ -1,0 +1,42 @@
+"""The `gossip` command as a test calls it: in a process of its own, or refused in this one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gossip import __main__ as command
+from gossip.ids import PeerId
+from node.identity.keys import new_secret
+from tests.node.pretended import script_of
+
+SEED_ID = PeerId(bytes(range(16)))
+NODE = "import torch, node; node.Node({'w': torch.zeros(4)})"
+
+
+def secret_of(folder: Path) -> Path:
+    path = script_of(folder, new_secret(), "secret")
+    path.chmod(0o600)
+    return path
+
+
+def gossip(*args: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
+    return subprocess.run(
+        [sys.executable, "-m", "gossip", *map(str, args)],
+        env={**inherited, **variables}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def refused(monkeypatch, capsys, *args: str | Path) -> tuple[int, str]:
+    """The exit code and stderr of a command that is refused before it does anything."""
+    monkeypatch.setattr(sys, "argv", ["gossip", *map(str, args)])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code, capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""Two nodes that mix, in the first of which faults are made."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import trio
+
+from tests.node.conftest import Trainee, until
+
+AGAIN_S = 2.0  # within which another network side is there
+ELEMENTS = 512
+
+
+class Pair:
+    """Two nodes that mix; faults are made in the first."""
+
+    def __init__(self, **options):
+        model = {"x": np.zeros(ELEMENTS, np.float32)}
+        self.trainees = [Trainee(model, **options)]
+        self.begin(self.trainees[0])
+        self.trainees.append(Trainee({"x": np.ones(ELEMENTS, np.float32)}, seeds=[self.node.address]))
+        self.begin(self.trainees[1])
+        until(self.mixes)
+        self.known_as = self.node.id
+
+    @staticmethod
+    def begin(trainee):
+        trainee.start()
+        assert trainee.running.wait(30)
+        assert trainee.error is None, trainee.error
+
+    @property
+    def node(self):
+        return self.trainees[0].node
+
+    @property
+    def side(self):
+        return self.trainees[0].side
+
+    @property
+    def service(self):
+        return self.side.service
+
+    def mixes(self):
+        return self.side.peer.counts.done > 0
+
+    def call(self, function):
+        self.side.thread.call(function)
+
+    def forgive(self):
+        """No restart was lately."""
+        self.service.faults._restarted.clear()
+
+    def begins_anew(self, fault, soon=True):
+        """``fault`` makes one in the network side. Another comes in time, is linked and mixes, while the loop goes
+        on."""
+        self.forgive()
+        old, restarts = self.side.runtime, self.service.faults.restarts
+        steps, samples, run = self.side.steps, self.node.swarm_samples, self.side.peer.genesis
+        began = time.monotonic()
+        fault()
+        until(lambda: self.side.runtime is not old, AGAIN_S if soon else 20.0)
+        until(lambda: self.mixes() and len(self.side.runtime.links))
+        assert time.monotonic() - began < 10.0
+        assert self.service.faults.restarts == restarts + 1
+        until(lambda: self.side.steps > steps + 5)
+        assert self.side.peer.id.hex() == self.node.id == self.known_as
+        assert self.side.peer.genesis == run
+        assert self.node.swarm_samples >= samples
+        assert self.trainees[0].error is None
+
+
+def raises():
+    raise ZeroDivisionError
+
+
+def crash():
+    """Of trio's loop itself."""
+
+    async def task():
+        raises()
+
+    trio.lowlevel.spawn_system_task(task)

@@ -1,0 +1,124 @@
+"""What of a node outlives a fault of its network side, and what is told of the fault."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import trio
+
+from gossip.averaging.boundary import Adoption, Boundary, Update
+from gossip.averaging.vectors import Vector
+from gossip.errors import LocalError, RemoteError
+from node.faults import first_cause, trace
+from node.model.kept import KeptWeights
+from node.model.pool import VectorPool
+from node.model.snapshot import ModelState
+from node.ranks.boundary import RanksBoundary
+
+
+def boundary_of(vector):
+    state = ModelState({"x": vector})
+    return Boundary(state, VectorPool(state), KeptWeights(state))
+
+
+def test_updates_of_finished_exchanges_outlive_a_fault_and_wishes_do_not():
+    live = np.zeros(8, np.float32)
+    boundary = boundary_of(live)
+    boundary.owe()
+    boundary.owe()
+    boundary.want_update(Update(Vector(np.ones(8, np.float32))))
+    boundary.want_snapshot(7)
+    boundary.restart()
+    visit = boundary.visit(lambda vector: None)
+    assert live.tolist() == [1.0] * 8
+    assert not visit.snapshots
+    assert boundary.owed == 0, "an update that never comes would hold up every snapshot"
+
+
+def test_weights_on_trial_at_a_fault_give_way_to_those_that_were_kept():
+    live = np.zeros(8, np.float32)
+    boundary = boundary_of(live)
+    boundary.want_adoption(Adoption(np.ones(8, np.float32), trial=True))
+    boundary.visit(lambda vector: None)
+    assert live.tolist() == [1.0] * 8
+    boundary.restart()
+    assert boundary.visit(lambda vector: None).restored
+    assert live.tolist() == [0.0] * 8
+
+
+def test_weights_that_were_not_taken_over_yet_are_not_after_a_fault():
+    live = np.zeros(8, np.float32)
+    boundary = boundary_of(live)
+    boundary.want_adoption(Adoption(np.ones(8, np.float32)))
+    boundary.restart()
+    assert not boundary.visit(lambda vector: None).replaced
+    assert live.tolist() == [0.0] * 8
+
+
+def test_updates_that_wait_for_all_ranks_outlive_a_fault_too():
+    live = np.zeros(8, np.float32)
+    plain = boundary_of(live)
+    ranks = SimpleNamespace(tell=lambda *_: None, send=lambda _: None)
+    boundary = RanksBoundary(ranks, plain.model, plain.vectors, plain.kept)
+    boundary.owe()
+    boundary.want_update(Update(Vector(np.ones(8, np.float32))))
+    boundary.want_adoption(Adoption(np.full(8, 5.0, np.float32)))
+    boundary.restart()
+    assert boundary.owed == 1
+    boundary.open()
+    assert not boundary.visit(lambda vector: None).replaced
+    assert boundary.owed == 0
+    assert live.tolist() == [1.0] * 8
+
+
+def test_of_several_errors_the_users_is_told_and_never_a_cancellation():
+    cancelled = trio.Cancelled.__new__(trio.Cancelled)
+    group = BaseExceptionGroup("", [cancelled, ExceptionGroup("", [KeyError("x"), LocalError("Mend it.")])])
+    assert str(first_cause(group)) == "Mend it."
+    assert isinstance(first_cause(BaseExceptionGroup("", [cancelled, KeyError("x")])), KeyError)
+
+
+def test_a_traceback_obeys_no_terminal():
+    try:
+        raise RemoteError("x", "\x1b[2J\n of a stranger")
+    except RemoteError as error:
+        told = trace(error)
+    assert "\x1b" not in told
+    assert told.splitlines()[-1] == r"RemoteError: '\x1b[2J\n of a stranger'"
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+SCRIPT = """
+import time
+import numpy as np
+from node import Node
+
+with Node({"x": np.zeros(8, np.float32)}) as node:
+    node.step()
+    node._training.thread.call(lambda: [].pop())
+    for _ in range(100):
+        node.step()
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("restart", 0), ("raise", 4)])
+def test_a_command_says_what_to_report_and_ends_as_was_asked(tmp_path, how, code):
+    script, log = tmp_path / "train.py", tmp_path / "log.jsonl"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "gossip", "run", "--on-fault", how, "--log", str(log), "--quiet", str(script)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    [row] = [row for row in map(json.loads, log.read_text().splitlines()) if row["event"] == "restarted"]
+    assert re.search(r"\(IndexError in train.py:\d+\) ended the network side, .* Report the traceback", row["sentence"])
+    assert "IndexError: 'pop from empty list'" in row["traceback"]
+    assert row["traceback"] in done.stderr
+    assert ("gossip: The network side of this node ended" in done.stderr) is (code == 4)

@@ -1,0 +1,197 @@
+"""Faults of the network side that come again, at the start, or where a user asked to hear of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+
+from gossip.errors import ConfigError, FaultError, LocalError
+from gossip.peer import Peer
+from node import Node, faults, service
+from node.faults import LATER_S, SOON_S, Faults
+from node.transport import tcp
+from tests.node.conftest import QUICK, Trainee, end, until
+from tests.node.faulty import ELEMENTS, Pair, raises
+
+
+@pytest.fixture(scope="module")
+def pair():
+    made = Pair()
+    yield made
+    end(made.trainees)
+
+
+def test_after_three_restarts_within_ten_minutes_it_is_tried_once_a_minute():
+    found = Faults(lambda kind, sentence: None)
+    assert [found.restart(at) for at in (0.0, 100.0, 200.0)] == [SOON_S] * 3
+    assert [found.restart(at) for at in (300.0, 360.0, 700.0)] == [LATER_S] * 3
+    assert found.restart(1_400.0) == SOON_S
+    assert found.restarts == 7
+
+
+@pytest.fixture
+def resting(monkeypatch):
+    """A pair whose first node met faults so often that its network side is tried once a minute."""
+    made = Pair()
+    made.service.faults._restarted.extend([time.monotonic()] * 3)
+    made.call(raises)
+    until(lambda: made.service.resting)
+    yield made
+    end(made.trainees)
+
+
+def test_a_loop_whose_network_side_rests_trains_on_alone_and_each_call_returns(resting, tmp_path):
+    steps = resting.side.steps
+    until(lambda: resting.side.steps > steps + 20)
+    trainee, began = resting.trainees[0], time.monotonic()
+    trainee.do(lambda node: node.settle(0.2, wait_s=0.2))
+    trainee.do(lambda node: node.save(tmp_path / "one.safetensors"))
+    trainee.do(lambda node: node.load(tmp_path / "one.safetensors"))
+    trainee.do(lambda node: node.reduce({"accuracy": 0.5}))
+    assert trainee.do(lambda node: node.members)[0].id == resting.node.id
+    assert trainee.do(lambda node: node.metrics().network_restarts) == 1
+    assert time.monotonic() - began < 5.0
+    assert resting.service.resting
+    trainee.do(lambda node: node.finish(0.2))
+    assert resting.node.finished
+    trainee.stop()
+    assert trainee.left_in_s < 2.0
+
+
+def test_the_page_is_served_while_the_network_side_rests():
+    made = Pair(page="127.0.0.1:0")
+    try:
+        made.service.faults._restarted.extend([time.monotonic()] * 3)
+        made.call(raises)
+        until(lambda: made.service.resting)
+        port = made.service.page.server.sock.getsockname()[1]
+
+        def answer(path):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as opened:
+                return opened.read().decode()
+
+        assert answer("/healthz").startswith("Steps advance, alone")
+        assert "gossip_network_restarts_total 1.0" in answer("/metrics")
+    finally:
+        end(made.trainees)
+
+
+def test_what_is_trained_while_the_network_side_rests_counts_when_it_is_back(pair, monkeypatch):
+    monkeypatch.setattr(faults, "LATER_S", 1.0)
+    monkeypatch.setattr(service, "LATER_S", 1.0)
+    pair.service.faults._restarted.extend([time.monotonic()] * 3)
+    old, progress, trained = pair.side.runtime, pair.side.peer.swarm_samples, pair.side.samples
+    pair.call(raises)
+    until(lambda: pair.service.resting)
+    until(lambda: pair.side.runtime is not old and pair.mixes())
+    assert not pair.service.resting
+    assert pair.side.peer.swarm_samples >= progress + pair.side.peer.samples - trained
+
+
+def test_a_port_that_another_has_taken_meanwhile_ends_no_node(pair, monkeypatch):
+    """It is tried again: a user who trains is not to hear of it as of a port in use at the start."""
+    listening, left = tcp.listening, [1]
+
+    async def taken(address, backlog):
+        if left[0]:
+            left[0] -= 1
+            raise OSError(98, "Address already in use")
+        return await listening(address, backlog)
+
+    monkeypatch.setattr(tcp, "listening", taken)
+    restarts = pair.service.faults.restarts
+    pair.forgive()
+    old = pair.side.runtime
+    pair.call(raises)
+    until(lambda: pair.side.runtime is not old and pair.mixes())
+    assert pair.service.faults.restarts == restarts + 2
+
+
+def test_a_user_who_asks_for_faults_hears_of_them(train, until):
+    trainee = train({"x": np.zeros(8, np.float32)}, on_fault="raise")
+    trainee.side.thread.call(raises)
+    until(lambda: trainee.error is not None)
+    error, trainee.error = trainee.error, None
+    assert isinstance(error, FaultError)
+    assert "ZeroDivisionError in faulty.py" in str(error)
+    assert "Report the traceback" in str(error)
+
+
+def test_what_is_the_users_to_mend_still_reaches_the_user(train, until):
+    def refuses():
+        raise LocalError("The disk is gone.")
+
+    trainee = train({"x": np.zeros(8, np.float32)})
+    trainee.side.thread.call(refuses)
+    until(lambda: trainee.error is not None)
+    error, trainee.error = trainee.error, None
+    assert str(error) == "The disk is gone."
+    assert trainee.side.service.faults.restarts == 0
+
+
+def test_only_two_things_can_be_asked_for():
+    with pytest.raises(ConfigError, match="'restart' or 'raise'"):
+        Node({"x": np.zeros(8, np.float32)}, on_fault="ignore")
+
+
+def test_a_fault_of_the_very_start_is_raised(monkeypatch):
+    monkeypatch.setattr("gossip.peer.Peer.start", lambda self, now: raises())
+    with pytest.raises(ZeroDivisionError):
+        Node({"x": np.zeros(8, np.float32)}).start()
+
+
+def test_a_node_that_cannot_join_for_faults_says_so(monkeypatch):
+    """It has no weights to train alone, and its caller waits."""
+    seed = Pair.__new__(Pair)
+    seed.trainees = [Trainee({"x": np.zeros(8, np.float32)})]
+    Pair.begin(seed.trainees[0])
+    monkeypatch.setattr("gossip.peer.Peer.linked", lambda self, *_: raises())
+    try:
+        with pytest.raises(FaultError, match="Could not join: faults of this library"):
+            Node({"x": np.zeros(8, np.float32)}, seeds=[seed.node.address], config=QUICK).start()
+    finally:
+        monkeypatch.undo()
+        end(seed.trainees)
+
+
+@pytest.mark.parametrize("report", ["collected", "adopted", "linked"])
+def test_a_fault_while_it_joins_begins_the_joining_anew(report, monkeypatch):
+    seed = Trainee({"x": np.full(ELEMENTS, 7.0, np.float32)})
+    Pair.begin(seed)
+    plain, own = getattr(Peer, report), seed.side.peer
+    left = [1]
+
+    def faulty(self, *arguments):
+        if self is not own and left[0]:
+            left[0] -= 1
+            raises()
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(Peer, report, faulty)
+    newcomer = Trainee({"x": np.zeros(ELEMENTS, np.float32)}, seeds=[seed.node.address])
+    try:
+        Pair.begin(newcomer)
+        assert newcomer.side.service.faults.restarts == 1
+        assert newcomer.side.peer.genesis == own.genesis
+        until(lambda: newcomer.side.peer.counts.done > 0)
+        assert newcomer.model["x"][0] == pytest.approx(7.0)
+    finally:
+        end([seed, newcomer])
+
+
+def test_a_loop_in_lockstep_is_let_go_on(monkeypatch):
+    """It stands at its boundary for a mix that nobody will finish."""
+    config = dataclasses.replace(QUICK, max_version_gap=0)
+    made = Pair(config=config)
+    try:
+        made.service.faults._restarted.extend([time.monotonic()] * 3)
+        made.call(raises)
+        until(lambda: made.service.resting)
+        steps = made.side.steps
+        until(lambda: made.side.steps > steps + 20)
+    finally:
+        end(made.trainees)

@@ -1,0 +1,91 @@
+"""Small models, what two of them are towards each other, and a node in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import torch
+from torch import nn
+
+CHILD = """
+import sys, time, torch
+from torch import nn
+from gossip.config import Config
+from node import Metrics, Node
+torch.set_num_threads(1)
+model = nn.Linear(int(sys.argv[2]), 2)
+seeds, state_dir = [s for s in sys.argv[1:2] if s], (sys.argv[3:] or [None])[0]
+with Node(model, seeds=seeds, state_dir=state_dir, config=Config(mix_every_steps=2, progress_period_s=0.1)) as node:
+    print(node.id, flush=True)
+    for _ in range(20_000):
+        node.step(samples=4)
+        time.sleep(0.005)
+"""
+
+
+def linear(seed=0, width=4):
+    torch.manual_seed(seed)
+    return nn.Linear(width, 2)
+
+
+def towards(model, target, rate=0.1):
+    """A training step that pulls every parameter towards a number."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+
+    def work():
+        loss = sum(((p - target) ** 2).sum() for p in model.parameters()) / 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return work
+
+
+def alone_at(value):
+    model = linear()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
+
+
+def spread(*models):
+    """The largest difference of any parameter between two of them."""
+    flat = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in models]
+    return max(float((a - b).abs().max()) for a in flat for b in flat)
+
+
+def alive(trainee):
+    return trainee.node.metrics().members_alive
+
+
+def mixed(*trainees, times=5):
+    """Counts from now, so that what was changed before has been mixed."""
+    before = [t.node.metrics().exchanges_done for t in trainees]
+    return lambda: all(t.node.metrics().exchanges_done >= b + times for t, b in zip(trainees, before, strict=True))
+
+
+def state_of(node, peer):
+    return next((member.state for member in node.members if member.id == peer), None)
+
+
+def children():
+    """Yield ``child(seed, width, state_dir)``, which starts a node in a process of its own: (process, id)."""
+    started = []
+
+    def start(seed, width=4, *state_dir):
+        command = [sys.executable, "-c", CHILD, seed, str(width), *map(str, state_dir)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process, process.stdout.readline().strip()
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait()
+        process.stdout.close()
