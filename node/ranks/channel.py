@@ -180,7 +180,7 @@ def store_of(group: ProcessGroup) -> Any:
     """Return the store through which the members of a group find each other."""
     try:
         return group.get_group_store()
-    except AttributeError:  # a torch before 2.5
+    except AttributeError:  # an older torch
         return prefixed(group.group_name, dist.distributed_c10d._get_default_store())
 
 
