@@ -52,7 +52,7 @@ BLOCK_ELEMENTS = 32_768  # of one pass in numpy: its arrays of 128 KiB stay in c
 
 MOST = 1 / 256  # of the weights' norm, the longest correction of one step
 
-NOISE = 0.2  # of the mean square of what exchanges teach, the square of a correction that has learned noise alone
+NOISE = 0.4  # of the mean square of what exchanges teach, the square of a correction that has learned noise alone
 KEPT = 0.9  # of the mean, at each exchange
 
 PARTS = 4  # times that a correction is applied in one interval; one part at the mix would spoil the model just after it
