@@ -1,7 +1,11 @@
 """Handwritten digits in actors of Ray. One that dies is started again by Ray, as the node that it was where its
 directory is there, and nobody else stops.
 
-python examples/engines/ray_digits.py [--nodes 4] [--address auto] --states /var/gossip
+On one machine:     python examples/engines/ray_digits.py [--nodes 4] --states /var/gossip
+On several:         ray start --head --node-ip-address HOST0 --port 6379    (on HOST0)
+                    ray start --address HOST0:6379                          (on every other machine)
+                    python examples/engines/ray_digits.py --address auto --nodes 4 --listen 0.0.0.0:0 \\
+                        --secret /etc/gossip/swarm.secret --states /var/gossip    (on HOST0)
 """
 
 import argparse
@@ -10,6 +14,7 @@ import os
 import time
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
@@ -27,7 +32,8 @@ class Addresses:
 
 
 # Ray starts it again when it dies, and calls `train` again. Nothing here knows of Ray but where the addresses are.
-@ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)
+# Without SPREAD Ray fills half of one machine before it takes the next: several nodes would be lost with that machine.
+@ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")
 class Trainer:
     def __init__(self, number, args, addresses):
         self.number, self.args, self.addresses = number, args, addresses
@@ -42,6 +48,8 @@ class Trainer:
         from node import Node
 
         torch.set_num_threads(1)
+        # Ray knows under which address the other machines reach this one; its default route may lead elsewhere.
+        listen = self.args.listen.replace("0.0.0.0", ray.util.get_node_ip_address())
         own = os.path.join(self.args.states, f"node-{self.number}")
         os.makedirs(own, exist_ok=True)
         os.environ["GOSSIP_LOG"] = os.path.join(own, "log.jsonl")
@@ -55,7 +63,7 @@ class Trainer:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
         node = Node(
             model, optimizer, state_dir=own, seeds=lambda: ray.get(self.addresses.all.remote(), timeout=5),
-            listen=self.args.listen, secret=self.args.secret, wait_for=2,
+            listen=listen, secret=self.args.secret, wait_for=2,
         )  # fmt: skip
         node.on("listening", lambda event: self.addresses.add.remote(node.address))
         samples = self.args.samples
@@ -81,16 +89,22 @@ class Trainer:
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--nodes", type=int, default=4)
 parser.add_argument("--address", help="of a Ray cluster that runs, or auto; none starts one on this machine")
-parser.add_argument("--states", required=True, help="each node keeps its identity in a directory here, on its machine")
+# An actor's working directory is another one than the driver's, hence absolute paths.
+parser.add_argument(
+    "--states", type=os.path.abspath, required=True,
+    help="each node keeps its identity in a directory here, on its machine",
+)  # fmt: skip
 parser.add_argument("--listen", default="127.0.0.1:0", help="beyond one machine 0.0.0.0:0, with --secret")
-parser.add_argument("--secret", help="the path of the swarm's secret, on every machine")
+parser.add_argument("--secret", type=os.path.abspath, help="the path of the swarm's secret, on every machine")
 parser.add_argument("--samples", type=int, default=60_000, help="stop when the whole swarm has trained on so many")
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep after each step, to watch a swarm")
 
 if __name__ == "__main__":
     args = parser.parse_args()
     ray.init(args.address, namespace="swarm", log_to_driver=False)
-    addresses = Addresses.remote()
+    # On the driver's machine: lost with another one it would be started again and know nobody for a while.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    addresses = Addresses.options(scheduling_strategy=here).remote()
     trainers = [
         Trainer.options(name=f"node-{number}").remote(number, args, addresses)  # ray.kill(ray.get_actor("node-0"))
         for number in range(args.nodes)

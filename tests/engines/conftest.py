@@ -7,7 +7,10 @@ import socket
 
 import pytest
 
+from node.identity.keys import new_secret
+from tests.engines.hosts import Host
 from tests.engines.launched import Launched
+from tests.reliability.namespaces import switched
 
 
 @pytest.fixture
@@ -44,3 +47,14 @@ def needs():
             pytest.skip(f"{program} is not here: {how}")
 
     return check
+
+
+@pytest.fixture
+def hosts(launch, tmp_path):
+    """``hosts(2)``: so many machines."""
+    with switched(3) as spaces:
+        secret = new_secret()
+        yield lambda count: [
+            Host(space, number, tmp_path / str(number), secret, launch) for number, space in enumerate(spaces[:count])
+        ]
+        launch.end()  # before their networks go

@@ -6,65 +6,12 @@ import re
 
 import pytest
 
-from node.identity.keys import new_secret
+from tests.engines.hosts import documented, together
 from tests.engines.launched import ENDLESS, PATIENCE_S, ROOT, Log, goes_on
-from tests.reliability.namespaces import switched
 
 pytestmark = pytest.mark.netns
 
-PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
 SECRET = "GOSSIP_SECRET_FILE=swarm.secret"
-ADDRESS = "10.79.0.{}"
-
-
-def documented(heading, number=0):
-    """Return a command of a section of the page, by its place there."""
-    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    return re.findall(r"^```\n(.*?)\n```$", section, re.MULTILINE | re.DOTALL)[number]
-
-
-class Host:
-    """A machine with the examples and the secret; ``run`` starts a command of the page there."""
-
-    def __init__(self, space, number, folder, secret, launch):
-        self.number, self.folder = number, folder
-        self.address = ADDRESS.format(number + 1)
-        self.log = Log(folder / "log.jsonl")
-        self._space, self._launch = space, launch
-        folder.mkdir()
-        for name in ("examples", "deploy"):
-            (folder / name).symlink_to(ROOT / name)
-        path = folder / "swarm.secret"
-        path.touch(mode=0o600)
-        path.write_text(secret)
-
-    def run(self, command, *more, **changes):
-        """``changes`` are words of the command that stand for something else here, ``more`` goes to the script."""
-        words = {"HOST0": ADDRESS.format(1), "/var/gossip": "states", **changes}
-        for old, new in words.items():
-            assert old in command or old in ("HOST0", "/var/gossip"), f"{old!r} is not in {command!r}"
-            command = command.replace(old, str(new))
-        return self._launch(
-            f"host-{self.number}", self.folder, "ip", "netns", "exec", self._space, "sh", "-c",
-            " ".join([command, *map(str, more)]), GOSSIP_LOG=str(self.log.path),
-        )  # fmt: skip
-
-
-@pytest.fixture
-def hosts(launch, tmp_path):
-    """``hosts(2)``: so many machines."""
-    with switched(3) as spaces:
-        secret = new_secret()
-        made = [Host(space, number, tmp_path / str(number), secret, launch) for number, space in enumerate(spaces)]
-        yield lambda count: made[:count]
-        launch.end()  # before their networks go
-
-
-def together(machines, jobs):
-    """Wait until all of them train as one swarm, at addresses that the others reach."""
-    for machine, job in zip(machines, jobs, strict=True):
-        job.until(lambda log=machine.log: log.mixed(members=len(machines)))
-        assert machine.log.addresses[-1].startswith(f"{machine.address}:")
 
 
 def test_torchruns_ranks_on_three_hosts_are_one_swarm_and_host_0_comes_back_without_it(hosts):
@@ -105,7 +52,7 @@ def test_mpiruns_ranks_on_two_hosts_are_one_swarm(hosts, needs, launch, tmp_path
     needs("mpirun", "apt-get install openmpi-bin")
     machines = hosts(2)
     agent = tmp_path / "agent"  # in the place of ssh: AGENT HOST COMMAND
-    spaces = " ".join(f"{machine.address}) space={machine._space};;" for machine in machines)
+    spaces = " ".join(f"{machine.address}) space={machine.space};;" for machine in machines)
     agent.write_text(f'#!/bin/sh\ncase $1 in {spaces} esac\nshift\nexec ip netns exec $space sh -c "$*"\n')
     agent.chmod(0o755)
     first = machines[0]

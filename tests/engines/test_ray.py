@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.engines.hosts import HOME, documented, found
 from tests.engines.launched import ENDLESS, EXAMPLES, Log, goes_on
 
 pytestmark = pytest.mark.engines
@@ -15,9 +16,13 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 KILL = "import ray, sys; ray.init(sys.argv[1], namespace='swarm'); ray.kill(ray.get_actor('node-0'), no_restart=False)"
 
 
-def test_the_first_actor_is_killed_and_replaced_and_nobody_else_stops(launch, tmp_path, free_port):
+@pytest.fixture(autouse=True)
+def ray():
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not here: make test-engines")
+
+
+def test_the_first_actor_is_killed_and_replaced_and_nobody_else_stops(launch, tmp_path, free_port):
     where = f"127.0.0.1:{free_port}"
     head = launch(
         "head", tmp_path, sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
@@ -40,3 +45,33 @@ def test_the_first_actor_is_killed_and_replaced_and_nobody_else_stops(launch, tm
     goes_on(logs)
     assert [log.lives for log in logs] == [2, 1, 1]
     assert all(log.learned for log in logs)
+
+
+@pytest.mark.netns
+def test_actors_on_three_hosts_are_one_swarm_and_one_whose_host_is_lost_joins_from_another(hosts):
+    machines = hosts(3)
+    for number, machine in enumerate(machines):
+        machine.add_nat()
+        begun = machine.run(f"cd / && {documented('Ray', min(number, 1))} --num-cpus 4", variables=QUIET)
+        assert begun.process.wait(60) == 0, begun.said()
+    first, *others = machines
+    job = first.run(
+        documented("Ray", 2), "--samples", ENDLESS, "--step-delay", "0.005", variables=QUIET,
+        **{"/var/gossip": f"{HOME}/states", "/etc/gossip": HOME, "nodes 4": "nodes 3"},
+    )  # fmt: skip
+    logs = [job.until(lambda number=number: found(machines, f"states/node-{number}")) for number in range(3)]
+    job.until(lambda: all(log.mixed(members=3) for log, _ in logs))
+    assert {machine for _, machine in logs} == set(machines), "one on each"
+    assert all(log.addresses[-1].startswith(f"{machine.address}:") for log, machine in logs)
+    assert first.processes("ray::Addresses"), "not where it may be lost together with a node that asks it"
+
+    gone = others[0]
+    (lost,) = [number for number, (_, machine) in enumerate(logs) if machine is gone]
+    gone.off()
+    stay = [log for log, machine in logs if machine is not gone]
+    goes_on(stay)
+    again, elsewhere = job.until(lambda: found([one for one in machines if one is not gone], f"states/node-{lost}"))
+    job.until(lambda: again.mixed(members=3))
+    assert again.rows("joined"), "the swarm's weights"
+    assert again.addresses[-1].startswith(f"{elsewhere.address}:")
+    assert [log.lives for log in stay] == [1, 1]

@@ -1,0 +1,109 @@
+"""Machines that are namespaces: each has a network address, a name, processes and a few folders of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from pathlib import Path
+
+from tests.engines.launched import ROOT, Log, children, descendants, kill
+from tests.reliability.namespaces import lab
+
+PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
+ADDRESS = "10.79.0.{}"
+HOME = "/mnt"  # where a machine sees its own folder, under the same path on each of them
+# Behind NAT, as virtual machines have it, all of them may have the same address, which no other machine reaches.
+NAT = "10.0.2.15"
+BOOT = f"""
+set -e
+hostname "$1"
+mount --bind "$2" {HOME}
+mount --bind {HOME}/etc-hosts /etc/hosts
+mount -t tmpfs tmpfs /dev/shm
+touch {HOME}/booted
+while :; do sleep 1; done
+"""
+
+
+def documented(heading, number=0):
+    """Return a command of a section of the page, by its place there."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^```\n(.*?)\n```$", section, re.MULTILINE | re.DOTALL)[number]
+
+
+class Host:
+    """A machine with the examples and the secret; ``run`` starts a command of the page there.
+
+    Its own name stands for 127.0.1.1, as Debian has it. It sees its folder as ``HOME``, and no processes but its own.
+    """
+
+    def __init__(self, space, number, folder, secret, launch):
+        self.number, self.folder, self.space = number, folder, space
+        self.address = ADDRESS.format(number + 1)
+        self.log = Log(folder / "log.jsonl")
+        self._launch, self._commands = launch, 0
+        folder.mkdir()
+        (folder / "tmp").mkdir()
+        for name in ("examples", "deploy"):
+            (folder / name).symlink_to(ROOT / name)
+        path = folder / "swarm.secret"
+        path.touch(mode=0o600)
+        path.write_text(secret)
+        (folder / "etc-hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 machine-{number}\n")
+        self._machine = launch(
+            f"machine-{number}", folder, "ip", "netns", "exec", space, "unshare", "--mount", "--uts", "--pid", "--fork",
+            "--kill-child", "--mount-proc", "sh", "-c", BOOT, "sh", f"machine-{number}", folder,
+        )  # fmt: skip
+        self._machine.until((folder / "booted").exists)
+        (self._first,) = children(self._machine.pid)
+
+    def add_nat(self):
+        """Add a second network, with the default route, in which the machines do not reach each other."""
+        device = ("link add nat0 type bridge", "link set nat0 up")
+        for command in (*device, f"address add {NAT}/24 dev nat0", "route add default dev nat0"):
+            lab.run("ip", "-n", self.space, *command.split())
+
+    def run(self, command, *more, variables=None, **changes):
+        """``changes`` are words of the command that stand for something else here, ``more`` goes to the script."""
+        words = {"HOST0": ADDRESS.format(1), "/var/gossip": "states", **changes}
+        for old, new in words.items():
+            assert old in command or old in ("HOST0", "/var/gossip"), f"{old!r} is not in {command!r}"
+            command = command.replace(old, str(new))
+        self._commands += 1
+        return self._launch(
+            f"host-{self.number}-{self._commands}", self.folder,
+            "nsenter", "-t", self._first, "--net", "--mount", "--uts", "--pid",
+            "sh", "-c", f"cd {HOME} && {' '.join([command, *map(shlex.quote, map(str, more))])}",
+            GOSSIP_LOG=str(self.log.path), HOME=HOME, TMPDIR=f"{HOME}/tmp", **(variables or {}),
+        )  # fmt: skip
+
+    def processes(self, name):
+        """Return the processes of this machine that have ``name`` in their command line."""
+        found = []
+        for pid in descendants(self._first):
+            with contextlib.suppress(OSError):  # it has ended
+                if name in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace"):
+                    found.append(pid)
+        return found
+
+    def off(self):
+        """Take its power away: all of its processes end at once, by signal 9."""
+        kill(self._first)
+        self._machine.process.wait(30)
+
+
+def together(machines, jobs):
+    """Wait until all of them train as one swarm, at addresses that the others reach."""
+    for machine, job in zip(machines, jobs, strict=True):
+        job.until(lambda log=machine.log: log.mixed(members=len(machines)))
+        assert machine.log.addresses[-1].startswith(f"{machine.address}:")
+
+
+def found(machines, folder):
+    """Return the log of the node that has its folder on one of the machines, and which machine it is, or None."""
+    for machine in machines:
+        log = Log(machine.folder / folder / "log.jsonl")
+        if log.addresses:
+            return log, machine
+    return None
