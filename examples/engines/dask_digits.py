@@ -1,16 +1,21 @@
 """Handwritten digits as tasks of Dask. One whose worker dies is given to another, as the node that it was where its
 directory is there, and nobody else stops.
 
-python examples/engines/dask_digits.py [--nodes 4] [--scheduler HOST:PORT] --states /var/gossip
+On one machine:     python examples/engines/dask_digits.py [--nodes 4] --states /var/gossip
+On several:         DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=100 dask scheduler --port 8786    (on HOST0)
+                    dask worker HOST0:8786 --nthreads 1 --memory-limit 0    (on every machine)
+                    python examples/engines/dask_digits.py --scheduler HOST0:8786 --nodes 4 --listen 0.0.0.0:0 \\
+                        --secret /etc/gossip/swarm.secret --states /shared/gossip
 """
 
 import argparse
 import json
 import os
 import time
+from urllib.parse import urlsplit
 
 import dask
-from distributed import Client, LocalCluster, get_client
+from distributed import Client, LocalCluster, get_client, get_worker
 
 
 def train(number, args):
@@ -25,6 +30,8 @@ def train(number, args):
 
     torch.set_num_threads(1)
     client = get_client()  # the scheduler keeps where the nodes are, for as long as it lives
+    # Dask knows under which address the other machines reach this one; its default route may lead elsewhere.
+    listen = args.listen.replace("0.0.0.0", urlsplit(get_worker().address).hostname)
     own = os.path.join(args.states, f"node-{number}")
     os.makedirs(own, exist_ok=True)
     os.environ["GOSSIP_LOG"] = os.path.join(own, "log.jsonl")
@@ -38,7 +45,7 @@ def train(number, args):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
     node = Node(
         model, optimizer, state_dir=own, seeds=lambda: client.get_metadata(["swarm"], {}).values(),
-        listen=args.listen, secret=args.secret, wait_for=2,
+        listen=listen, secret=args.secret, wait_for=2,
     )  # fmt: skip
     node.on("listening", lambda event: client.set_metadata(["swarm", str(number)], node.address))
     samples = args.samples
@@ -64,9 +71,13 @@ def train(number, args):
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--nodes", type=int, default=4)
 parser.add_argument("--scheduler", help="of a Dask that runs; none starts one on this machine")
-parser.add_argument("--states", required=True, help="each node keeps its identity in a directory here, on all machines")
+# A worker's working directory is another one than this process', hence absolute paths.
+parser.add_argument(
+    "--states", type=os.path.abspath, required=True,
+    help="each node keeps its identity in a directory here, on all machines",
+)  # fmt: skip
 parser.add_argument("--listen", default="127.0.0.1:0", help="beyond one machine 0.0.0.0:0, with --secret")
-parser.add_argument("--secret", help="the path of the swarm's secret, on every machine")
+parser.add_argument("--secret", type=os.path.abspath, help="the path of the swarm's secret, on every machine")
 parser.add_argument("--samples", type=int, default=60_000, help="stop when the whole swarm has trained on so many")
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep after each step, to watch a swarm")
 
