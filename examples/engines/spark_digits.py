@@ -1,13 +1,16 @@
 """Handwritten digits in a barrier stage of Spark, whose tasks start together and tell each other where they are. When
 one fails Spark starts all of them again: each is the node that it was, and goes on from its checkpoint.
 
-spark-submit examples/engines/spark_digits.py [--nodes 4] [--master local[4,10]] --states /var/gossip
+On one machine:     spark-submit examples/engines/spark_digits.py [--master local[4,10]] --states /var/gossip
+On several:         spark-class org.apache.spark.deploy.master.Master --host HOST0 --port 7077    (on HOST0)
+                    spark-class org.apache.spark.deploy.worker.Worker --host THIS_HOST spark://HOST0:7077    (on each)
+                    SPARK_LOCAL_IP=HOST0 spark-submit --master spark://HOST0:7077 examples/engines/spark_digits.py \\
+                        --nodes 4 --host 0.0.0.0 --secret /etc/gossip/swarm.secret --states /shared/gossip    (on HOST0)
 """
 
 import argparse
 import json
 import os
-import socket
 import time
 
 from pyspark import BarrierTaskContext
@@ -37,16 +40,15 @@ def train(number, args):
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))  # 4,810 parameters
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
 
-    # A port that was free a moment ago, since all must be told of it before any of them listens.
-    context = BarrierTaskContext.get()
-    with socket.create_server((args.host, 0)) as probe:
-        port = probe.getsockname()[1]
-    this_host = args.host if args.host != "0.0.0.0" else context.getTaskInfos()[context.partitionId()].address
-    where = f"{this_host.partition(':')[0]}:{port}"
+    # Spark knows under which address the other machines reach this one; its default route may lead elsewhere.
+    context, addresses = BarrierTaskContext.get(), []
+    this_host = context.getTaskInfos()[context.partitionId()].address.partition(":")[0]
+    context.barrier()  # everybody has imported what it needs: a node waits for others, but not for minutes
     node = Node(
-        model, optimizer, state_dir=own, seeds=context.allGather(where), listen=f"{args.host}:{port}", advertise=where,
-        secret=args.secret, wait_for=2,
+        model, optimizer, state_dir=own, seeds=lambda: addresses, secret=args.secret, wait_for=2,
+        listen=f"{args.host.replace('0.0.0.0', this_host)}:0",
     )  # fmt: skip
+    node.on("listening", lambda event: addresses.extend(context.allGather(node.address)))
     checkpoint, saved_s = os.path.join(own, "run.safetensors"), time.monotonic()
     samples = args.samples
     with node:
@@ -76,9 +78,13 @@ def train(number, args):
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--nodes", type=int, default=4)
 parser.add_argument("--master", help="as spark-submit takes it; local[N,F] allows F failures")
-parser.add_argument("--states", required=True, help="each node keeps its identity in a directory here, on all machines")
+# An executor's working directory is another one than this process', hence absolute paths.
+parser.add_argument(
+    "--states", type=os.path.abspath, required=True,
+    help="each node keeps its identity in a directory here, on all machines",
+)  # fmt: skip
 parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 beyond one machine, with --secret")
-parser.add_argument("--secret", help="the path of the swarm's secret, on every machine")
+parser.add_argument("--secret", type=os.path.abspath, help="the path of the swarm's secret, on every machine")
 parser.add_argument("--samples", type=int, default=60_000, help="stop when the whole swarm has trained on so many")
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep after each step, to watch a swarm")
 
