@@ -52,7 +52,7 @@ def needs():
 @pytest.fixture
 def hosts(launch, tmp_path):
     """``hosts(2)``: so many machines."""
-    with switched(3) as spaces:
+    with switched(4) as spaces:
         secret = new_secret()
         yield lambda count: [
             Host(space, number, tmp_path / str(number), secret, launch) for number, space in enumerate(spaces[:count])

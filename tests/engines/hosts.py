@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import re
 import shlex
 from pathlib import Path
@@ -15,6 +17,7 @@ ADDRESS = "10.79.0.{}"
 HOME = "/mnt"  # where a machine sees its own folder, under the same path on each of them
 # Behind NAT, as virtual machines have it, all of them may have the same address, which no other machine reaches.
 NAT = "10.0.2.15"
+CLONE_NEWNET = 0x40000000
 BOOT = f"""
 set -e
 hostname "$1"
@@ -24,6 +27,18 @@ mount -t tmpfs tmpfs /dev/shm
 touch {HOME}/booted
 while :; do sleep 1; done
 """
+
+
+@contextlib.contextmanager
+def inside(machine):
+    """Make the sockets that this thread opens those of a machine."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/thread-self/ns/net") as own, open(f"/run/netns/{machine.space}") as other:
+        assert libc.setns(other.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        try:
+            yield
+        finally:
+            assert libc.setns(own.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
 
 def documented(heading, number=0):
@@ -71,11 +86,12 @@ class Host:
             assert old in command or old in ("HOST0", "/var/gossip"), f"{old!r} is not in {command!r}"
             command = command.replace(old, str(new))
         self._commands += 1
+        variables = {"GOSSIP_LOG": str(self.log.path), "HOME": HOME, "TMPDIR": f"{HOME}/tmp"} | (variables or {})
         return self._launch(
             f"host-{self.number}-{self._commands}", self.folder,
             "nsenter", "-t", self._first, "--net", "--mount", "--uts", "--pid",
             "sh", "-c", f"cd {HOME} && {' '.join([command, *map(shlex.quote, map(str, more))])}",
-            GOSSIP_LOG=str(self.log.path), HOME=HOME, TMPDIR=f"{HOME}/tmp", **(variables or {}),
+            **variables,
         )  # fmt: skip
 
     def processes(self, name):

@@ -11,18 +11,22 @@ HEADER = struct.Struct("!6H")
 QUERY_TYPE_A = 1
 NO_SUCH_NAME, NOBODY_YET = 3, 0  # a service without pods exists, and has no addresses
 SEARCH = "default.svc.cluster.local"
-CONFIG = f"search {SEARCH} svc.cluster.local cluster.local\nnameserver {ADDRESS}\noptions ndots:5\n"
+
+
+def config(address=ADDRESS):
+    """Return the resolv.conf of a pod whose name server has this address."""
+    return f"search {SEARCH} svc.cluster.local cluster.local\nnameserver {address}\noptions ndots:5\n"
 
 
 class Resolver(threading.Thread):
     """``pods`` of each service: a list of IPv4 addresses; ``asked``: the names that somebody wanted to know."""
 
-    def __init__(self):
+    def __init__(self, address=ADDRESS):
         super().__init__(daemon=True)
         self.pods: dict[str, list[str]] = {}
         self.asked: list[str] = []
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.socket.bind((ADDRESS, 53))
+        self.socket.bind((address, 53))
 
     def run(self):
         while True:

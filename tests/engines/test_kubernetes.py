@@ -1,9 +1,10 @@
-"""The manifests against Kubernetes' own schemas, and the environment that they give to pods, on loopback with a name
-server in the place of the cluster's."""
+"""The manifests against Kubernetes' own schemas, and the environment that they give to pods, on loopback and on several
+hosts, with a name server in the place of the cluster's."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -12,13 +13,29 @@ import urllib.request
 import pytest
 
 from node.identity.keys import new_secret
+from tests.engines.hosts import ADDRESS, HOME, inside
 from tests.engines.launched import ENDLESS, ROOT, Log, goes_on, kill, until
-from tests.engines.resolver import CONFIG, Resolver
+from tests.engines.resolver import Resolver, config
 
 pytestmark = pytest.mark.engines
 
+# The root of a container: everything of this machine, and the folders that the manifest mounts.
+ROOT_OF_POD = """
+set -e
+mount --bind "$1/resolv.conf" "$(readlink -f /etc/resolv.conf)"
+mkdir "$1/root" && mount -t tmpfs tmpfs "$1/root" && cd "$1/root"
+for path in /*; do
+    if [ -L "$path" ]; then cp -P "$path" .
+    elif [ -d "$path" ]; then mkdir ".$path" && mount --rbind "$path" ".$path"; fi
+done
+mkdir state secret
+mount --bind "$2" state && mount --bind -o ro "$1/secret" secret
+shift 2
+exec chroot . "$@"
+"""
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 VERSION = "1.37"
+NAME_SERVER = ADDRESS.format(4)
 
 
 def objects(file):
@@ -72,7 +89,7 @@ def pod(launch, tmp_path):
     """``pod(number, ip)`` starts the container of statefulset.yaml as the pod of that number, at that address."""
     if os.geteuid() or shutil.which("unshare") is None:
         pytest.skip("a resolv.conf for some processes alone needs root and unshare")
-    (tmp_path / "resolv.conf").write_text(CONFIG)
+    (tmp_path / "resolv.conf").write_text(config())
     secret = tmp_path / "swarm.secret"
     secret.touch(mode=0o600)
     secret.write_text(new_secret())
@@ -129,3 +146,84 @@ def test_pods_find_each_other_by_a_name_and_one_that_comes_back_elsewhere_is_who
     assert pods[2].process.wait(60) == 143
     assert (tmp_path / "volume-2" / "run.safetensors").exists(), "saved before it went"
     until(lambda: any("has left" in row["sentence"] for row in logs[1].rows("member")))
+
+
+@pytest.fixture
+def scheduled(tmp_path):
+    """``scheduled(machine, number, file)`` runs the pod of that number there, with the very environment of the file."""
+    secret = new_secret()
+
+    def start(machine, number, file, *more):
+        kind = {"statefulset.yaml": "StatefulSet", "job.yaml": "Job"}[file]
+        spec, volume, own = container(kind, file), tmp_path / f"volume-{number}", machine.folder / f"pod-{number}"
+        volume.mkdir(exist_ok=True)
+        own.mkdir()
+        (own / "secret").mkdir()
+        (own / "secret" / "swarm.secret").write_text(secret)
+        (own / "secret" / "swarm.secret").chmod(0o440)
+        (own / "resolv.conf").write_text(config(NAME_SERVER))
+        variables = {row["name"]: row["value"] for row in spec["env"] if "value" in row}
+        variables = {name: text.replace("$(POD_IP)", machine.address) for name, text in variables.items()}
+        words = ["env", f"--chdir={ROOT}", sys.executable, "-m", "gossip", "run", *spec["args"], *more]
+        here = f"{HOME}/pod-{number}"
+        return machine.run(
+            shlex.join(["unshare", "--mount", "sh", "-c", ROOT_OF_POD, "sh", here, str(volume), *words]),
+            variables={"GOSSIP_LOG": "/state/log.jsonl", **variables},
+        )  # fmt: skip
+
+    return start
+
+
+@pytest.fixture
+def cluster(hosts):
+    """Three machines for pods, and one with the name server of the cluster."""
+    machines = hosts(4)
+    with inside(machines[3]):
+        server = Resolver(machines[3].address)
+    server.start()
+    yield machines, server
+    server.close()
+
+
+@pytest.mark.netns
+def test_pods_on_three_hosts_are_one_swarm_and_one_whose_host_is_lost_comes_back(cluster, scheduled, tmp_path):
+    machines, server = cluster
+    server.pods["swarm"] = []
+    logs = [Log(tmp_path / f"volume-{number}" / "log.jsonl") for number in range(3)]
+    endless = ("--samples", ENDLESS, "--step-delay", "0.005")
+    pods = [scheduled(machine, number, "statefulset.yaml", *endless) for number, machine in enumerate(machines[:3])]
+    server.pods["swarm"] = [machine.address for machine in machines[:3]]  # not ready, and published
+    for pod, log, machine in zip(pods, logs, machines, strict=False):
+        pod.until(lambda log=log: log.mixed(members=3))
+        assert log.addresses == [f"{machine.address}:7700"]
+    with (
+        inside(machines[3]),
+        urllib.request.urlopen(f"http://{machines[1].address}:7780/healthz", timeout=30) as answer,
+    ):  # as the probe asks
+        assert answer.status == 200
+
+    machines[0].off()
+    server.pods["swarm"] = [machine.address for machine in machines[1:3]]
+    goes_on(logs[1:])
+    again = scheduled(machines[3], 0, "statefulset.yaml", *endless)
+    server.pods["swarm"] = [machine.address for machine in machines[1:]]
+    again.until(lambda: logs[0].lives == 2 and logs[0].mixed(members=3))
+    assert len(set(logs[0].ids)) == 1, "its volume says who it is"
+    assert logs[0].addresses[-1] == f"{machines[3].address}:7700"
+    assert logs[0].rows("joined"), "the swarm's weights"
+    goes_on(logs)
+
+
+@pytest.mark.netns
+def test_the_pods_of_a_job_on_two_hosts_finish_one_run(cluster, scheduled, tmp_path):
+    machines, server = cluster
+    server.pods["swarm"] = [machine.address for machine in machines[:2]]
+    pods = [scheduled(machine, number, "job.yaml", "--samples", "20000") for number, machine in enumerate(machines[:2])]
+    results = [pod.result() for pod in pods]
+    assert len({result["node"] for result in results}) == 2
+    assert all(result["accuracy"] > 0.9 for result in results)
+    for number, machine in enumerate(machines[:2]):
+        log = Log(tmp_path / f"volume-{number}" / "log.jsonl")
+        assert log.addresses == [f"{machine.address}:7700"]
+        assert log.figure("samples") > 1_000
+        assert log.figure("exchanges_done") > 5
