@@ -252,7 +252,7 @@ class Service:
                 self.memory = self.state_dir.read()
                 self.incarnation = self.memory.incarnation + 1
             lookup = SeedLookup(settings.seeds, settings.expected, settings.sources, settings.secret, bound)
-            peer = self.make_peer(advertised(settings, bound), lookup, trio.current_time())
+            peer = self.make_peer(advertised(settings, bound, self.known), lookup, trio.current_time())
             shown = str(peer.record.address or bound or "no address: it only dials out")
             if self.progress is None:
                 self.progress = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
@@ -276,11 +276,16 @@ class Service:
         finally:
             network.close()
 
+    @property
+    def known(self) -> list[Address]:
+        """The addresses of members of earlier lives."""
+        return [record.address for record in self.memory.book if record.address is not None]
+
     def show(self, nursery: trio.Nursery, where: str, page_at: Address | None) -> None:
         """Say where this node is, and begin its page."""
         self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {where}."))
         if self.page is not None and page_at is not None:
-            seen = advertised(dataclasses.replace(self.settings, advertise=None), page_at) or page_at
+            seen = advertised(dataclasses.replace(self.settings, advertise=None), page_at, self.known) or page_at
             self.notice("page", f"The page of this node: {self.page.guard.link(seen)}")
             nursery.start_soon(self.serve_page)
 

@@ -205,13 +205,21 @@ def invited(source: SeedSource) -> bytes | None:
     return None
 
 
-def advertised(settings: Settings, bound: Address | None) -> Address | None:
-    """What others should dial: what was said, else where we listen; for "any address" the one that routes outwards."""
+def advertised(settings: Settings, bound: Address | None, known: Iterable[Address] = ()) -> Address | None:
+    """Return the address that others should dial, or None where this node does not listen.
+
+    Args:
+        settings: Those of this node. ``advertise`` is the answer where it is given.
+        bound: Where this node listens. For "any address" the answer is this machine's address on the way to a seed, to
+            other hosts of the launch, to a member of an earlier life, or out of this machine, the first that there is.
+        known: Addresses of members that this node knew in an earlier life.
+    """
     if settings.advertise is not None or bound is None:
         return settings.advertise
     if bound.host not in ("0.0.0.0", "::"):
         return bound
-    target = settings.seeds[0] if settings.seeds else settings.others or ELSEWHERE
+    met = next((address for address in known if not is_loopback(address.host)), ELSEWHERE)
+    target = settings.seeds[0] if settings.seeds else settings.others or met
     host = routed(target, bound.host == "::" and ":" in target.host)
     return Address(host or outward(ELSEWHERE), bound.port)
 

@@ -16,6 +16,8 @@ SECRET = "GOSSIP_SECRET_FILE=swarm.secret"
 
 def test_torchruns_ranks_on_three_hosts_are_one_swarm_and_host_0_comes_back_without_it(hosts):
     machines, command = hosts(3), documented("torchrun")
+    for machine in machines:
+        machine.add_nat()
     endless = ("--samples", ENDLESS, "--step-delay", "0.005")
     jobs = [machine.run(command, *endless, **{"-rank I": f"-rank {machine.number}"}) for machine in machines]
     together(machines, jobs)

@@ -76,6 +76,17 @@ def test_a_node_listens_where_the_other_hosts_of_its_launch_reach_it(secret):
 
 
 @pytest.mark.usefixtures("routes")
+def test_a_node_that_returns_without_its_launcher_shows_its_address_on_the_way_to_members_that_it_knew(secret):
+    """Its machine's default route may lead into another network, in which nobody reaches it."""
+    settings, anywhere = gathered({"GOSSIP_SECRET_FILE": str(secret)}), Address("0.0.0.0", 7700)
+    known = [Address("127.0.0.1", 7701), Address("10.0.0.1", 7700)]
+    assert advertised(settings, anywhere, known) == Address("10.0.0.2", 7700)
+    assert advertised(settings, anywhere, known[:1]) == Address("192.168.7.5", 7700), "nothing is learned from loopback"
+    seeded = gathered({"GOSSIP_SECRET_FILE": str(secret), "GOSSIP_SEEDS": "10.9.9.9:7700"})
+    assert advertised(seeded, anywhere, known) == Address("192.168.7.5", 7700), "a seed is said, and counts first"
+
+
+@pytest.mark.usefixtures("routes")
 def test_without_a_secret_a_launch_over_several_hosts_is_refused_with_how_to_give_one():
     with pytest.raises(ConfigError, match=r"10\.0\.0\.1:29501 is one of them.*GOSSIP_SECRET_FILE"):
         gathered(TORCHRUN)
