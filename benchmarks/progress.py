@@ -237,16 +237,26 @@ def pair(seed: int) -> None:
 
 def cut(seed: int) -> None:
     """60 peers, cut in three of 20 for an hour."""
+    healed(seed, 20, 40, "cut")
+
+
+def uneven_cut(seed: int) -> None:
+    """60 peers, cut in 40, 10 and 10 for an hour."""
+    healed(seed, 40, 50, "uneven_cut")
+
+
+def healed(seed: int, first: int, second: int, name: str) -> None:
+    """60 peers, cut in three for an hour: before ``first``, from there to ``second``, and the rest."""
     world = Watched(seed)
     world.add()
     world.add(59, seeds=[0])
     world.swarm.run_until(60.0)
-    world.swarm.partition([range(20), range(20, 40)])
+    world.swarm.partition([range(first), range(first, second)])
     world.swarm.run_until(3660.0)
     truth = world.parts()
     world.swarm.heal()
     for until in (3720, 3780, 3960):
-        world.look(until, "cut", truth)
+        world.look(until, name, truth)
 
 
 def runs(seed: int) -> None:
@@ -308,7 +318,7 @@ def lied(seed: int, honest: int, liars: int, begins: float, name: str, step_s: f
 
 
 SCENARIOS = (
-    even, undialable, joins, lives, restarts, paces, batches, pair, cut, runs,
+    even, undialable, joins, lives, restarts, paces, batches, pair, cut, uneven_cut, runs,
     liars, liar, at_once, liars_at_once, flood, floods,
 )  # fmt: skip
 

@@ -71,7 +71,7 @@ def check_correction(kappa: float) -> None:
     if not 0.0 <= kappa < limit:
         raise ConfigError(
             f"correction is {kappa:g} and must be at least 0 and below {limit:.2f}: from there on it drives nodes "
-            "apart. 0.2 does in most swarms, 0.1 on a ring, 0 turns it off."
+            "apart. 0.2 is the default, and 0 turns it off."
         )
 
 

@@ -92,7 +92,7 @@ class Keys:
     )
     correction: float | None = key(
         None, "kappa of the correction, c <- c + kappa d: the pull of a node's own data, taken out of its local steps",
-        "0 saves a vector of memory and a few passes over the model an interval; 0.1 on a ring or a torus",
+        "0 saves a vector of memory and four passes over the model in each interval",
         unit="factor", least=0, most=1, below=True, least_is="none",
         left_out="0.2 where the outer step is left out too and is not plain, and mixes are by steps, else 0",
     )
