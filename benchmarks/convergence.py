@@ -74,8 +74,10 @@ def main():
         ("one process", 1, 0.0, {}),
         ("4 nodes, IID, plain mean", NODES, 0.0, plain),
         ("4 nodes, IID, outer momentum", NODES, 0.0, momentum),
+        ("4 nodes, IID, default", NODES, 0.0, {}),
         ("4 nodes, Dirichlet 0.1, plain mean", NODES, 0.1, plain),
         ("4 nodes, Dirichlet 0.1, outer momentum", NODES, 0.1, momentum),
+        ("4 nodes, Dirichlet 0.1, default", NODES, 0.1, {}),
     ]
     cases = [case for case in cases if not args.case or case[0] in args.case]
     results = {}
