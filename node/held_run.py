@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import threading
@@ -72,6 +73,7 @@ class HeldRun:
         self.kept_in: Path | None = None  # where the weights are that this node gave up for another run's
         self.given: Mapping[str, Any] | None = None  # a state to go on from, once weights are here
         self.steps = self.samples = 0
+        self.rate = math.nan  # the learning rate, where the loop says it and no optimizer has it
         self.shown = SwarmView(), 0  # a view, and the samples that were shown then
         self.passes = 0  # over the data that are divided among the members
         self.samplers = Samplers(Sharers.of(self))

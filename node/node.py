@@ -129,13 +129,16 @@ class Node:
         self._training.close(error)
 
     # -- the loop ------------------------------------------------------------------------------------------------
-    def step(self, loss: Any = None, samples: int = 1) -> None:
+    def step(self, loss: Any = None, samples: int = 1, lr: float | None = None) -> None:
         """Call after ``optimizer.step()``: counts the step, and lets finished exchanges land between two steps.
 
-        ``loss``: a scalar tensor or number, for people; ``samples``: the batch's size. Never waits for the network, nor
-        for a GPU. Raises LocalError for what is the user's to mend, and with ``on_fault="raise"`` FaultError after a
-        fault of this library in the network side.
+        ``loss``: a scalar tensor or number, for people; ``samples``: the batch's size; ``lr``: the learning rate, where
+        the node was given no torch optimizer that has it. Never waits for the network, nor for a GPU. Raises LocalError
+        for what is the user's to mend, and with ``on_fault="raise"`` FaultError after a fault of this library in the
+        network side.
         """
+        if lr is not None:
+            self._training.rate = lr
         self._training.step(loss, samples)
 
     def shard(self, dataset: Any, batch_size: int, shuffle: bool = True, epochs: int = 1) -> Iterator[Any]:

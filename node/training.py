@@ -267,7 +267,8 @@ class TrainingSide(HeldRun):
         if since < spread(correction.every) or not self.outer_lock.acquire(blocking=False):
             return
         try:
-            correction.rate = self.optimizers.rate
+            rate = self.optimizers.rate
+            correction.rate = rate if rate == rate else self.rate
             if correction.pull is not None:
                 self.state.add_scaled(correction.pull, correction.part(since), correction.version)
         finally:

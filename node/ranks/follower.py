@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -35,6 +36,8 @@ __all__ = ["Follower"]
 class Follower:
     """What :class:`node.node.Node` holds in the place of a :class:`node.training.TrainingSide`. It has no thread, no
     identity, and no settings: those are rank 0's."""
+
+    rate = math.nan  # the learning rate as the loop says it: nodes of several ranks learn no correction from it
 
     def __init__(
         self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, ranks: Ranks, frozen: bool = False

@@ -65,6 +65,16 @@ def test_groups_of_ranks_pushes_and_plain_means_that_are_asked_for_have_none():
     assert Node(linear(1), config=Config(mixing="push-sum"))._training.outer.correction is None
 
 
+def test_a_loop_without_an_optimizer_may_say_its_learning_rate(train, until):
+    a, b = linear(1), linear(2)
+    first = train(a, work=pulled(a, PULL), config=CORRECTED)
+    second = train(b, work=pulled(b, -PULL), config=CORRECTED, seeds=[first.node.address])
+    until(mixed(first, second, times=5))
+    assert np.isnan(first.side.outer.correction.rate)
+    first.do(lambda node: [node.step(lr=0.25) for _ in range(4)])
+    assert first.side.outer.correction.rate == 0.25
+
+
 # -- the model's side --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_added_again_and_again_is_not_changed(dtype):
