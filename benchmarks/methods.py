@@ -86,7 +86,7 @@ RATES = {
     "clippedgossip": (1.0, 0.3),
     "balance": (0.3, 0.1),
     "local-sgd": (0.3, 0.3),
-    "default": (0.3, 0.3),
+    "default": (1.0, 0.3),
     "default, no correction": (1.0, 0.3),
     "default, plain mean": (1.0, 0.3),
     "default, quasi-global": (0.3, 0.3),
