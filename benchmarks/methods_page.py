@@ -36,21 +36,21 @@ READING = """What the table says:
 - On non-IID data how often nodes mix is worth most: SGP, D-PSGD and AD-PSGD at every step are ahead of the same
   arithmetic at every 8 steps, at six to fifteen times the bytes. Moniqua gives AD-PSGD's accuracy for a quarter of its
   bytes.
-- Quasi-global momentum is worth about as much and costs no byte. It loses one to two points when exchanges fail, and its
-  worst node is near to its mean.
-- The default's correction of each node's own data is worth as much again on non-IID data, costs no byte either, and needs
-  no optimizer of its own: "default" beside "default, no correction". A node is then nearly as good at any instant as just
-  after a mix.
+- Quasi-global momentum is worth about as much and costs no byte. It loses one to two points when exchanges fail, and
+  its worst node is near to its mean.
+- The default's correction of each node's own data is worth two to six points on non-IID data, costs no byte either, and
+  needs no optimizer of its own: "default" beside "default, no correction". A node is then nearly as good at any instant
+  as just after a mix.
 - DiLoCo at every 8 steps, 16 nodes together with a momentum of 0.9, is the strongest of all on non-IID data, at twice
   the default's bytes.
-- The outer step alone gains one to four points over the plain mean on non-IID data, but with failed exchanges on digits,
-  where it loses two: it takes one exchange at a time in all, so that it loses more mixes than the plain mean where a
+- The outer step alone gains one to four points over the plain mean on non-IID data, but with failed exchanges, where it
+  loses two to eight: it takes one exchange at a time in all, so that it loses more mixes than the plain mean where a
   failure is slow to be seen (below).
 - One-way methods lose most when messages are lost: a push that is in doubt is neither here nor there, and nodes mix
   less. SGP in lockstep waits instead: 577 s for 96 s of steps.
-- The default's filter costs nothing that can be told from noise: "noloco, H 8" is "default, no correction" without it, 0.7 points
-  ahead on digits, IID, at a rate of 1.0 that throws nodes off with any filter and without (decisions/0020 counts how
-  often and for how long), and within 0.1 everywhere else.
+- The default's filter costs nothing that can be told from noise: "noloco, H 8" is "default, no correction" without it,
+  0.5 points ahead on digits, IID, at a rate of 1.0 that throws nodes off with any filter and without (decisions/0020
+  counts how often and for how long).
 - The average of all models is several points better than the nodes wherever they are apart: mix to the end, or take the
   mean of a few nodes, before a model is kept.
 """
