@@ -5,15 +5,15 @@ mixes bring back again and again is the pull of the node's own data. The node av
 its local steps:
 
     c <- c + kappa r^2 d / n      at each finished exchange, n = max(1, intervals that both trained since a mix)
-    x <- x + c / H                at each local step, with H steps in an interval
+    x <- x + s c / H              at each local step, with H steps in an interval
 
-``r`` is the share of the difference that a filter left, 1 as a rule: what attackers push would add up in ``c``. Both
-partners add exact negatives, so that the sum of all ``c`` stays 0 and the mean of the swarm takes the same path as
-without. ``c`` is a displacement, which follows the learning rate: it is scaled by the ratio of the rate now to the rate
-at which it was learned. The variance of a node about the mean tends to the plain pair mean's divided by ``1 -
-kappa/limit`` for noise, and to 0 for a constant pull (3 times its square with plain means); :func:`correction_limit` is
-the limit. Control variates of this kind are those of SCAFFOLD (Karimireddy et al., ICML 2020) and of ProxSkip and LED
-(arXiv 2310.07983), there for a server or a fixed graph.
+``r`` is the share of the difference that a filter left, 1 as a rule: what attackers push would add up in ``c``. ``s``
+is the share of ``c`` that is no noise (:func:`signal`). Both partners add exact negatives, so that the sum of all ``c``
+stays 0 and the mean of the swarm takes the same path as without. ``c`` is a displacement, which follows the learning
+rate: it is scaled by the ratio of the rate now to the rate at which it was learned. The variance of a node about the
+mean tends to the plain pair mean's divided by ``1 - kappa/limit`` for noise, and to 0 for a constant pull (3 times its
+square with plain means); :func:`correction_limit` is the limit. Control variates of this kind are those of SCAFFOLD
+(Karimireddy et al., ICML 2020) and of ProxSkip and LED (arXiv 2310.07983), there for a server or a fixed graph.
 
 A node's pull changes as the node is corrected. Where local steps are large it grows as fast as the correction, and
 nothing would end that: one node of 32 ran away at a learning rate that plain means bear. The correction of a step is
@@ -138,7 +138,9 @@ class Correction:
         add_scaled(pull, scale, taught, share)
         pull_sq = float(pull.dot(pull))
         within = shortening(pull_sq, own_sq, self.every)
-        if within < 1.0:
+        if within == 0.0:
+            pull.fill(0.0)  # of infinities nothing else would be left but NaN
+        elif within < 1.0:
             pull *= np.float32(within)
         lesson_sq = (weight * credit) ** 2 * float(taught.dot(taught))
         self._lessons_sq = mean_lesson(self._lessons_sq * scale * scale, lesson_sq)

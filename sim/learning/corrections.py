@@ -50,7 +50,7 @@ class Corrections:
         for row, one, shift, counts, squared in each:
             pull_sq = float(one.dot(one))
             within = shortening(pull_sq, squared, self.every)
-            self.pull[row] = one if within == 1.0 else np.float32(within) * one
+            self.pull[row] = one if within == 1.0 else np.float32(within) * one if within else 0.0
             lesson_sq = counts * counts * float(shift.dot(shift))
             self.lessons_sq[row] = mean_lesson(float(self.lessons_sq[row]), lesson_sq)
             self.signal[row] = signal(pull_sq * within * within, float(self.lessons_sq[row]))

@@ -122,8 +122,8 @@ def test_nodes_with_compiled_passes_end_as_a_simulator_that_has_numpy(
 def test_a_partner_that_vanishes_in_the_middle_of_a_mix_changes_both_alike(method: str) -> None:
     script = [
         *trio_of_peers(),
-        # At some moments, as 4.0548, a loop in lockstep that the cut holds goes on a millisecond later in the simulator,
-        # and its next steps with it: of 40 seeds two or three. It is not known why.
+        # At some moments, as 4.0548, a loop in lockstep that the cut holds goes on a millisecond later in the
+        # simulator, and its next steps with it: with two or three of 40 seeds. It is not known why.
         (4.2548, lambda swarm: swarm.kill(1)),
         (7.0, lambda swarm: swarm.partition([0], [2])),
         (13.0, lambda swarm: swarm.heal()),

@@ -109,7 +109,17 @@ def test_no_difference_makes_it_longer_than_its_limit(lengths, own_sq):
     for length in lengths:
         with np.errstate(over="ignore", invalid="ignore"):
             one.learn(np.full(4, length, np.float32), 0.5, 1.0, own_sq)
-    assert np.linalg.norm(one.pull.astype(np.float64)) <= MOST * EVERY * math.sqrt(own_sq) * 1.001
+    underflow = 1e-20  # of squares in float32
+    assert np.linalg.norm(one.pull.astype(np.float64)) <= MOST * EVERY * math.sqrt(own_sq) * 1.001 + underflow
+
+
+def test_a_correction_that_has_overflowed_begins_anew():
+    one = correction(4, 4)
+    one.learn(displacement(1, 4), 0.5, 1.0, LONG)
+    one.pull[0] = np.inf
+    one.learn(displacement(2, 4), 0.5, 1.0, LONG)
+    assert not one.pull.any()
+    assert one.part(EVERY) == 0.0
 
 
 def test_other_weights_have_learned_nothing():
