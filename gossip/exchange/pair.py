@@ -92,7 +92,8 @@ class Pair(Exchange):
         late = (self.state is DOUBT or self.overtaken) and not exchanges.plain
         counts = 0.0
         if exchanges.config.kappa:
-            counts = credit(mean_intervals(self.trained, self.partner_trained), self.taken)
+            least = max(0.0, min(self.trained, self.partner_trained, 1.0))
+            counts = least * credit(mean_intervals(self.trained, self.partner_trained), self.taken)
         return [Mix(self.session, self.weight, late, local.settling, counts), *self.end(DONE)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gossip.arithmetic.correction import mean_lesson, shortening, signal, spread
+from gossip.arithmetic.correction import LEAK, mean_lesson, shortening, signal, spread
 from gossip.config import Config
 
 __all__ = ["Corrections", "credits_of"]
@@ -40,7 +40,7 @@ class Corrections:
         rows, rates = rows[some], rates[some]
         share = (self.kappa * credits[some]).astype(np.float32)[:, None]
         parameters = self.pull.shape[1]
-        scale = self.scale(rows, rates)
+        scale = self.scale(rows, rates) * (1.0 - LEAK * credits[some])
         if (scale != 1.0).any():
             self.pull[rows] *= scale.astype(np.float32)[:, None]
         shifts = shifts[some, :parameters]

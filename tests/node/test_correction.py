@@ -31,7 +31,7 @@ def pulled(model, by):
 
 
 @pytest.mark.parametrize("corrected", [True, False])
-def test_nodes_whose_data_pull_apart_stay_together_once_they_are_corrected(train, until, corrected):
+def test_nodes_whose_data_pull_apart_stay_closer_once_they_are_corrected(train, until, corrected):
     config = CORRECTED if corrected else replace(CORRECTED, correction=0.0)
     a, b = linear(1), linear(2)
     for model in (a, b):
@@ -40,10 +40,11 @@ def test_nodes_whose_data_pull_apart_stay_together_once_they_are_corrected(train
     second = train(b, work=pulled(b, -PULL), config=config, seeds=[first.node.address])
     until(mixed(first, second, times=40))
     apart = max(spread(a, b) for _ in range(200))
-    assert (apart < 2 * PULL) == corrected
+    assert (apart < 5 * PULL) == corrected, "eight are what two nodes are pulled apart in an interval"
     pull = first.side.outer.correction
-    if corrected:  # four steps of an interval, less what is still apart
-        np.testing.assert_allclose(pull.pull[: a.weight.numel()], -4 * PULL, rtol=0.2)
+    if corrected:  # of four steps of an interval what the leak leaves, two thirds of it at most
+        taken_out = pull.pull[: a.weight.numel()] / (-4 * PULL)
+        assert np.all((taken_out > 0.3) & (taken_out < 0.8))
     else:
         assert pull is None
 

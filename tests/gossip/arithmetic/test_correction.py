@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.arithmetic.correction import MOST, NOISE, Correction, check_correction, correction_limit, credit, spread
+from gossip.arithmetic.correction import (
+    KEPT,
+    LEAK,
+    MOST,
+    NOISE,
+    Correction,
+    check_correction,
+    correction_limit,
+    credit,
+    spread,
+)
 from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.exchange.pair import MOST_INTERVALS, mean_intervals
@@ -76,7 +86,7 @@ def test_it_is_added_in_parts_of_an_interval_and_follows_the_learning_rate():
     assert one.part(2) == pytest.approx(0.125 * one.signal)
     before = one.pull.copy()
     one.learn(np.zeros(6, np.float32), 0.5, 1.0, LONG)
-    np.testing.assert_allclose(one.pull, before / 2, rtol=1e-6)
+    np.testing.assert_allclose(one.pull, before / 2 * (1 - LEAK), rtol=1e-6)
     assert one.part(2) == pytest.approx(0.25 * one.signal), "what was learned is of the new rate now"
 
 
@@ -88,9 +98,12 @@ def test_lessons_without_a_common_direction_count_less_than_those_with_one():
         noise.learn(fresh, 0.5, 1.0, 100 * LONG)
         pulled.learn(pull, 0.5, 1.0, 100 * LONG)
         half.learn(fresh + pull, 0.5, 1.0, 100 * LONG)
-    # The squares of the three are 8, 64 and (8 + 64) / 2 times kappa^2 and the mean lesson's.
-    for one, times in ((noise, 8), (pulled, 64), (half, 36)):
-        assert one.signal == pytest.approx(max(0.0, 1 - NOISE / (KAPPA**2 * times)), abs=0.05)
+    kept, lessons_sq = 1 - LEAK, 1.0
+    for _ in range(7):
+        lessons_sq = KEPT * kept**2 * lessons_sq + 1 - KEPT
+    alone, together = (1 - kept**16) / (1 - kept**2), ((1 - kept**8) / (1 - kept)) ** 2
+    for one, times in ((noise, alone), (pulled, together), (half, (alone + together) / 2)):
+        assert one.signal == pytest.approx(max(0.0, 1 - NOISE * lessons_sq / (KAPPA**2 * times)), abs=0.05)
 
 
 @pytest.mark.parametrize("rate", [0.0, math.nan, math.inf, -1.0])
