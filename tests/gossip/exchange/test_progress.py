@@ -47,7 +47,7 @@ def test_no_claims_move_the_number_beyond_the_intervals_of_its_limit(stated):
         before = progress.samples
         progress.mix(progress.claim, claim, partner, chosen=chosen)
         assert abs(progress.samples - before) <= INTERVALS * longest
-    # Offering often gains nothing. Of a node that trains nothing a partner of its own choice gains an eighth of a budget.
+    # Offering often gains nothing. A node that trains nothing gives a partner of its own choice an eighth of a budget.
     budgets = 1 + sum(chosen for *_, chosen in stated) / EXCHANGES
     assert progress.samples <= INTERVAL + budgets * MOST_INTERVALS * longest
 
