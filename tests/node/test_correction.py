@@ -44,8 +44,8 @@ def test_nodes_whose_data_pull_apart_stay_closer_once_they_are_corrected(train, 
     for _ in range(200):  # over many intervals
         seen.append(spread(a, b))
         time.sleep(0.003)
-    apart = max(seen)
-    assert (apart < 5 * PULL) == corrected, "eight are what two nodes are pulled apart in an interval"
+    apart = sum(seen) / len(seen)
+    assert (apart < 3 * PULL) == corrected, "two nodes are pulled apart by eight pulls in an interval"
     pull = first.side.outer.correction
     if corrected:  # of four steps of an interval what the leak leaves, two thirds of it at most
         taken_out = pull.pull[: a.weight.numel()] / (-4 * PULL)
