@@ -184,8 +184,8 @@ class TrainingSide(HeldRun):
                     )
                 text = (
                     f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {self.peer.counts.holding} are here "
-                    "with the weights, this one included:"
-                    " this node goes on with them, and with the others when they come."
+                    "with the weights, this one included: this node goes on with them, and with the others when they "
+                    "come."
                 )
                 self.thread.call(self.runtime.on_event, "waited", text)
                 return
@@ -387,10 +387,8 @@ class TrainingSide(HeldRun):
             self.optimizers.joined(keep=self.state.holds(vector))
         self.begun = True
         with self.outer_lock:
-            if self.outer.correction is not None:
-                self.outer.correction.reset()
             if self.outer.begun:
-                self.outer.reset(vector)
+                self.outer.replace(vector)
             else:
                 self.outer.begin(vector)
 

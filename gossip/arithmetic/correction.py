@@ -4,15 +4,16 @@ Local steps move a node towards the optimum of its own data, and a mix moves it 
 mixes bring back again and again is the pull of the node's own data. The node averages it in ``c`` and takes it out of
 its local steps:
 
-    c <- c + kappa r^2 d / n      at each finished exchange, n = max(1, intervals that both trained since a mix)
-    x <- x + s c / H              at each local step, with H steps in an interval
+    c <- (1 - leak r^2 / n) c + kappa r^2 d / n    at each finished exchange
+    x <- x + s c / H                               at each local step, with H steps in an interval
 
-``r`` is the share of the difference that a filter left, 1 as a rule: what attackers push would add up in ``c``. ``s``
-is the share of ``c`` that is no noise (:func:`signal`). Both partners add exact negatives, so that the sum of all ``c``
-stays 0 and the mean of the swarm takes the same path as without. ``c`` is a displacement, which follows the learning
-rate: it is scaled by the ratio of the rate now to the rate at which it was learned. The variance of a node about the
-mean tends to the plain pair mean's divided by ``1 - kappa/limit`` for noise, and to 0 for a constant pull (3 times its
-square with plain means); :func:`correction_limit` is the limit. Control variates of this kind are those of SCAFFOLD
+``n`` is at least 1, and else the intervals that both partners have trained since their last mixes, on average. ``r``
+is the share of the difference that a filter left, 1 as a rule: what attackers push would add up in ``c``. ``s`` is the
+share of ``c`` that is no noise (:func:`signal`). Both partners add exact negatives, so that the sum of all ``c`` stays
+0 and the mean of the swarm takes the same path as without. ``c`` is a displacement, which follows the learning rate: it
+is scaled by the ratio of the rate now to the rate at which it was learned. Without a leak the variance of a node about
+the mean tends to the plain pair mean's divided by ``1 - kappa/limit`` for noise, and to 0 for a constant pull (3 times
+its square with plain means); :func:`correction_limit` is the limit. Control variates of this kind are those of SCAFFOLD
 (Karimireddy et al., ICML 2020) and of ProxSkip and LED (arXiv 2310.07983), there for a server or a fixed graph.
 
 Each exchange takes away a tenth of ``c`` (:data:`LEAK`), so that about a third of a constant pull is left. Without that
@@ -36,6 +37,8 @@ from numpy.typing import NDArray
 from gossip.errors import ConfigError
 
 __all__ = [
+    "KEPT",
+    "LEAK",
     "MOST",
     "NOISE",
     "PARTS",
@@ -44,9 +47,7 @@ __all__ = [
     "correction_limit",
     "credit",
     "mean_lesson",
-    "ratio",
-    "shortening",
-    "signal",
+    "settled",
     "spread",
 ]
 
@@ -58,9 +59,7 @@ MOST = 1 / 256  # of the weights' norm, the longest correction of one step
 
 NOISE = 0.4  # of the mean square of what exchanges teach, the square of a correction that has learned noise alone
 KEPT = 0.9  # of the mean, at each exchange
-LEAK = (
-    0.1  # of a correction, what each exchange takes away: else a patient push in one direction would grow without end
-)
+LEAK = 0.1  # of a correction, what each exchange takes away, or pushes in one direction would add up without end
 
 PARTS = 4  # times that a correction is applied in one interval; one part at the mix would spoil the model just after it
 
@@ -143,15 +142,9 @@ class Correction:
         pull = self.pull[: self.parameters]
         taught = difference[: self.parameters]
         add_scaled(pull, scale, taught, share)
-        pull_sq = float(pull.dot(pull))
-        within = shortening(pull_sq, own_sq, self.every)
-        if within == 0.0:
-            pull.fill(0.0)  # of infinities nothing else would be left but NaN
-        elif within < 1.0:
-            pull *= np.float32(within)
         lesson_sq = (weight * credit) ** 2 * float(taught.dot(taught))
         self._lessons_sq = mean_lesson(self._lessons_sq * scale * scale, lesson_sq)
-        self.signal = signal(pull_sq * within * within, self._lessons_sq)
+        self.signal = settled(pull, own_sq, self.every, self._lessons_sq)
         self.version += 1
 
     def part(self, steps: int) -> float:
@@ -176,6 +169,24 @@ def credit(intervals: float, taken: float = 1.0) -> float:
         taken: The share of the difference that a filter left, from 0 to 1.
     """
     return taken * taken / max(1.0, intervals) if intervals > 0.0 else 0.0
+
+
+def settled(pull: Floats, own_sq: float, every: int, lessons_sq: float) -> float:
+    """Bring a correction that has just learned within its limit, in place, and return the share that is applied.
+
+    Args:
+        pull: The correction, float32 (parameters,).
+        own_sq: ``|Q(s)|^2``, which bounds it.
+        every: Local steps in an interval.
+        lessons_sq: The running mean of what exchanges teach, squared.
+    """
+    pull_sq = float(pull.dot(pull))
+    within = shortening(pull_sq, own_sq, every)
+    if within == 0.0:
+        pull.fill(0.0)  # of infinities nothing else would be left but NaN
+    elif within < 1.0:
+        pull *= np.float32(within)
+    return signal(pull_sq * within * within, lessons_sq)
 
 
 def shortening(pull_sq: float, own_sq: float, every: int) -> float:

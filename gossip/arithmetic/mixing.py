@@ -185,6 +185,12 @@ class OuterStep:
         self._phi[:] = vector[: self.parameters]
         self._momentum.fill(0.0)
 
+    def replace(self, vector: Floats) -> None:
+        """Mixing starts from other weights, of which no correction has been learned: as :meth:`reset` beside that."""
+        if self.correction is not None:
+            self.correction.reset()
+        self.reset(vector)
+
     def rest(self) -> None:
         """The momentum is forgotten, as nothing is trained any more: the next mix takes the plain mean of what has been
         mixed before."""

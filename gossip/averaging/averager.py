@@ -131,9 +131,7 @@ class Averager:
     def replaced(self, weights: Floats) -> None:
         """The training loop holds these weights now, in place of others."""
         with self.lock:
-            self.outer.reset(weights)
-            if self.outer.correction is not None:
-                self.outer.correction.reset()
+            self.outer.replace(weights)
 
     def forget(self) -> None:
         """The weights were replaced from outside (a checkpoint): what was on its way to the old ones is dropped."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gossip.arithmetic.correction import LEAK, mean_lesson, shortening, signal, spread
+from gossip.arithmetic.correction import LEAK, mean_lesson, settled, spread
 from gossip.config import Config
 
 __all__ = ["Corrections", "credits_of"]
@@ -44,16 +44,13 @@ class Corrections:
         if (scale != 1.0).any():
             self.pull[rows] *= scale.astype(np.float32)[:, None]
         shifts = shifts[some, :parameters]
-        pull = self.pull[rows] + share * shifts
+        self.pull[rows] += share * shifts
         self.lessons_sq[rows] *= scale * scale
-        each = zip(rows.tolist(), pull, shifts, credits[some].tolist(), own_sq[some].tolist(), strict=True)
-        for row, one, shift, counts, squared in each:
-            pull_sq = float(one.dot(one))
-            within = shortening(pull_sq, squared, self.every)
-            self.pull[row] = one if within == 1.0 else np.float32(within) * one if within else 0.0
-            lesson_sq = counts * counts * float(shift.dot(shift))
-            self.lessons_sq[row] = mean_lesson(float(self.lessons_sq[row]), lesson_sq)
-            self.signal[row] = signal(pull_sq * within * within, float(self.lessons_sq[row]))
+        each = zip(rows.tolist(), shifts, credits[some].tolist(), own_sq[some].tolist(), strict=True)
+        for row, shift, counts, squared in each:
+            lesson_sq = mean_lesson(float(self.lessons_sq[row]), counts * counts * float(shift.dot(shift)))
+            self.lessons_sq[row] = lesson_sq
+            self.signal[row] = settled(self.pull[row], squared, self.every, lesson_sq)
         self.rates[rows] = np.where(rates > 0, rates, self.rates[rows])
 
     def scale(self, rows: I64, rates: F64) -> F64:
@@ -66,9 +63,8 @@ class Corrections:
         due = np.flatnonzero(taken % self.spread == 0)
         if not len(due):
             return
-        factors = (self.signal[rows[due]] * self.spread / self.every * self.scale(rows[due], rates[due])).astype(
-            np.float32
-        )[:, None]
+        parts = self.signal[rows[due]] * self.spread / self.every * self.scale(rows[due], rates[due])
+        factors = parts.astype(np.float32)[:, None]
         parameters = self.pull.shape[1]
         if len(due) == len(rows):
             models[:, :parameters] += factors * self.pull[rows]
