@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,7 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from gossip.ids import Address, MemberRecord, PeerId
+from gossip.wire.messages import MESSAGES
+
 SIEGE = Path(__file__).parents[2] / "benchmarks" / "siege"
+
+
+def test_the_attack_absurd_knows_every_kind_of_field(monkeypatch):
+    monkeypatch.syspath_prepend(str(SIEGE))
+    strangers = importlib.import_module("strangers")
+    record = MemberRecord(PeerId(bytes(16)), bytes(32), 1, address=Address("127.0.0.1", 1))
+    frames = list(strangers.absurdities(record))
+    assert len(frames) > 5 * len(MESSAGES)
 
 
 @pytest.mark.slow
