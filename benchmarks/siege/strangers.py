@@ -222,7 +222,7 @@ def absurdities(record: MemberRecord) -> Iterator[bytes]:
             for value in EXTREMES[field.metadata["kind"].form]:
                 header = msgpack.packb({"t": tag, **plainest, field.name: value})
                 yield struct.pack(">4sII", b"GSP1", len(header), 0) + header
-    for name in ("incarnation", "sequence", "base_samples", "steps", "samples"):
+    for name in ("incarnation", "sequence", "steps", "samples", "progress"):
         for value in (0, 2**53 - 1, 2**53, 2**63 - 1):
             yield encode(Gossip((dataclasses.replace(record, **{name: value}),)))
     yield encode(Gossip((Hint(record.id, 2**63 - 1, True, record.id),)))
