@@ -237,7 +237,7 @@ class Runs:
         ours = self.ours()
         if joining.phase is Phase.ADOPTING:
             return False
-        if self.wants(self.run(record.genesis), ours, now):
+        if joining.gives(record.genesis, now) and self.wants(self.run(record.genesis), ours, now):
             return ours.genesis > record.genesis  # each wants the other's: one must give way, or they would swap
         return joining.phase is Phase.IDLE or joining.genesis == record.genesis
 

@@ -82,6 +82,20 @@ def test_of_two_runs_that_each_want_the_others_weights_one_gives_way():
     assert "merged" not in two.kinds
 
 
+def test_a_node_serves_a_run_whose_weights_it_found_worse_and_leaves_alone():
+    """It wants that run and cannot have it; while it refuses, that run's members ask it in vain once a second."""
+    swarm = World(1)
+    one, two = swarm.start(genesis=G1), swarm.start(genesis=G2)
+    one.peer.runs.consented, two.peer.runs.consented = G2, G1
+    one.perform([Dial(address_of(1))])
+    swarm.run(0.025)
+    assert not one.peer.runs.should_serve(two.peer.membership.me, swarm.now)
+    one.peer.joining.genesis = G2
+    seconds = one.peer.joining.failed_trial(swarm.now)
+    assert one.peer.runs.should_serve(two.peer.membership.me, swarm.now)
+    assert not one.peer.runs.should_serve(two.peer.membership.me, swarm.now + seconds)
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_runs_that_meet_in_any_way_become_one_and_stay_one(seed):
     """Two or three runs, of like or unlike pace, cut off from each other and healed at random; killed links between."""
