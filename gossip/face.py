@@ -18,8 +18,9 @@ from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.members import Members
 from gossip.schedule import Schedule
 from gossip.selection.partners import Partners
+from gossip.state_transfer.donating import Donating
 from gossip.state_transfer.ending import Ending
-from gossip.state_transfer.joining import Donating, Joining, Phase
+from gossip.state_transfer.joining import Joining, Phase
 from gossip.state_transfer.runs import Runs
 from gossip.wire.messages import Fetch, Invite, Message, Offer
 

@@ -23,8 +23,9 @@ from gossip.schedule import Schedule, collided_s
 from gossip.selection.partners import Partners
 from gossip.selection.registry import selector_of
 from gossip.selection.rule import Selector
+from gossip.state_transfer.donating import Donating
 from gossip.state_transfer.ending import Ending
-from gossip.state_transfer.joining import Donating, Joining, Phase
+from gossip.state_transfer.joining import Joining, Phase
 from gossip.state_transfer.runs import Runs
 from gossip.state_transfer.trial import Judge
 from gossip.wire.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Reached, Records

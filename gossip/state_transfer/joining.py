@@ -17,7 +17,7 @@ from itertools import pairwise
 from statistics import median_low
 
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, CopyFrozen, CopyPiece, Effect, Recall, Release, Send, Serve, Snapshot
+from gossip.effects import Adopt, Collect, Effect, Release, Send
 from gossip.exchange.session import MAX_VERSION, Local
 from gossip.filters.rule import FEW
 from gossip.ids import PeerId
@@ -31,18 +31,16 @@ from gossip.state_transfer.comparing import (
     outvoted,
     spread_sq,
 )
+from gossip.state_transfer.donating import STANDS, allowed_s, most_elements
 from gossip.state_transfer.survey import agree
-from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
+from gossip.wire.messages import Abort, Fetch, Serving
 
-__all__ = ["Donating", "Joining"]
+__all__ = ["Joining", "Phase"]
 
-STANDS = "asleep"  # a donor's reason: the state of its optimizer is not to be had until its loop takes a step
-SERVED_AT_ONCE = 2  # pieces a donor streams at once, each in memory of its own
-PIECE_ELEMENTS = 6 << 20  # of the largest piece, 25 MB, which a step boundary copies in a few milliseconds
-PIECES = 16  # of a larger model's weights: a newcomer waits for a boundary as often, of each donor
 SURVEY_S = 1.0  # from the first answer on, how long the others are waited for
 LEFT_ALONE_S = 60.0  # members of a run that serve nobody (their loops are paused) hold nobody up for longer
 RETRY_S = 1.0  # with every donor busy
+WITNESS_S = 2.0  # from the first difference between donors on: until a newcomer has met the members that its seeds know
 MOST_RUNS = 64  # that are left alone for a while; far more than ever meet
 MOST_DOUBLINGS = 10  # of the time a run is left alone whose weights were worse: 17 hours
 
@@ -82,7 +80,8 @@ class Joining:
         self.given: list[tuple[int, int, PeerId]] = []  # ranges that are here, and who gave them
         self.comparisons: dict[int, Comparison] = {}  # by session
         self.compared_all: list[Comparison] = []
-        self.witnessed = False  # members beyond the donors were asked, since donors differ
+        self.doubtful = False  # donors differ; members beyond them are asked once the deadline is over
+        self.witnessed = False  # those members were asked
         self.checked = self.counted = False  # pieces were compared; donors were asked again for their progress
         self.abandon: Callable[[], list[Effect]] = list  # ends the exchanges under way
         self.reachable: Callable[[bytes], list[PeerId]] = lambda genesis: []  # ready members of a run
@@ -107,7 +106,7 @@ class Joining:
         self.phase, self.genesis, self.began = Phase.SURVEY, genesis, now
         self.answers, self.pieces, self.missing, self.donors = {}, {}, [], set()
         self.given, self.comparisons, self.compared_all = [], {}, []
-        self.checked = self.counted = self.witnessed = False
+        self.checked = self.counted = self.doubtful = self.witnessed = False
         self.standing = self.stateless = False
         self.candidates = candidates[: 4 * self.config.donors]
         self.deadline = now + self.config.reply_timeout_s
@@ -295,21 +294,33 @@ class Joining:
             effects.append(Send(comparison.other, Abort(session, "moved")))
         if self.comparisons:
             return effects
+        if not self.witnessed and any(differ(results) for results in self.results() if results):
+            self.doubtful, self.deadline = True, now + WITNESS_S
+            return effects
+        return effects + self.judge(now)
+
+    def hear_witnesses(self, now: float) -> list[Effect]:
+        """Ask members beyond the donors for what these gave; decide at once where there are none."""
+        self.doubtful, self.deadline = False, math.inf
+        asked = [effect for results in self.results() for effect in self.ask_witnesses(results, now)]
+        self.witnessed = bool(asked)
+        return asked or self.judge(now)
+
+    def results(self) -> tuple[list[Comparison], list[Comparison]]:
+        """Return the comparisons of what nobody changes, and the others."""
         still = [one for one in self.compared_all if one.start in self.frozen]
-        moving = [one for one in self.compared_all if one not in still]
-        if self.witnessed:
-            odd = outvoted(still, self.donors_of(still)) | outvoted(moving, self.donors_of(moving))
-        else:
-            more = [*self.ask_witnesses(still, now), *self.ask_witnesses(moving, now)]
-            if more:
-                self.witnessed = True
-                return effects + more
-            odd = odd_ones(still) | odd_ones(moving)
+        return still, [one for one in self.compared_all if one not in still]
+
+    def judge(self, now: float) -> list[Effect]:
+        """Fetch from others what the odd donors gave, or go on."""
+        odd: set[PeerId] = set()
+        for results in self.results():
+            odd |= outvoted(results, self.donors_of(results)) if self.witnessed else odd_ones(results)
         self.missing = [(start, stop) for start, stop, donor in self.given if donor in odd and start < stop]
         self.given = [one for one in self.given if one[2] not in odd]
         self.candidates = [peer for peer in self.candidates if peer not in odd]
         self.donors -= odd
-        return effects + (self.assign(now) if self.missing else self.whole(now))
+        return self.assign(now) if self.missing else self.whole(now)
 
     def ask_witnesses(self, results: list[Comparison], now: float) -> list[Effect]:
         """Where donors differ, ask other members, those met since included, for chunks that these gave."""
@@ -400,6 +411,8 @@ class Joining:
         if self.surveys and self.deadline <= now:
             self.surveys = {}
             return self.answered(now)
+        if self.doubtful and self.deadline <= now:
+            return self.hear_witnesses(now)
         effects: list[Effect] = []
         for session in [one for one, piece in self.pieces.items() if piece.deadline <= now]:
             effects += self.give_back(session, now)
@@ -421,102 +434,5 @@ class Joining:
             effects += [Send(comparison.other, Abort(session, "moved")), Release(session)]
         self.comparisons = {}
         self.phase, self.deadline, self.starving_since = Phase.IDLE, float("inf"), float("inf")
-        self.pieces, self.surveys, self.answers, self.missing = {}, {}, {}, []
+        self.pieces, self.surveys, self.answers, self.missing, self.doubtful = {}, {}, {}, [], False
         return effects
-
-
-class Donating:
-    """The giving side: a copy of each piece, at most two at once."""
-
-    def __init__(self, local: Local, config: Config) -> None:
-        self.local, self.config = local, config
-        self.table: dict[int, tuple[PeerId, Fetch, float]] = {}
-        self.awaited: dict[int, float] = {}  # those without a snapshot yet, and until when the loop is waited for
-
-    def on_fetch(
-        self, sender: PeerId, fetch: Fetch, scalars: tuple[tuple[str, float], ...], now: float, swarm_samples: int = 0
-    ) -> list[Effect]:
-        local = self.local
-        if not local.ready:
-            return [Send(sender, Refuse(fetch.session, "not-ready"))]
-        if fetch.start == fetch.stop:
-            keys, finished = local.optimizer_keys, local.finished
-            answer = Serving(fetch.session, local.version, local.genesis, keys, scalars, swarm_samples, finished)
-            return [Send(sender, answer)]
-        size = local.weights + len(fetch.optimizer_keys) * local.trained_elements
-        inside = 0 <= fetch.start < fetch.stop <= size and fetch.stop - fetch.start <= most_elements(local.weights)
-        crosses = any(fetch.start < edge < fetch.stop for edge in (local.elements, local.weights))
-        if not inside or crosses or fetch.optimizer_keys not in ((), local.optimizer_keys):
-            return [Send(sender, Refuse(fetch.session, "range"))]
-        asleep = now - local.boundary_at > self.config.boundary_patience_s
-        if len(self.table) >= SERVED_AT_ONCE or fetch.session in self.table:
-            return [Send(sender, Busy(fetch.session))]
-        seconds = allowed_s(self.config, fetch.stop - fetch.start)
-        self.table[fetch.session] = (sender, fetch, now + seconds)
-        if fetch.start >= local.weights:
-            self.awaited[fetch.session] = now + self.config.reply_timeout_s / 2  # and the newcomer hears of it in time
-            return [CopyPiece(fetch.session, fetch.start, fetch.stop)]
-        if fetch.start >= local.elements:
-            self.awaited[fetch.session] = math.inf  # it is the same at any time
-            return [CopyFrozen(fetch.session, fetch.start, fetch.stop)]
-        self.awaited[fetch.session] = now + self.config.boundary_patience_s
-        if asleep:
-            return self.stands(fetch.session)
-        if local.elements <= PIECE_ELEMENTS:  # all of them are no more, and an exchange may have use for them too
-            return [Snapshot(fetch.session)]
-        return [CopyPiece(fetch.session, fetch.start, fetch.stop)]
-
-    def stands(self, session: int) -> list[Effect]:
-        """The training loop reaches no boundary at which to take a snapshot. Of the weights there may be an earlier
-        one, of the optimizer's state there is none."""
-        sender, fetch, _ = self.table[session]
-        if fetch.stop <= self.local.elements:
-            self.awaited[session] = math.inf
-            return [Recall(session)]
-        return [Send(sender, Refuse(session, STANDS)), *self.end(session)]
-
-    def snapshotted(self, session: int) -> list[Effect]:
-        if self.awaited.pop(session, None) is None:
-            return []
-        sender, fetch, _ = self.table[session]
-        local = self.local
-        return [
-            Send(sender, Serving(session, local.version, local.genesis, fetch.optimizer_keys, ())),
-            Serve(session, sender, fetch.start, fetch.stop),
-        ]
-
-    def end(self, session: int) -> list[Effect]:
-        """Served, or the stream broke, or the newcomer took the piece elsewhere."""
-        self.awaited.pop(session, None)
-        return [Release(session)] if self.table.pop(session, None) is not None else []
-
-    def unlinked(self, peer: PeerId) -> list[Effect]:
-        return [e for session in [s for s, (p, _, _) in self.table.items() if p == peer] for e in self.end(session)]
-
-    def tick(self, now: float) -> list[Effect]:
-        late = self.abandon([session for session, (_, _, deadline) in self.table.items() if deadline <= now])
-        standing = [session for session, until in self.awaited.items() if until <= now]
-        return late + [effect for session in standing for effect in self.stands(session)]
-
-    def abandon(self, sessions: list[int]) -> list[Effect]:
-        """End these, and tell the newcomer to go to another at once."""
-        effects: list[Effect] = []
-        for session in sessions:
-            effects.append(Send(self.table[session][0], Abort(session, "ended")))
-            effects += self.end(session)
-        return effects
-
-    @property
-    def deadline(self) -> float:
-        deadlines = [deadline for _, _, deadline in self.table.values()]
-        return min([*deadlines, *self.awaited.values()], default=math.inf)
-
-
-def most_elements(weights: int) -> int:
-    """Elements of the largest piece of a model of so many: what a donor has to hold for it, beside its exchanges."""
-    return max(PIECE_ELEMENTS, weights // PIECES)
-
-
-def allowed_s(config: Config, elements: int) -> float:
-    """Seconds that a donor has for so many elements of float32."""
-    return config.reply_timeout_s + 4 * elements / (config.slowest_rate_mb_s * 1e6)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossip.state_transfer.joining import SERVED_AT_ONCE
+from gossip.state_transfer.donating import SERVED_AT_ONCE
 from gossip.wire.messages import Fetch
 from node import Node
 from node.identity.statedir import StateDir

@@ -76,9 +76,23 @@ class Taker:
             self.fetched.append((position, self.positions[session], donor))
             self.do(self.joining.collected(session, self.positions[session], self.now))
 
-    def receive_all(self):
-        while self.fetches:
-            self.receive(next(iter(self.fetches)), 1_000)
+    def receive_all(self, refusing=()):
+        """Receive everything; donors in ``refusing`` answer no comparison."""
+        while self.fetches or self.joining.doubtful:
+            if not self.fetches:
+                self.wait()
+                continue
+            session = next(iter(self.fetches))
+            donor, _ = self.fetches[session]
+            if session in self.comparing and donor in refusing:
+                self.do(self.joining.on_refused(donor, session, self.now))
+            else:
+                self.receive(session, 1_000)
+
+    def wait(self):
+        """Let the time pass in which a newcomer whose donors differ meets other members."""
+        self.now = self.joining.next_deadline()
+        self.do(self.joining.tick(self.now))
 
     def receive_all_but(self, kept):
         for session in [session for session in self.fetches if session != kept]:

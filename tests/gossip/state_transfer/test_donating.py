@@ -6,7 +6,7 @@ import pytest
 
 from gossip.effects import CopyFrozen, CopyPiece, Recall, Release, Send, Serve, Snapshot
 from gossip.exchange.session import Local
-from gossip.state_transfer.joining import PIECE_ELEMENTS, PIECES, SERVED_AT_ONCE, STANDS, Donating, most_elements
+from gossip.state_transfer.donating import PIECE_ELEMENTS, PIECES, SERVED_AT_ONCE, STANDS, Donating, most_elements
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 from tests.gossip.state_transfer.taker import CONFIG, DONORS, GENESIS, SIZE, A, B, C
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from gossip.state_transfer.joining import WITNESS_S
 from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, A, B, C, D, Taker, far
 
 
@@ -84,30 +85,19 @@ def test_a_comparison_that_fails_holds_nobody_up():
     assert taker.adopt is not None
 
 
-def compared_with(taker, refusing=()):
-    """Receive everything; donors in ``refusing`` answer no comparison."""
-    while taker.fetches:
-        session = next(iter(taker.fetches))
-        donor, _ = taker.fetches[session]
-        if session in taker.comparing and donor in refusing:
-            taker.do(taker.joining.on_refused(donor, session, taker.now))
-        else:
-            taker.receive(session, 1_000)
-
-
 @pytest.mark.parametrize("donors", [[A, B, C], [A, B, C, D]])
 def test_a_donor_hides_nothing_by_refusing_to_be_compared(donors):
     taker = Taker()
     taker.survey(donors)
     taker.apart_sq = far(B)
-    compared_with(taker, refusing={B})
+    taker.receive_all(refusing={B})
     assert taker.joining.donors == set(donors) - {B}
 
 
 def test_an_honest_donor_that_is_too_busy_to_be_compared_is_not_odd():
     taker = Taker()
     taker.survey()
-    compared_with(taker, refusing={B})
+    taker.receive_all(refusing={B})
     assert taker.joining.donors == {A, B, C, D}
     assert taker.covered_once()
 
@@ -213,7 +203,7 @@ def test_witnesses_that_do_not_answer_hold_nobody_up_and_have_no_vote():
     taker = Taker()
     taker.survey(DONORS)
     taker.apart_sq = far(B)
-    compared_with(taker, refusing=set(DONORS[4:]))
+    taker.receive_all(refusing=set(DONORS[4:]))
     assert taker.joining.donors == {A, C, D}
     assert taker.adopt is not None
 
@@ -225,3 +215,15 @@ def test_members_that_were_met_while_pieces_came_are_asked_too():
     taker.apart_sq = colluding(B, C)
     taker.receive_all()
     assert not taker.joining.donors & {B, C}
+
+
+def test_a_newcomer_whose_donors_differ_waits_for_members_that_it_has_not_met_yet():
+    """Weights may be here before its seeds have told it of anybody else."""
+    taker = Taker()
+    taker.survey([A, B, C])
+    taker.joining.reachable = lambda genesis: DONORS if taker.now > 0 else [A, B, C]
+    taker.apart_sq = colluding(B, C)
+    taker.receive_all()
+    assert taker.now == WITNESS_S
+    assert not taker.joining.donors & {B, C}
+    assert taker.adopt is not None

@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 
 from gossip.effects import Adopt, Collect, Release, Send
-from gossip.state_transfer.joining import RETRY_S, STANDS, SURVEY_S, Phase, most_elements
+from gossip.state_transfer.donating import STANDS, most_elements
+from gossip.state_transfer.joining import RETRY_S, SURVEY_S, Phase
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Fetch, Serving
 from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, GENESIS, SIZE, A, B, C, D, Taker, pieces
