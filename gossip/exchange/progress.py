@@ -151,10 +151,6 @@ class RunProgress:
         self._others[partner] = gap, theirs.interval
         if len(self._others) > EXCHANGES:
             del self._others[next(iter(self._others))]
-        self.exchanged(theirs)
-
-    def exchanged(self, theirs: Claim) -> None:
-        """Remember an exchange with the node that stated this."""
         self._marks.append(self._added)
         self._partners.append(theirs)
 

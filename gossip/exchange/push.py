@@ -50,11 +50,11 @@ class Push(Exchange):
 
     def finish(self, now: float) -> list[Effect]:
         self.exchanges.finished(self, now)
-        progress = self.exchanges.local.progress
+        # Both sides move, although the weights go one way. If only the receiver's number moved, the fast nodes, which
+        # push most, would lift the sum.
+        self.exchanges.local.progress.mix(self.claim, self.partner_claim, self.partner, chosen=self.initiator)
         if not self.initiator:
-            progress.mix(self.claim, self.partner_claim, self.partner, chosen=False)
             return [Merge(self.session, self.mass), *self.end(State.DONE)]
-        progress.exchanged(self.partner_claim)
         self.exchanges.counted(self)
         return self.end(State.DONE)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from gossip.config import Config
@@ -9,6 +11,7 @@ from gossip.effects import Merge, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.push import MAX_MASS
 from gossip.exchange.session import State
 from gossip.exchange.session_table import DOUBT_RETRY_S
+from gossip.ids import Claim
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
 from tests.gossip.exchange.sides import B, C, D, E, F, Side
 
@@ -68,6 +71,23 @@ def test_the_other_side_merges_when_all_is_here_and_says_so(config, mass):
     assert (x.done, x.table) == (1, {})
     assert x.mixed_at == [], "what others push brings our own next mix no later"
     assert side.local.version == 3.0
+
+
+def test_both_sides_of_a_push_come_to_the_mean_of_their_progress():
+    """Were the receiver's number alone to move, the numbers of nodes that push most would lift all others'."""
+    low, high = Claim(1_000, 500, 2, 100), Claim(1_400, 500, 2, 100)
+    giver = offered()
+    giver.exchanges.table[1].claim = high
+    giver.exchanges.local.progress.samples = high.samples
+    giver.exchanges.on_accept(B, Accept(1, 0.0, 0.5, "fp32", progress=low), 0.0)
+    giver.exchanges.on_commit(B, 1, 0.2)
+    taker = Side(config=SUM)
+    taker.exchanges.on_offer(B, dataclasses.replace(push(), progress=high), 0.0)
+    taker.exchanges.snapshotted(7, 0.0)
+    taker.exchanges.table[7].claim = low
+    taker.exchanges.local.progress.samples = low.samples
+    taker.exchanges.streamed(7, 1.0, 1.0, 0.2)
+    assert [side.exchanges.local.progress.samples for side in (giver, taker)] == [1_200, 1_200]
 
 
 def test_a_mix_of_several_gives_each_an_equal_share_and_asks_nobody_twice():
