@@ -84,11 +84,13 @@ def test_the_digits_are_learned():
 
 
 @needs_fashion
+@pytest.mark.slow
 def test_clothes_are_learned_from_shared_data():
     assert result_of("fashion_mnist.py", "--samples", "6000", "--settle", "0")["accuracy"] > 0.6
 
 
 @needs_fashion
+@pytest.mark.slow
 def test_who_trains_on_private_data_alone_knows_the_few_classes_that_it_has_seen():
     alone = result_of("fashion_mnist.py", "--samples", "2000", "--settle", "0", "--alpha", "0.1", "--part", "3")
     assert 0.1 < alone["accuracy"] < 0.6

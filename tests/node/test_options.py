@@ -95,7 +95,7 @@ def test_options_after_the_script_are_the_script_s_own(tmp_path):
 
 
 @pytest.mark.parametrize("hidden", ["node.py", "node/__init__.py", "gossip.py"])
-@pytest.mark.parametrize("words", [["run"], ["local", "-n", "1"]])
+@pytest.mark.parametrize("words", [["run"], pytest.param(["local", "-n", "1"], marks=pytest.mark.slow)])
 def test_a_file_of_our_name_beside_the_script_hides_nothing_of_ours_and_is_named(tmp_path, hidden, words):
     (tmp_path / "node").mkdir()
     script_of(tmp_path, "raise RuntimeError('the wrong one')", hidden)

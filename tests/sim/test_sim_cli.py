@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from sim import cli, jobs
-from sim.report import charts
+from sim.report import charts, plots
 from sim.report import result as report
 from sim.simulation import Played
 from tests.sim.commands import AVERAGING, KEYS, TINY, gossip
@@ -218,11 +218,17 @@ def test_a_stopped_sweep_keeps_the_rows_of_the_finished_runs(monkeypatch, capsys
 
 
 # -- side by side ------------------------------------------------------------------------------------------------------
+@pytest.fixture(autouse=True)
+def one_panel(monkeypatch):
+    """A report with one picture: tests/sim/report looks at all of them, and drawing takes longer than these runs."""
+    monkeypatch.setattr(plots, "PANELS", plots.PANELS[:1])
+
+
 @pytest.fixture
 def three(tmp_path):
     """Files of which the first takes longest."""
     paths = [tmp_path / f"{name}.toml" for name in ("long", "tiny", "short")]
-    for path, duration_s in zip(paths, (40, 4, 1), strict=True):
+    for path, duration_s in zip(paths, (8, 2, 0.5), strict=True):
         path.write_text(TINY.replace("tiny", path.stem).replace("duration_s = 4", f"duration_s = {duration_s}"))
     return paths
 
@@ -244,10 +250,10 @@ def test_several_scenarios_on_two_cores_give_what_they_give_on_one_in_the_order_
 
 def test_json_of_a_sweep_is_in_the_order_of_the_grid_whichever_run_is_done_first(monkeypatch, capsys, tiny):
     for at_once in ("1", "2"):
-        grid = ["duration_s=40,1,2", "--jobs", at_once, "--json", *AVERAGING]
+        grid = ["duration_s=8,0.5,1", "--jobs", at_once, "--json", *AVERAGING]
         assert gossip(monkeypatch, "sim", "sweep", tiny, *grid) == 0
         told = [json.loads(line)["values"]["duration_s"] for line in capsys.readouterr().out.splitlines()]
-        assert told == ["40", "1", "2"]
+        assert told == ["8", "0.5", "1"]
 
 
 @pytest.mark.parametrize("at_once", ["1", "2"])

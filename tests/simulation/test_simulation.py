@@ -16,13 +16,19 @@ from tests.simulation.transitions import watched
 
 SEEDS = 1000
 BLOCKS = 20
+QUICK = 4  # of the blocks and planted bugs, which make test plays; make test-slow plays the others
 JUDGED = {3400: "an answer behind a delay spike", 85937: "an inviter that lives again without its memory"}
 FOUND = {368: "members that went to and fro between two runs once a second"}
 LARGE = {0: "hours", 6: "hours", 14: "hours", 1: "runs", 2: "hours"}  # by seed, what is large: a second or two each
 WORDS = "from tests.simulation.schedule import play\nprint([play(seed).digest for seed in (3, 4, 9, 16, 23)])"
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+def rest_is_slow(values):
+    """Return the values as parameters, all beyond the first few marked as slow."""
+    return [pytest.param(value, marks=[pytest.mark.slow] * (at >= QUICK)) for at, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("block", rest_is_slow(range(BLOCKS)))
 def test_what_is_promised_holds_in_random_schedules(block):
     share = SEEDS // BLOCKS
     outcomes = [outcome(seed) for seed in range(block * share, (block + 1) * share)]
@@ -48,7 +54,7 @@ def test_what_is_promised_holds_in_large_schedules(seed):
     assert world.events > 1_000
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", rest_is_slow(MUTANTS))
 def test_a_planted_bug_is_found(name):
     assert find(name) is not None, f"not within {ENOUGH} seeds"
 

@@ -86,9 +86,13 @@ CASES = {
     "clipped": {"gossip": Config(mix_every_steps=4)},
     "mlp": {"task": Task(model="mlp", samples_per_peer=16, batch_size=8), "peers": 30},
 }
+QUICK = "no latency", "churn", "clipped"  # make test-slow plays the others
 
 
-@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(CASES[name], id=name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in CASES],
+)
 def test_the_two_levels_agree(changes):
     found = both(**changes)
     for name, figure in FIGURES.items():
