@@ -1,10 +1,11 @@
-"""The picture of a run: every node's loss over time, when the first was killed and when another joined.
+"""Draw a run: the loss of every node over time, when the first one was killed and when another one joined.
 
     python benchmarks/picture.py [--logs FOLDER] [--out docs/pictures/run.svg]
 
-Without ``--logs`` it stages ``gossip demo`` and draws what came of it, about a minute; ``--logs`` names a folder of
-node-*.jsonl, as ``gossip local --log-dir`` keeps it. The SVG is written by hand: a plotting library would be the
-largest dependency of the project, for one picture.
+Without ``--logs`` the script stages ``gossip demo`` and draws that run, which takes about a minute. ``--logs`` names a
+folder of node-*.jsonl, as ``gossip local --log-dir`` keeps it. The SVG plays the run again and again by itself; a
+viewer without animation shows its last frame. It is written by hand: a plotting library would be the largest dependency
+of the project, for one picture.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import math
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +34,14 @@ COLOURS = (
     "#56b4e9",
     "#555555",
 )  # told apart by the colour blind
+NODES = 4  # that begin, as in the demo; one more joins
 MEAN_OF = 5  # rows: the loss is one batch of 16, and jumps
+PLAY_S, HOLD_S = 12.0, 4.0  # the run is played in so many seconds, and its end stays for so many
 
 
 @dataclass(frozen=True)
 class Life:
-    """One node from its first row to its last; seconds since the first row of all."""
+    """One node from its first row to its last, in seconds since the first row of all nodes."""
 
     number: int
     begin_s: float
@@ -52,22 +56,22 @@ class Life:
 
 
 def stage(folder: Path) -> None:
-    """What ``gossip demo`` does, with the logs left in ``folder``."""
+    """Do what ``gossip demo`` does, and leave the logs in ``folder``."""
     from node.cli import demo
     from node.cli.local import Screen
     from node.local import LocalSwarm
 
     script = Path(shutil.copy(Path(demo.__file__).with_name("demo_job.py"), folder / "digits.py"))
-    arguments = ["--samples", str(demo.SAMPLES), "--step-delay", str(demo.STEP_DELAY_S)]
+    arguments = ["--samples", str(demo.SAMPLES), "--step-delay", str(demo.STEP_DELAY_S), "--members", str(NODES + 1)]
     with LocalSwarm(script, arguments, folder=folder) as swarm, Screen(swarm) as screen:
         staged = demo.Stage(swarm, screen)
-        staged.play(nodes=4, limit_s=90)
+        staged.play(nodes=NODES, limit_s=90)
         if staged.newcomer is None or staged.broken:
             raise SystemExit("The demo did not come to its end, so there is nothing to draw.")
 
 
 def read(folder: Path) -> list[Life]:
-    """The lives that the logs in ``folder`` tell of."""
+    """Return the lives of the nodes whose logs are in ``folder``."""
     logs: dict[int, list[dict[str, Any]]] = {}
     for log in folder.glob("node-*.jsonl"):
         lines = log.read_text(encoding="utf-8").splitlines()
@@ -90,7 +94,7 @@ def read(folder: Path) -> list[Life]:
 
 
 def accuracy_of(folder: Path, number: int) -> float | None:
-    """What the demo's job printed last, if it printed that."""
+    """Return the accuracy that the demo's job printed last, or None if it printed none."""
     out = folder / f"node-{number}.out"
     lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
     try:
@@ -101,7 +105,7 @@ def accuracy_of(folder: Path, number: int) -> float | None:
 
 
 def draw(lives: list[Life]) -> str:
-    """The SVG's text."""
+    """Return the SVG's text."""
     last_s = max(life.end_s for life in lives)
     losses = [loss for life in lives for _, loss in life.curve]
     low, high = math.log10(min(losses)), math.log10(max(losses))
@@ -130,29 +134,61 @@ def draw(lives: list[Life]) -> str:
     for at_s in range(0, int(last_s) + 1, step_s):
         parts.append(line(x(at_s), LOSS_BOTTOM, x(at_s), LOSS_BOTTOM + 4, "#999999"))
         parts.append(text(x(at_s), lives_bottom + 18, f"{at_s} s", "middle"))
+    for number, life in enumerate(lives):
+        parts.append(text(LEFT - 8, LIVES_TOP + LIFE_HEIGHT * number + 16, f"node {life.number}", "end"))
     parts.append(line(LEFT, LOSS_BOTTOM, WIDTH - RIGHT, LOSS_BOTTOM, "#999999"))
-    for life in lives:
-        points = " ".join(f"{x(at):.1f},{y(loss):.1f}" for at, loss in life.curve)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{life.colour}" stroke-width="2"/>')
-        top = LIVES_TOP + LIFE_HEIGHT * lives.index(life)
-        parts.append(
-            f'<rect x="{x(life.begin_s):.1f}" y="{top + 4}" width="{x(life.end_s) - x(life.begin_s):.1f}" '
-            f'height="{LIFE_HEIGHT - 8}" rx="3" fill="{life.colour}"/>'
-        )
-        parts.append(text(LEFT - 8, top + 16, f"node {life.number}", "end"))
-        end = "killed" if life.killed else "" if life.accuracy is None else f"{life.accuracy:.1%}"
-        parts.append(text(x(life.end_s) + 8, top + 16, end))
+    shown = "\n".join(of_life(life, number, x, y) for number, life in enumerate(lives))
+    parts += [*curtain(x(last_s), height), '<g clip-path="url(#past)">', shown, "</g>"]
     gone = min((life.end_s for life in lives), default=last_s)
-    for life in lives:
+    for number, life in enumerate(lives):
+        end = "killed" if life.killed else "" if life.accuracy is None else f"{life.accuracy:.1%}"
+        label = text(x(life.end_s) + 8, LIVES_TOP + LIFE_HEIGHT * number + 16, end)
+        parts.append(appearing(life.end_s / last_s, [label]))
         if life.killed:
-            parts += marker(x(life.end_s), lives_bottom, f"node {life.number} killed (-9)", "end")
+            marks = marker(x(life.end_s), lives_bottom, f"node {life.number} killed (-9)", "end")
+            parts.append(appearing(life.end_s / last_s, marks))
         elif life.begin_s > gone:
-            parts += marker(x(life.begin_s), lives_bottom, f"node {life.number} joins", "start")
+            marks = marker(x(life.begin_s), lives_bottom, f"node {life.number} joins", "start")
+            parts.append(appearing(life.begin_s / last_s, marks))
     return "\n".join([*parts, "</svg>", ""])
 
 
+def of_life(life: Life, number: int, x: Callable[[float], float], y: Callable[[float], float]) -> str:
+    """Return the curve and the bar of one node."""
+    points = " ".join(f"{x(at):.1f},{y(loss):.1f}" for at, loss in life.curve)
+    top = LIVES_TOP + LIFE_HEIGHT * number
+    return (
+        f'<polyline points="{points}" fill="none" stroke="{life.colour}" stroke-width="2"/>\n'
+        f'<rect x="{x(life.begin_s):.1f}" y="{top + 4}" width="{x(life.end_s) - x(life.begin_s):.1f}" '
+        f'height="{LIFE_HEIGHT - 8}" rx="3" fill="{life.colour}"/>'
+    )
+
+
+def curtain(right: float, height: float) -> list[str]:
+    """Return the clip path ``past``, which opens to the right while the run is played, and the line at its edge."""
+    played = PLAY_S / (PLAY_S + HOLD_S)
+    timing = f'keyTimes="0;{played:.3f};1" dur="{PLAY_S + HOLD_S:g}s" repeatCount="indefinite"'
+    return [
+        f'<clipPath id="past"><rect width="{WIDTH}" height="{height}">'
+        f'<animate attributeName="width" values="{LEFT};{right:.1f};{right:.1f}" {timing}/></rect></clipPath>',
+        f'<line x1="{right:.1f}" y1="{LOSS_TOP}" x2="{right:.1f}" y2="{height - 46}" stroke="#999999" opacity="0">'
+        f'<animate attributeName="opacity" values="1;0;0" calcMode="discrete" {timing}/>'
+        f'<animate attributeName="x1" values="{LEFT};{right:.1f};{right:.1f}" {timing}/>'
+        f'<animate attributeName="x2" values="{LEFT};{right:.1f};{right:.1f}" {timing}/></line>',
+    ]
+
+
+def appearing(share: float, parts: list[str]) -> str:
+    """Return a group that is hidden until ``share`` of the run (0 to 1) has been played."""
+    at = min(share, 0.999) * PLAY_S / (PLAY_S + HOLD_S)
+    timing = f'keyTimes="0;{at:.4f};1" dur="{PLAY_S + HOLD_S:g}s" repeatCount="indefinite"'
+    return "\n".join(
+        ["<g>", f'<animate attributeName="opacity" values="0;1;1" calcMode="discrete" {timing}/>', *parts, "</g>"]
+    )
+
+
 def marker(x: float, bottom: float, label: str, anchor: str) -> list[str]:
-    """A dashed line through both halves, with its label above."""
+    """Return a dashed line through both halves, with its label above."""
     return [
         f'<line x1="{x:.1f}" y1="46" x2="{x:.1f}" y2="{bottom}" stroke="#333" stroke-dasharray="4 4"/>',
         text(x + (-6 if anchor == "end" else 6), 50, label, anchor),
@@ -168,7 +204,7 @@ def line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times the powers of ten within [10**low, 10**high]."""
+    """Return 1, 2 and 5 times the powers of ten within [10**low, 10**high]."""
     powers = range(math.floor(low), math.ceil(high) + 1)
     values = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
     return [value for value in values if low <= math.log10(value) <= high]
