@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from node import Node  # gossip 1: one import
+from gossip import Node  # gossip 1: one import
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--samples", type=int, default=60_000, help="stop when the whole swarm has trained on so many")

@@ -26,7 +26,7 @@ def train(number, args):
     from torch import nn
     from torch.nn import functional as F
 
-    from node import Node
+    from gossip import Node
 
     torch.set_num_threads(1)
     client = get_client()  # the scheduler keeps where the nodes are, for as long as it lives

@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed import TCPStore
 from torch.nn import functional as F
 
-from node import Node
+from gossip import Node
 
 environment = os.environ
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

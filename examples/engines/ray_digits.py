@@ -45,7 +45,7 @@ class Trainer:
         from torch import nn
         from torch.nn import functional as F
 
-        from node import Node
+        from gossip import Node
 
         torch.set_num_threads(1)
         # Ray knows under which address the other machines reach this one; its default route may lead elsewhere.

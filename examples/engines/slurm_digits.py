@@ -15,7 +15,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn import functional as F
 
-from node import Node
+from gossip import Node
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--samples", type=int, default=60_000, help="stop when the whole swarm has trained on so many")

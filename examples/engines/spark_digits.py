@@ -25,7 +25,7 @@ def train(number, args):
     from torch import nn
     from torch.nn import functional as F
 
-    from node import Node
+    from gossip import Node
 
     torch.set_num_threads(1)
     own = os.path.join(args.states, f"node-{number}")

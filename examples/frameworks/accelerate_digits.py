@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from node import Node  # gossip 1: one import
+from gossip import Node  # gossip 1: one import
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--samples", type=int, default=60_000, help="stop when the whole swarm has trained on so many")

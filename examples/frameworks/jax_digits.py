@@ -19,7 +19,7 @@ import optax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from node import Node  # gossip 1: two imports
+from gossip import Node  # gossip 1: two imports
 from node.adapters.jax import Pytree
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
