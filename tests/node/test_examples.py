@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import gossip
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 OF_FRAMEWORKS = sorted(EXAMPLES.glob("frameworks/*.py"))  # played by make test-frameworks
@@ -44,16 +46,20 @@ def result_of(script: str, *args: str, **variables: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("path", [*SCRIPTS, *OF_FRAMEWORKS, *OF_ENGINES], ids=lambda path: path.stem)
-def test_of_ours_an_example_imports_node_alone(path):
+def test_an_example_imports_public_names_of_gossip_and_adapters_alone(path):
     ours = {folder.name for folder in EXAMPLES.parent.iterdir() if (folder / "__init__.py").exists()}
     assert {"gossip", "node", "sim"} <= ours
     imported = set()
     for found in ast.walk(ast.parse(path.read_text())):
         if isinstance(found, ast.Import):
-            imported |= {name.name.split(".")[0] for name in found.names}
+            imported |= {name.name for name in found.names}
         elif isinstance(found, ast.ImportFrom):
-            imported.add((found.module or "").split(".")[0])
-    assert imported & ours == {"node"}
+            imported |= {f"{found.module}.{name.name}" for name in found.names}
+    used = {name for name in imported if name.split(".")[0] in ours}
+    assert used
+    assert {name for name in used if not name.startswith("node.adapters.")} <= {
+        f"gossip.{name}" for name in gossip.__all__
+    }
 
 
 def test_whatever_launches_is_on_its_page():
