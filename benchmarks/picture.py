@@ -36,12 +36,13 @@ COLOURS = (
 )  # told apart by the colour blind
 NODES = 4  # that begin, as in the demo; one more joins
 MEAN_OF = 5  # rows: the loss is one batch of 16, and jumps
+LEAD_S = 2.0  # what is shown of the time in which the nodes wait for each other
 PLAY_S, HOLD_S = 12.0, 4.0  # the run is played in so many seconds, and its end stays for so many
 
 
 @dataclass(frozen=True)
 class Life:
-    """One node from its first row to its last, in seconds since the first row of all nodes."""
+    """One node from its first row to its last, in seconds since ``LEAD_S`` before the first loss of all nodes."""
 
     number: int
     begin_s: float
@@ -79,7 +80,10 @@ def read(folder: Path) -> list[Life]:
     logs = {number: rows for number, rows in sorted(logs.items()) if rows}
     if not logs:
         raise SystemExit(f"{folder} holds no node-*.jsonl: name the folder given to gossip local --log-dir.")
-    begin = min(rows[0]["t"] for rows in logs.values())
+    losses_at = [row["t"] for rows in logs.values() for row in rows if row["event"] == "progress" and row["loss"]]
+    if not losses_at:
+        raise SystemExit(f"No node in {folder} has told a loss, so there is nothing to draw.")
+    begin = min(losses_at) - LEAD_S
     lives = []
     for number, rows in logs.items():
         figures = [(row["t"] - begin, row["loss"]) for row in rows if row["event"] == "progress" and row["loss"]]
@@ -88,7 +92,14 @@ def read(folder: Path) -> list[Life]:
         curve = list(zip((at for at, _ in figures), means, strict=True))
         killed = rows[-1]["event"] != "final"
         lives.append(
-            Life(number, rows[0]["t"] - begin, rows[-1]["t"] - begin, curve, killed, accuracy_of(folder, number))
+            Life(
+                number,
+                max(0.0, rows[0]["t"] - begin),
+                rows[-1]["t"] - begin,
+                curve,
+                killed,
+                accuracy_of(folder, number),
+            )
         )
     return lives
 
