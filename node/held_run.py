@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from torch import nn
 
 from gossip.arithmetic.correction import Correction
 from gossip.arithmetic.mixing import OuterStep
-from gossip.averaging.boundary import Boundary
+from gossip.averaging.boundary import Boundary, Update
 from gossip.errors import CheckpointError, LocalError
 from gossip.ids import PeerId, quantity
 from gossip.peer import Peer
 from gossip.wire.records import within
+from node.average import Average
 from node.data.sampler import Samplers, Sharers
 from node.loop import Bell
 from node.model import checkpoint
@@ -49,12 +50,13 @@ class HeldRun:
 
     def __init__(
         self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, settings: Settings,
-        frozen: bool = False,
+        frozen: bool = False, keep_average: bool = False,
     ) -> None:  # fmt: skip
         self.settings, self.config = settings, settings.config
         self.model, self.optimizers = model, optimizers
         self.state = model if isinstance(model, State) else ModelState(model, optimizers, frozen)
         self.state.check()
+        self.average = Average(self.state, keep_average)
         self.pool = VectorPool(self.state)
         self.wake = Bell()  # for a training loop that has nothing else to do (joining, settling)
         self.boundary = self.make_boundary(
@@ -73,6 +75,7 @@ class HeldRun:
         self.kept_in: Path | None = None  # where the weights are that this node gave up for another run's
         self.given: Mapping[str, Any] | None = None  # a state to go on from, once weights are here
         self.steps = self.samples = 0
+        self.begun = False  # with its own weights or with others', from which mixing starts
         self.rate = math.nan  # the learning rate, where the loop says it and no optimizer has it
         self.shown = SwarmView(), 0  # a view, and the samples that were shown then
         self.passes = 0  # over the data that are divided among the members
@@ -112,6 +115,24 @@ class HeldRun:
         self.shown = view, max(reached, most) if view.continues(before) else reached
         return self.shown[1]
 
+    # -- what becomes of the weights -----------------------------------------------------------------------------
+    def mixed(self, updates: Sequence[Update]) -> None:
+        """Take note that what exchanges brought was added to the model."""
+        self.optimizers.mixed()
+        self.average.mixed([update.positions for update in updates])
+
+    def replaced(self, vector: Any) -> None:
+        """Begin anew with other weights, which the model holds now."""
+        if self.optimizers.quasi_global:  # the donor may train with another, whose state is as long and stays behind
+            self.optimizers.joined(keep=self.state.holds(vector))
+        self.average.forget()
+        self.begun = True
+        with self.outer_lock:
+            if self.outer.begun:
+                self.outer.replace(vector)
+            else:
+                self.outer.begin(vector)
+
     # -- checkpoints -----------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint says of the run."""
@@ -124,13 +145,20 @@ class HeldRun:
         }  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        self.archive.save(path, self.state_dict())
+        with self.average.in_checkpoint() as training:
+            figures = {"averaged_mixes": self.average.mixes} if training else {}
+            self.archive.save(path, self.state_dict() | figures, training)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         saved = self.archive.load(path)
         meta = dict(saved.meta)
         self.samplers.load(meta.get("samplers"))
-        self.go_on(meta, str(path), lambda: self.archive.put(saved, path))
+
+        def put() -> None:
+            self.archive.put(saved, path)
+            self.average.restore(saved.averaged, within("steps", meta.get("averaged_mixes", 0)))
+
+        self.go_on(meta, str(path), put)
         return meta
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -157,6 +185,7 @@ class HeldRun:
             )
             self.thread.call(self.runtime.on_event, "load", text)
             return
+        self.average.forget()
         put()
         self.boundary.mass = 1.0
         weights = None if self.outer.plain else self.pool.take()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gossip.averaging.boundary import Boundary, Visit
+from gossip.averaging.boundary import Boundary, Update, Visit
 from gossip.config import Config
 from gossip.peer import Peer
 
@@ -71,7 +72,7 @@ class Owner(Protocol):
     def replaced(self, weights: Any) -> None:
         """The model holds these now."""
 
-    def mixed(self) -> None:
+    def mixed(self, updates: Sequence[Update]) -> None:
         """What exchanges brought was added to the model."""
 
     def keeps(self) -> bool:
@@ -114,7 +115,7 @@ class StepLoop:
         whole = ahead and boundary.expected is None  # a snapshot of a part serves no newcomer
         visit = boundary.visit(owner.replaced, ahead, report and not whole and owner.keeps())
         if visit.updates and not visit.adopted:
-            owner.mixed()
+            owner.mixed(visit.updates)
         if visit.updates_alone and not report:
             owner.updated(visit)
         else:

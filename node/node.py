@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -56,8 +57,9 @@ class Node:
     members on other hosts and none of them came. ``frozen``: exchange parameters that require
     no gradient as well, of a module where others do. ``page``: "host:port" of a page for browsers and monitors,
     docs/page.md. ``on_fault``: what a fault of this library in the network side comes to, "restart" (the default: the
-    network side begins anew beside the loop) or "raise" (:meth:`step` raises FaultError). What is not given comes from
-    GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG,
+    network side begins anew beside the loop) or "raise" (:meth:`step` raises FaultError). ``keep_average``: keep the
+    average over the last mixes that :meth:`averaged` shows, one more vector of the model's size. What is not given
+    comes from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG,
     GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR, GOSSIP_WAIT_S, GOSSIP_PAGE and GOSSIP_ON_FAULT.
     ``group``: a process group of torch.distributed that trains one model: all its ranks are this one node, and each
     makes a Node; of the settings above those of its rank 0 count.
@@ -83,6 +85,7 @@ class Node:
         frozen: bool = False,
         page: str | None = None,
         on_fault: str | None = None,
+        keep_average: bool = False,
     ) -> None:
         self_test()
         if group is None:
@@ -93,7 +96,7 @@ class Node:
         ranks = None if group is None else Ranks(GroupChannel(group))
         self._training: TrainingSide | Follower
         if ranks is not None and not ranks.leads:
-            self._training = Follower(model, optimizers, ranks, frozen)
+            self._training = Follower(model, optimizers, ranks, frozen, keep_average)
             running.closes_with(self, self._training)
             return
         settings = Settings.gather(
@@ -103,9 +106,9 @@ class Node:
         decided = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=decided)
         self._training = (
-            TrainingSide(model, optimizers, settings, frozen)
+            TrainingSide(model, optimizers, settings, frozen, keep_average)
             if ranks is None
-            else Leader(model, optimizers, settings, ranks, frozen)
+            else Leader(model, optimizers, settings, ranks, frozen, keep_average)
         )
         running.closes_with(self, self._training)
 
@@ -113,6 +116,7 @@ class Node:
     def start(self) -> Self:
         """What entering the block does, for programs without one: run the network, join, and return when this node
         holds the weights that it is to train. :meth:`close` ends it."""
+        self._training.average.check("start")
         self._training.start()
         return self
 
@@ -137,6 +141,7 @@ class Node:
         for what is the user's to mend, and with ``on_fault="raise"`` FaultError after a fault of this library in the
         network side.
         """
+        self._training.average.check("step")
         if lr is not None:
             self._training.rate = lr
         self._training.step(loss, samples)
@@ -172,12 +177,14 @@ class Node:
         there was nobody). Call it before evaluating or saving, on every node about the same time; or with ``wait_s``,
         which at the end of a run makes it a meeting point: it mixes until all other members have called it too, have
         finished or are gone, for so many seconds at most, and then settles."""
+        self._training.average.check("settle")
         return self._training.settle(seconds, wait_s)
 
     def finish(self, seconds: float = 5.0) -> None:
         """The run is complete: call it at the end, with the weights as they are to be. Newcomers get them and learn
         that nothing is left to train; others end when most members say so. A state directory remembers it. Waits while
         newcomers fetch the weights, for up to ``seconds``."""
+        self._training.average.check("finish")
         self._training.finish(seconds)
 
     def merge(self, run: str) -> None:
@@ -238,9 +245,23 @@ class Node:
         """The last 1,024 events, newest last."""
         return self._training.listeners.history()
 
+    # -- the model to evaluate -----------------------------------------------------------------------------------
+    def averaged(self) -> AbstractContextManager[None]:
+        """Have the model hold the average of its weights just after its last mixes: ``with node.averaged():`` around an
+        evaluation. The block's end brings the training weights back, bit for bit. What exchanges bring meanwhile lands
+        at the next step. Before the first mix, and after :meth:`settle`, the average is the training weights.
+
+        Raises LocalError for a node that was made without ``keep_average``; so do calls within the block that go on
+        training (:meth:`step`, :meth:`settle`, :meth:`finish`, :meth:`load`).
+        """
+        self._training.average.require()
+        return self._training.average.shown()
+
     # -- checkpoints ---------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write model, optimizer and the run's figures to ``path`` (safetensors, a small JSON beside it), atomically.
+        With ``keep_average`` the tensors' own names hold the average, and :meth:`load` goes on from the training
+        weights, which stand beside it.
 
         Raises CheckpointError in one sentence; the previous checkpoint is then intact.
         """
@@ -253,6 +274,7 @@ class Node:
         another run behind them merge by the rule for two runs: the one with fewer samples takes the other's weights.
         Weights of no run, as any safetensors file of these names, are taken where nothing is trained yet.
         """
+        self._training.average.check("load")
         return self._training.load(path)
 
     def state_dict(self) -> dict[str, Any]:
@@ -264,6 +286,7 @@ class Node:
         """Go on with the run of such a state. Call it once the weights are back in the model and before the node
         starts: a living swarm of that run is ahead, and its weights are taken then; where nobody is, the run goes on
         under its old name with the weights that are here. Raises CheckpointError for what is no such state."""
+        self._training.average.check("load_state_dict")
         self._training.load_state_dict(state)
 
 

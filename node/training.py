@@ -54,9 +54,9 @@ class TrainingSide(HeldRun):
 
     def __init__(
         self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, settings: Settings,
-        frozen: bool = False,
+        frozen: bool = False, keep_average: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(model, optimizers, settings, frozen)
+        super().__init__(model, optimizers, settings, frozen, keep_average)
         self.loop = StepLoop(self.config, self.boundary, self, REPORT_S)
         self.service = Service(
             settings, self.state, self.boundary, self.pool, self.outer, self.outer_lock, self.wake,
@@ -70,7 +70,6 @@ class TrainingSide(HeldRun):
         self.corrected_at = 0  # the steps when the correction was last applied
         self.settled_at: int | None = None  # the steps at which this loop settled last, until it goes on
         self.handler: Any = None
-        self.begun = False  # with its own weights or with others', from which mixing starts
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -297,9 +296,6 @@ class TrainingSide(HeldRun):
         self.loop.visit(time.perf_counter() + self.service.clock_s)
 
     # -- the loop's owner ------------------------------------------------------------------------------------------
-    def mixed(self) -> None:
-        self.optimizers.mixed()
-
     def updated(self, visit: Visit) -> None:
         """A vector that was added has gone back to the pool, which is both threads': the network's is not woken for it
         alone."""
@@ -368,6 +364,7 @@ class TrainingSide(HeldRun):
         lost, self.lost_told = self.loss.lost and not self.lost_told, self.loss.lost
         if not runtime.peer.sound:
             if not self.boundary.wanted and self.state.sound():
+                self.average.forget()  # it may have taken up what was no number
                 self.tell_peer(lambda peer, now: peer.mended(now))
         elif self.loss.lost and not self.state.sound():
             self.tell_peer(lambda peer, now: peer.spoiled(None, now))
@@ -382,22 +379,12 @@ class TrainingSide(HeldRun):
         except LayoutError:
             return (), ()
 
-    def replaced(self, vector: Any) -> None:
-        if self.optimizers.quasi_global:  # the donor may train with another, whose state is as long and stays behind
-            self.optimizers.joined(keep=self.state.holds(vector))
-        self.begun = True
-        with self.outer_lock:
-            if self.outer.begun:
-                self.outer.replace(vector)
-            else:
-                self.outer.begin(vector)
-
     # -- ending --------------------------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree, or for ``seconds``, once all have come or ``wait_s`` are over;
         returns the consensus distance."""
         peer = self.peer
-        before = peer.counts.done
+        before, averaged = peer.counts.done, self.average.mixes
         self.settled_at = self.steps
         self.tell_peer(lambda peer, now: peer.settle(True, now))
         if self.meet(wait_s):
@@ -416,6 +403,7 @@ class TrainingSide(HeldRun):
         self.finish_exchanges(min(1.0, seconds))
         self.thread.call(self.service.settled)
         self.heard()
+        self.average.settled(averaged)
         if not self.outer.plain:
             self.reset_outer()
         distance: float | None = known(self.peer.consensus_distance)

@@ -1,8 +1,10 @@
 """A checkpoint: one safetensors file that holds everything, replaced as a whole, and a small JSON beside it for people.
 
-Weights keep their own names, so that any tool that reads safetensors reads them. Optimizer tensors stand beside them
-under ``optimizer/``; the optimizer's structure and the meta data are JSON in the file's header, because one rename can
-only replace one file: what `load` needs is never spread over two. Nothing is ever pickled or unpickled.
+Weights keep their own names, so that any tool that reads safetensors reads them. Where a node keeps an average of its
+weights, their own names hold that average, which is the model to evaluate, and the weights that training goes on with
+stand under ``training/``. Optimizer tensors stand under ``optimizer/``; the optimizer's structure and the meta data are
+JSON in the file's header, because one rename can only replace one file: what `load` needs is never spread over two.
+Nothing is ever pickled or unpickled.
 """
 
 from __future__ import annotations
@@ -38,17 +40,25 @@ __all__ = ["Archive", "Checkpoint", "figures", "load", "save"]
 
 _SUFFIX: Final = ".safetensors"
 _VERSION: Final = 1
+_WITH_TRAINING: Final = 2  # the version of a file that holds training weights beside an average
 _KEY: Final = "gossip"  # our entry in the header's __metadata__
 _OPTIMIZER: Final = "optimizer/"
+_TRAINING: Final = "training/"
 _OTHERS: Final = '{"version": 1, "optimizer": null, "tied": {}, "meta": {}}'  # of weights that somebody else wrote
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a file held. Tensors are on the CPU; tied ones are the same object again."""
+    """What a file held. Tensors are on the CPU; tied ones are the same object again.
+
+    Attributes:
+        tensors: What training goes on with.
+        averaged: The model to evaluate, where the file has another beside that.
+    """
 
     tensors: dict[str, Tensor]
+    averaged: dict[str, Tensor]
     optimizer_state: dict[str, Any] | None  # as `optimizer.load_state_dict` takes it
     meta: dict[str, Any]
 
@@ -74,11 +84,13 @@ def save(
     tensors: Mapping[str, Tensor],
     optimizer_state: Mapping[str, Any] | None,
     meta: Mapping[str, Any],
+    training: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Writes ``path`` (a name without any ending gets ``.safetensors``) and, beside it, a ``.json`` that describes it.
 
     ``tensors`` may live on any device; ``optimizer_state`` is an optimizer's ``state_dict()``; ``meta`` maps names to
-    numbers, strings, None, and lists, tuples and mappings of them. Killed at any moment, or out of room, it leaves the
+    numbers, strings, None, and lists, tuples and mappings of them. ``training``: where ``tensors`` are an average, the
+    weights that it was made of, by their names among ``tensors``. Killed at any moment, or out of room, it leaves the
     previous checkpoint readable: both files are written beside it, synced, then renamed. Several processes may save to
     one path at once; the last one stays. Missing directories are made.
 
@@ -87,9 +99,10 @@ def save(
     target = _with_suffix(path)
     # An ending of the caller's own stays in the name, or "run.1" and "run.2" would share one description.
     beside = target.with_suffix(".json") if target.suffix == _SUFFIX else target.with_name(target.name + ".json")
-    everything, document = _plan(tensors, optimizer_state, meta)
-    elements = sum(tensor.numel() for name, tensor in everything.items() if not name.startswith(_OPTIMIZER))
-    described = {"checkpoint": target.name, "version": _VERSION, "elements": elements, "meta": document["meta"]}
+    everything, document = _plan(tensors, optimizer_state, meta, training or {})
+    elements = sum(tensor.numel() for name, tensor in everything.items() if name in tensors)
+    version, said = document["version"], document["meta"]
+    described = {"checkpoint": target.name, "version": version, "elements": elements, "meta": said}
     try:
         for place in (target, beside):
             if place.exists() and not place.is_file():
@@ -130,16 +143,24 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
         with safe_open(place, framework="pt", device="cpu") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
             document = json.loads((file.metadata() or {}).get(_KEY, _OTHERS))
-        if document["version"] != _VERSION:
+        if document["version"] not in (_VERSION, _WITH_TRAINING):
             version = document["version"]
-            raise CheckpointError(f"{place} has format {version}, this version reads {_VERSION}; upgrade it.")
+            raise CheckpointError(f"{place} has format {version}, this version reads {_WITH_TRAINING}; upgrade it.")
         for key, kind in (("optimizer", dict | None), ("tied", dict), ("meta", dict)):
             if not isinstance(document[key], kind):
                 raise TypeError(key)
         for alias, kept in document["tied"].items():
             stored[alias] = stored[kept]
-        weights = {name: tensor for name, tensor in stored.items() if not name.startswith(_OPTIMIZER)}
-        return Checkpoint(weights, _decode(document["optimizer"], stored), _decode(document["meta"], {}))
+        training = {name: stored[at] for name, at in document.get("training", {}).items()}
+        beside = set(document.get("training", {}).values())
+        weights = {
+            name: tensor for name, tensor in stored.items() if not name.startswith(_OPTIMIZER) and name not in beside
+        }
+        averaged = weights if training else {}
+        if training:  # which has one name of those that are tied
+            of = {id(stored[name]): tensor for name, tensor in training.items()}
+            weights = {name: of.get(id(tensor), tensor) for name, tensor in weights.items()}
+        return Checkpoint(weights, averaged, _decode(document["optimizer"], stored), _decode(document["meta"], {}))
     except FileNotFoundError as error:
         raise CheckpointError(f"There is no checkpoint at {place}; check the path.") from error
     except OSError as error:
@@ -159,7 +180,10 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def _plan(
-    tensors: Mapping[str, Tensor], optimizer_state: Mapping[str, Any] | None, meta: Mapping[str, Any]
+    tensors: Mapping[str, Tensor],
+    optimizer_state: Mapping[str, Any] | None,
+    meta: Mapping[str, Any],
+    training: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Every tensor to store, each once, on the host, and the JSON that says what they are."""
     for name in tensors:
@@ -167,6 +191,7 @@ def _plan(
             raise CheckpointError(f"Could not save: a tensor may not be called {name!r} in a checkpoint; rename it.")
     given = dict(tensors)
     optimizer = _encode(optimizer_state, "the optimizer's state", "", given)
+    places = {name: _placed(_TRAINING + name, tensor, given) for name, tensor in training.items()}
     everything: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     names: dict[tuple[Any, ...], str] = {}  # by what is seen of which memory
@@ -184,7 +209,18 @@ def _plan(
         storages.add(host.untyped_storage().data_ptr())
         everything[name] = host
     described = _encode(meta, "meta", "", None)
-    return everything, {"version": _VERSION, "optimizer": optimizer, "tied": tied, "meta": described}
+    document = {"version": _VERSION, "optimizer": optimizer, "tied": tied, "meta": described}
+    if places:
+        document |= {"version": _WITH_TRAINING, "training": places}
+    return everything, document
+
+
+def _placed(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    """Put a tensor among others under this name, or one like it that is free, and return the name."""
+    while name in tensors:  # of the keys 0 and "0", say
+        name += "'"
+    tensors[name] = tensor
+    return name
 
 
 def _encode(value: Any, what: str, where: str, tensors: dict[str, Tensor] | None) -> Any:
@@ -199,11 +235,7 @@ def _encode(value: Any, what: str, where: str, tensors: dict[str, Tensor] | None
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor) and tensors is not None:
-        name = _OPTIMIZER + where
-        while name in tensors:  # the keys 0 and "0", say
-            name += "'"
-        tensors[name] = value
-        return {"$tensor": name}
+        return {"$tensor": _placed(_OPTIMIZER + where, value, tensors)}
     if isinstance(value, tuple | list):
         items = [_encode(item, what, f"{where}.{index}".lstrip("."), tensors) for index, item in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
@@ -296,10 +328,13 @@ class Archive:
     def __init__(self, state: State, optimizers: Optimizers) -> None:
         self.state, self.optimizers = state, optimizers
 
-    def save(self, path: str | os.PathLike[str], figures: Mapping[str, Any]) -> None:
-        """Write model, optimizers and these figures. Raises CheckpointError."""
+    def save(
+        self, path: str | os.PathLike[str], figures: Mapping[str, Any], training: Mapping[str, Tensor] | None = None
+    ) -> None:  # fmt: skip
+        """Write model, optimizers and these figures, and beside a model that holds an average the weights of
+        ``training``. Raises CheckpointError."""
         meta = {"format": 1, "fingerprint": self.state.layout.contents, **figures}
-        save(path, self.state.tensors(), self.optimizers.state_dict(), meta)
+        save(path, self.state.tensors(), self.optimizers.state_dict(), meta, training)
 
     def load(self, path: str | os.PathLike[str]) -> Checkpoint:
         """What a file holds. Raises CheckpointError, also for one that names another model."""

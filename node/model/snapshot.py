@@ -100,6 +100,10 @@ class ModelState(State):
         """Elements of the trained parameters, which is what each of :attr:`optimizer_keys` takes in the vector."""
         return sum(parameter.numel() for parameter in self._state.trained())
 
+    def exchanged(self) -> list[Tensor]:
+        """Return the live tensors that exchanges carry, in the layout's order."""
+        return self._tensors.current()[: self._exchanged]
+
     def sound(self) -> bool:
         """Whether every weight is finite. Waits for the device."""
         return all(bool(torch.isfinite(tensor).all()) for tensor in self._tensors.current())
@@ -137,8 +141,7 @@ class ModelState(State):
 
     def begin_read_piece(self, out: Floats, start: int) -> Copies:
         """As :meth:`begin_read`, of the weights from ``start`` on."""
-        tensors = self._tensors.current()[: self._exchanged]
-        return self._begin_read(list(stretch(tensors, start, start + out.size)), out)
+        return self._begin_read(list(stretch(self.exchanged(), start, start + out.size)), out)
 
     def begin_read_optimizer(self, out: Floats, start: int) -> Copies:
         """The optimizers' state, likewise, from ``start`` of what newcomers take on."""

@@ -15,6 +15,7 @@ from gossip.averaging.boundary import Pending
 from gossip.errors import ConfigError, LayoutError, LocalError
 from gossip.ids import PeerId
 from node import running
+from node.average import Average, Part
 from node.data.sampler import Samplers, Sharers
 from node.held_run import check_state
 from node.model.optimizers import Optimizers
@@ -40,11 +41,13 @@ class Follower:
     rate = math.nan  # the learning rate as the loop says it: nodes of several ranks learn no correction from it
 
     def __init__(
-        self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, ranks: Ranks, frozen: bool = False
-    ) -> None:
+        self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, ranks: Ranks, frozen: bool = False,
+        keep_average: bool = False,
+    ) -> None:  # fmt: skip
         self.ranks, self.rank, self.size = ranks, ranks.rank, ranks.size
         self.model, self.optimizers = model, optimizers
         self.state = model if isinstance(model, State) else ModelState(model, optimizers, frozen)
+        self.average = Average(self.state, keep_average)
         self.mirror = Mirror(self.state, optimizers, ranks)
         self.known = Known(ranks)
         self.passes = 0
@@ -53,6 +56,7 @@ class Follower:
         self.samplers = Samplers(Sharers.of(self))
         self.vector = np.empty(0, np.float32)  # of the last change
         self.pending: Pending | None = None  # until it is done
+        self.changed: list[Part] = []  # at this boundary
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -98,8 +102,12 @@ class Follower:
                         self.change(fitting(word.what, UpdateTold))
                     case "mixed":
                         self.optimizers.mixed()
+                        self.average.mixed(self.changed)
+                        self.changed = []
                     case "mirror":
                         self.mirror.take()
+                        self.average.forget()
+                        self.changed = []
                     case "done":
                         result, error, news = fitting(word.what, tuple[Any, LocalError | None, News | None])
                         if news is not None:  # it could start
@@ -144,14 +152,19 @@ class Follower:
             if not inside or (np.diff(positions) <= 0).any():
                 raise unreadable("a change at positions outside the model")
             self.pending = self.state.add_at(self.vector, positions)
-        elif change.ratio is not None:
+            self.changed.append(positions)
+            return
+        self.changed.append(None)
+        if change.ratio is not None:
             self.pending = self.state.merge(self.vector, change.ratio)
         else:
             self.pending = self.state.add(self.vector)
 
     # -- calls that all ranks make ---------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
+        averaged = self.average.mixes
         distance: float | None = self.together(Call.SETTLE, float | None)
+        self.average.settled(averaged)
         return distance
 
     def finish(self, seconds: float) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
 
+from gossip.averaging.boundary import Update
 from gossip.errors import LocalError
 from node.held_run import check_state
 from node.model.optimizers import Optimizers
@@ -39,14 +40,14 @@ class Leader(TrainingSide):
 
     def __init__(
         self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, settings: Settings, ranks: Ranks,
-        frozen: bool = False,
+        frozen: bool = False, keep_average: bool = False,
     ) -> None:  # fmt: skip
         self.ranks, self.size, self.known = ranks, ranks.size, Known(ranks)
         self.swapped = False  # other weights took the place of those that were here
         self.news_at = 0.0
         self.announced_at = (0.0, 0)  # when, and at which step
         self.asked = False  # by some rank, for what is not said at each step
-        super().__init__(model, optimizers, settings, frozen)
+        super().__init__(model, optimizers, settings, frozen, keep_average)
         self.mirror = Mirror(self.state, optimizers, ranks)
 
     def make_boundary(self, *parts: Any) -> RanksBoundary:
@@ -160,6 +161,7 @@ class Leader(TrainingSide):
             if self.swapped:
                 ranks.tell("mirror")
                 self.mirror.give()
+                self.average.forget()  # that of a checkpoint is not on the other ranks
                 self.swapped = False
             ranks.tell("done", (result, portable(error), self.fresh()))
         if error is not None:
@@ -191,8 +193,8 @@ class Leader(TrainingSide):
         return news
 
     # -- the loop's owner ------------------------------------------------------------------------------------------
-    def mixed(self) -> None:
-        super().mixed()
+    def mixed(self, updates: Sequence[Update]) -> None:
+        super().mixed(updates)
         self.ranks.tell("mixed")
 
     def replaced(self, vector: Any) -> None:
