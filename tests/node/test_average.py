@@ -66,6 +66,7 @@ class Net(nn.Module):
 
 
 def test_it_is_the_mean_of_the_first_mixes_and_exponential_from_then_on():
+    torch.manual_seed(0)
     model = nn.Linear(3, 2)
     average, seen = kept(model), []
     for mix in range(12):
@@ -74,7 +75,7 @@ def test_it_is_the_mean_of_the_first_mixes_and_exponential_from_then_on():
         seen.append(model.weight.detach().clone().numpy())
         with average.shown():
             np.testing.assert_allclose(model.weight.detach().numpy(), expected(seen), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(expected(seen[:4]), np.mean(seen[:4], axis=0), rtol=1e-6)
+    np.testing.assert_allclose(expected(seen[:4]), np.mean(seen[:4], axis=0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -103,6 +104,7 @@ def test_the_training_weights_come_back_bit_for_bit_also_after_an_error(dtype):
 
 
 def test_statistics_are_averaged_and_an_integer_is_left_alone():
+    torch.manual_seed(0)
     model = nn.BatchNorm1d(2)
     average, means = kept(model), []
     for mix in range(4):
@@ -116,6 +118,7 @@ def test_statistics_are_averaged_and_an_integer_is_left_alone():
 
 
 def test_a_mix_of_a_part_is_averaged_by_itself():
+    torch.manual_seed(0)
     model = nn.Linear(4, 3)  # 15 elements, of which the first 12 are the weight
     slow, fast = [[] for _ in range(15)], kept(model)
     parts = [np.arange(0, 15, 3), np.arange(1, 15, 3), np.arange(2, 15, 3)]

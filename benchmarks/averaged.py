@@ -1,0 +1,217 @@
+"""The average of a node's weights over its mixes, beside its own weights and the average of all nodes.
+
+    python benchmarks/averaged.py [--cell "digits, IID"]... [--seeds 3] [--joining]
+
+Cells are those of benchmarks/methods.py, with the default's settings. Of each way to take one node's model the accuracy
+in %, of the mean node and in brackets of the worst, over the seeds. --joining plays swarms under churn in whose place
+newcomers take over their donors' averages. A quarter of an hour of one core.
+"""
+
+import argparse
+from collections import defaultdict
+
+import numpy as np
+import torch
+from methods import JOBS, SLICE_S, Row, after_mixes, scenario
+
+from gossip.averaging.boundary import Boundary
+from node.average import FACTOR
+from sim.scenario.scenario import Scenario
+from sim.simulation import Simulation
+
+FACTORS = (0.5, FACTOR, 0.9)
+ADAMW = {"name": "adamw", "lr": 0.003}
+PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0, "correction": 0.0}
+CELLS = {  # data set, condition, rate, changes of the default, another optimizer
+    "digits, IID": ("digits", "iid", 1.0, {}, None),
+    "digits, Dirichlet 0.1": ("digits", "dirichlet", 0.3, {}, None),
+    "the same at rate 0.1": ("digits", "dirichlet", 0.1, {}, None),
+    "the same, 30 % failing": ("digits", "loss", 0.3, {}, None),
+    "the same, every 32 steps": ("digits", "dirichlet", 0.3, {"mix_every_steps": 32}, None),
+    "the same, AdamW": ("digits", "dirichlet", 0.0, {}, ADAMW),
+    "the same, plain mean": ("digits", "dirichlet", 0.3, PLAIN, None),
+    "the same, groups": ("digits", "dirichlet", 0.3, {"mixing": "group"}, None),
+    "the same, push-sum": ("digits", "dirichlet", 0.3, {"mixing": "push-sum", "filter": "none"}, None),
+    "the same, 4 fragments every 2": (
+        "digits", "dirichlet", 0.3,
+        {"part": "fragments 4", "mix_every_steps": 2, "outer_momentum": 0.5, "outer_rate": 0.7}, None,
+    ),
+    "Fashion-MNIST, IID": ("fashion-mnist", "iid", 1.0, {}, None),
+    "Fashion-MNIST, Dirichlet 0.1": ("fashion-mnist", "dirichlet", 0.3, {}, None),
+}  # fmt: skip
+
+
+class Averages:
+    """Of every peer of a simulation an average with each factor, kept as node.average keeps a node's."""
+
+    def __init__(self, simulation):
+        self.matrix, self.hosts = simulation.learners.matrix, simulation.swarm.hosts
+        self.averages = {factor: self.matrix.copy() for factor in FACTORS}
+        self.taken = np.zeros(len(self.matrix), np.int64)  # elements
+        self.rows = {}
+
+    def visited(self, boundary, visit):
+        if id(boundary) not in self.rows:  # a peer that has come
+            self.rows = {id(host.boundary): host.row for host in self.hosts if not host.gone}
+        row = self.rows[id(boundary)]
+        if visit.adopted or visit.restored:
+            self.taken[row] = 0
+            for average in self.averages.values():
+                average[row] = self.matrix[row]
+        elif visit.updates:
+            parts = [update.positions for update in visit.updates]
+            for part in (None,) if any(part is None for part in parts) else parts:
+                self.take(row, part)
+
+    def take(self, row, part):
+        begins, weights = not self.taken[row], self.matrix[row]
+        self.taken[row] += len(weights) if part is None else len(part)
+        mixes = -(-int(self.taken[row]) // len(weights))
+        where = slice(None) if part is None or begins else part
+        for factor, average in self.averages.items():
+            average[row, where] += max(1 - factor, 1 / mixes) * (weights[where] - average[row, where])
+
+
+def watched(simulation, averages):
+    """Have the boundaries of this simulation tell ``averages`` of each visit; returns what ends that."""
+    plain = Boundary.visit
+
+    def visit(self, *arguments):
+        visit = plain(self, *arguments)
+        averages.visited(self, visit)
+        return visit
+
+    Boundary.visit = visit
+    return lambda: setattr(Boundary, "visit", plain)
+
+
+def run(simulation, dataset):
+    steps, peers = JOBS[dataset]["steps"], JOBS[dataset]["peers"]
+    swarm = simulation.swarm
+    with np.errstate(all="ignore"):
+        while swarm.training.steps < steps * peers and swarm.now < 8 * steps * 0.1:
+            swarm.events.run_until(swarm.now + SLICE_S)
+            for host in swarm.hosts:
+                if not host.gone:
+                    swarm.training.count(host, swarm.now)
+        simulation.measures.row()  # every model as at the end of its step
+    return [host.row for host in swarm.hosts if not host.gone and host.peer.ready]
+
+
+def built(dataset, condition, rate, changes, optimizer, seed):
+    table = scenario((dataset, condition, Row("averaged", changes), seed, rate))
+    if optimizer is not None:
+        table["task"]["optimizer"] = optimizer
+    return Simulation(Scenario.from_mapping(table))
+
+
+def beside_another(models, seed):
+    """Each model mixed once, plainly, with that of another, into a copy."""
+    count = len(models)
+    others = (np.arange(count) + np.random.default_rng(seed).integers(1, count, count)) % count
+    return (models + models[others]) / 2
+
+
+def play(cell, seed):
+    """Of each way the accuracies of all peers, (peers,)."""
+    simulation = built(*cell, seed)
+    learners, averages = simulation.learners, Averages(simulation)
+    after, had = after_mixes(learners)
+    end = watched(simulation, averages)
+    try:
+        ready = run(simulation, cell[0])
+    finally:
+        end()
+    now = learners.matrix[ready]
+    after[~had] = learners.matrix[~had]
+    ways = {"at an instant": now, "just after a mix": after[ready]}
+    ways |= {f"average, {factor:g}": averages.averages[factor][ready] for factor in FACTORS}
+    ways |= {"one mix into a copy": beside_another(now, seed), "all nodes": now.mean(0, keepdims=True)}
+    return {way: 100 * learners.evaluate(np.ascontiguousarray(models))[1] for way, models in ways.items()}
+
+
+def table(cells, seeds):
+    heads = None
+    for name in cells:
+        found = defaultdict(list)
+        for seed in range(1, seeds + 1):
+            for way, accuracies in play(CELLS[name], seed).items():
+                found[way].append((accuracies.mean(), accuracies.min()))
+        if heads is None:
+            heads = list(found)
+            print("| | " + " | ".join(heads) + " |\n|---|" + "---|" * len(heads), flush=True)
+        means = {way: np.mean(rows, axis=0) for way, rows in found.items()}
+        row = [f"{means[way][0]:.1f}" + (f" ({means[way][1]:.1f})" if way != "all nodes" else "") for way in heads]
+        print(f"| {name} | " + " | ".join(row) + " |", flush=True)
+
+
+def joining(seeds):
+    """Newcomers with four donors' own weights, a quarter of the model of each, and with these donors' averages."""
+    after = (0, 1, 2, 4)  # mixes of its own
+    print("| | newcomers take | at once | after " + " | ".join(map(str, after[1:])) + " mixes | all, at the end |")
+    print("|---|---|" + "---|" * (len(after) + 1))
+    for dataset in JOBS:
+        for way in ("weights", "averages"):
+            seen = defaultdict(list)
+            for seed in range(1, seeds + 1):
+                for place, accuracies in newcomers(dataset, seed, way == "averages", after).items():
+                    seen[place].extend(accuracies)
+            row = [f"{np.mean(seen[place]):.1f}" for place in (*after, "end")]
+            print(f"| {dataset}, {len(seen[0])} newcomers | {way} | " + " | ".join(row) + " |", flush=True)
+
+
+def newcomers(dataset, seed, averaged, after):
+    simulation = built(dataset, "churn", 0.3, {}, None, seed)
+    learners, averages = simulation.learners, Averages(simulation)
+    matrix, random, mixes = learners.matrix, np.random.default_rng(seed), {}
+    seen = defaultdict(list)
+    plain_adopt, plain_mixed, plain_joined = Boundary.adopt, learners.mixed, learners.joined
+
+    def adopt(boundary, adoption, visit, replaced):
+        hosts = [host for host in simulation.swarm.hosts if not host.gone and host.peer.ready]
+        donors = random.choice([host.row for host in hosts if host.boundary is not boundary], 4)
+        given = averages.averages[FACTOR] if averaged else matrix
+        for donor, piece in zip(donors, np.array_split(np.arange(adoption.vector.size), 4), strict=True):
+            adoption.vector[piece] = given[donor][piece]
+        plain_adopt(boundary, adoption, visit, replaced)
+
+    def look(row):
+        if mixes[row] in after:
+            seen[mixes[row]].append(matrix[row].copy())
+
+    def mixed(row):
+        plain_mixed(row)
+        if row in mixes:
+            mixes[row] += 1
+            look(row)
+
+    def joined(row):
+        plain_joined(row)
+        mixes[row] = 0
+        look(row)
+
+    learners.mixed, learners.joined, Boundary.adopt = mixed, joined, adopt
+    end = watched(simulation, averages)
+    try:
+        seen["end"] = list(matrix[run(simulation, dataset)])
+    finally:
+        end()
+        Boundary.adopt = plain_adopt
+    return {place: 100 * learners.evaluate(np.stack(models))[1] for place, models in seen.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cell", action="append", choices=list(CELLS), help="one cell; may be repeated")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--joining", action="store_true", help="newcomers alone")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.joining:
+        joining(args.seeds)
+    else:
+        table(args.cell or list(CELLS), args.seeds)
+
+
+if __name__ == "__main__":
+    main()
