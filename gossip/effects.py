@@ -134,7 +134,8 @@ class Mix:
     ``late``: whether they had was in doubt, and others were mixed with meanwhile. No outer momentum then, which would
     count the local progress since the last mix twice: the difference is added to the model and to what the outer step
     holds of it alike (:meth:`gossip.arithmetic.mixing.OuterStep.shift`). ``plain``: no outer momentum either, but the
-    mean. ``credit``: how far it teaches :class:`gossip.arithmetic.correction.Correction` anything.
+    mean. ``credit``: how far it teaches :class:`gossip.arithmetic.correction.Correction` anything, which counts in
+    intervals of ``every`` local steps from then on; 0: as before.
     """
 
     session: int
@@ -142,6 +143,7 @@ class Mix:
     late: bool = False
     plain: bool = False
     credit: float = 0.0
+    every: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,11 @@ class Face:
         return self.schedule.due_steps
 
     @property
+    def interval_steps(self) -> int | None:
+        """Local steps between two mixes at present; None by the clock alone."""
+        return self.schedule.every
+
+    @property
     def offering(self) -> bool:
         """Whether a mix of our own is under way."""
         return bool(self.exchanges.outgoing)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from gossip.codecs import COMPILED, Machine
 from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.discovery import Listening, Reachability, Seeds
@@ -49,8 +50,7 @@ class Peer(Holder):
     holds the ids that seeds from an invite must prove; ``members`` is who knows the others, by default the membership
     protocol; ``selector`` is whom to mix with, by default what ``config`` says, which must not name a file;
     ``finished`` is a run that this node had finished in an earlier life. ``looks``: seeds are looked up when LookUp
-    asks for it, and told with :meth:`seeded`; until then there may be none. ``compiled``: codecs are passes in C here,
-    which says what they cost.
+    asks for it, and told with :meth:`seeded`; until then there may be none. ``machine``: what exchanges cost here.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class Peer(Holder):
         selector: Selector | None = None,
         finished: bytes = b"",
         looks: bool = False,
-        compiled: bool = True,
+        machine: Machine = COMPILED,
         now: float,
     ) -> None:
         self.id, self.config, self.rng = me.id, config, rng
         self.local = Local(
             fingerprint, elements, trained_elements, frozen_elements, genesis=me.genesis, boundary_at=now,
-            compiled=compiled, progress=RunProgress(config.mix_every_steps),
+            machine=machine, every=config.first_interval, progress=RunProgress(config.first_interval),
         )  # fmt: skip
         self.conduct = Conduct()
         if members is None:
@@ -295,8 +295,9 @@ class Peer(Holder):
         from the two versions, and with stale ones equal peers would weigh each other too little. A report that is older
         than what was counted already counts nothing."""
         steps, samples = max(steps, self.steps), max(samples, self.samples)
-        if self.config.mix_every_steps is not None:
-            self.local.version = within(self.local.version + (steps - self.steps) / self.config.mix_every_steps)
+        every = self.config.interval_steps
+        if every is not None:
+            self.local.version = within(self.local.version + (steps - self.steps) / every)
         if self.local.ready:
             dialable = self.membership.me.address is not None
             self.local.progress.trained(
@@ -439,6 +440,13 @@ class Peer(Holder):
             effects += self.maybe_mix(now)
         return effects + self.after(now) if self.unsettled else effects
 
+    def adapt(self) -> None:
+        """Choose the interval anew, by what exchanges take."""
+        local = self.local
+        self.schedule.adapt(self.steps, local.boundary_at, self.exchanges.usual(), local.machine)
+        local.every = self.schedule.every
+        local.progress.count_in(local.every)
+
     def after(self, now: float) -> list[Effect]:
         """Note what ended: when the next mix is due, and who earned trust."""
         exchanges = self.exchanges
@@ -454,6 +462,8 @@ class Peer(Holder):
             exchanges.mixed_at.clear()
         if self.mixing and not (self.partners.several and exchanges.outgoing):
             self.mixing = False
+            if self.config.chooses:
+                self.adapt()
             self.schedule.mixed(self.steps, now, exchanges.own_mixed)
             exchanges.own_mixed = False
         if self.waiting and not exchanges.moving:  # who asks often enough would have us wait most of the time

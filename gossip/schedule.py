@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 
+from gossip.codecs import Machine, Taken, interval
 from gossip.config import Config
 
 __all__ = ["Schedule", "collided_s"]
@@ -13,6 +15,8 @@ FASTEST, SLOWEST = 0.25, 4.0  # times the interval that is configured
 QUICKER, LAZIER = 0.8, 1.25  # one step of the control: four mixes in a row for a factor of about two and a half
 EARNED = 12  # intervals, of mixes that others asked for, set off against our own: with 3 a tenth too many are mixed
 COLLIDED_S, APART_S = 0.02, 0.08
+SPANS, FEWEST = 8, 4  # between mixes, whose median says what a step takes: one with an evaluation in it says nothing
+WITHIN = 1.3  # times the interval in use, or that part of it, within which another one changes nothing
 INDIFFERENT = 0.1  # around the target nothing is changed, or noise would
 
 
@@ -28,10 +32,13 @@ class Schedule:
         self.latest_steps, self.latest_at = math.inf, math.inf  # and no later than this, whatever others ask for
         self.retry_at = 0.0
         self.pace = 1.0
+        self.every = config.first_interval  # local steps between two mixes, but for the pace
+        self.spans: deque[float] = deque(maxlen=SPANS)  # seconds of a step, between the last mixes
+        self.seen: tuple[int, float] | None = None  # the steps and the time at the last mix
         self.behind = False  # the last mix took so long that the next one was due before it was finished
 
     def due(self, steps: int, now: float) -> bool:
-        return (self.config.mix_every_steps is not None and steps >= self.due_steps) or now >= self.due_at
+        return (self.every is not None and steps >= self.due_steps) or now >= self.due_at
 
     def begin(self, steps: int, now: float) -> None:
         """The loop trains from now on, as one of those who have long done so: with as much set off against its own
@@ -39,9 +46,9 @@ class Schedule:
         self.mixed(steps, now)
         if self.config.pushes or self.config.partners == 0:
             return  # what others ask for postpones nothing
-        self.earned_steps += EARNED / 3 * (self.config.mix_every_steps or 0)
+        self.earned_steps += EARNED / 3 * (self.every or 0)
         self.earned_at += EARNED / 3 * (self.config.mix_every_s or 0.0)
-        if self.config.mix_every_steps is not None:
+        if self.every is not None:
             self.due_steps = round(min(self.earned_steps, self.latest_steps))
         self.due_at = min(self.earned_at, self.latest_at)
 
@@ -55,7 +62,7 @@ class Schedule:
         beyond that is not forgotten (``earned``), so that all mixes together stay one in an interval.
         """
         jitter, pace = 0.75 + 0.5 * self.rng.random(), self.pace
-        every, every_s = self.config.mix_every_steps, self.config.mix_every_s
+        every, every_s = self.every, self.config.mix_every_s
         self.behind = False
         if every is not None:
             interval = pace * every
@@ -71,6 +78,27 @@ class Schedule:
             if own:
                 self.latest_at = max(min(self.due_at, now) + (1 + jitter) * interval, now + interval / 4)
             self.due_at = min(self.earned_at, self.latest_at)
+
+    def adapt(self, steps: int, boundary_at: float, exchange: Taken | None, machine: Machine) -> None:
+        """Choose the interval anew after a mix, where the configuration leaves it open: by what exchanges take here.
+
+        Args:
+            steps: Local steps at the last boundary.
+            boundary_at: The time of that boundary.
+            exchange: What an exchange takes at present; None before the first.
+            machine: What it costs here.
+        """
+        if not self.config.chooses or self.every is None:
+            return
+        before, self.seen = self.seen, (steps, boundary_at)
+        if before is not None and steps > before[0]:
+            self.spans.append((boundary_at - before[1]) / (steps - before[0]))
+        if exchange is None or len(self.spans) < FEWEST:
+            return
+        step_s = sorted(self.spans)[len(self.spans) // 2]
+        wanted = interval(step_s, exchange, machine, self.config.mixing_share)
+        if not self.every / WITHIN <= wanted <= self.every * WITHIN:
+            self.every = wanted
 
     def wait(self, now: float, seconds: float) -> None:
         self.retry_at = now + seconds

@@ -64,11 +64,11 @@ class HeldRun:
             threading.Lock(), self.wake.set, self.wake.clear,
         )  # fmt: skip
         self.outer = OuterStep(self.state.layout.parameters, *self.config.outer, self.config.averaged)
-        if self.config.kappa and self.config.mix_every_steps is not None and self.size == 1:
+        every = self.config.first_interval
+        if self.config.kappa and every is not None and self.size == 1:
             self.outer.correction = Correction(
-                self.state.layout.exchanged, self.state.layout.parameters, self.config.kappa,
-                self.config.mix_every_steps,
-            )  # fmt: skip
+                self.state.layout.exchanged, self.state.layout.parameters, self.config.kappa, every
+            )
         self.outer_lock = threading.Lock()  # it moves in the network's threads, and is reset in the training thread
         self.thread = NetworkThread()
         self.archive = Archive(self.state, optimizers)

@@ -22,7 +22,7 @@ class Signals:
     __slots__ = ("by_steps", "due_steps", "held", "lockstep", "mix_at")
 
     def __init__(self, config: Config) -> None:
-        self.by_steps, self.lockstep = config.mix_every_steps is not None, config.max_version_gap is not None
+        self.by_steps, self.lockstep = config.interval_steps is not None, config.max_version_gap is not None
         self.due_steps: float = 0  # the step count at which the next mix is due
         self.mix_at = math.inf  # and from when on it would begin, as far as is known
         self.held = False  # the loop must wait at its boundary

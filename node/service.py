@@ -46,6 +46,7 @@ from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView, members_of
 from node.observe.notices import LOGGER
 from node.settings import Settings, advertised
+from node.transfers.coding import measured
 from node.transport.seeds import SeedLookup
 from node.transport.shared import host_name
 from node.transport.tcp import TcpNetwork
@@ -327,7 +328,7 @@ class Service:
             trained_elements=self.state.trained_elements, rng=random.Random(secrets.randbits(64)),
             seeds=lookup.fixed, expected=settings.expected, book=self.memory.book, finished=self.state_dir.finished(),
             selector=selector_of(config, layout.exchanged, graph), looks=lookup.needed,
-            compiled=kernel.passes is not None, now=now,
+            machine=measured(kernel.built()), now=now,
         )  # fmt: skip
         if before is not None:
             peer.go_on_from(before, now)

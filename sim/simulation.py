@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gossip.codecs import COMPILED
 from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
 from sim.engine.level import WholeLevel
@@ -111,7 +112,7 @@ class Played:
     def interval_s(self) -> float:
         """Between two mixes of a peer, roughly."""
         gossip, step_s = self.scenario.gossip, self.scenario.compute.step_s.mean
-        by_steps = math.inf if gossip.mix_every_steps is None else gossip.mix_every_steps * step_s
+        by_steps = math.inf if gossip.first_interval is None else gossip.first_interval * step_s
         return min(by_steps, gossip.mix_every_s or math.inf)
 
 
@@ -166,7 +167,7 @@ class Simulation(Played):
             check_latency(scenario, network)
         self.swarm = Swarm(
             seed, network, patient(scenario.config, weight), trainer=self.learners if scenario.trains else None,
-            ideal=ideal, parameters=self.learners.parameters,
+            ideal=ideal, parameters=self.learners.parameters, machine=dataclasses.replace(COMPILED, weight=weight),
         )  # fmt: skip
         self.times = StepTimes(scenario.compute, seed, scenario.fleet)
         churn = churn_of(scenario.churn, seed, scenario.peers)

@@ -123,7 +123,7 @@ class Correction:
         self.version = 0
         self.signal = self._lessons_sq = 0.0
 
-    def learn(self, difference: Floats, weight: float, credit: float, own_sq: float) -> None:
+    def learn(self, difference: Floats, weight: float, credit: float, own_sq: float, every: int = 0) -> None:
         """Take up a finished exchange.
 
         Args:
@@ -131,11 +131,15 @@ class Correction:
             weight: The weight of the pair.
             credit: What :func:`credit` says of the exchange.
             own_sq: ``|Q(s)|^2``, which bounds the correction.
+            every: Local steps in an interval from now on; 0: as many as before.
         """
         share = self.kappa * weight * credit
         if share == 0.0:
             return
         scale = ratio(self.rate, self._learned_at) * (1.0 - LEAK * credit)
+        if every and every != self.every:  # the pull of an interval is as much longer as the interval
+            scale *= every / self.every
+            self.every = every
         if self.pull is None:
             self.pull = np.zeros(self.size, np.float32)
         self._learned_at = self.rate if 0.0 < self.rate < math.inf else self._learned_at

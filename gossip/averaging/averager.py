@@ -308,7 +308,7 @@ class Averager:
         taken = average.take_difference()
         positions = None if pair is None else pair.positions
         own_sq = 0.0 if pair is None else pair.own_sq
-        how = effect.late, effect.plain, effect.credit, own_sq
+        how = effect.late, effect.plain, effect.credit, own_sq, effect.every
         self.decide(Mixing(self, snapshot, taken, positions, effect.weight, None, *how))
         return True
 

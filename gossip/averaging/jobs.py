@@ -32,17 +32,17 @@ class Mixing:
     """An exchange that happened, on its way to the step boundary. Without a difference the snapshot itself comes
     back."""
 
-    __slots__ = ("averager", "credit", "difference", "elements", "generation", "late", "mass", "own_sq", "plain",
+    __slots__ = ("averager", "credit", "difference", "elements", "every", "generation", "late", "mass", "own_sq", "plain",
                  "positions", "result", "snapshot", "unweighted", "weight")  # fmt: skip
 
     def __init__(
         self, averager: Averager, snapshot: Vector, difference: Vector | None, positions: Positions | None,
         weight: float, mass: float | None, late: bool = False, plain: bool = False,
-        credit: float = 0.0, own_sq: float = 0.0,
+        credit: float = 0.0, own_sq: float = 0.0, every: int = 0,
     ) -> None:  # fmt: skip
         self.averager, self.snapshot, self.difference, self.positions = averager, snapshot, difference, positions
         self.weight, self.mass, self.late, self.plain = weight, mass, late, plain
-        self.credit, self.own_sq = credit, own_sq
+        self.credit, self.own_sq, self.every = credit, own_sq, every
         self.generation = averager.generation
         self.elements = snapshot.array.size
         self.result: Vector | None = None  # to be added, all of it or at the positions; with a mass to be merged
@@ -63,7 +63,7 @@ class Mixing:
         if correction is not None:
             with averager.lock:
                 if self.generation == averager.generation:
-                    correction.learn(difference.array, self.weight, self.credit, self.own_sq)
+                    correction.learn(difference.array, self.weight, self.credit, self.own_sq, self.every)
         if self.unweighted:
             return
         own = snapshot if self.snapshot.cut is None else snapshot[: self.snapshot.elements]

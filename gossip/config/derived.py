@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gossip.codecs import AUTO, CODECS, COMPILED, Taken, interval
 from gossip.config.filters import AUTO_FILTER, FILTERS
 from gossip.config.keys import MOST_PARTNERS, Keys
 from gossip.config.mixings import MIXINGS
 
-__all__ = ["PLAIN", "Derived"]
+__all__ = ["NOMINAL_STEPS", "PLAIN", "Derived"]
 
+NOMINAL_STEPS = 8  # local steps in an interval, as versions count, where each node chooses its own
+SAMPLE = 1 << 16  # elements, of which bytes are counted
 PLAIN = (0.0, 1.0)  # momentum and rate of an outer step that is none
 
 
@@ -32,6 +35,25 @@ class Derived(Keys):
     def kappa(self) -> float:
         """The share of a mix's displacement that the correction takes up; left open there is no correction."""
         return self.correction or 0.0
+
+    @property
+    def chooses(self) -> bool:
+        """Whether each node chooses its own interval."""
+        return self.mix_every_steps == AUTO
+
+    @property
+    def interval_steps(self) -> int | None:
+        """Local steps in an interval, as versions count them, which nodes of a swarm must do alike; None by the clock
+        alone."""
+        return NOMINAL_STEPS if isinstance(self.mix_every_steps, str) else self.mix_every_steps
+
+    @property
+    def first_interval(self) -> int | None:
+        """Local steps between two mixes, before a node has measured anything: what its codec's bytes allow."""
+        if not self.chooses:
+            return self.interval_steps
+        codec = CODECS["int8" if self.codec == AUTO else self.codec]
+        return interval(0.0, Taken(SAMPLE, codec.name, codec.encoded_bytes(SAMPLE), 0.0), COMPILED, self.mixing_share)
 
     @property
     def averaged(self) -> int:

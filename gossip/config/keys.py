@@ -52,10 +52,16 @@ class Keys:
     )
 
     # -- when to mix (gossip.schedule) -------------------------------------------------------------------------------
-    mix_every_steps: int | None = key(
-        8, "local steps for each finished exchange, whoever asked for it, jittered by a quarter",
-        "the first thing to tune: fewer keep nodes closer, more send less; see `gossip sim sweep`",
-        section="When to mix", unit="local steps", positive=True, left_out="mixing by the clock alone",
+    mix_every_steps: int | str | None = key(
+        8, "local steps for each finished exchange, whoever asked for it, jittered by a quarter; `\"auto\"`: as few as a "
+        "node can afford, at no more bytes than fp32 every 8",
+        '`"auto"` with `codec = "auto"` on any link; else fewer keep nodes closer, more send less',
+        section="When to mix", unit="local steps", positive=True, word=AUTO, left_out="mixing by the clock alone",
+    )
+    mixing_share: float = key(
+        0.02, "for `mix_every_steps = \"auto\"`: how much of the time of training mixing may cost a node",
+        "more where large models may train a little slower for nodes closer together", unit="share of step time",
+        positive=True, most=1,
     )
     mix_every_s: float | None = key(
         None, "or so many seconds, whichever comes first",

@@ -29,8 +29,8 @@ def span(field: Field[Any], setting: Setting) -> str:
     if field.type == "bool":
         return "true or false"
     text = setting.range
-    if field.type.removesuffix(" | None") == "int" and setting.positive:
-        text = "a positive whole number"
+    if field.type.startswith("int") and setting.positive:
+        text = "a positive whole number" + (f', or "{setting.word}"' if setting.word else "")
     return text + (f"; left out: {setting.left_out}" if setting.left_out else "")
 
 

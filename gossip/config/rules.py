@@ -14,7 +14,7 @@ __all__ = ["check_together"]
 
 def check_together(config: Derived) -> None:
     """Raise :class:`ConfigError` for the first two that exclude each other."""
-    for reason in (corrected, pushed, grouped, timed, chosen, cut, filtered):
+    for reason in (paced, corrected, pushed, grouped, timed, chosen, cut, filtered):
         said = reason(config)
         if said:
             raise ConfigError(said)
@@ -94,6 +94,22 @@ def grouped(config: Derived) -> str | None:
 def timed(config: Derived) -> str | None:
     if config.max_version_gap is not None and config.mix_every_steps is None:
         return "max_version_gap counts intervals of steps: set mix_every_steps (as 8), or leave it out."
+    return None
+
+
+def paced(config: Derived) -> str | None:
+    """What an interval that each node chooses excludes."""
+    if not config.chooses:
+        return None
+    auto = 'mix_every_steps = "auto"'
+    if not config.paired or config.partners != 1:
+        return f"{auto} is for pairs with one partner at a time: name a number of steps, or use mixing = 'pair'."
+    if config.part != "all":
+        return f"{auto} with part = {config.part!r} cannot work: it counts whole vectors. Name a number of steps."
+    if config.consensus_target is not None:
+        return f"{auto} with consensus_target cannot work: both would choose the pace. Name a number of steps."
+    if config.max_version_gap is not None:
+        return f"{auto} with max_version_gap cannot work: it bounds intervals of one length. Name a number of steps."
     return None
 
 

@@ -34,6 +34,7 @@ class Setting:
     left_out: str = ""  # what None means
     choices: tuple[str, ...] = ()
     form: str = ""
+    word: str = ""  # a text that is allowed in place of a number
 
     @property
     def range(self) -> str:
@@ -43,12 +44,13 @@ class Setting:
         least = f"{self.least:.15g}" + (f" ({self.least_is})" if self.least_is else "")
         most = f"{self.most:.15g}" + (f" ({self.most_is})" if self.most_is else "")
         if self.positive:
-            text = "positive"
+            text = "positive" + (f", {most} at most" if self.most < math.inf else "")
         elif self.most == math.inf:
             text = f"{least} or more"
         else:
             text = f"at least {least} and below {most}" if self.below else f"between {least} and {most}"
-        return text + (f", or 0 ({self.zero})" if self.zero else "")
+        text += f", or 0 ({self.zero})" if self.zero else ""
+        return text + (f', or "{self.word}"' if self.word else "")
 
     def allows(self, value: float) -> bool:
         """Whether this number lies in the range; no number that is not finite does."""
@@ -72,9 +74,9 @@ def check(name: str, value: Any, annotation: str, setting: Setting) -> None:
     """Raise :class:`ConfigError` for a value of another type than the annotation's (TOML gives 8 where 8.0 is meant;
     that is allowed), or outside the range, naming what would do."""
     optional = "None" in annotation
-    if value is None and optional:
+    if (value is None and optional) or (setting.word and value == setting.word):
         return
-    check_type(name, value, annotation.replace(" | None", ""))
+    check_type(name, value, annotation.replace(" | None", "").replace(" | str", ""), setting.word)
     if setting.choices and value not in setting.choices:
         near = difflib.get_close_matches(value, setting.choices, n=1)
         meant = f" (did you mean {near[0]!r}?)" if near else ""
@@ -84,7 +86,7 @@ def check(name: str, value: Any, annotation: str, setting: Setting) -> None:
         raise ConfigError(f"{name} = {shown(value)} cannot work: it must be {setting.range}{without}.")
 
 
-def check_type(name: str, value: object, wanted: str) -> None:
+def check_type(name: str, value: object, wanted: str, word: str = "") -> None:
     right = {
         "int": isinstance(value, int) and not isinstance(value, bool),
         "float": isinstance(value, int | float) and not isinstance(value, bool),
@@ -95,6 +97,7 @@ def check_type(name: str, value: object, wanted: str) -> None:
         raise ConfigError(f"{name} = {shown(value)} cannot work: it must be a number below 2**53.")
     if not right:
         kind = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}[wanted]
+        kind += f', or "{word}"' if word else ""
         raise ConfigError(f"{name} = {shown(value)} cannot work: it must be {kind}.")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gossip.codecs import AUTO, CODECS, fastest, leaner
+from gossip.codecs import AUTO, CODECS, Machine, fastest, leaner
 from gossip.exchange.session import MAX_VERSION, Local
 from gossip.ids import PeerId
 from gossip.wire.messages import MAX_GROUP, Accept, Begin, Invite, Joined, Offer
@@ -42,11 +42,11 @@ def usable(codec: str, spread: bool) -> bool:
     return codec in CODECS and (spread or not CODECS[codec].needs_spread)
 
 
-def proposed_codec(configured: str, spread: bool, rate: float | None, compiled: bool) -> str:
+def proposed_codec(configured: str, spread: bool, rate: float | None, machine: Machine) -> str:
     """What we offer to one with whom exchanges have this rate in MB/s (None: not known; infinite: by memory that both
-    share): with ``spread`` alone one that must know the distance to others. ``compiled``: what codecs cost us."""
+    share): with ``spread`` alone one that must know the distance to others. ``machine``: what codecs cost us."""
     if configured == AUTO:
-        return fastest(rate, compiled)
+        return fastest(rate, machine)
     return configured if spread or not CODECS[configured].needs_spread else FALLBACK
 
 

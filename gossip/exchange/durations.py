@@ -8,7 +8,7 @@ from collections.abc import Collection
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
-__all__ = ["LEAST_S", "Durations", "Patience", "spread"]
+__all__ = ["LEAST_S", "PARTNERS", "Durations", "Patience", "median", "spread"]
 
 TIMED = 256  # partners whose durations are remembered,
 KEPT = 8  # of the last exchanges
@@ -40,8 +40,10 @@ class Durations:
             self.rates.pop(oldest, None)
 
     def rate(self, partner: PeerId) -> float | None:
-        """MB/s each way, the wait for the partner's boundary included; None for one without a past."""
-        return self.rates.get(partner)
+        """MB/s each way, the wait for the partner's boundary included; the median over the others for one without a
+        past, None where there is none at all."""
+        rate = self.rates.get(partner)
+        return median(self.rates.values()) if rate is None and self.rates else rate
 
     def allowance(self, partner: PeerId) -> float:
         """Median and six median absolute deviations, in seconds; 0 for a partner without a past."""

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from gossip.arithmetic.subsets import ALL, Fragments, Subset
-from gossip.codecs import CODECS, needs_spread
+from gossip.codecs import CODECS, Taken, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, MemberState
 from gossip.exchange import ahead
 from gossip.exchange.agreement import proposed_codec
-from gossip.exchange.durations import Patience
+from gossip.exchange.durations import Patience, median
 from gossip.exchange.offer import Exchange
 from gossip.exchange.session import Local, kind_of
 from gossip.exchange.session_table import Ledger, One
@@ -261,7 +261,7 @@ class Exchanges(Ledger[One]):
         """What we offer this one now."""
         bounded = self.bounded and partner not in self.apart
         rate = math.inf if partner in self.by_memory else self.durations.rate(partner)
-        return proposed_codec(self.config.codec, bounded, rate, self.local.compiled)
+        return proposed_codec(self.config.codec, bounded, rate, self.local.machine)
 
     def finished(self, one: Exchange, now: float) -> None:
         """An exchange with one partner has happened."""
@@ -269,7 +269,10 @@ class Exchanges(Ledger[One]):
         self.remember((partner, one.session), True)
         if one.state is not State.DOUBT:
             seconds = now - one.since
-            self.durations.add(partner, seconds, CODECS[one.codec].encoded_bytes(one.elements))
+            sent_bytes = CODECS[one.codec].encoded_bytes(one.elements)
+            self.durations.add(partner, seconds, sent_bytes)
+            if one.initiator:
+                self.taken[partner] = Taken(one.elements, one.codec, sent_bytes, one.answer_s + seconds)
             self.partners.heard(partner, seconds)
             self.streams.add(partner, seconds)
         if one.initiator and one.ANSWERED:
@@ -293,8 +296,19 @@ class Exchanges(Ledger[One]):
     def trained(self, steps: int) -> float:
         """Return the intervals that the weights at this step count have been trained for since the last mix; 1 where
         nobody learns a correction from it."""
-        every = self.config.mix_every_steps
+        every = self.local.every
         return 1.0 if every is None or not self.config.kappa else max(0, steps - self.local.mixed_steps) / every
+
+    def usual(self) -> Taken | None:
+        """Return what an exchange takes at present: medians over the last partners that this node chose itself, each of
+        which counts once, so that few who are slow on purpose change nothing. None before the first."""
+        taken = self.taken.values()
+        if not taken:
+            return None
+        last = next(reversed(taken))
+        sent = median([one.sent_bytes / one.elements for one in taken])
+        seconds = median([one.seconds for one in taken])
+        return Taken(last.elements, last.codec, round(sent * last.elements), seconds)
 
     def excuses(self, partner: PeerId) -> bool:
         """Whether an exchange that ended for an innocent reason costs its partner nothing. A reason is a claim, and who

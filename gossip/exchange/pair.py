@@ -94,7 +94,8 @@ class Pair(Exchange):
         if exchanges.config.kappa:
             least = max(0.0, min(self.trained, self.partner_trained, 1.0))
             counts = least * credit(mean_intervals(self.trained, self.partner_trained), self.taken)
-        return [Mix(self.session, self.weight, late, local.settling, counts), *self.end(DONE)]
+        every = (local.every or 0) if exchanges.config.chooses else 0
+        return [Mix(self.session, self.weight, late, local.settling, counts, every), *self.end(DONE)]
 
 
 def mean_intervals(ours: float, theirs: float) -> float:

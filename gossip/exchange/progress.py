@@ -61,6 +61,10 @@ class RunProgress:
         self._spent = 0  # by which exchanges moved the number since the last refill
         self._spent_at = 0  # ``_added`` then
 
+    def count_in(self, mix_every_steps: int | None) -> None:
+        """Count intervals of so many steps from now on."""
+        self._every = mix_every_steps or STEPS
+
     def trained(self, samples: int, steps: int, met: int, *, dialable: bool, arrears: int = 0) -> None:
         """Add what the node trained since the last call.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gossip.codecs import COMPILED, Machine
 from gossip.config import Config
 from gossip.config.mixings import MIXINGS
 from gossip.effects import Effect, MemberState, Send
@@ -156,7 +157,8 @@ class Local:
     steps: int = 0  # of the training loop
     mixed_steps: int = 0  # of them, those that the weights held at the snapshot of the last finished exchange
     finished: bool = False  # the run has reached its end
-    compiled: bool = True  # codecs are passes in C here
+    machine: Machine = COMPILED  # what codecs cost here
+    every: int | None = None  # local steps from one mix to the next at present
     progress: RunProgress = field(default_factory=RunProgress)
 
     @property

@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from gossip.codecs import Taken
 from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.config.filters import FILTERS
 from gossip.effects import Effect, Release
-from gossip.exchange.durations import Durations
+from gossip.exchange.durations import PARTNERS, Durations
 from gossip.exchange.session import Local, Session
 from gossip.exchange.transitions import State
 from gossip.ids import PeerId
@@ -58,6 +59,7 @@ class Ledger(Generic[One]):
         self.outgoing: dict[int, One] = {}  # those of our own mix: one, or as many as it has partners
         self.verdicts = Recent[Key, bool](VERDICTS)  # how they ended, for those who ask
         self.durations = Durations()
+        self.taken = Recent[PeerId, Taken](PARTNERS)  # what the last exchange took with each that we chose
         self.refusals = Refusals()
         self.conduct = Conduct()  # Peer's own, once there is one
         # |theirs - ours|^2, for a group what a pair's would be, and |ours|^2 of the last exchanges
@@ -97,7 +99,7 @@ class Ledger(Generic[One]):
     def held(self, steps: int) -> bool:
         """Whether the training loop, so many steps into its life, must wait at its boundary: a mix began
         ``max_version_gap`` intervals ago."""
-        gap, every = self.config.max_version_gap, self.config.mix_every_steps
+        gap, every = self.config.max_version_gap, self.config.interval_steps
         if gap is None or every is None:
             return False
         return any(

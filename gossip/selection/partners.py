@@ -56,7 +56,7 @@ class Partners:
     def round(self) -> int:
         """Mixing rounds behind the weights, by which all of a swarm are about equally far; own mixes where no steps say
         what a round is."""
-        return int(self.local.version) if self.config.mix_every_steps is not None else self.mixes
+        return int(self.local.version) if self.local.every is not None else self.mixes
 
     @property
     def changes(self) -> int:
@@ -134,7 +134,8 @@ class Partners:
         if met is None or self.local.settling or self.everybody:  # of all neighbours each has its own turn
             return False
         config, share = self.config, APART * self.pace
-        by_steps = config.mix_every_steps is not None and self.local.steps - met[0] >= share * config.mix_every_steps
+        every = self.local.every
+        by_steps = every is not None and self.local.steps - met[0] >= share * every
         return not (by_steps or (config.mix_every_s is not None and now - met[1] >= share * config.mix_every_s))
 
     def beyond(self, peers: Collection[PeerId]) -> bool:

@@ -70,6 +70,12 @@ def count(value: int | None) -> str:
     return f"{value or 0:,}"
 
 
+def pace(row: Reading) -> str:
+    """How often a node mixes, and in which codec, as the end of a sentence; nothing by the clock."""
+    steps = row.get("interval_steps")
+    return "" if steps is None else f", every {quantity(steps, 'step')} in {row.get('codec')}"
+
+
 def megabytes(value: int | None) -> str:
     return f"{(value or 0) / 1e6:,.1f}"
 
@@ -167,13 +173,22 @@ FIGURES = (
     Figure(
         "exchanges_done", "exchanges that it has mixed by", "exchanges", lambda at: at.peer.counts.done, count,
         status=True, line=lambda row: quantity(row["exchanges_done"], "exchange")
-        + (f" ({row['exchanges_failed']:,} failed)" if row["exchanges_failed"] else ""),
+        + (f" ({row['exchanges_failed']:,} failed)" if row["exchanges_failed"] else "") + pace(row),
         table=("exchanges", "{exchanges_done} done, {exchanges_failed} failed"), column="exchanges",
         metric="gossip_exchanges_done_total",
     ),
     Figure(
         "exchanges_failed", "those that came to nothing, offers that nobody answered among them", "exchanges",
         lambda at: at.peer.counts.failed, count, status=True, column="failed",
+    ),
+    Figure(
+        "interval_steps", "local steps between two mixes at present; null by the clock", "local steps",
+        lambda at: at.peer.interval_steps, count, status=True, metric="gossip_interval_steps",
+    ),
+    Figure(
+        "codec", "the codec of the last exchange; of the configuration before the first", "",
+        lambda at: next((codec for _, codec, _ in reversed(tuple(at.mixes))), at.peer.config.codec), status=True,
+        table=("mixes", lambda row: pace(row).removeprefix(", ") or f"in {row['codec']}"),
     ),
     Figure(
         "exchange_seconds", "median of late exchanges, from the wish for a snapshot to the mix", "s",

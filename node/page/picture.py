@@ -183,11 +183,12 @@ class SwarmPicture:
 def row_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     names = (
         "steps", "samples", "swarm_samples", "loss", "exchanges_done", "exchanges_failed", "bytes_sent",
-        "bytes_received", "consensus_distance",
+        "bytes_received", "consensus_distance", "interval_steps",
     )  # fmt: skip
     row: dict[str, Any] = {name: number(metrics.get(name)) for name in names}
     for name in ("mixed", "failures"):
         row[name] = [[text(one[0]), text(one[1]), number(one[2])] for one in rows_of(metrics.get(name))]
+    row["codec"] = text(metrics.get("codec"))
     row["version"] = text(metrics.get("version"))
     return row
 

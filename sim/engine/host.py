@@ -104,7 +104,7 @@ class Host:
         outer = OuterStep(parameters or vector.size, *config.outer, config.averaged)
         outer.reset(vector)
         if corrects:
-            outer.correction = Lessons(vector.size, outer.parameters, config.kappa, config.mix_every_steps or 1)
+            outer.correction = Lessons(vector.size, outer.parameters, config.kappa, config.first_interval or 1)
         vectors = HostVectors(lambda: vector.copy() if recall(self) else None)
         model, kept = VectorModel(vector), KeptVector(vector)
         self.boundary = Boundary(model, vectors, kept, config.conserves, LOCK, partial(wish, self))
@@ -142,7 +142,8 @@ class Host:
         vars(self.peer).clear()
 
 
-Lesson = tuple[Floats, float, float]  # what was added to the model, how far it counts, and |Q(s)|^2
+# What was added to the model, how far it counts, |Q(s)|^2, and the steps in an interval from then on
+Lesson = tuple[Floats, float, float, int]
 
 
 class Lessons(Correction):
@@ -155,8 +156,8 @@ class Lessons(Correction):
         super().__init__(size, parameters, kappa, every)
         self._learned: list[Lesson] = []
 
-    def learn(self, difference: Floats, weight: float, credit: float, own_sq: float) -> None:
-        self._learned.append((np.float32(weight) * difference[: self.parameters], credit, own_sq))
+    def learn(self, difference: Floats, weight: float, credit: float, own_sq: float, every: int = 0) -> None:
+        self._learned.append((np.float32(weight) * difference[: self.parameters], credit, own_sq, every))
 
     def reset(self) -> None:
         self._learned.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,6 +47,12 @@ class WholeLevel:
     @property
     def steps(self) -> int:
         return self.swarm.training.steps
+
+    @property
+    def interval_steps(self) -> int | None:
+        found = [host.peer.interval_steps for host in self.swarm.hosts if not host.gone]
+        steps = [each for each in found if each is not None]
+        return statistics.median_low(steps) if steps else None
 
     @property
     def mixes(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gossip.averaging.averager import PERFORM
+from gossip.codecs import COMPILED, Machine
 from gossip.config import Config
 from gossip.effects import (
     Collect,
@@ -62,8 +63,8 @@ class Swarm:
     ``on_step(index, vector, steps)`` is called for each step that a ready peer takes, and may change the vector; or a
     ``trainer`` computes the steps of many peers at once. By default nothing trains, and the swarm averages what it
     began with. ``parameters``: how many elements of a vector the outer step takes; buffers behind them are averaged
-    plainly. ``ideal``: everybody knows at once who is there (:mod:`sim.engine.ideal`), in place of the membership
-    protocol.
+    plainly. ``machine``: what exchanges cost each peer. ``ideal``: everybody knows at once who is there
+    (:mod:`sim.engine.ideal`), in place of the membership protocol.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class Swarm:
         *,
         ideal: bool = False,
         parameters: int | None = None,
+        machine: Machine = COMPILED,
     ) -> None:
+        self.machine = machine
         self.seed, self.network, self.config, self.parameters = seed, network, config, parameters
         self.hosts: list[Host] = []
         self.lives: list[int] = []  # how often each was started
@@ -163,7 +166,7 @@ class Swarm:
             elements=elements, rng=random.Random(derive(self.seed, whose, "peer")),
             seeds=tuple(self.hosts[seed].address for seed in seeds), book=[record] if ideal and not founder else (),
             members=None if self.registry is None else IdealMembers(self.registry, record), selector=selector,
-            now=self.now,
+            machine=self.machine, now=self.now,
         )  # fmt: skip
 
     def host(

@@ -51,9 +51,11 @@ class Trainer(Protocol):
         """The weights of this row were replaced by those of another run."""
 
     def learn(
-        self, rows: NDArray[np.int64], shifts: Floats, credits: NDArray[np.float64], own_sq: NDArray[np.float64]
-    ) -> None:
-        """Exchanges brought these shifts, (rows, parameters), which count so far, to models of these squared norms."""
+        self, rows: NDArray[np.int64], shifts: Floats, credits: NDArray[np.float64], own_sq: NDArray[np.float64],
+        every: NDArray[np.int64] | None = None,
+    ) -> None:  # fmt: skip
+        """Exchanges brought these shifts, (rows, parameters), which count so far, to models of these squared norms.
+        ``every``: local steps in an interval from then on, 0 or None: as many as before."""
 
 
 class OneByOne:
@@ -81,8 +83,9 @@ class OneByOne:
         """Nothing is kept."""
 
     def learn(
-        self, rows: NDArray[np.int64], shifts: Floats, credits: NDArray[np.float64], own_sq: NDArray[np.float64]
-    ) -> None:
+        self, rows: NDArray[np.int64], shifts: Floats, credits: NDArray[np.float64], own_sq: NDArray[np.float64],
+        every: NDArray[np.int64] | None = None,
+    ) -> None:  # fmt: skip
         """Nothing is kept."""
 
 
@@ -94,7 +97,7 @@ class Training:
         trainer: Trainer | None,
     ) -> None:  # fmt: skip
         self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
-        self.by_steps = config.mix_every_steps is not None
+        self.by_steps = config.interval_steps is not None
         self.lockstep = config.max_version_gap is not None
         self.ahead = config.paired  # what is pushed is copied when it is asked for: with its mass
         self.steps = 0  # of all peers, as far as they have been counted
@@ -234,8 +237,9 @@ class Training:
         if self.trainer is not None:
             if visit.updates:
                 self.trainer.mixed(host.row)
-                for shift, counts, own_sq in host.lessons():
-                    self.trainer.learn(np.array([host.row]), shift[None], np.array([counts]), np.array([own_sq]))
+                row = np.array([host.row])
+                for shift, counts, own_sq, every in host.lessons():
+                    self.trainer.learn(row, shift[None], np.array([counts]), np.array([own_sq]), np.array([every]))
             if visit.restored or visit.adopted:
                 self.trainer.joined(host.row)
         return visit

@@ -62,7 +62,7 @@ class Control:
         self.asking = -1
         self.plain, self.incoming = config.plain, config.incoming_limit
         self.most_parked = config.incoming_limit + config.partners
-        every = config.mix_every_steps
+        every = config.interval_steps
         assert every is not None, "mixes by steps alone"
         self.apart = APART * every
         # What came of it

@@ -112,6 +112,10 @@ class ExchangeLevel:
         return int(self.done().sum())
 
     @property
+    def interval_steps(self) -> int | None:
+        return self.control.config.interval_steps
+
+    @property
     def mixes(self) -> int:
         return self.control.mixes - self.acceptance.failed
 

@@ -121,7 +121,7 @@ class Models:
         snapshots after these steps, (2, exchanges), which become the last mixes of their rows."""
         if not self.corrects:
             return np.empty(rows.shape[1])
-        every = self.config.mix_every_steps or 1
+        every = self.config.interval_steps or 1
         trained: F64 = (steps - self.mixed_at[rows]).mean(0) / every
         self.mixed_at[rows] = steps
         return np.maximum(trained, 0.0, out=trained)
@@ -239,7 +239,7 @@ class Models:
 
     def intervals_of(self, pairs: list[tuple[int, int]], rows: I64) -> F64:
         """As :meth:`intervals`, of sides of exchanges whose snapshots were kept apart, (rows,)."""
-        every = self.config.mix_every_steps or 1
+        every = self.config.interval_steps or 1
         trained = [self.trained[number] for number, _ in pairs]
         at = np.array([sides[side][0] for (_, side), sides in zip(pairs, trained, strict=True)])
         self.mixed_at[rows] = np.maximum(self.mixed_at[rows], at)

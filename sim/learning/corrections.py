@@ -19,14 +19,16 @@ class Corrections:
     """What each peer has learned: ``pull`` float32 (peers, parameters), at the learning rates ``rates``."""
 
     def __init__(self, peers: int, parameters: int, config: Config) -> None:
-        assert config.mix_every_steps is not None, "a correction counts steps"
-        self.every, self.kappa = config.mix_every_steps, config.kappa
-        self.spread = spread(self.every)
+        every = config.first_interval
+        assert every is not None, "a correction counts steps"
+        self.kappa = config.kappa
+        self.every = np.full(peers, every, np.int64)  # local steps in an interval
+        self.spread = np.full(peers, spread(every), np.int64)  # and from one part of a correction to the next
         self.pull = np.zeros((peers, parameters), np.float32)
         self.rates = np.zeros(peers)  # 0: nothing is learned yet
         self.lessons_sq, self.signal = np.zeros(peers), np.zeros(peers)
 
-    def learn(self, rows: I64, shifts: F32, credits: F64, own_sq: F64, rates: F64) -> None:
+    def learn(self, rows: I64, shifts: F32, credits: F64, own_sq: F64, rates: F64, every: I64 | None = None) -> None:
         """Take up finished exchanges of these unique rows.
 
         Args:
@@ -35,12 +37,15 @@ class Corrections:
             credits: How far each counts, as :func:`gossip.arithmetic.correction.credit` says, (exchanges,).
             own_sq: The squared norms of the models, which bound the corrections, (exchanges,).
             rates: The learning rates of the peers now, (exchanges,).
+            every: Local steps in an interval from now on, (exchanges,); 0 or None: as many as before.
         """
         some = np.flatnonzero(credits > 0)
         rows, rates = rows[some], rates[some]
         share = (self.kappa * credits[some]).astype(np.float32)[:, None]
         parameters = self.pull.shape[1]
         scale = self.scale(rows, rates) * (1.0 - LEAK * credits[some])
+        if every is not None:
+            scale *= self.count_in(rows, every[some])
         if (scale != 1.0).any():
             self.pull[rows] *= scale.astype(np.float32)[:, None]
         shifts = shifts[some, :parameters]
@@ -50,8 +55,16 @@ class Corrections:
         for row, shift, counts, squared in each:
             lesson_sq = mean_lesson(float(self.lessons_sq[row]), counts * counts * float(shift.dot(shift)))
             self.lessons_sq[row] = lesson_sq
-            self.signal[row] = settled(self.pull[row], squared, self.every, lesson_sq)
+            self.signal[row] = settled(self.pull[row], squared, int(self.every[row]), lesson_sq)
         self.rates[rows] = np.where(rates > 0, rates, self.rates[rows])
+
+    def count_in(self, rows: I64, every: I64) -> F64:
+        """Count in intervals of so many steps, and return by what that multiplies each row's correction."""
+        before = self.every[rows]
+        every = np.where(every > 0, every, before)
+        self.every[rows] = every
+        self.spread[rows] = [spread(steps) for steps in every.tolist()]
+        return every / before
 
     def scale(self, rows: I64, rates: F64) -> F64:
         """Return by what each row's correction is multiplied at its rate now."""
@@ -60,16 +73,17 @@ class Corrections:
 
     def apply(self, models: F32, rows: I64, taken: I64, rates: F64) -> None:
         """Correct the models of these rows, (rows, at least parameters), which have just taken so many steps."""
-        due = np.flatnonzero(taken % self.spread == 0)
+        due = np.flatnonzero(taken % self.spread[rows] == 0)
         if not len(due):
             return
-        parts = self.signal[rows[due]] * self.spread / self.every * self.scale(rows[due], rates[due])
+        some = rows[due]
+        parts = self.signal[some] * self.spread[some] / self.every[some] * self.scale(some, rates[due])
         factors = parts.astype(np.float32)[:, None]
         parameters = self.pull.shape[1]
         if len(due) == len(rows):
             models[:, :parameters] += factors * self.pull[rows]
         else:
-            models[due, :parameters] += factors * self.pull[rows[due]]
+            models[due, :parameters] += factors * self.pull[some]
 
     def reset(self, row: int) -> None:
         """This peer has other weights."""

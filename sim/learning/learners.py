@@ -205,11 +205,12 @@ class Learners:
         """The learning rates of models that have taken so many steps before, (models,)."""
         return np.broadcast_to(np.asarray(self._rates(taken), np.float64), taken.shape)
 
-    def learn(self, rows: I64, shifts: F32, credits: F64, own_sq: F64) -> None:
-        """Exchanges brought ``shifts``, (rows, elements), after which these unique rows take other steps."""
+    def learn(self, rows: I64, shifts: F32, credits: F64, own_sq: F64, every: I64 | None = None) -> None:
+        """Exchanges brought ``shifts``, (rows, elements), after which these unique rows take other steps, in intervals
+        of ``every`` steps."""
         if self.corrections is not None:
             rates = self._each(np.maximum(self.taken[rows] - 1, 0))
-            self.corrections.learn(rows, shifts, credits, own_sq, rates)
+            self.corrections.learn(rows, shifts, credits, own_sq, rates, every)
 
     def reset(self, row: int) -> None:
         """The peer of this row starts anew: its optimizer's state is zero again. Its batches and its learning rate go

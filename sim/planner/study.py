@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gossip.codecs import AUTO
 from gossip.errors import LocalError
 from gossip.ids import quantity
 from sim.planner.candidates import GIVEN, Candidate, played
@@ -37,6 +38,7 @@ class Tried:
     exchange_s: list[float] = field(default_factory=list)  # medians
     mixes: list[float] = field(default_factory=list)  # a node and a minute
     distance: list[float] = field(default_factory=list)  # consensus distance at the end
+    intervals: list[int] = field(default_factory=list)  # local steps between two mixes at the end, where there are any
 
     def add(self, result: Result) -> None:
         summary = result.summary
@@ -47,6 +49,15 @@ class Tried:
         self.mixes.append(float(result.column("mixes")[-1]) / (summary["virtual_s"] / 60))
         self.exchange_s.append(float(np.median(result.exchange_s)) if len(result.exchange_s) else math.nan)
         self.distance.append(number(summary["consensus_distance"]))
+        if summary.get("interval_steps") is not None:
+            self.intervals.append(summary["interval_steps"])
+
+    @property
+    def label(self) -> str:
+        """Its name, with the interval that nodes chose where it leaves that to them."""
+        chosen = self.candidate.changes.get("mix_every_steps") == AUTO and self.intervals
+        steps = f" (every {quantity(statistics.median_low(self.intervals), 'step')})" if chosen else ""
+        return self.candidate.name + steps
 
     @property
     def mean(self) -> float:
@@ -120,7 +131,7 @@ class Study:
         """What is advised, and how sure that is."""
         choice, best, given = self.choice, self.best, self.given
         length = duration_text(self.world.scenario.duration_s or 0.0)
-        told = [f"Take {choice.candidate.name}: {share_text(choice.mean)} after {length}, {sending(choice)}."]
+        told = [f"Take {choice.label}: {share_text(choice.mean)} after {length}, {sending(choice)}."]
         if best is not choice:
             gap, error = choice.below(best)
             told.append(
@@ -172,7 +183,7 @@ class Study:
             to_s = outcome.seconds_to(self.target)
             mark = "> " if outcome is self.choice else "  "
             rows.append((
-                mark + outcome.candidate.name, f"{100 * outcome.mean:.1f}{spread} %",
+                mark + outcome.label, f"{100 * outcome.mean:.1f}{spread} %",
                 duration_text(to_s) if math.isfinite(to_s) else NEVER, bytes_text(statistics.fmean(outcome.sent)),
                 duration_text(statistics.median(outcome.exchange_s)),
             ))  # fmt: skip

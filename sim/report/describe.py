@@ -77,7 +77,9 @@ def task(scenario: Scenario) -> str:
 
 def mixing(scenario: Scenario) -> str:
     config = scenario.config
-    steps = None if config.mix_every_steps is None else counted(config.mix_every_steps, "step")
+    steps = None if config.interval_steps is None else counted(config.interval_steps, "step")
+    if config.chooses:
+        steps = "few steps, as many as each node chooses"
     seconds = None if config.mix_every_s is None else duration_text(config.mix_every_s)
     when = " or ".join(each for each in (steps, seconds) if each is not None)
     outer = "" if config.plain else " with an outer step (momentum {:g}, rate {:g})".format(*config.outer)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gossip.ids import quantity
 from sim.report.units import bytes_text, count_text, duration_text, figure_text, number, share_text
 
 if TYPE_CHECKING:
@@ -137,6 +138,10 @@ SUMMARY = (
         "metric", "the same of `task.metric`",
         lambda end: {key: end.last[f"metric_{key}"] for key in OF_ACCURACY},
     ),
+    Total(
+        "interval_steps", "local steps between two mixes at the end, of the median peer; null by the clock",
+        lambda end: end.level.interval_steps,
+    ),
     Total("consensus_distance", "of the last row", lambda end: end.last["consensus_distance"]),
     Total("exchanges_done", "of the last row", lambda end: int(end.last["exchanges_done"])),
     Total("exchanges_failed", "of the last row", lambda end: int(end.last["exchanges_failed"])),
@@ -184,6 +189,12 @@ def failed(one: Result) -> str:
     return f"{count_text(came_to_nothing)} ({share_text(share)})"
 
 
+def interval(one: Result) -> str:
+    """How often, and in which codec."""
+    steps = one.summary.get("interval_steps")
+    return "" if steps is None else f"every {quantity(steps, 'step')}, in {one.scenario.config.codec}"
+
+
 # What matters of a result, in words and with units, in the order in which people ask; "" is left out.
 SHOWN: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("accuracy, mean of peers", lambda one: learned(one, share_text(accuracy(one, "mean")))),
@@ -199,6 +210,7 @@ SHOWN: tuple[tuple[str, Callable[[Result], str]], ...] = (
     )),
     ("exchanges", lambda one: count_text(one.summary["exchanges_done"])),
     ("failed", failed),
+    ("interval", interval),
     ("sent", lambda one: bytes_text(one.summary["bytes_sent"])),
     ("played", lambda one: "message by message" if one.fidelity.level == "whole" else "exchange by exchange"),
     ("virtual time", lambda one: duration_text(one.summary["virtual_s"])),

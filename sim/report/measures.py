@@ -55,6 +55,10 @@ class Level(Protocol):
         """Of all peers, as far as they have been counted."""
 
     @property
+    def interval_steps(self) -> int | None:
+        """Local steps between two mixes at present, of the median peer; None by the clock."""
+
+    @property
     def mixes(self) -> int:
         """Applied, each side of an exchange counting."""
 

@@ -112,6 +112,8 @@ def beyond(scenario: Scenario) -> Iterator[tuple[str, str]]:
         yield "gossip.consensus_target", "leave it out, as no decision may depend on values"
     if gossip.max_version_gap is not None:
         yield "gossip.max_version_gap", "leave it out"
+    if gossip.chooses:
+        yield "gossip.mix_every_steps", "name a number of steps, as no exchange is measured"
     if gossip.mix_every_s is not None or gossip.mix_every_steps is None:
         yield "gossip.mix_every_s", "use mix_every_steps alone"
     if gossip.staleness_exponent:

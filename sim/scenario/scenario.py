@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gossip.codecs import AUTO
 from gossip.config import Config, read_toml
 from gossip.config.selections import SELECTIONS
 from gossip.errors import ConfigError
@@ -163,8 +162,6 @@ class Scenario:
             "another where nodes come and go, as 'uniform': a static graph has no place for newcomers",
         )  # fmt: skip
         self.check_report()
-        judges = self.task.model_mb is not None and self.gossip.codec == AUTO
-        require(not judges, "gossip.codec", AUTO, "one by its name with task.model_mb: auto goes by what bytes cost")
         if self.fidelity == "exchange":
             check_exchanges(self)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossip.codecs import COMPILED, Taken
 from gossip.config import Config
 from gossip.exchange.session import State
 from gossip.schedule import FASTEST, SLOWEST, Schedule
@@ -253,3 +254,51 @@ def test_one_that_is_asked_is_held_from_its_snapshot_on_and_not_before():
     assert b.peer.held
     b.peer.failed(session, "broken", swarm.now)
     assert not b.peer.held
+
+
+# -- an interval that a node chooses -----------------------------------------------------------------------------------
+def chooses(**config):
+    return schedule(mix_every_steps="auto", codec="auto", **config)
+
+
+def adapted(made, seconds, step_s=0.1, mixes=8, first=0, every=2):
+    """After so many mixes whose exchanges take so long."""
+    exchange = Taken(1_000, "int8", 1_004, seconds)
+    for mix in range(first, first + mixes):
+        made.adapt(every * mix, every * mix * step_s, exchange, COMPILED)
+    return made.every
+
+
+def test_a_node_begins_with_what_its_codecs_bytes_allow():
+    begins = {codec: schedule(mix_every_steps="auto", codec=codec).every for codec in ("auto", "fp32", "int4")}
+    assert begins == {"auto": 2, "fp32": 8, "int4": 1}
+
+
+def test_the_interval_follows_what_exchanges_take_and_small_changes_do_not_move_it():
+    made = chooses()
+    assert adapted(made, 0.8) == 8
+    assert adapted(made, 0.95, first=8) == adapted(made, 0.65, first=16) == 8
+    assert adapted(made, 0.01, first=24) == 2
+
+
+def test_nothing_is_concluded_from_few_mixes_nor_from_one_long_pause():
+    made = chooses()
+    assert adapted(made, 5.0, mixes=4) == 2  # three spans between four mixes
+    made = chooses()
+    assert adapted(made, 0.8) == 8
+    made.adapt(16, 1_000.0, Taken(1_000, "int8", 1_004, 0.8), COMPILED)  # an evaluation of a quarter of an hour
+    assert made.every == 8
+
+
+def test_mixes_come_as_often_as_the_interval_that_was_chosen():
+    made = chooses()
+    adapted(made, 3.2)
+    assert made.every == 31
+    found = mixes_at(made, 200)
+    assert (found[-1] - found[0]) / 199 == pytest.approx(31, rel=0.05)
+
+
+@pytest.mark.parametrize("given", [1, 8, 50])
+def test_an_interval_that_was_given_stays_as_it_was_given(given):
+    made = schedule(mix_every_steps=given)
+    assert adapted(made, 5.0) == given

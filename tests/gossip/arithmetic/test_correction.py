@@ -189,3 +189,60 @@ def test_the_simulators_rows_are_what_nodes_hold_bit_for_bit(own_sq):
             np.testing.assert_array_equal(row, node.pull)
     np.testing.assert_allclose(rows.signal, [node.signal for node in nodes], rtol=1e-6)
     assert rows.signal.all() or own_sq < LONG
+
+
+# -- intervals that change ---------------------------------------------------------------------------------------------
+def test_with_the_interval_the_correction_of_an_interval_grows_and_that_of_a_step_stays():
+    one, nothing = correction(), np.zeros(6, np.float32)
+    for seed in range(6):
+        one.learn(np.ones(6, np.float32), 0.5, 1.0, LONG)
+    before, step = one.pull.copy(), one.part(1) * one.pull.copy()
+    one.learn(nothing, 0.5, 1.0, LONG, every=2 * EVERY)
+    np.testing.assert_allclose(one.pull, 2 * (1 - LEAK) * before, rtol=1e-6)
+    assert one.every == 2 * EVERY
+    np.testing.assert_allclose(one.part(1) * one.pull, (1 - LEAK) * step, rtol=0.1)  # the share of noise moves a little
+
+
+def test_where_exchanges_teach_nothing_the_interval_stays():
+    one = correction()
+    one.learn(displacement(1), 0.5, 0.0, LONG, every=2)
+    assert (one.every, one.pull) == (EVERY, None)
+
+
+@pytest.mark.parametrize("every", [1, 2, 8, 32])
+def test_a_constant_pull_is_corrected_alike_whatever_the_interval(every):
+    pull = np.full(6, 0.01, np.float32)  # of one step
+    one = correction()
+    for _ in range(400):  # the partner is in the middle: a mix brings back half of what an interval drove apart
+        apart = every * (pull + one.part(1) * one.pull) if one.pull is not None else every * pull
+        one.learn(-2 * apart.astype(np.float32), 0.5, 1.0, LONG, every=every)
+    left = (pull + one.part(1) * one.pull)[:4] / pull[:4]
+    np.testing.assert_allclose(left, left[0], rtol=1e-5)
+    assert left[0] == pytest.approx(expected_rest(), abs=0.02)
+
+
+def expected_rest():
+    """What the leak leaves of a constant pull, in the recursion for one number."""
+    c, lessons = 0.0, 0.0
+    for _ in range(400):
+        share = max(0.0, 1.0 - NOISE * lessons / (c * c)) if c else 0.0
+        lesson = -(1.0 + share * c)
+        c = (1.0 - LEAK) * c + KAPPA * lesson
+        lessons = lesson * lesson if not lessons else KEPT * (1 - LEAK) ** 2 * lessons + (1 - KEPT) * lesson * lesson
+    return 1.0 + max(0.0, 1.0 - NOISE * lessons / (c * c)) * c
+
+
+@given(st.lists(st.tuples(st.integers(0, 64), st.floats(0.0, 1.0)), min_size=1, max_size=12), st.integers(0, 99))
+def test_a_simulated_correction_follows_the_interval_as_a_nodes_does(lessons, seed):
+    node, rows = correction(4, 4), Corrections(2, 4, Config(mix_every_steps=EVERY, correction=KAPPA))
+    row = np.array([1])
+    for number, (every, counts) in enumerate(lessons):
+        taught = displacement(seed + number, 4)
+        node.learn(taught, 0.5, counts, LONG, every)
+        shift = (np.float32(0.5) * taught)[None]
+        rows.learn(row, shift, np.array([counts]), np.array([LONG]), np.array([0.0]), np.array([every]))
+    assert rows.every.tolist() == [EVERY, node.every]
+    assert rows.spread.tolist() == [spread(EVERY), spread(node.every)]
+    if node.pull is not None:
+        np.testing.assert_allclose(rows.pull[1], node.pull, rtol=1e-5, atol=1e-7)
+        assert rows.signal[1] == pytest.approx(node.signal, rel=1e-5, abs=1e-6)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from gossip import kernel
-from gossip.codecs import CODECS, fastest
+from gossip.codecs import CODECS, COMPILED, NUMPY, fastest
 from gossip.config import Config
 from gossip.effects import Transfer
 from gossip.wire.messages import Accept
 from node import Node
+from node.transfers.coding import measured
 from tests.gossip.exchange.sides import B, C, Side, offer
 from tests.gossip.kernel.building import passes
 from tests.harness.world import World
@@ -28,12 +29,13 @@ from tests.harness.world import World
     ],
 )  # fmt: skip
 def test_the_codec_is_the_one_that_ends_soonest(compiled, rate_mb_s, codec):
-    assert fastest(rate_mb_s, compiled) == codec
+    assert fastest(rate_mb_s, COMPILED if compiled else NUMPY) == codec
 
 
 @pytest.mark.parametrize(("compiled", "codec"), [(True, "int8"), (False, "fp32")])
 def test_who_offers_goes_by_its_own_passes_and_the_other_takes_that(compiled, codec):
-    sides = [Side(config=Config(codec="auto"), compiled=one) for one in (compiled, not compiled)]
+    machines = [COMPILED if one else NUMPY for one in (compiled, not compiled)]
+    sides = [Side(config=Config(codec="auto"), machine=machine) for machine in machines]
     asker, asked = (side.exchanges for side in sides)
     for exchanges in (asker, asked):
         exchanges.durations.rates[B] = 2_000.0
@@ -45,6 +47,13 @@ def test_who_offers_goes_by_its_own_passes_and_the_other_takes_that(compiled, co
     assert (accept.message.codec, transfer.codec) == (codec, codec)
     [transfer] = asker.on_accept(B, Accept(1, 0.0, 0.5, codec), 0.0)
     assert transfer.codec == codec
+
+
+def test_a_partner_without_a_past_is_offered_what_the_others_links_bear():
+    exchanges = Side(config=Config(codec="auto")).exchanges
+    assert exchanges.codec(B) == "bf16"
+    exchanges.durations.add(C, 1.0, 10_000_000)
+    assert exchanges.codec(B) == exchanges.codec(C) == "int8"
 
 
 def test_who_reads_our_vectors_where_they_lie_is_offered_fp32_whatever_the_links_rate():
@@ -105,4 +114,7 @@ def test_peers_go_by_memory_for_as_long_as_their_drivers_say_so():
 def test_a_peer_knows_what_codecs_cost_its_node(has, monkeypatch):
     monkeypatch.setattr(kernel, "passes", passes() if has else None)
     with Node({"x": np.zeros(4, np.float32)}, listen="127.0.0.1:0") as node:
-        assert node._training.runtime.peer.local.compiled is has
+        machine = node._training.runtime.peer.local.machine
+    assert machine == measured(kernel.built())
+    assert machine.coding_s("fp32") == 0.0 <= machine.coding_s("int8") < 100.0
+    assert machine.cores >= 1

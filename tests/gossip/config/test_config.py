@@ -69,6 +69,9 @@ def test_every_number_is_held_to_the_range_that_is_written(name, said):
     [
         ({"mix_every_steps": "8"}, ["mix_every_steps", "'8'", "whole number"]),
         ({"mix_every_steps": 8.0}, ["mix_every_steps", "whole number"]),
+        ({"mix_every_steps": "Auto"}, ["mix_every_steps", "'Auto'", '"auto"']),
+        ({"mixing_share": 0.0}, ["mixing_share", "positive"]),
+        ({"mixing_share": 1.5}, ["mixing_share", "positive"]),
         ({"mix_every_steps": True}, ["mix_every_steps", "whole number"]),
         ({"bench_s": "30"}, ["bench_s", "a number"]),
         ({"bench_s": None}, ["bench_s", "a number"]),

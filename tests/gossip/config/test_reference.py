@@ -30,7 +30,7 @@ def test_every_key_says_what_a_person_asks(name):
     said = json.loads(as_json(name))
     assert said["range"]
     assert said["default"]
-    number = field.type.removesuffix(" | None") in ("int", "float")
+    number = field.type.removesuffix(" | None").removesuffix(" | str") in ("int", "float")
     assert number == bool(setting.unit), "numbers have a unit, texts have none"
     assert name.endswith(("_s", "_mb_s")) == (setting.unit in ("s", "MB/s"))
     assert ("None" in field.type) == bool(setting.left_out), "what leaving it out means"
@@ -41,10 +41,11 @@ def test_every_key_says_what_a_person_asks(name):
 def test_one_key_is_explained_with_what_the_presets_make_of_it():
     assert explained("mix_every_steps") == (
         "mix_every_steps = 8\n"
-        "  meaning         local steps for each finished exchange, whoever asked for it, jittered by a quarter\n"
+        "  meaning         local steps for each finished exchange, whoever asked for it, jittered by a quarter; "
+        '"auto": as few as a node can afford, at no more bytes than fp32 every 8\n'
         "  unit            local steps\n"
-        "  range           a positive whole number; left out: mixing by the clock alone\n"
-        "  when to change  the first thing to tune: fewer keep nodes closer, more send less; see gossip sim sweep\n"
+        '  range           a positive whole number, or "auto"; left out: mixing by the clock alone\n'
+        '  when to change  "auto" with codec = "auto" on any link; else fewer keep nodes closer, more send less\n'
         "  preset wan      32\n"
         "  preset datacentre 4"
     )

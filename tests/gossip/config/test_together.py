@@ -27,7 +27,12 @@ RING = {"selection": "ring", "partners": 0}
 OUTER = {"outer_momentum": 0.5, "outer_rate": 0.7}
 
 # What is refused; words of the sentence; and what it says would do, each of which must.
+AUTO = {"mix_every_steps": "auto"}
 REFUSED = [
+    (AUTO | PUSH, ["auto", "pairs"], [PUSH, AUTO | {"mixing": "pair"}]),
+    (AUTO | {"part": "mask 0.1"}, ["auto", "part"], [AUTO, {"part": "mask 0.1"}]),
+    (AUTO | {"consensus_target": 4.0}, ["auto", "consensus_target"], [AUTO, {"consensus_target": 4.0}]),
+    (AUTO | {"max_version_gap": 1.0}, ["auto", "max_version_gap"], [AUTO, {"max_version_gap": 1.0}]),
     (PUSH | {"correction": 0.2}, ["correction", "pairs"], [PUSH, {"correction": 0.2, "mixing": "pair"}]),
     ({"correction": 0.2, "part": "mask 0.1"}, ["correction", "part = 'all'"], [{"correction": 0.2}]),
     (
