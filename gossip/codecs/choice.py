@@ -101,4 +101,4 @@ def interval(step_s: float, exchange: Taken, machine: Machine, share: float) -> 
 
 def whole(steps: float) -> int:
     """Return whole steps within the bounds, rounded up past ``SLACK``."""
-    return max(1, min(math.ceil(min(steps, MOST_INTERVAL) * (1.0 - SLACK)), MOST_INTERVAL))
+    return max(1, min(math.ceil(min(steps, 2 * MOST_INTERVAL) * (1.0 - SLACK)), MOST_INTERVAL))

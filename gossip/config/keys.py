@@ -53,8 +53,8 @@ class Keys:
 
     # -- when to mix (gossip.schedule) -------------------------------------------------------------------------------
     mix_every_steps: int | str | None = key(
-        8, "local steps for each finished exchange, whoever asked for it, jittered by a quarter; `\"auto\"`: as few as a "
-        "node can afford, at no more bytes than fp32 every 8",
+        8, "local steps for each finished exchange, whoever asked for it, jittered by a quarter; `\"auto\"`: as few as "
+        "a node can afford, at no more bytes than fp32 every 8",
         '`"auto"` with `codec = "auto"` on any link; else fewer keep nodes closer, more send less',
         section="When to mix", unit="local steps", positive=True, word=AUTO, left_out="mixing by the clock alone",
     )

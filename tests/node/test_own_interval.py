@@ -1,0 +1,51 @@
+"""Nodes that choose how often they mix: what they measure, what they come to, and where it is told."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gossip.codecs.choice import MOST_INTERVAL
+from node.observe.figures import line_of, status_reading, table_of
+from tests.node.conftest import QUICK
+from tests.node.test_node import mixed
+
+CONFIG = replace(QUICK, mix_every_steps="auto", codec="auto").for_training(False)
+
+
+def pair(train, config, work, elements=1 << 18):
+    first = train({"x": np.zeros(elements, np.float32)}, work=work, config=config)
+    second = train({"x": np.ones(elements, np.float32)}, work=work, config=config, seeds=[first.node.address])
+    return first, second
+
+
+def intervals(nodes):
+    return [trainee.side.peer.interval_steps for trainee in nodes]
+
+
+def test_a_node_mixes_more_rarely_where_mixing_would_cost_more_than_its_share(train, until):
+    nodes = pair(train, replace(CONFIG, mixing_share=1e-4), lambda: time.sleep(0.002))
+    assert all(2 <= each <= MOST_INTERVAL for each in intervals(nodes))
+    until(lambda: intervals(nodes) == [MOST_INTERVAL] * 2, 30)
+
+
+def test_it_is_told_how_often_and_in_which_codec(train, until):
+    nodes = pair(train, CONFIG, lambda: time.sleep(0.02), elements=64)
+    until(mixed(*nodes, times=4), 30)
+    row = status_reading(nodes[0].side.source())
+    assert 2 <= row["interval_steps"] <= MOST_INTERVAL
+    assert row["codec"] in ("bf16", "int8", "fp32")
+    said = f"every {row['interval_steps']} steps in {row['codec']}"
+    assert dict(table_of(nodes[0].side.figures() | row))["mixes"] == said
+    assert said in line_of(nodes[0].side.figures() | row | {"mb_s_sent": 0.0, "mb_s_received": 0.0})
+
+
+@pytest.mark.parametrize("given", [1, 4])
+def test_a_number_that_is_given_is_kept_whatever_mixing_costs(train, until, given):
+    config = replace(CONFIG, mix_every_steps=given, mixing_share=1e-6)
+    nodes = pair(train, config, lambda: time.sleep(0.002), elements=64)
+    until(mixed(*nodes, times=6), 30)
+    assert intervals(nodes) == [given, given]
