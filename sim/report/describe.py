@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossip.codecs import AUTO
 from gossip.config.mixings import MIXINGS
 from gossip.config.selections import SELECTIONS
 from gossip.wire.messages import MAX_GROUP
@@ -78,13 +79,14 @@ def task(scenario: Scenario) -> str:
 def mixing(scenario: Scenario) -> str:
     config = scenario.config
     steps = None if config.interval_steps is None else counted(config.interval_steps, "step")
-    if config.chooses:
-        steps = "few steps, as many as each node chooses"
     seconds = None if config.mix_every_s is None else duration_text(config.mix_every_s)
-    when = " or ".join(each for each in (steps, seconds) if each is not None)
+    when = "every " + " or ".join(each for each in (steps, seconds) if each is not None)
+    if config.chooses:
+        when = "as often as each can afford"
     outer = "" if config.plain else " with an outer step (momentum {:g}, rate {:g})".format(*config.outer)
     with_whom = whom(config, scenario.peers)
-    return f"Each {MIXINGS[config.mixing].does}{mixed(config)} {with_whom} every {when}{outer}, in {config.codec}."
+    codec = "the codec that suits each link" if config.codec == AUTO else config.codec
+    return f"Each {MIXINGS[config.mixing].does}{mixed(config)} {with_whom} {when}{outer}, in {codec}."
 
 
 def mixed(config: Config) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gossip.codecs import AUTO
 from gossip.ids import quantity
 from sim.report.units import bytes_text, count_text, duration_text, figure_text, number, share_text
 
@@ -192,7 +193,8 @@ def failed(one: Result) -> str:
 def interval(one: Result) -> str:
     """How often, and in which codec."""
     steps = one.summary.get("interval_steps")
-    return "" if steps is None else f"every {quantity(steps, 'step')}, in {one.scenario.config.codec}"
+    codec = "each link's codec" if one.scenario.config.codec == AUTO else one.scenario.config.codec
+    return "" if steps is None else f"every {quantity(steps, 'step')}, in {codec}"
 
 
 # What matters of a result, in words and with units, in the order in which people ask; "" is left out.
