@@ -20,9 +20,9 @@ class Side:
 
     def __init__(self, me=A, partners=(B,), config=None, first_session=1, **local):
         self.me, self.partners = me, list(partners)
-        fields = {"genesis": b"g" * 16, "ready": True} | local
-        self.local = Local("f", ELEMENTS, 10, **fields)
         self.config = config or Config()
+        fields = {"genesis": b"g" * 16, "ready": True, "every": self.config.first_interval} | local
+        self.local = Local("f", ELEMENTS, 10, **fields)
         self.sessions = itertools.count(first_session)
         self.benched, self.declined, self.mixes, self.gone, self.strangers = [], [], [], [], []
         self.exchanges = Exchanges(

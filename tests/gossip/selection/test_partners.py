@@ -47,8 +47,9 @@ def record(peer, **changes):
 
 
 def partners(me, peers, linked=(), elements=1000, seed=0, **config):
-    local = Local("f", elements, 0, genesis=GENESIS, ready=True)
-    made, graph = Config(**config), Graph.from_file(config["graph"]) if "graph" in config else None
+    made = Config(**config)
+    local = Local("f", elements, 0, genesis=GENESIS, ready=True, every=made.first_interval)
+    graph = Graph.from_file(config["graph"]) if "graph" in config else None
     rule = selector_of(made, elements, graph)
     return Partners(me, Table(me, peers), local, made, random.Random(seed), set(linked).__contains__, rule)
 
