@@ -71,6 +71,9 @@ class Place:
 
 
 class Chaos:
+    gone_s, stopped_s, cut_s = GONE_S, STOPPED_S, CUT_S
+    warm_steps = 400  # of the first node, taken without a pause
+
     def __init__(self, minutes: float, seed: int, cable: Cut | None) -> None:
         self.minutes, self.rng, self.cable = minutes, random.Random(seed), cable
         self.folder = Path(tempfile.mkdtemp(prefix="gossip-chaos-"))
@@ -102,7 +105,7 @@ class Chaos:
         seeds = [seed for seed in seeds if seed != "none"]  # one that came in a cut, where nobody could dial it
         for seed in self.rng.sample(seeds, min(2, len(seeds))):
             arguments += ["--seed", seed]
-        arguments += ["--warm-steps", "400"] if not self.started else []
+        arguments += ["--warm-steps", str(self.warm_steps)] if not self.started else []
         self.started += 1
 
         def work() -> None:
@@ -166,6 +169,10 @@ class Chaos:
                 self.strike()
                 fault = now + self.rng.uniform(*FAULT_S)
             time.sleep(0.02)
+        self.calm()
+
+    def calm(self) -> None:
+        """End all faults now."""
         for place in self.places:
             place.due = [(0.0, undo) for _, undo in place.due]
         self.healing = None if self.healing is None else 0.0
@@ -202,7 +209,7 @@ class Chaos:
         place.busy = True
         self.kills.append((at, frozenset({place.now.id})))
         self.faults.append((at, "killed, another came" if fresh else "killed and back"))
-        place.due.append((at + self.rng.uniform(*GONE_S), lambda: self.launch(place, fresh)))
+        place.due.append((at + self.rng.uniform(*self.gone_s), lambda: self.launch(place, fresh)))
 
     def replace(self, place: Place) -> None:
         self.kill(place, fresh=True)
@@ -216,12 +223,12 @@ class Chaos:
             place.stops.append((at, place.now.signal(signal.SIGCONT)))
             place.busy = False
 
-        place.due.append((at + self.rng.uniform(*STOPPED_S), wake))
+        place.due.append((at + self.rng.uniform(*self.stopped_s), wake))
 
     def cut(self) -> None:
         assert self.cable is not None
         at = self.cable.cut()
-        self.healing = at + self.rng.uniform(*CUT_S)
+        self.healing = at + self.rng.uniform(*self.cut_s)
         self.faults.append((at, "cut in two"))
 
     def kill_first(self) -> None:

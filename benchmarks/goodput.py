@@ -1,0 +1,233 @@
+"""Goodput of 1.2 million chips that fail once a year each: writes tables of docs/results/goodput.md.
+
+    python benchmarks/goodput.py [--seeds 3] [--learners 16]... [--fresh] [--page]
+
+Peers of the simulator are learners of 600,000 to 4,688 chips, and run the whole protocol. A learner dies when one of
+its chips fails, is away for the pause that the published figures imply (benchmarks/goodput_model.py), and takes the
+model of a member when it comes back. Virtual seconds are seconds of the real system: a step takes one, and links carry
+a model of 5 B parameters. The swarm trains a perceptron on digits. Finished runs are kept in runs/goodput.jsonl and are
+not played again while their settings stay the same; a change of the code does not show there, and asks for --fresh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import goodput_model as model
+import goodput_page as page
+import numpy as np
+
+from sim.engine.host import Host
+from sim.scenario.scenario import Scenario
+from sim.simulation import Simulation
+from sim.threads import one_thread
+
+CACHE = Path(__file__).resolve().parents[1] / "runs" / "goodput.jsonl"
+LEARNERS = (2, 4, 8, 16, 64, 256)
+STEPS = 960  # A run ends when its learners have taken so many each, on average.
+STEP_S = 1.0  # 5 % either way
+MODEL_MB = 20_000  # 5 B parameters in float32: the size of the published runs with failures
+LEARNING_RATE = 0.3
+LONGEST = 8  # times as long as the steps take, and a run ends with fewer of them
+PARTITIONS = {"iid": {"kind": "iid"}, "dirichlet": {"kind": "dirichlet", "alpha": 0.1}}
+NAMES = {"iid": "IID", "dirichlet": "Dirichlet 0.1"}
+
+
+class World(NamedTuple):
+    """Conditions of a run: the kind of pause for a failure (None: nothing fails), the links between learners, and the
+    steps between two mixes, of which 24 is the published number."""
+
+    pause: str | None
+    rate_gbit_s: float
+    every: int = 24
+
+
+WORLDS = {
+    "no failures": World(None, 100),
+    "100 Gbit/s": World("elastic", 100),
+    "a mix every 8 steps": World("elastic", 100, every=8),
+    "5 Gbit/s": World("elastic", 5),
+    "rigid learners": World("rigid", 100),
+}
+BOTH = ("no failures", "100 Gbit/s")  # worlds that are played on both partitions; the others on IID alone
+Job = tuple[int, str, str, int]  # learners, world, partition, seed
+
+
+def scenario(job: Job, pauses: model.Pauses) -> dict[str, Any]:
+    """Return the scenario of a run as nested mappings."""
+    learners, name, partition, seed = job
+    world = WORLDS[name]
+    table: dict[str, Any] = {
+        "name": name, "seed": seed, "peers": learners, "duration_s": STEPS * STEP_S, "fidelity": "whole",
+        "task": {
+            "dataset": "digits", "model": "mlp", "model_mb": MODEL_MB, "partition": PARTITIONS[partition],
+            "optimizer": {"lr": LEARNING_RATE},
+        },
+        "network": {
+            "latency": {"kind": "constant", "value_ms": 30}, "rate_mbit_s": 1_000 * world.rate_gbit_s,
+        },
+        "compute": {"step_s": {"kind": "uniform", "low_s": 0.95 * STEP_S, "high_s": 1.05 * STEP_S}},
+        "gossip": {"preset": "wan", "mix_every_steps": world.every},
+    }  # fmt: skip
+    if world.pause is not None:
+        table["churn"] = {
+            "up": {"kind": "exponential", "mean_s": model.failure_s(model.CHIPS / learners)},
+            "down": {"kind": "constant", "value_s": getattr(pauses, world.pause)},
+        }
+    return table
+
+
+class Losses:
+    """The steps of learners that nobody has any more.
+
+    Steps of a learner are with others once an exchange has ended of which it took its snapshot after them. Those since
+    then are lost when the learner dies, or takes over the weights of another run.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.swarm, self.steps = simulation.swarm, 0.0
+        self.shared = [0.0] * simulation.scenario.peers  # steps of each learner's present life that others have too
+        learners, sessions = simulation.learners, self.swarm.sessions
+        plain_count, plain_joined, plain_kill = sessions.count, learners.joined, self.swarm.kill
+
+        def count(host: Host, session: int, share: float) -> None:
+            plain_count(host, session, share)
+            since = (self.swarm.now - host.since[session]) / STEP_S
+            self.shared[host.row] = max(self.shared[host.row], self.now(host) - since)
+
+        def joined(row: int) -> None:
+            plain_joined(row)
+            index = simulation.indices[row]
+            assert index is not None
+            self.lose(self.swarm.hosts[index], begins=False)
+
+        def kill(index: int, silent: bool = False) -> None:
+            self.lose(self.swarm.hosts[index], begins=True)
+            plain_kill(index, silent)
+
+        sessions.count, learners.joined, self.swarm.kill = count, joined, kill  # type: ignore[method-assign]
+
+    def now(self, host: Host) -> int:
+        """Return the steps that this life has taken so far."""
+        self.swarm.training.count(host, self.swarm.now)
+        return host.steps
+
+    def lose(self, host: Host, begins: bool) -> None:
+        """Count what this host alone had; another life ``begins``, or this one goes on with other weights."""
+        steps = self.now(host)
+        self.steps += steps - self.shared[host.row]
+        self.shared[host.row] = 0.0 if begins else steps
+
+
+def play(job: Job, pauses: model.Pauses) -> dict[str, float]:
+    """Play one run until its learners have taken their steps together, and return its figures.
+
+    Returns:
+        ``trained``, ``kept`` and ``idle`` as shares of possible steps and of time; ``accuracy``, ``worst`` and
+        ``average`` of the learners that train then; ``mixes`` of each learner, ``virtual_s``, ``cpu_s``.
+    """
+    began_s = time.process_time()
+    simulation = Simulation(Scenario.from_mapping(scenario(job, pauses)))
+    losses, swarm = Losses(simulation), simulation.swarm
+    training, learners, idle = swarm.training, job[0], 0
+    with one_thread():
+        while training.steps < STEPS * learners and swarm.now < LONGEST * STEPS * STEP_S:
+            before = training.steps
+            swarm.events.run_until(swarm.now + 2 * STEP_S)
+            for host in swarm.hosts:
+                if not host.gone:
+                    training.count(host, swarm.now)
+            idle += training.steps == before
+        while not any(host.peer.ready for host in swarm.alive()) and swarm.now < LONGEST * STEPS * STEP_S:
+            swarm.events.run_until(swarm.now + STEP_S)
+        possible, trained = learners * swarm.now / STEP_S, training.steps
+        row = simulation.measures.row()
+    return {
+        "trained": trained / possible, "kept": (trained - losses.steps) / possible,
+        "idle": 2 * STEP_S * idle / swarm.now, "accuracy": row["accuracy_mean"], "worst": row["accuracy_min"],
+        "average": row["accuracy_average_model"], "mixes": row["mixes"], "virtual_s": swarm.now,
+        "cpu_s": time.process_time() - began_s,
+    }  # fmt: skip
+
+
+# -- what was played before ----------------------------------------------------------------------------------------
+def world_of(job: Job, pauses: model.Pauses) -> str:
+    """Return all that a finished run must share with this one."""
+    return json.dumps([scenario(job, pauses), STEPS, LONGEST], sort_keys=True)
+
+
+def read_cache(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return the finished runs by their keys; of a key that was played twice the later."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {tuple(line["key"]): line for line in map(json.loads, lines)}
+
+
+def known(job: Job, pauses: model.Pauses, cache: dict[tuple[Any, ...], dict[str, Any]]) -> dict[str, float] | None:
+    """Return the figures of this job where it was played with the settings of now."""
+    line = cache.get(job)
+    return None if line is None or line["world"] != world_of(job, pauses) else line["figures"]
+
+
+def jobs(learners: tuple[int, ...], seeds: int) -> Iterator[Job]:
+    """Yield all runs, the first seed of everything first: an interrupted run shows all rows."""
+    for seed in range(1, seeds + 1):
+        for count in learners:
+            for world in WORLDS:
+                for partition in PARTITIONS if world in BOTH else ("iid",):
+                    yield count, world, partition, seed
+
+
+def play_all(wanted: list[Job], pauses: model.Pauses, cache: dict[tuple[Any, ...], dict[str, Any]]) -> None:
+    """Play runs one after the other, writing each down as it ends."""
+    CACHE.parent.mkdir(exist_ok=True)
+    with CACHE.open("a", encoding="utf-8") as file, np.errstate(all="ignore"):  # a model that diverges is a result
+        for number, job in enumerate(wanted, 1):
+            figures = play(job, pauses)
+            line = {"key": job, "world": world_of(job, pauses), "figures": figures}
+            cache[job] = line
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            shown = f"{100 * figures['trained']:.1f} % of steps, {100 * figures['accuracy']:.1f} %"
+            said = f"{number}/{len(wanted)} {job}: {shown}, {figures['cpu_s']:.0f} s of CPU"
+            print(said, file=sys.stderr, flush=True)
+
+
+def write(pauses: model.Pauses, runs: page.Runs) -> None:
+    """Write the tables of the simulator into the page."""
+    failing = [world for world in WORLDS if WORLDS[world].pause is not None]
+    page.put(page.PAGE, "model", page.model_rows(pauses))
+    page.put(page.PAGE, "goodput", page.goodput_rows(pauses, LEARNERS, runs))
+    page.put(page.PAGE, "worlds", page.world_rows(LEARNERS, failing, runs))
+    page.put(page.PAGE, "accuracy", page.accuracy_rows(LEARNERS, list(WORLDS), NAMES, runs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--learners", type=int, action="append", help="so many alone; may be repeated")
+    parser.add_argument("--fresh", action="store_true", help="play again what was played before")
+    parser.add_argument("--page", action="store_true", help="play nothing: write the tables from what was played")
+    arguments = parser.parse_args()
+    pauses, cache = model.fitted(), read_cache(CACHE)
+    missed = [abs(miss) for miss in model.misses(pauses)]
+    rms = float(np.sqrt(np.mean(np.square(missed))))
+    print(f"{pauses}: {len(missed)} published figures within {max(missed):.1f} points, {rms:.1f} rms")
+    wanted = list(jobs(tuple(arguments.learners or LEARNERS), arguments.seeds))
+    if not arguments.page:
+        play_all([job for job in wanted if arguments.fresh or known(job, pauses, cache) is None], pauses, cache)
+    runs: dict[tuple[int, str, str], list[dict[str, float]]] = {}
+    for job in jobs(LEARNERS, arguments.seeds):
+        figures = known(job, pauses, cache)
+        if figures is not None:
+            runs.setdefault(job[:3], []).append(figures)
+    write(pauses, runs)
+
+
+if __name__ == "__main__":
+    main()

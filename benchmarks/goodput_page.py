@@ -1,0 +1,152 @@
+"""The tables of docs/results/goodput.md: each is replaced where its mark stands, and the prose around it stays."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import goodput_model as model
+
+__all__ = ["PAGE", "accuracy_rows", "goodput_rows", "model_rows", "put", "storm_rows", "world_rows"]
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "goodput.md"
+END = "<!-- end -->"
+PLAYED = "100 Gbit/s"  # This world is compared with the published figures.
+KINDS = {"rigid": "data parallel", "elastic": "elastic data parallel"}
+ROUNDS = (24, 500)  # steps between barriers: Decoupled DiLoCo's interval, and DiLoCo's
+Figures = Mapping[str, float]
+Runs = Mapping[
+    tuple[int, str, str], Sequence[Figures]
+]  # The keys are learners, world and partition; each seed is a run.
+
+
+def put(page: Path, name: str, rows: Sequence[Sequence[str]]) -> None:
+    """Write a table between ``<!-- table: name -->`` and the next ``<!-- end -->``.
+
+    Args:
+        page: The file, which must have the mark.
+        name: The table's.
+        rows: The head first; all of one length.
+
+    Raises:
+        ValueError: The page has no such mark, or a row is of another length.
+    """
+    text = page.read_text(encoding="utf-8")
+    mark = f"<!-- table: {name} -->\n"
+    before, found, rest = text.partition(mark)
+    _, ended, after = rest.partition(END)
+    if not found or not ended:
+        raise ValueError(f"{page} has no table {name!r}: it needs the lines {mark.strip()} and {END}.")
+    head, *body = rows
+    if any(len(row) != len(head) for row in body):
+        raise ValueError(f"A row of the table {name!r} has not {len(head)} cells, as its head has.")
+    lines = [head, ["---"] * len(head), *body]
+    table = "".join("| " + " | ".join(row) + " |\n" for row in lines)
+    page.write_text(f"{before}{mark}\n{table}\n{END}{after}", encoding="utf-8")
+
+
+def model_rows(pauses: model.Pauses) -> list[list[str]]:
+    """Compare the fitted model with every published figure: published, then the model's in brackets."""
+    rows = [["", *(f"{chips:,} chips" for chips in model.SCALES)]]
+    for kind, row in model.PUBLISHED.items():
+        cells = [
+            f"{figure} ({100 * model.predicted(kind, chips, pauses):.0f})"
+            for chips, figure in zip(model.SCALES, row, strict=True)
+        ]
+        rows.append([KINDS.get(str(kind), f"{kind} learners"), *cells])
+    return rows
+
+
+def share(value: float) -> str:
+    """Return a share in %, with one digit."""
+    return f"{100 * value:.1f}"
+
+
+def mean(runs: Sequence[Figures], key: str) -> str:
+    """Return the mean over runs in %, and with several the standard deviation of a run."""
+    if not runs:
+        return "-"
+    values = [100 * run[key] for run in runs]
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{spread}"
+
+
+def goodput_rows(pauses: model.Pauses, learners: Sequence[int], runs: Runs) -> list[list[str]]:
+    """Compare published, calculated and played goodput of 1.2 million chips, a line for each number of learners.
+
+    Of ours, with links of 100 Gbit/s, "trained" counts all steps and "kept" those that did not die with a learner.
+    """
+    head = ["learners", "chips each", "a failure every", "published", "elastic learners, calculated"]
+    head += [f"with a barrier every {steps} steps, calculated" for steps in ROUNDS]
+    rows = [[*head, "ours, trained", "ours, kept"]]
+    every = model.failure_s(model.CHIPS)
+    for count in (1, *learners):
+        kind = "elastic" if count == 1 else count
+        known, played = model.published(kind), runs.get((count, PLAYED, "iid"), ())
+        rows.append([
+            "1, elastic data parallel" if count == 1 else f"{count}", f"{model.CHIPS // count:,}",
+            f"{every * count:,.0f} s", "-" if known is None else f"{known}",
+            share(model.predicted(kind, model.CHIPS, pauses)),
+            *("-" if count == 1 else share(model.barrier(count, model.CHIPS, pauses.elastic, s)) for s in ROUNDS),
+            mean(played, "trained"), mean(played, "kept"),
+        ])  # fmt: skip
+    return rows
+
+
+def world_rows(learners: Sequence[int], worlds: Sequence[str], runs: Runs) -> list[list[str]]:
+    """Return our goodput in every world: steps trained, in brackets those kept, and the time with nobody training."""
+    rows = [["learners", *(f"{world}{what}" for world in worlds for what in (": trained (kept)", ": nobody trains"))]]
+    for count in learners:
+        row = [f"{count}"]
+        for world in worlds:
+            played = runs.get((count, world, "iid"), ())
+            kept = f" ({statistics.fmean(100 * run['kept'] for run in played):.1f})" if played else ""
+            row += [mean(played, "trained") + kept, mean(played, "idle")]
+        rows.append(row)
+    return rows
+
+
+def accuracy_rows(
+    learners: Sequence[int], worlds: Sequence[str], partitions: Mapping[str, str], runs: Runs
+) -> list[list[str]]:
+    """Compare accuracies after equal samples: mean node, in brackets the worst node and the mean of all models."""
+    rows = [["data", "learners", *worlds]]
+    for partition, name in partitions.items():
+        for count in learners:
+            row = [name, f"{count}"]
+            for world in worlds:
+                played = runs.get((count, world, partition), ())
+                rest = [statistics.fmean(100 * run[key] for run in played) for key in ("worst", "average") if played]
+                row.append(mean(played, "accuracy") + (" ({:.1f}, {:.1f})".format(*rest) if rest else ""))
+            rows.append(row)
+    return rows
+
+
+def storm_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """Return what a storm did to real nodes, one figure a line."""
+    rows = [["", "the storm", "undisturbed"]]
+    calm, storm = found["calm"], found["storm"]
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(storm["kinds"].items()))
+    rows += [
+        ["faults", kinds or "none", "none"],
+        ["an hour, scaled back", f"{storm['faults an hour']:.0f}", "0"],
+        ["seconds", f"{storm['seconds']:.0f}", f"{calm['seconds']:.0f}"],
+        ["steps trained, of possible", f"{share(storm['trained'])} %", "100 %"],
+        ["less those that died with a node", f"{share(storm['kept'])} %", "100 %"],
+        ["kill to the next exchange of a survivor, median, 95 %", seconds(storm["resume"]), "-"],
+        ["restart to the next exchange of the killed, median, 95 %", seconds(storm["back"]), "-"],
+    ]
+    for samples, stormy, still in found["accuracies"]:
+        rows.append([f"accuracy after {samples:,.0f} samples", f"{share(stormy)} %", f"{share(still)} %"])
+    rows.append(["cuts", found["cuts"], "-"])
+    return rows
+
+
+def seconds(values: Sequence[float]) -> str:
+    """Return the median and the 95th percentile, and of how many."""
+    if not values:
+        return "none"
+    ordered = sorted(values)
+    return f"{statistics.median(ordered):.2f} s, {ordered[int(0.95 * len(ordered))]:.2f} s (of {len(ordered)})"

@@ -1,0 +1,243 @@
+"""A storm of ft-diloco on real nodes: useful steps of possible ones, and accuracy for samples beside a calm run.
+
+    python benchmarks/storm.py [--storm n32] [--speed 3] [--minutes 3] [--seed 7] [--json]
+
+Eight nodes learn digits from the beginning, undisturbed, and then eight others in a storm. ft-diloco
+(https://github.com/Neumann-Labs/ft-diloco, chaos/gen_schedule.py) draws its faults from three Poisson processes: kills,
+after which a supervisor that looks every 15 s starts the node again; stops of 10 to 30 s (SIGSTOP); and cuts of 15 to
+40 s. ``--speed`` plays all of these times so many times as fast. A fault that finds its node gone or stopped does
+nothing. A cut parts the two halves of the swarm, where theirs parts one node from the rest, and needs network
+namespaces, so root.
+
+The table goes into docs/results/goodput.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before numpy and torch are here: nodes are forked from this process
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import digits_node
+import goodput_page as page
+from chaos import NODES, Chaos, Place, waits
+from swarm_lab import Cut, Patient, namespaces_missing
+
+
+class Storm(NamedTuple):
+    """Mean seconds between kills, between stops and between cuts, as ft-diloco's files have them."""
+
+    kill_s: float
+    stop_s: float
+    cut_s: float
+
+
+STORMS = {"n8": Storm(70, 200, 250), "n32": Storm(60, 240, 300), "k120": Storm(120, 300, 400)}
+STOPPED_S, CUT_S = (10.0, 30.0), (15.0, 40.0)
+SUPERVISED_S = 15.0  # how often a supervisor looks for nodes that are gone
+SPARED_S = {"kill": 0.0, "stop": 30.0, "cut": 45.0}  # before the end, in which nothing of a kind begins
+SHARES = (0.125, 0.25, 0.5, 1.0)  # Accuracies are compared at these shares of the samples that both runs trained.
+SPEED, MINUTES, SEED = 3.0, 3.0, 7  # the seed of theirs
+
+
+class Fault(NamedTuple):
+    """One fault of a schedule: ``at`` seconds after its beginning, to the node of this number, for so many seconds."""
+
+    at: float
+    kind: str
+    node: int
+    lasts: float
+
+
+def schedule(storm: Storm, duration_s: float, speed: float, seed: int) -> list[Fault]:
+    """Draw a storm as ft-diloco does, ``speed`` times as fast, in the order of time; none begins too late to end."""
+    rng = random.Random(seed)
+    lasting = {"kill": (0.0, SUPERVISED_S), "stop": STOPPED_S, "cut": CUT_S}
+    faults = []
+    for kind, mean_s in zip(lasting, storm, strict=True):
+        at = rng.expovariate(1 / mean_s)
+        while at < duration_s * speed - SPARED_S[kind]:
+            node, lasts = rng.randrange(NODES), rng.uniform(*lasting[kind])
+            faults.append(Fault(at / speed, kind, node, lasts / speed))
+            at += rng.expovariate(1 / mean_s)
+    return sorted(faults)
+
+
+class Stormy(Chaos):
+    """Eight nodes from the beginning of their training, with a schedule in place of faults at random."""
+
+    warm_steps = 0
+
+    def __init__(self, minutes: float, seed: int, cable: Cut | None, faults: Sequence[Fault]) -> None:
+        super().__init__(minutes, seed, cable)
+        self.schedule = list(faults)
+        self.killed: list[tuple[Place, Patient]] = []  # with the process that was killed
+
+    def rage(self) -> None:
+        began, left = time.monotonic(), list(self.schedule)
+        while (now := time.monotonic()) < began + 60 * self.minutes:
+            self.look()
+            self.mend(now)
+            while left and began + left[0].at <= now:
+                self.befall(left.pop(0))
+            time.sleep(0.02)
+        self.calm()
+
+    def befall(self, fault: Fault) -> None:
+        """Do it, if its node can suffer it now."""
+        place, lasts = self.places[fault.node], (fault.lasts, fault.lasts)
+        if fault.kind == "cut":
+            if self.cable is not None and self.healing is None:
+                self.cut_s = lasts
+                self.cut()
+        elif place not in self.free() or len(self.free()) == 1:  # ft-diloco spares the last replica
+            return
+        elif fault.kind == "stop":
+            self.stopped_s = lasts
+            self.stop(place)
+        else:
+            self.gone_s = lasts
+            life = place.now
+            self.kill(place)
+            self.killed.append((place, life))
+
+
+# -- figures ---------------------------------------------------------------------------------------------------------
+def taken(lives: Sequence[Patient], since: float, until: float) -> int:
+    """Return the steps that these processes took in a stretch of time, as far as their rows go."""
+    steps = 0
+    for life in lives:
+        rows = [row["steps"] for row in life.looks if since <= row["t"] <= until]
+        steps += rows[-1] - rows[0] if rows else 0
+    return steps
+
+
+def lost(life: Patient) -> int:
+    """Return the most steps that can have died with a process: those since the row before its last exchange."""
+    rows = life.looks
+    if not rows:
+        return 0
+    last = max((number for number, row in enumerate(rows) if row["mixes"]), default=0)
+    return int(rows[-1]["steps"] - rows[max(0, last - 1)]["steps"])
+
+
+def back(place: Place, life: Patient) -> float | None:
+    """Return the seconds from the start of the process after this one to its first exchange; None if there was none."""
+    after = place.lives[place.lives.index(life) + 1 :]
+    if not after or not (joined := after[0].event("joined")):
+        return None
+    mixes = [when for row in after[0].looks for when, _ in row["mixes"]]
+    began = joined["t"] - joined["seconds"]
+    return mixes[0] - began if mixes else None
+
+
+class Curve(NamedTuple):
+    """The progress of a swarm: samples of all processes together, and the mean accuracy of those present."""
+
+    samples: list[float]
+    accuracies: list[float]
+
+    def at(self, samples: float) -> float:
+        """Return the accuracy after so many samples, between the two looks around them."""
+        for number, known in enumerate(self.samples):
+            if known >= samples:
+                if number == 0 or known == self.samples[number - 1]:
+                    return self.accuracies[number]
+                before = self.samples[number - 1]
+                part = (samples - before) / (known - before)
+                return (1 - part) * self.accuracies[number - 1] + part * self.accuracies[number]
+        return math.nan
+
+
+def learned(lives: Sequence[Patient], every_s: float = 0.5) -> Curve:
+    """Follow a run from its first row to its last."""
+    rows = [life.looks for life in lives if life.looks]
+    first, last = min(found[0]["t"] for found in rows), max(found[-1]["t"] for found in rows)
+    curve = Curve([], [])
+    for number in range(int((last - first) / every_s) + 1):
+        now = first + (number + 1) * every_s
+        so_far = [[row for row in found if row["t"] <= now] for found in rows]
+        steps = sum(found[-1]["steps"] - found[0]["steps"] for found in so_far if found)
+        present = [found[-1]["accuracy"] for found in so_far if found and now - found[-1]["t"] < 2 * every_s]
+        if present:
+            curve.samples.append(float(steps * digits_node.BATCH))
+            curve.accuracies.append(statistics.fmean(present))
+    return curve
+
+
+def play(minutes: float, seed: int, faults: Sequence[Fault]) -> tuple[dict[str, Any], Curve]:
+    """Let eight nodes learn for so long with these faults; figures of it, and what was learned."""
+    with contextlib.ExitStack() as stack:
+        cable = None if namespaces_missing() else stack.enter_context(Cut())
+        swarm = Stormy(minutes, seed, cable, faults)
+        stack.callback(swarm.end)
+        swarm.begin()
+        began = time.monotonic()
+        swarm.rage()
+        ended = time.monotonic()
+        time.sleep(2.0)
+        swarm.look()
+        lives = [life for place in swarm.places for life in place.lives]
+        kinds = [kind for _, kind in swarm.faults]
+        away = [found for place, life in swarm.killed if (found := back(place, life)) is not None]
+        found = {
+            "seconds": ended - began, "steps": taken(lives, began, ended),
+            "lost": sum(lost(life) for _, life in swarm.killed),
+            "kinds": {kind: kinds.count(kind) for kind in set(kinds)},
+            "resume": waits(swarm.places, swarm.kills, 600.0), "back": away,
+        }  # fmt: skip
+        return found, learned(lives)
+
+
+def beside(calm: dict[str, Any], storm: dict[str, Any], still: Curve, stormy: Curve, speed: float) -> dict[str, Any]:
+    """Compare a storm with a run without faults, whose pace times the storm's seconds are the possible steps."""
+    possible = calm["steps"] / calm["seconds"] * storm["seconds"]
+    storm |= {
+        "trained": storm["steps"] / possible, "kept": (storm["steps"] - storm["lost"]) / possible,
+        "faults an hour": sum(storm["kinds"].values()) / storm["seconds"] / speed * 3_600,
+    }  # fmt: skip
+    both = min(still.samples[-1], stormy.samples[-1])
+    accuracies = [(both * share, stormy.at(both * share), still.at(both * share)) for share in SHARES]
+    return {"calm": calm, "storm": storm, "accuracies": accuracies}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--storm", choices=list(STORMS), default="n32")
+    parser.add_argument("--speed", type=float, default=SPEED)
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="of each of the two runs")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--json", action="store_true", help="one object on the screen, and nothing into the page")
+    arguments = parser.parse_args()
+    digits_node.warm_up()
+    calm, still = play(arguments.minutes, arguments.seed, [])
+    faults = schedule(STORMS[arguments.storm], 60 * arguments.minutes, arguments.speed, arguments.seed)
+    storm, stormy = play(arguments.minutes, arguments.seed, faults)
+    found = beside(calm, storm, still, stormy, arguments.speed)
+    found["cuts"] = namespaces_missing() or "in network namespaces"
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+        return
+    rows = page.storm_rows(found)
+    page.put(page.PAGE, "storm", rows)
+    for row in rows:
+        print(" | ".join(row))
+
+
+if __name__ == "__main__":
+    main()

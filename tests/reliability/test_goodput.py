@@ -1,0 +1,233 @@
+"""What benchmarks/goodput.py calculates, writes and plays, and what benchmarks/storm.py makes of diaries."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _beside_benchmarks():
+    path = list(sys.path)
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path[:] = path
+
+
+def load(name):
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load("goodput_model")
+
+
+@pytest.fixture(scope="module")
+def page():
+    return load("goodput_page")
+
+
+@pytest.fixture(scope="module")
+def goodput():
+    return load("goodput")
+
+
+@pytest.fixture(scope="module")
+def storm():
+    return load("storm")
+
+
+# -- the model -------------------------------------------------------------------------------------------------------
+def test_two_pauses_explain_thirty_published_figures(model):
+    misses = list(model.misses(model.fitted()))
+    assert len(misses) == 30
+    assert max(map(abs, misses)) < 4.5
+    assert math.sqrt(sum(miss**2 for miss in misses) / 30) < 2.2
+    assert model.published(8) == 88
+    assert model.published(64) is None
+
+
+def test_the_fit_finds_the_pauses_that_made_the_figures(model, monkeypatch):
+    true = model.Pauses(31.5, 112.0)
+    figures = {
+        kind: tuple(100 * model.predicted(kind, chips, true) for chips in model.SCALES) for kind in model.PUBLISHED
+    }
+    monkeypatch.setattr(model, "PUBLISHED", figures)
+    assert model.fitted() == true
+
+
+def test_availability_is_that_of_a_renewal_process(model):
+    rng, up_s, pause_s = random.Random(1), model.failure_s(150_000), 22.5
+    up = [rng.expovariate(1 / up_s) for _ in range(20_000)]
+    played = sum(up) / (sum(up) + pause_s * len(up))
+    assert model.availability(150_000, pause_s) == pytest.approx(played, abs=0.003)
+    assert model.availability(150_000, up_s) == 0.5
+
+
+@pytest.mark.parametrize(("learners", "round_s"), [(1, 24), (2, 500), (16, 24), (64, 500)])
+def test_a_barrier_waits_for_the_learner_with_most_failures(model, learners, round_s):
+    rng, pause_s, rounds = random.Random(learners), 22.5, 400
+    mean_s = model.failure_s(model.CHIPS / learners)
+
+    def failures():
+        """Count failures of one learner in a round."""
+        count, at = -1, 0.0
+        while at < round_s:
+            count, at = count + 1, at + rng.expovariate(1 / mean_s)
+        return count
+
+    spent_s = sum(round_s + pause_s * max(failures() for _ in range(learners)) for _ in range(rounds))
+    calculated = model.barrier(learners, model.CHIPS, pause_s, round_s)
+    assert calculated == pytest.approx(round_s * rounds / spent_s, abs=0.02)
+
+
+def test_a_barrier_never_beats_learners_that_do_not_wait(model):
+    for learners in (1, 2, 16, 256):
+        alone = model.availability(model.CHIPS / learners, 22.5)
+        assert model.barrier(learners, model.CHIPS, 22.5, 24) <= alone + 0.01
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+TEXT = "# Title\n\n<!-- table: one -->\n<!-- end -->\n\nProse.\n\n<!-- table: two -->\nold\n<!-- end -->\nLast.\n"
+
+
+def test_a_table_is_replaced_and_the_prose_stays(page, tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(TEXT)
+    for _ in range(2):  # the second time over the first
+        page.put(path, "two", [["a", "b"], ["1", "2"]])
+    text = path.read_text()
+    assert text.startswith("# Title\n\n<!-- table: one -->\n<!-- end -->\n\nProse.\n")
+    assert text.endswith("<!-- table: two -->\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n<!-- end -->\nLast.\n")
+
+
+def test_a_table_without_a_place_is_refused_and_nothing_is_written(page, tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(TEXT)
+    with pytest.raises(ValueError, match="has no table 'three'"):
+        page.put(path, "three", [["a"]])
+    with pytest.raises(ValueError, match="has not 2 cells"):
+        page.put(path, "two", [["a", "b"], ["1"]])
+    assert path.read_text() == TEXT
+
+
+def test_the_page_has_a_place_for_every_table(page):
+    text = page.PAGE.read_text(encoding="utf-8")
+    for name in ("model", "goodput", "worlds", "accuracy", "storm"):
+        assert f"<!-- table: {name} -->\n" in text
+
+
+def test_what_was_not_played_is_a_dash_and_what_was_has_its_spread(page, model):
+    figures = {"trained": 0.5, "kept": 0.4, "idle": 0.1, "accuracy": 0.9, "worst": 0.8, "average": 0.95}
+    runs = {(8, "100 Gbit/s", "iid"): [figures, figures | {"trained": 0.6}], (16, "100 Gbit/s", "iid"): [figures]}
+    one, two, eight, sixteen = page.goodput_rows(model.Pauses(22.5, 78.0), (2, 8, 16), runs)[1:]
+    assert one[3] == "58"
+    assert two[-2:] == ["-", "-"]
+    assert eight[3] == "88"
+    assert eight[-2:] == ["55.0 ± 7.1", "40.0 ± 0.0"]
+    assert sixteen[-2:] == ["50.0", "40.0"]
+    assert page.world_rows((16,), ["100 Gbit/s", "5 Gbit/s"], runs)[1] == ["16", "50.0 (40.0)", "10.0", "-", "-"]
+    rows = page.accuracy_rows((16,), ["100 Gbit/s", "5 Gbit/s"], {"iid": "IID"}, runs)
+    assert rows[1] == ["IID", "16", "90.0 (80.0, 95.0)", "-"]
+
+
+# -- the simulator ---------------------------------------------------------------------------------------------------
+def test_learners_lose_the_time_they_are_away_and_the_steps_that_die_with_them(goodput, model, monkeypatch):
+    monkeypatch.setattr(goodput, "STEPS", 80)
+    pauses = model.Pauses(22.5, 78.0)
+    calm = goodput.play((4, "no failures", "iid", 3), pauses)
+    failing = goodput.play((4, "100 Gbit/s", "iid", 3), pauses)
+    assert calm["kept"] == calm["trained"] == pytest.approx(1.0, abs=0.02)
+    assert 0.0 < failing["kept"] < failing["trained"] < 0.95
+    assert failing["virtual_s"] > calm["virtual_s"]
+
+
+def test_a_run_that_was_played_with_other_settings_is_not_known(goodput, model):
+    job, pauses = (4, "100 Gbit/s", "iid", 1), model.Pauses(22.5, 78.0)
+    cache = {job: {"world": goodput.world_of(job, pauses), "figures": {"trained": 0.5}}}
+    assert goodput.known(job, pauses, cache) == {"trained": 0.5}
+    assert goodput.known(job, model.Pauses(23.0, 78.0), cache) is None
+    assert goodput.known((4, "100 Gbit/s", "iid", 2), pauses, cache) is None
+
+
+# -- the storm -------------------------------------------------------------------------------------------------------
+def test_a_storm_is_drawn_from_its_seed_and_ends_in_time(storm):
+    drawn = storm.schedule(storm.STORMS["n32"], 1_800, 1.0, 7)
+    assert (
+        drawn
+        == storm.schedule(storm.STORMS["n32"], 1_800, 1.0, 7)
+        != storm.schedule(storm.STORMS["n32"], 1_800, 1.0, 8)
+    )
+    assert {fault.kind for fault in drawn} == {"kill", "stop", "cut"}
+    assert all(fault.at + fault.lasts <= 1_800 for fault in drawn if fault.kind != "kill")
+    fast = storm.schedule(storm.STORMS["n32"], 600, 3.0, 7)
+    assert [(fault.at * 3, fault.kind, fault.node) for fault in fast] == [
+        (pytest.approx(fault.at), fault.kind, fault.node) for fault in drawn
+    ]
+
+
+def test_kills_come_as_often_as_their_mean_says(storm):
+    kills = [
+        fault for seed in range(20) for fault in storm.schedule(storm.STORMS["n32"], 1_800, 1.0, seed)
+        if fault.kind == "kill"
+    ]  # fmt: skip
+    assert len(kills) == pytest.approx(20 * 30, rel=0.12)
+
+
+def life(*rows):
+    looks = [
+        {"t": t, "steps": steps, "accuracy": accuracy, "mixes": [[t, "x"]] if mixed else []}
+        for t, steps, accuracy, mixed in rows
+    ]
+    return SimpleNamespace(looks=looks)
+
+
+def test_steps_since_the_row_before_the_last_exchange_died_with_a_node(storm):
+    one = life((0.0, 0, 0.1, False), (1.0, 10, 0.2, True), (2.0, 20, 0.3, True), (3.0, 33, 0.4, False))
+    assert storm.lost(one) == 23
+    assert storm.lost(life((0.0, 5, 0.1, False), (1.0, 12, 0.2, False))) == 7
+    assert storm.lost(life()) == 0
+    assert storm.taken([one, life((0.0, 5, 0.1, False), (1.0, 12, 0.2, False))], 0.5, 3.5) == 23
+
+
+def test_accuracy_is_read_at_samples_and_not_at_times(storm):
+    curve = storm.Curve([0.0, 100.0, 300.0], [0.1, 0.5, 0.7])
+    assert curve.at(50) == pytest.approx(0.3)
+    assert curve.at(200) == pytest.approx(0.6)
+    assert curve.at(0) == 0.1
+    assert math.isnan(curve.at(301))
+
+
+def test_a_dead_nodes_samples_count_and_its_accuracy_does_not(storm):
+    dead = life((0.0, 0, 0.1, False), (1.0, 10, 0.2, True))
+    alive = life((0.0, 0, 0.3, False), (1.0, 10, 0.4, False), (2.0, 20, 0.5, False), (3.0, 30, 0.6, False))
+    curve = storm.learned([dead, alive])
+    assert curve.samples[-1] == 40 * storm.digits_node.BATCH
+    assert curve.accuracies[-1] == 0.6
+
+
+def test_the_pace_without_faults_says_what_was_possible(storm, page):
+    calm = {"steps": 4_000, "seconds": 10.0, "kinds": {}, "lost": 0}
+    stormy = {"steps": 7_000, "seconds": 20.0, "kinds": {"stopped": 4}, "lost": 80, "resume": [0.1, 0.3], "back": []}
+    curves = storm.Curve([0.0, 1_000.0], [0.0, 1.0]), storm.Curve([0.0, 800.0], [0.0, 0.4])
+    found = storm.beside(calm, stormy, *curves, speed=2.0)
+    assert found["storm"]["trained"] == 0.875
+    assert found["storm"]["kept"] == 0.865
+    assert found["storm"]["faults an hour"] == 360
+    assert found["accuracies"][-1] == (800.0, pytest.approx(0.4), pytest.approx(0.8))
+    rows = page.storm_rows({**found, "cuts": "none"})
+    assert ["steps trained, of possible", "87.5 %", "100 %"] in rows
+    assert ["restart to the next exchange of the killed, median, 95 %", "none", "-"] in rows
