@@ -109,10 +109,17 @@ def world_rows(learners: Sequence[int], worlds: Sequence[str], runs: Runs) -> li
 
 
 def accuracy_rows(
-    learners: Sequence[int], worlds: Sequence[str], partitions: Mapping[str, str], runs: Runs
+    learners: Sequence[int], worlds: Mapping[str, str], partitions: Mapping[str, str], runs: Runs
 ) -> list[list[str]]:
-    """Compare accuracies after equal samples: mean node, in brackets the worst node and the mean of all models."""
-    rows = [["data", "learners", *worlds]]
+    """Compare accuracies after equal samples: mean node, in brackets the worst node and the mean of all models.
+
+    Args:
+        learners: The numbers of learners, a line for each.
+        worlds: The worlds to compare, and the name of each in the head.
+        partitions: The same for the partitions of the data.
+        runs: What was played.
+    """
+    rows = [["data", "learners", *worlds.values()]]
     for partition, name in partitions.items():
         for count in learners:
             row = [name, f"{count}"]
@@ -131,7 +138,7 @@ def storm_rows(found: Mapping[str, Any]) -> list[list[str]]:
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(storm["kinds"].items()))
     rows += [
         ["faults", kinds or "none", "none"],
-        ["an hour, scaled back", f"{storm['faults an hour']:.0f}", "0"],
+        ["faults an hour at the pace of ft-diloco", f"{storm['faults an hour']:.0f}", "0"],
         ["seconds", f"{storm['seconds']:.0f}", f"{calm['seconds']:.0f}"],
         ["steps trained, of possible", f"{share(storm['trained'])} %", "100 %"],
         ["less those that died with a node", f"{share(storm['kept'])} %", "100 %"],
