@@ -73,6 +73,12 @@ def mean(runs: Sequence[Figures], key: str) -> str:
     return f"{statistics.fmean(values):.1f}{spread}"
 
 
+def brackets(runs: Sequence[Figures], *keys: str) -> str:
+    """Return the means of these figures in %, to stand behind another."""
+    means = ", ".join(f"{statistics.fmean(100 * run[key] for run in runs):.1f}" for key in keys if runs)
+    return f" ({means})" if means else ""
+
+
 def goodput_rows(pauses: model.Pauses, learners: Sequence[int], runs: Runs) -> list[list[str]]:
     """Compare published, calculated and played goodput of 1.2 million chips, a line for each number of learners.
 
@@ -96,14 +102,13 @@ def goodput_rows(pauses: model.Pauses, learners: Sequence[int], runs: Runs) -> l
 
 
 def world_rows(learners: Sequence[int], worlds: Sequence[str], runs: Runs) -> list[list[str]]:
-    """Return our goodput in every world: steps trained, in brackets those kept, and the time with nobody training."""
-    rows = [["learners", *(f"{world}{what}" for world in worlds for what in (": trained (kept)", ": nobody trains"))]]
+    """Return our goodput in every world: steps trained, in brackets steps kept and the time with nobody training."""
+    rows = [["learners", *worlds]]
     for count in learners:
         row = [f"{count}"]
         for world in worlds:
             played = runs.get((count, world, "iid"), ())
-            kept = f" ({statistics.fmean(100 * run['kept'] for run in played):.1f})" if played else ""
-            row += [mean(played, "trained") + kept, mean(played, "idle")]
+            row.append(mean(played, "trained") + brackets(played, "kept", "idle"))
         rows.append(row)
     return rows
 
@@ -125,8 +130,7 @@ def accuracy_rows(
             row = [name, f"{count}"]
             for world in worlds:
                 played = runs.get((count, world, partition), ())
-                rest = [statistics.fmean(100 * run[key] for run in played) for key in ("worst", "average") if played]
-                row.append(mean(played, "accuracy") + (" ({:.1f}, {:.1f})".format(*rest) if rest else ""))
+                row.append(mean(played, "accuracy") + brackets(played, "worst", "average"))
             rows.append(row)
     return rows
 
