@@ -15,6 +15,7 @@ import argparse
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from gossip.averaging.pair import PairAverage
 from sim import Scenario
 from sim.engine.host import Host
 from sim.engine.sessions import Sessions
-from sim.scenario.adversaries import Liar
+from sim.scenario.adversaries import Liar, Sight
 from sim.simulation import Simulation
 
 Floats = NDArray[np.float32]
@@ -71,10 +72,10 @@ def push(sessions: Sessions, direction: Floats) -> None:
 
 class Pushing(Liar):
     def __init__(self, before: Liar, vector: Floats) -> None:
-        super().__init__(before.spec, before.seed, before.name)
+        super().__init__(before.spec, before.seed, before.name, before.peers)
         self.before, self.vector = before, vector
 
-    def sends(self, values: Floats, session: int) -> Floats:
+    def sends(self, values: Floats, session: int, sight: Callable[[], Sight] | None = None) -> Floats:
         return self.vector
 
 

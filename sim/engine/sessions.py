@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 from gossip.averaging.pair import PairAverage
 from gossip.codecs import get_codec
 from gossip.config import Config
@@ -30,6 +32,7 @@ from sim.engine.flows import Flow
 from sim.engine.gathers import GroupStreams
 from sim.engine.host import Floats, Host
 from sim.engine.links import VirtualLinks
+from sim.scenario.adversaries import Sight
 from sim.world.network import NetworkModel
 
 __all__ = ["Sessions"]
@@ -85,9 +88,19 @@ class Sessions:
             values, encoded = pair.send(pair.ours)
             pair.values = values
         else:  # it computes with what it holds
-            values, encoded = pair.send(host.liar.sends(pair.ours, pair.session))
+            values, encoded = pair.send(host.liar.sends(pair.ours, pair.session, partial(self.sight, pair)))
         to, size_bytes = self.links.by_id[pair.partner], self.network.bytes_of(pair.codec.encoded_bytes(values.size))
         self.stream(host, to, pair.session, values, size_bytes, pair.receives, self.on_stream, encoded)
+
+    def sight(self, pair: PairAverage) -> Sight:
+        """Return what attackers know when one of them sends: the partner's snapshot and all honest models."""
+        hosts, at = self.links.by_id.values(), slice(None) if pair.positions is None else pair.positions
+        partner = self.links.by_id[pair.partner]
+        snapshot = partner.averager.snapshots.get(pair.session)
+        held = partner.vector[at] if snapshot is None else snapshot.array[: pair.elements]
+        honest = [host.vector[at] for host in hosts if host.liar is None and host.ready and not host.gone]
+        attackers = sum(host.liar is not None for host in hosts)
+        return Sight(held, np.stack(honest or [held]), attackers)
 
     def stream(
         self, host: Host, to: Host, session: int, values: Floats, size_bytes: int, duplex: bool,

@@ -204,12 +204,16 @@ def attackers(scenario: Scenario) -> str:
     if spec is None or spec.share == 0:
         return ""
     number = spec.count(scenario.peers)
-    times = "" if spec.size == 1 else f" times {spec.size:g}"
+    size = spec.size(scenario.peers)
+    times = "" if size == 1 else f" times {size:.3g}"
     sent = {
         "sign-flip": f"their models with the sign flipped{times}",
         "scaled": f"their models{times}",
-        "random": f"noise of standard deviation {spec.size:g} in place of their models",
+        "random": f"noise of standard deviation {size:g} in place of their models",
         "nan": "models of which nothing is a number",
+        "alie": f"the mean of the honest models less {size:.2g} standard deviations",
+        "ipm": f"the mean of the honest models times {-size:g}",
+        "dissensus": f"each partner's own model, moved away from the honest mean{times}",
     }[spec.kind]
     who = "1 of the peers attacks and sends" if number == 1 else f"{count_text(number)} of the peers attack and send"
     return f"{who} {sent}; figures are of the honest ones."

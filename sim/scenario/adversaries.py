@@ -9,15 +9,22 @@ Byzantine-robust stochastic aggregation methods for distributed learning from he
 random (Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine learning with adversaries", NeurIPS 2017), scaled
 (Bagdasaryan, Veit, Hua, Estrin and Shmatikov, "How to backdoor federated learning", AISTATS 2020, who scale what a
 plain mean would drown), and nan, which one division by zero sends without any malice.
+
+Attackers of three kinds collude and know every honest model at the moment of sending, as their papers assume: alie
+(Baruch, Baruch and Goldberg, "A little is enough", NeurIPS 2019), ipm (Xie, Koyejo and Gupta, "Fall of empires:
+breaking Byzantine-tolerant SGD by inner product manipulation", UAI 2019) and dissensus (He, Karimireddy and Jaggi,
+"Byzantine-robust decentralized learning via ClippedGossip", 2022). Papers that send gradients apply the first two to
+those; here models travel, and they are applied to models, as ClippedGossip's experiments do.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from statistics import NormalDist
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,21 +34,29 @@ from sim.scenario import tables
 from sim.scenario.tables import require
 from sim.seeds import derive, generator
 
-__all__ = ["AttackersSpec", "Liar", "liars", "unguarded"]
+__all__ = ["COLLUDING", "AttackersSpec", "Liar", "Sight", "liars", "little_deviations", "unguarded"]
 
 Floats = NDArray[np.float32]
 
-SCALES = {"sign-flip": 1.0, "scaled": 10.0, "random": 1.0}  # what passes the norm bound and does the most harm
+# What passes the norm bound and does the most harm; for ipm what He et al. (2022) take. That of alie follows its share.
+SCALES = {"sign-flip": 1.0, "scaled": 10.0, "random": 1.0, "ipm": 0.1, "dissensus": 1.0}
+COLLUDING = ("alie", "ipm", "dissensus")  # kinds that need to see the honest models
 ANY_NORM = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackersSpec:
-    """A ``share`` of the peers, rounded, sends "sign-flip": ``-scale x`` for its model x; "scaled": ``scale x``;
-    "random": N(0, scale^2) in each element; "nan": nothing that is a number. ``scale`` None: 1, 10, 1."""
+    """What a ``share`` of the peers, rounded, sends in the place of their models.
+
+    With x for the attacker's own model, y for the receiver's, and mean and deviation element by element over the honest
+    peers: "sign-flip", ``-scale x``; "scaled", ``scale x``; "random", N(0, scale^2) in each element; "nan", nothing
+    that is a number; "alie", ``mean - scale deviation``; "ipm", ``-scale mean``; "dissensus",
+    ``y - scale (honest / attackers) (mean - y)``, which takes from y what all honest partners together bring it.
+    ``scale`` None: 1, 10, 1, for alie :func:`little_deviations`, 0.1, 1.
+    """
 
     share: float
-    kind: Literal["sign-flip", "scaled", "random", "nan"] = "sign-flip"
+    kind: Literal["sign-flip", "scaled", "random", "nan", "alie", "ipm", "dissensus"] = "sign-flip"
     scale: float | None = None
 
     def __post_init__(self) -> None:
@@ -57,21 +72,56 @@ class AttackersSpec:
         """How many of so many peers attack."""
         return math.floor(self.share * peers + 0.5)
 
-    @property
-    def size(self) -> float:
-        """The scale, or the kind's own."""
-        return SCALES.get(self.kind, 1.0) if self.scale is None else self.scale
+    def size(self, peers: int) -> float:
+        """Return the scale, or the kind's own among so many peers."""
+        if self.scale is not None:
+            return self.scale
+        return little_deviations(peers, self.count(peers)) if self.kind == "alie" else SCALES.get(self.kind, 1.0)
+
+
+def little_deviations(peers: int, attackers: int) -> float:
+    """Return how many standard deviations a lie may be off for a majority to look like it (Baruch et al. 2019,
+    algorithm 3): the quantile of ``(n - m - s) / (n - m)`` of a normal distribution, with ``s = floor(n / 2 + 1) - m``
+    honest peers that the attackers need beside them. It is 0.07 for 4 of 40 and 0.24 for 8. Attackers must be less than
+    half."""
+    supporters = peers // 2 + 1 - attackers
+    below = (peers - attackers - supporters) / (peers - attackers)
+    return max(0.0, NormalDist().inv_cdf(below)) if below > 0 else 0.0
+
+
+class Sight(NamedTuple):
+    """What colluding attackers see when one of them sends.
+
+    Attributes:
+        partner: What the receiver mixes, float32 (elements,).
+        honest: The models of all honest peers that are there, float32 (peers, elements).
+        attackers: The number of attackers.
+    """
+
+    partner: Floats
+    honest: Floats
+    attackers: int
 
 
 class Liar:
     """What one attacker sends in the place of its model."""
 
-    def __init__(self, spec: AttackersSpec, seed: int, name: str) -> None:
-        self.spec, self.seed, self.name = spec, seed, name
+    def __init__(self, spec: AttackersSpec, seed: int, name: str, peers: int) -> None:
+        self.spec, self.seed, self.name, self.peers = spec, seed, name, peers
+        self.scale = np.float32(spec.size(peers))
 
-    def sends(self, values: Floats, session: int) -> Floats:
-        """float32, as many as ``values``, which stay as they are; in each session the same when asked again."""
-        kind, scale = self.spec.kind, np.float32(self.spec.size)
+    def sends(self, values: Floats, session: int, sight: Callable[[], Sight] | None = None) -> Floats:
+        """Return the lie, float32, of the size of ``values``, which stay as they are.
+
+        Args:
+            values: What the attacker holds.
+            session: The exchange. Asked again, a kind that draws draws the same.
+            sight: What it sees of others; kinds that collude need it.
+        """
+        kind, scale = self.spec.kind, self.scale
+        if kind in COLLUDING:
+            assert sight is not None, f"{kind} is told to one partner"
+            return colluding(kind, scale, sight())
         if kind == "random":
             rng = generator(self.seed, self.name, f"lie {session}")
             return scale * rng.standard_normal(values.size, np.float32)
@@ -80,12 +130,24 @@ class Liar:
         return values * (scale if kind == "scaled" else -scale)
 
 
+def colluding(kind: str, scale: np.float32, sight: Sight) -> Floats:
+    """Return the lie of attackers that know every honest model."""
+    partner, honest, attackers = sight
+    mean: Floats = honest.mean(axis=0)
+    if kind == "alie":
+        return mean - scale * honest.std(axis=0)
+    if kind == "ipm":
+        return -scale * mean
+    # He et al. (2022), equation (5), where everybody is met alike: the weights of a row are equal.
+    return partner - scale * np.float32(len(honest) / attackers) * (mean - partner)
+
+
 def liars(spec: AttackersSpec | None, names: Sequence[str], seed: int) -> dict[str, Liar]:
     """Who attacks, drawn by the seed: a larger share has those of a smaller one among it."""
     if spec is None:
         return {}
-    drawn = sorted(names, key=lambda name: derive(seed, name, "attacks"))
-    return {name: Liar(spec, seed, name) for name in drawn[: spec.count(len(names))]}
+    drawn, peers = sorted(names, key=lambda name: derive(seed, name, "attacks")), len(names)
+    return {name: Liar(spec, seed, name, peers) for name in drawn[: spec.count(peers)]}
 
 
 def unguarded(config: Config) -> Config:

@@ -14,7 +14,7 @@ from gossip.config import Config, read_toml
 from gossip.config.selections import SELECTIONS
 from gossip.errors import ConfigError
 from sim.scenario import tables
-from sim.scenario.adversaries import AttackersSpec
+from sim.scenario.adversaries import COLLUDING, AttackersSpec
 from sim.scenario.conditions import ChurnSpec, Latency, NetworkCut, NetworkSpec, Rate
 from sim.scenario.distribution import Distribution
 from sim.scenario.fidelity import check_exchanges
@@ -179,7 +179,13 @@ class Scenario:
         spec = self.attackers
         if spec is not None and spec.share > 0:
             wanted = f"a share that comes to 1 at least of {self.peers} peers, and leaves 1"
-            require(1 <= spec.count(self.peers) < self.peers, "attackers.share", spec.share, wanted)
+            count = spec.count(self.peers)
+            require(1 <= count < self.peers, "attackers.share", spec.share, wanted)
+            grouped = self.gossip.mixing == "group" and spec.kind in COLLUDING
+            wanted = "a kind that needs no single partner beside groups: sign-flip, scaled, random, nan"
+            require(not grouped, "attackers.kind", spec.kind, wanted)
+            endless = spec.kind == "alie" and spec.scale is None and 2 * count >= self.peers
+            require(not endless, "attackers.scale", spec.scale, "given for alie where half of the peers attack")
 
     def check_report(self) -> None:
         """Rows are written at even shares of a run whose length is known, and not more than so many."""

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from gossip.config import Config
 from gossip.errors import ConfigError
+from sim.engine.sessions import Sessions
 from sim.engine.swarm import Swarm
 from sim.report.describe import in_words
-from sim.scenario.adversaries import AttackersSpec, Liar, liars, unguarded
+from sim.scenario.adversaries import AttackersSpec, Liar, Sight, liars, little_deviations, unguarded
 from sim.scenario.scenario import (
     ChurnSpec,
     Distribution,
@@ -56,27 +57,97 @@ def honest_of(run):
 )
 def test_a_multiple_of_the_model_is_sent_and_the_model_left_as_it_is(kind, scale, factor):
     before = HELD.copy()
-    sent = Liar(AttackersSpec(share=0.1, kind=kind, scale=scale), 1, "0").sends(HELD, 7)
+    sent = Liar(AttackersSpec(share=0.1, kind=kind, scale=scale), 1, "0", 40).sends(HELD, 7)
     np.testing.assert_array_equal(sent, np.float32(factor) * HELD)
     np.testing.assert_array_equal(HELD, before)
 
 
 def test_noise_has_its_scale_and_is_another_for_each_session_peer_and_seed():
     spec = AttackersSpec(share=0.1, kind="random", scale=3.0)
-    sent = Liar(spec, 1, "0").sends(HELD, 7)
+    sent = Liar(spec, 1, "0", 40).sends(HELD, 7)
     assert sent.dtype == np.float32
     assert sent.std() == pytest.approx(3.0, rel=0.1)
-    np.testing.assert_array_equal(sent, Liar(spec, 1, "0").sends(HELD, 7))
+    np.testing.assert_array_equal(sent, Liar(spec, 1, "0", 40).sends(HELD, 7))
     for other in (
-        Liar(spec, 1, "0").sends(HELD, 8),
-        Liar(spec, 1, "1").sends(HELD, 7),
-        Liar(spec, 2, "0").sends(HELD, 7),
+        Liar(spec, 1, "0", 40).sends(HELD, 8),
+        Liar(spec, 1, "1", 40).sends(HELD, 7),
+        Liar(spec, 2, "0", 40).sends(HELD, 7),
     ):
         assert not np.array_equal(sent, other)
 
 
 def test_of_nan_nothing_is_a_number():
-    assert np.isnan(Liar(AttackersSpec(share=0.1, kind="nan"), 1, "0").sends(HELD, 7)).all()
+    assert np.isnan(Liar(AttackersSpec(share=0.1, kind="nan"), 1, "0", 40).sends(HELD, 7)).all()
+
+
+# -- what colluding attackers send -------------------------------------------------------------------------------------
+def seen(rng):
+    """What attackers see: 12 honest models of 50 elements about a mean, one of which is the receiver's."""
+    honest = rng.normal(3.0, 0.5, (12, 50)).astype(np.float32)
+    return Sight(honest[4].copy(), honest, 3)
+
+
+def told(kind, scale=None, peers=15):
+    sight = seen(np.random.default_rng(1))
+    spec = AttackersSpec(share=0.2, kind=kind, scale=scale)
+    return Liar(spec, 1, "0", peers).sends(np.zeros(50, np.float32), 7, lambda: sight), sight
+
+
+def test_alie_is_a_few_deviations_below_the_honest_mean():
+    lie, sight = told("alie", 1.5)
+    plain = [np.mean(column) - 1.5 * np.std(column) for column in sight.honest.T.astype(float)]
+    np.testing.assert_allclose(lie, plain, rtol=1e-5)
+    usual, _ = told("alie")
+    deviations = (sight.honest.mean(0) - usual) / sight.honest.std(0)
+    np.testing.assert_allclose(deviations, little_deviations(15, 3), rtol=1e-3)
+
+
+@pytest.mark.parametrize(("peers", "attackers", "expected"), [(50, 24, 1.4261), (40, 4, 0.0697), (40, 8, 0.2372)])
+def test_alie_takes_as_many_deviations_as_the_paper_gives(peers, attackers, expected):
+    """Of 50 peers 24 attackers need 2 others to be the majority, and 24 of the 26 honest ones are below."""
+    assert little_deviations(peers, attackers) == pytest.approx(expected, abs=1e-3)
+
+
+def test_few_attackers_stay_at_the_mean_where_they_could_gain_nothing():
+    assert little_deviations(40, 1) == 0.0
+    assert little_deviations(2, 1) == 0.0
+
+
+def test_ipm_points_against_the_honest_mean():
+    lie, sight = told("ipm")
+    np.testing.assert_allclose(lie, -0.1 * sight.honest.astype(float).mean(0), rtol=1e-5)
+    assert lie @ sight.honest.mean(0) < 0
+
+
+def test_dissensus_takes_from_a_partner_what_all_honest_ones_bring_it():
+    """With equal weights among all 15 the partner's next model is its own: honest pulls and lies add up to nothing."""
+    lie, sight = told("dissensus")
+    pulls = [model - sight.partner for model in sight.honest.astype(float)]
+    pulls += [lie.astype(float) - sight.partner] * sight.attackers
+    np.testing.assert_allclose(np.sum(pulls, axis=0), 0.0, atol=1e-4)
+    twice, _ = told("dissensus", 2.0)
+    np.testing.assert_allclose(twice - sight.partner, 2 * (lie - sight.partner), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["alie", "ipm", "dissensus"])
+@pytest.mark.parametrize("way", [{}, {"part": "mask 0.1"}, {"mixing": "row-stochastic"}, {"codec": "int8"}], ids=str)
+def test_colluding_attackers_see_the_honest_models_of_a_swarm(kind, way, monkeypatch):
+    """And what of them is mixed: the receiver's snapshot is one of theirs, as nobody trains here."""
+    looks = []
+    plain = Sessions.sight
+
+    def sight(self, pair):
+        looks.append((plain(self, pair), pair.elements))
+        return looks[-1][0]
+
+    monkeypatch.setattr(Sessions, "sight", sight)
+    played(averaging(Config(filter="none", **way), kind, rounds=4.0, **IDEAL))
+    assert len(looks) > 5
+    for (partner, honest, attackers), elements in looks:
+        assert partner.shape == (elements,)
+        assert honest.shape == (6, elements)
+        assert attackers == 2
+        assert np.isfinite(honest).all()
 
 
 # -- who attacks -------------------------------------------------------------------------------------------------------
@@ -206,7 +277,11 @@ def test_figures_are_of_the_honest_alone():
         ({"share": 0.01}, ["attackers.share = 0.01", "1 at least of 10 peers"]),
         ({"share": 0.96}, ["attackers.share = 0.96", "leaves 1"]),
         ({"kind": "nan"}, ["attackers.share", "missing"]),
-        ({"share": 0.1, "kind": "flip"}, ["attackers.kind = 'flip'", "sign-flip, scaled, random, nan"]),
+        (
+            {"share": 0.1, "kind": "flip"},
+            ["attackers.kind = 'flip'", "sign-flip, scaled, random, nan, alie, ipm, dissensus"],
+        ),
+        ({"share": 0.5, "kind": "alie"}, ["attackers.scale", "half of the peers"]),
         ({"share": 0.1, "kind": "nan", "scale": 2}, ["attackers.scale = 2.0", "nan has none"]),
         ({"share": 0.1, "scale": 0}, ["attackers.scale = 0.0", "positive"]),
         ({"share": 0.1, "scale": math.inf}, ["attackers.scale = inf", "positive"]),
@@ -217,6 +292,12 @@ def test_attackers_that_cannot_be_are_refused_with_their_key_and_what_would_do(t
         Scenario.from_mapping({"rounds": 1, "peers": 10, "attackers": table})
     for word in words:
         assert word in str(caught.value)
+
+
+def test_attackers_that_lie_to_one_partner_are_refused_beside_groups():
+    table = {"rounds": 1, "peers": 10, "gossip": {"mixing": "group"}, "attackers": {"share": 0.1, "kind": "dissensus"}}
+    with pytest.raises(ConfigError, match="beside groups"):
+        Scenario.from_mapping(table)
 
 
 def test_attackers_survive_their_own_text():
@@ -232,6 +313,9 @@ def test_attackers_survive_their_own_text():
         (AttackersSpec(share=0.1, kind="scaled"), "1 of the peers attacks and sends their models times 10;"),
         (AttackersSpec(share=0.1, kind="random", scale=2.0), "noise of standard deviation 2 in place"),
         (AttackersSpec(share=0.1, kind="nan"), "nothing is a number"),
+        (AttackersSpec(share=0.3, kind="alie"), "less 0.18 standard deviations"),
+        (AttackersSpec(share=0.1, kind="ipm"), "the mean of the honest models times -0.1"),
+        (AttackersSpec(share=0.1, kind="dissensus"), "moved away from the honest mean;"),
     ],
 )
 def test_attackers_are_said_in_words(spec, said):
@@ -253,7 +337,7 @@ def moved_by_the_first_it_meets(kind, learning):
 
     swarm = Swarm(7, network, Config(mix_every_steps=4), on_step)  # with others a scaled model is refused for ever
     start = rng.standard_normal(elements).astype(np.float32)
-    liar = Liar(AttackersSpec(share=0.1, kind=kind), 1, "0")
+    liar = Liar(AttackersSpec(share=0.1, kind=kind), 1, "0", 40)
     for number in range(5):
         swarm.add_peer(start.copy(), founder=True, liar=liar if number == 0 else None)
     swarm.introduce()

@@ -100,7 +100,7 @@ def test_a_member_that_dies_in_the_middle_leaves_the_others_as_they_were_or_all_
 def test_values_that_no_peer_may_take_are_left_out_and_counted(kind: str) -> None:
     matrix = np.random.default_rng(1).normal(size=(3, ELEMENTS)).astype(np.float32)
     swarm = told_to_mix(matrix, 1, mixing="group")
-    liar = Liar(AttackersSpec(share=0.25, kind=kind, scale=None if kind == "nan" else 1e6), 1, "liar")
+    liar = Liar(AttackersSpec(share=0.25, kind=kind, scale=None if kind == "nan" else 1e6), 1, "liar", 4)
     swarm.add_peer(np.zeros(ELEMENTS, np.float32) + 0.5, founder=True, step_s=STEP_S, liar=liar)
     before = matrix.copy()
     exchange(swarm, 0)
