@@ -1,7 +1,7 @@
 """What attackers do to honest peers, filter by filter: forty peers, ten or twenty per cent of whom send lies.
 
-    python benchmarks/attackers.py [--dataset digits] [--filter clip]... [--seeds 3] [--rounds 100]
-                                   [--costs | --astray] [--out FILE]
+    python benchmarks/attackers.py [--dataset digits] [--filter clip]... [--attack dissensus]... [--seeds 3]
+                                   [--rounds 100] [--costs | --astray] [--out FILE]
 
 Each cell is the mean accuracy of the honest peers in % over the seeds, and in brackets that of the worst honest peer of
 any seed. A run is a few seconds of one core on digits, four times as many on Fashion-MNIST. --astray: nobody attacks,
@@ -28,9 +28,10 @@ FILTERS = {
     "clip, radius 0.5": {"filter": "clip", "clip_radius": 0.5},
     "balance": {"filter": "balance"},
 }
+KINDS = ("sign-flip", "scaled", "random", "nan", "alie", "ipm", "dissensus")
 ATTACKS = [
     ("nobody", 0.0),
-    *((kind, share) for share in (0.1, 0.2) for kind in ("sign-flip", "scaled", "random", "nan")),
+    *((kind, share) for share in (0.1, 0.2) for kind in KINDS),
 ]
 PARTITIONS = {"IID": {"kind": "iid"}, "Dirichlet 1.0": {"kind": "dirichlet", "alpha": 1.0}}
 TASKS = {"digits": {}, "fashion-mnist": {"samples_per_peer": 400}}  # of 60,000, so that a run stays a matter of seconds
@@ -74,6 +75,8 @@ def tables(args):
             yield "| attackers | " + " | ".join(filters) + " |"
             yield "|---|" + "---|" * len(filters)
             for kind, share in ATTACKS:
+                if args.attack and kind not in args.attack:
+                    continue
                 who = kind if not share else f"{100 * share:.0f} % {kind}"
                 cells = [cell(args, dataset, partition, rule, kind, share) for rule in map(FILTERS.get, filters)]
                 yield f"| {who} | " + " | ".join(cells) + " |"
@@ -154,6 +157,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", action="append", choices=list(TASKS))
     parser.add_argument("--filter", action="append", choices=list(FILTERS), help="one column; may be repeated")
+    parser.add_argument("--attack", action="append", choices=("nobody", *KINDS), help="one kind; may be repeated")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=float, default=100.0)
     parser.add_argument("--costs", action="store_true", help="nobody attacks, in harder worlds")

@@ -3,7 +3,7 @@
     python benchmarks/bias.py [--peers 8 32] [--liars 1 3] [--hours 1] [--seed 1]
 
 The liar trains and mixes as the others do. It sends what its partner holds, and beside it a step in one fixed direction
-that is as long as the partner's clip radius at that moment, which no real liar knows better. Digits, IID, steps of a
+that is as long as the partner takes whole at that moment, which no real liar knows better. Digits, IID, steps of a
 second and a mix every eight of them, so that an hour has 450 intervals. The same swarm without liars stands beside it.
 Printed: by how much the honest models moved along that direction, in lengths of the honest mean, at each quarter of an
 hour, and the accuracy.
@@ -51,7 +51,7 @@ def scenario(peers: int, liars: int, hours: float, seed: int) -> Scenario:
 
 
 def push(sessions: Sessions, direction: Floats) -> None:
-    """Replace what liars send by their partner's vector and a step of the partner's clip radius."""
+    """Replace what liars send by their partner's vector and the longest step that the partner takes whole."""
     plain = sessions.send
 
     def send(host: Host, pair: PairAverage) -> None:
@@ -61,8 +61,8 @@ def push(sessions: Sessions, direction: Floats) -> None:
             return
         snapshot = partner.averager.snapshots.get(pair.session)
         theirs = pair.ours if snapshot is None else snapshot.array
-        radius = partner.peer.exchanges.filter.radius(theirs.size)  # type: ignore[attr-defined]
-        vector = theirs + np.float32(radius) * direction
+        longest = partner.peer.exchanges.filter.longest(theirs.size)  # type: ignore[attr-defined]
+        vector = theirs + np.float32(longest) * direction
         host.liar = Pushing(host.liar, vector)
         plain(host, pair)
         host.liar = host.liar.before

@@ -41,8 +41,10 @@ RATE_SCALE = {"digits": 1.0, "fashion-mnist": 0.05}  # the inputs of the second 
 NETWORK = {"latency": {"kind": "constant", "value_ms": 5}, "rate_mbit_s": 100}
 CONDITIONS = {
     "iid": "IID", "dirichlet": "Dirichlet 0.1", "loss": "Dirichlet 0.1, 30 % failed exchanges",
-    "churn": "Dirichlet 0.1, churn",
+    "churn": "Dirichlet 0.1, churn", "iid-paces": "IID, uneven paces", "paces": "Dirichlet 0.1, uneven paces",
 }  # fmt: skip
+DIGITS_ALONE = ("iid-paces", "paces")
+SLOW, SLOWDOWN = 6 / 32, 4  # share of peers, and how many times as long their steps take
 # Of messages and of streams, so that about 30 % of the exchanges that begin fail. A pair needs two streams, an offer
 # and its answer to arrive, a push one stream, and a group's mix fails if one of its members does.
 LOSS = {"pair": 0.135, "push-sum": 0.21, "row-stochastic": 0.17, "group": 0.033}
@@ -137,7 +139,7 @@ def alike(one, other):
 
 def rate_of(row, condition, cache, tuned=False):
     """On digits: from RATES (or not, when they are ``tuned``), else the best of those played, else the middle one."""
-    place = TUNED.index("iid" if condition == "iid" else "dirichlet")
+    place = TUNED.index("iid" if condition.startswith("iid") else "dirichlet")
     if row.name in RATES and not tuned:
         return RATES[row.name][place]
     choices = TUNED_OVER["quasi-global" if row.quasi_global else "sgd"]
@@ -157,7 +159,7 @@ def scenario(job):
     }  # fmt: skip
     optimizer = {"lr": rate * RATE_SCALE[dataset]} | ({"quasi_global": QUASI_GLOBAL} if row.quasi_global else {})
     steps, peers = JOBS[dataset]["steps"], JOBS[dataset]["peers"]
-    partition = {"kind": "iid"} if condition == "iid" else {"kind": "dirichlet", "alpha": 0.1}
+    partition = {"kind": "iid"} if condition.startswith("iid") else {"kind": "dirichlet", "alpha": 0.1}
     table = {
         "name": row.name, "seed": seed, "peers": peers, "duration_s": steps * STEP_S,
         "task": {"dataset": dataset, "model": "mlp", "partition": partition, "optimizer": optimizer},
@@ -171,6 +173,9 @@ def scenario(job):
         table["network"]["loss"] = LOSS_ALL[dataset] if everybody else LOSS[changes.get("mixing", "pair")]
     if condition == "churn":
         table["churn"] = churn(steps)
+    if condition.endswith("paces"):
+        step_s = {"kind": "uniform", "low_s": 0.95 * SLOWDOWN * STEP_S, "high_s": 1.05 * SLOWDOWN * STEP_S}
+        table["fleet"] = [{"number": 0, "to": round(SLOW * peers) - 1, "step_s": step_s}]
     return table
 
 
@@ -206,6 +211,7 @@ def play(job):
         "average": last["accuracy_average_model"], "distance": last["consensus_distance"],
         "mb": last["bytes_sent"] / peers / 1e6, "virtual_s": swarm.now, "steps": training.steps / peers,
         "mixes": last["mixes"], "failed": failed / max(began, 1), "cpu_s": time.process_time() - began_s,
+        "refused": sum(simulation.level.refused().values()) / max(simulation.level.mixes, 1),
     }  # fmt: skip
 
 
@@ -346,6 +352,7 @@ def main():
         for seed in range(1, args.seeds + 1)  # the first seed of everything first: an interrupted run shows all rows
         for dataset in args.dataset or JOBS
         for condition in args.condition or CONDITIONS
+        if dataset == "digits" or condition not in DIGITS_ALONE
         for row in found[dataset]
     ]
     if not args.page:

@@ -23,6 +23,9 @@ optimizers that papers name (Adam) are SGD here. Figures are means of {seeds} se
   after about an interval; the column "failed" has the share. A node tries again, so that it costs time and not a mix.
 - **churn**: times up as those of spot machines, 14 times as fast: a third of the peers go during a run, without a
   goodbye, and most come back and take the weights of the others. It ends when as many steps were taken as elsewhere.
+- **uneven paces** (digits): six of the 32 peers take four times as long for a step. All take as many steps together as
+  elsewhere.
+- **cut off**: the share of mixes of which a filter took nothing or a part, each side counting.
 - **mean, worst**: accuracy on 1,000 (digits: 360) held-out samples, over nodes, each **just after its last mix**, which
   is when a model would be kept. **at once**: the mean over nodes at the instant of the end, up to an interval of local
   steps later. **average model**: of the mean of all models. **apart**: the consensus distance at that instant.
@@ -89,16 +92,32 @@ def table(heads, lines):
 
 def overview(figures, names, datasets, conditions):
     """The mean node just after a mix, of every method under every condition."""
-    heads = ["mean node, %", *(f"{dataset}, {label}" for dataset in datasets for label in conditions.values())]
+    played = {key[:2] for key, runs in figures.items() if runs}
+    columns = [
+        (dataset, condition) for dataset in datasets for condition in conditions if (dataset, condition) in played
+    ]
+    heads = ["mean node, %", *(f"{dataset}, {conditions[condition]}" for dataset, condition in columns)]
     lines = []
     for name in names:
-        cells = (figures.get((dataset, condition, name)) for dataset in datasets for condition in conditions)
+        cells = (figures.get((*column, name)) for column in columns)
         lines.append([name, *(percent(runs, "mixed") if runs else "-" for runs in cells)])
     return table(heads, lines)
 
 
 def detail(figures, names, dataset, condition):
-    heads = ["method", "mean", "worst", "at once", "average model", "apart", "MB a node", "s", "mixes", "failed"]
+    heads = [
+        "method",
+        "mean",
+        "worst",
+        "at once",
+        "average model",
+        "apart",
+        "MB a node",
+        "s",
+        "mixes",
+        "failed",
+        "cut off",
+    ]
     lines = []
     for name in names:
         runs = figures.get((dataset, condition, name))
@@ -108,6 +127,7 @@ def detail(figures, names, dataset, condition):
             name, percent(runs, "mixed"), plain(runs, "mixed_worst", scale=100), percent(runs, "now"),
             plain(runs, "average", scale=100), plain(runs, "distance", 2), plain(runs, "mb", 2),
             plain(runs, "virtual_s", 0), plain(runs, "mixes", 0), plain(runs, "failed", 0, 100) + " %",
+            plain(runs, "refused", 1, 100) + " %",
         ])  # fmt: skip
     return table(heads, lines)
 
@@ -215,6 +235,8 @@ def write_page(path, figures, names, rates, world):
     ]  # fmt: skip
     for dataset in jobs:
         for condition, label in conditions.items():
+            if not any(figures.get((dataset, condition, name)) for name in names):
+                continue
             parts += [f"## {dataset}, {label}\n", detail(figures, names, dataset, condition)]
     parts += [
         "## Rates and differences\n",

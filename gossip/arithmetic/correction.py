@@ -4,12 +4,13 @@ Local steps move a node towards the optimum of its own data, and a mix moves it 
 mixes bring back again and again is the pull of the node's own data. The node averages it in ``c`` and takes it out of
 its local steps:
 
-    c <- (1 - leak r^2 / n) c + kappa r^2 d / n    at each finished exchange
-    x <- x + s c / H                               at each local step, with H steps in an interval
+    c <- (1 - leak a) c + kappa a d       at each finished exchange, with a = r^2 l / n
+    x <- x + s c / H                      at each local step, with H steps in an interval
 
-``n`` is at least 1, and else the intervals that both partners have trained since their last mixes, on average. ``r``
-is the share of the difference that a filter left, 1 as a rule: what attackers push would add up in ``c``. ``s`` is the
-share of ``c`` that is no noise (:func:`signal`). Both partners add exact negatives, so that the sum of all ``c`` stays
+``n`` is at least 1, and else the intervals that both partners have trained since their last mixes, on average; ``l`` is
+at most 1, and else the intervals of the one that has trained less. ``r`` is the share of the difference that a filter
+left, 1 as a rule: what attackers push would add up in ``c`` (:func:`credit`). ``s`` is the share of ``c`` that is no
+noise (:func:`signal`). Both partners add exact negatives, so that the sum of all ``c`` stays
 0 and the mean of the swarm takes the same path as without. ``c`` is a displacement, which follows the learning rate: it
 is scaled by the ratio of the rate now to the rate at which it was learned. Without a leak the variance of a node about
 the mean tends to the plain pair mean's divided by ``1 - kappa/limit`` for noise, and to 0 for a constant pull (3 times
@@ -32,7 +33,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gossip.errors import ConfigError
 
@@ -54,6 +55,8 @@ __all__ = [
 Floats = NDArray[np.float32]
 
 BLOCK_ELEMENTS = 32_768  # of one pass in numpy: its arrays of 128 KiB stay in cache
+
+MOST_INTERVALS = 64.0  # that a partner may state it has trained since its last mix
 
 MOST = 1 / 256  # of the weights' norm, the longest correction of one step
 
@@ -164,15 +167,29 @@ class Correction:
         self.signal = self._lessons_sq = 0.0
 
 
-def credit(intervals: float, taken: float = 1.0) -> float:
-    """Return how far an exchange counts, from 0 to 1.
+def credit(ours: ArrayLike, theirs: ArrayLike, taken: ArrayLike = 1.0) -> NDArray[np.float64]:
+    """Return how far exchanges count: ``r^2 min(1, t_i, t_j) / n`` with ``n = max(1, (t_i + t_j) / 2)``, from 0 to 1.
+
+    A node that has trained less than an interval since its last mix shows less of its pull, and one that is asked for
+    many mixes within an interval learns from all of them together no more than from one. Where either has trained
+    nothing there is nothing to learn.
 
     Args:
-        intervals: The mean number of intervals that both partners have trained since their last mixes, the same on both
-            sides. Where neither has trained there is nothing to learn.
-        taken: The share of the difference that a filter left, from 0 to 1.
+        ours: The intervals t that this side has trained since its last mix.
+        theirs: The same of the other side, as it states it: what is no number counts as 1, and none as more than
+            ``MOST_INTERVALS``. Both sides of an exchange come to the same.
+        taken: The share r of the difference that a filter left, from 0 to 1.
     """
-    return taken * taken / max(1.0, intervals) if intervals > 0.0 else 0.0
+    one, other = known(ours), known(theirs)
+    mean = np.maximum(1.0, (one + other) / 2)
+    counts: NDArray[np.float64] = np.square(taken) * np.minimum(np.minimum(one, other), 1.0) / mean
+    return counts
+
+
+def known(intervals: ArrayLike) -> NDArray[np.float64]:
+    """Return a statement of trained intervals within its bounds."""
+    stated = np.asarray(intervals, np.float64)
+    return np.where(np.isnan(stated), 1.0, np.clip(stated, 0.0, MOST_INTERVALS))
 
 
 def settled(pull: Floats, own_sq: float, every: int, lessons_sq: float) -> float:

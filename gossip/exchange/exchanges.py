@@ -310,6 +310,12 @@ class Exchanges(Ledger[One]):
         seconds = median([one.seconds for one in taken])
         return Taken(last.elements, last.codec, round(sent * last.elements), seconds)
 
+    def intervals(self, now: float) -> float:
+        """Return the intervals that this node has had, by its own steps where it mixes by steps. Nothing that others
+        do changes it."""
+        every, every_s = self.config.interval_steps, self.config.mix_every_s
+        return self.local.steps / every if every else now / (every_s or 1.0)
+
     def excuses(self, partner: PeerId) -> bool:
         """Whether an exchange that ended for an innocent reason costs its partner nothing. A reason is a claim, and who
         gives one again and again holds a slot as well as who gives none: it is believed once for each finished

@@ -262,7 +262,8 @@ class Exchange(Session):
             return [Send(partner, Abort(self.session, refused)), *self.fail(now, refused)]
         whole = exchanges.local.elements / elements if self.part.kind != "all" else 1.0
         exchanges.seen.append((difference_sq * whole, own_sq * whole))
-        taken, why = exchanges.filter.take(partner, self.weight, difference_sq, elements, exchanges.partners.here)
+        here, at = exchanges.partners.here, exchanges.intervals(now)
+        taken, why = exchanges.filter.take(partner, self.weight, difference_sq, elements, here, at)
         for code in why:
             exchanges.refusals.add(partner, code)
         if taken == 1.0:

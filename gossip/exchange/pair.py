@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Pair"]
 
-MOST_INTERVALS = 64.0
-
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
 VERIFIED, DOUBT, DONE = State.VERIFIED, State.DOUBT, State.DONE
 
@@ -92,14 +90,6 @@ class Pair(Exchange):
         late = (self.state is DOUBT or self.overtaken) and not exchanges.plain
         counts = 0.0
         if exchanges.config.kappa:
-            least = max(0.0, min(self.trained, self.partner_trained, 1.0))
-            counts = least * credit(mean_intervals(self.trained, self.partner_trained), self.taken)
+            counts = float(credit(self.trained, self.partner_trained, self.taken))
         every = (local.every or 0) if exchanges.config.chooses else 0
         return [Mix(self.session, self.weight, late, local.settling, counts, every), *self.end(DONE)]
-
-
-def mean_intervals(ours: float, theirs: float) -> float:
-    """Return the mean number of intervals that two partners have trained since their last mixes: both sides come to the
-    same. A statement that is no number counts as 1, and none counts as more than ``MOST_INTERVALS``."""
-    known = [min(max(value, 0.0), MOST_INTERVALS) if value == value else 1.0 for value in (ours, theirs)]
-    return (known[0] + known[1]) / 2

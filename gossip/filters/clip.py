@@ -1,11 +1,11 @@
-"""Long differences are cut off: at a radius that follows the usual distance, and by what one partner has moved us."""
+"""Long differences are cut off: at a radius that follows the usual distance, and at what a partner's budget leaves."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 
 from gossip.config import Config
+from gossip.filters.budget import Budget
 from gossip.filters.rule import FEW, Filter, Here
 from gossip.ids import PeerId
 from gossip.recent import Recent
@@ -13,11 +13,10 @@ from gossip.recent import Recent
 __all__ = ["Clip", "clip_factor"]
 
 REMEMBERED = 16  # partners whose distances' lower quartile a radius follows: with three quarters too long it is honest
-WINDOW = 64  # exchanges in which movement is budgeted: nine with each of seven partners, give or take three
-# times what the median other partner moved us: 1.5 for one far away, twice for one met more often by chance
-BUDGET = 3.0
-OTHERS = 2  # partners beside it, without whom there is no budget: one alone would set it, and a liar to nothing
 ENOUGH = 4  # of them before they alone say what is usual
+WHOLE = 5 / 3  # radii, the longest that is ever taken whole: honest nodes of uneven data are up to so far away
+GAIN = 1 / 32  # of a radius, what each exchange saves for that; with two at once a fifth of flipped signs took over
+LEAST = 0.5  # radii that are taken of the furthest: with 1 flipped signs drag nodes along, and with 0 halves stay apart
 OWN = 0.5  # of the square of its own steps, what is added to the usual: twice as much lets more lies in
 
 
@@ -30,6 +29,16 @@ def clip_factor(difference_sq: float, radius: float) -> float:
     if radius <= 0 or difference_sq <= radius * radius:
         return 1.0
     return share(radius, math.sqrt(difference_sq))
+
+
+def taper(reach: float, spare: float) -> float:
+    """Return how many radii are taken of a difference of ``reach`` radii, where ``spare`` radii are saved up.
+
+    All of it is taken up to ``1 + spare``. Beyond ``WHOLE`` radii what is taken falls as the difference grows, down to
+    ``LEAST``: a redescending influence (Hampel, "The influence curve and its role in robust estimation", 1974). Honest
+    nodes whose data are unlike the others' are up to two radii away, and lies that aim at harm tens of radii.
+    """
+    return min(reach, 1.0 + spare, max(LEAST, 2 * WHOLE - reach))
 
 
 def share(part: float, whole: float) -> float:
@@ -47,8 +56,8 @@ class Clip(Filter):
         self.squares = Recent[PeerId, float](
             REMEMBERED
         )  # mean square of a difference's elements, the last of each partner
-        self.window: deque[tuple[PeerId, float]] = deque()  # of the last exchanges, who moved us how far
-        self.moved_by: dict[PeerId, float] = {}  # and the sums
+        self.budget = Budget()
+        self.spare = 0.0  # radii
         self.recent = 0.0  # how far local steps alone went between the last two snapshots
         self.movement = 0.0  # and the furthest that they ever went
         self.donors_sq = 0.0  # mean square of a difference's elements between those who gave us our weights
@@ -64,24 +73,39 @@ class Clip(Filter):
             self.movement = max(self.movement, distance)
 
     def take(
-        self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here
+        self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here, at: float
     ) -> tuple[float, tuple[str, ...]]:
-        taken = clip_factor(difference_sq, self.radius(size))  # by what was known before
+        radius = self.radius(size)  # by what was known before
+        taken, reach = self.held(difference_sq, radius)
         why: tuple[str, ...] = ("clipped",) if taken < 1.0 else ()
         self.squares[partner] = difference_sq / size
         if size < FEW:
             return taken, why
-        distance = weight * taken * math.sqrt(difference_sq)
-        left = self.left(partner, here)
-        if distance > left:
-            kept = share(left, distance)
-            taken, distance, why = taken * kept, distance * kept, (*why, "budget")
-        self.took(partner, distance)
+        moves, left = 2.0 * weight * taken * reach, self.budget.left(partner, at, here)
+        if moves > left:
+            kept = share(left, moves)
+            taken, moves, why = taken * kept, moves * kept, (*why, "budget")
+        self.budget.took(partner, moves, at)
         return taken, why
 
+    def held(self, difference_sq: float, radius: float) -> tuple[float, float]:
+        """Return what share of a difference is taken, before its partner's budget, and how many radii long it is."""
+        if radius <= 0:
+            return 1.0, 1.0
+        reach = math.sqrt(difference_sq) / radius
+        if self.config.clip_radius is not None:
+            return clip_factor(difference_sq, radius), reach
+        wanted = taper(reach, self.spare)
+        self.spare = min(WHOLE - 1.0, self.spare - max(0.0, wanted - 1.0) + GAIN)
+        return (1.0 if wanted >= reach else share(wanted, reach)), reach
+
+    def longest(self, elements: int) -> float:
+        """Return the longest difference of so many elements that is taken whole, 0 for any."""
+        return self.radius(elements) * (1.0 + self.spare if self.config.clip_radius is None else 1.0)
+
     def radius(self, elements: int) -> float:
-        """The longest difference of so many elements that is taken whole, 0 for any: fixed, or a multiple of the usual
-        distance.
+        """The length that differences of so many elements are held to, 0 for none: fixed, or a multiple of the usual
+        distance. Where it follows that, :func:`taper` says what is taken of longer ones.
 
         Usual is the lower quartile of those seen, one for each partner: who is met more often, or sees to it, says no
         more of it than any other. Lies are further away than the truth, and a node that fell for a few
@@ -105,31 +129,3 @@ class Clip(Filter):
                 return 0.0
             known = sorted(known + [stand_in] * (ENOUGH + 1 - len(known)))
         return config.clip_factor * math.sqrt(elements * known[len(known) // 4] + OWN * self.recent**2)
-
-    def left(self, partner: PeerId, here: Here) -> float:
-        """How far this partner may still move us, infinity without a budget.
-
-        A lie that is shorter than the radius is taken whole, every time. So what one partner moves us within a window
-        of exchanges is at most ``BUDGET`` times what the median of the others did; of those alone that are ``here``,
-        or whoever is left after others died would be held to what the dead did lately.
-        """
-        moved = self.moved_by.get(partner)
-        if moved is None:
-            return math.inf  # the first in a window is held to the radius
-        sums = self.moved_by
-        others = sorted([sums[peer] for peer in here(sums) if peer != partner])
-        if len(others) < OTHERS:
-            return math.inf
-        return max(0.0, BUDGET * others[len(others) // 2] - moved)
-
-    def took(self, partner: PeerId, distance: float) -> None:
-        """An exchange with this partner moves us so far."""
-        self.window.append((partner, distance))
-        self.moved_by[partner] = self.moved_by.get(partner, 0.0) + distance
-        if len(self.window) > WINDOW:
-            gone, _ = self.window.popleft()
-            rest = [moved for peer, moved in self.window if peer == gone]  # anew: a difference would gather errors
-            if rest:
-                self.moved_by[gone] = math.fsum(rest)
-            else:
-                del self.moved_by[gone]

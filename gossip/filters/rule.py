@@ -6,20 +6,17 @@ and where one cuts off more than the other it moves by that. A refusal by either
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from gossip.arithmetic.group_mean import norm_accepts
 from gossip.config import Config
+from gossip.filters.budget import Here
 from gossip.ids import PeerId
 
 __all__ = ["FEW", "Filter", "Floats", "Here"]
 
 Floats = NDArray[np.float32]
-Here = Callable[[Iterable[PeerId]], list[PeerId]]  # of some members, those that are there
-
 FEW = 256  # elements: below that a distance is one draw and not the mean of many, and no distance is usual
 
 
@@ -39,10 +36,18 @@ class Filter:
         return norm_accepts(difference_sq, own_sq, size, self.config.norm_bound)
 
     def take(
-        self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here
+        self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here, at: float
     ) -> tuple[float, tuple[str, ...]]:
-        """What share of an accepted difference is taken, of which ``weight`` would move us; and where it is not all,
-        what for. A filter learns from it. ``here``: which members are there."""
+        """Return what share of an accepted difference is taken, and where it is not all, for which reasons.
+
+        Args:
+            partner: Whose vector it is. A filter learns from it.
+            weight: The share of the difference that would move us.
+            difference_sq: ``|theirs - mine|^2`` over ``size`` elements.
+            size: The number of elements that are mixed.
+            here: Says which of some members are there.
+            at: The intervals of its own that this node has trained.
+        """
         return 1.0, ()
 
     def moved(self, distance: float) -> None:

@@ -71,16 +71,16 @@ class Acceptance:
             self.filters[row] = filter_of(self.config)
             self.filters[row].joined(donors_sq)
 
-    def taken(self, rows: I64, partners: I64, weights: F64, apart_sq: F64) -> F64:
-        """The weights (rows,) that are left of these after each row's own filter, which learns from the distance."""
+    def taken(self, rows: I64, partners: I64, weights: F64, apart_sq: F64, intervals: F64) -> F64:
+        """Return the weights (rows,) that are left of these after each row's own filter, which learns from the
+        distance; ``intervals`` (rows,) is what each row has had of its own."""
         if not self.filters:
             return weights
         filters, here, size = self.filters, self.here, self.elements
         left = weights.tolist()
-        for place, (row, partner, square) in enumerate(
-            zip(rows.tolist(), partners.tolist(), apart_sq.tolist(), strict=True)
-        ):
-            taken, why = filters[row].take(cast(PeerId, partner), left[place], square, size, here)
+        each = zip(rows.tolist(), partners.tolist(), apart_sq.tolist(), intervals.tolist(), strict=True)
+        for place, (row, partner, square, at) in enumerate(each):
+            taken, why = filters[row].take(cast(PeerId, partner), left[place], square, size, here, at)
             if why:
                 left[place] *= taken
                 self.count(row, why)

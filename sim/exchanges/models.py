@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gossip.arithmetic.correction import credit
 from gossip.arithmetic.mixing import outer_step
 from gossip.codecs import get_codec
 from gossip.config import Config
@@ -12,7 +13,6 @@ from gossip.state_transfer.comparing import FEWEST
 from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.tape import ADD, DROP, GIVE, SNAP, TAKE, Batch, Tape
 from sim.exchanges.waves import Units
-from sim.learning.corrections import credits_of
 from sim.learning.learners import Learners
 
 __all__ = ["Models"]
@@ -51,6 +51,7 @@ class Models:
         self.memory = [np.empty((2 * self.pairs_at_once, learners.elements), np.float32) for _ in range(2)]
         self.codec = get_codec(config.codec)
         self.corrects = learners.corrections is not None
+        self.every = config.interval_steps or 1
         self.mixed_at = np.zeros(len(self.matrix), np.int64)  # steps of each row at its last mix's snapshot
         self.trained: dict[int, dict[int, tuple[int, int]]] = {}  # of snapshots kept: steps, and those since a mix
         self.kept: dict[int, dict[int, F32]] = {}  # snapshots of exchanges under way, by exchange and side
@@ -91,7 +92,9 @@ class Models:
         sides = np.stack([first, second])[:, alike].reshape(-1)[order]
         rows = batch.row[sides]
         before, after = (counts[:, alike].reshape(-1)[order] for counts in (before, after))
-        intervals = self.intervals(batch.row[[first, second]], steps)[np.concatenate([alike, alike])][order]
+        own = (steps / self.every)[:, alike].reshape(-1)[order]
+        trained = self.since_mix(batch.row[[first, second]], steps)
+        ours, theirs = (either[:, alike].reshape(-1)[order] for either in (trained, trained[::-1]))
         agreed = np.frombuffer(self.tape.weight)[batch.exchange[sides]]
         late = batch.late[sides + 1]
         if copied:
@@ -101,59 +104,53 @@ class Models:
             some = rows[part]
             if not copied:
                 self.train(some, learners.taken[some] + before[part])
-            ours, difference = (memory[: len(some)] for memory in self.memory)
-            self.matrix.take(some, axis=0, out=ours, mode="clip")
+            models, difference = (memory[: len(some)] for memory in self.memory)
+            self.matrix.take(some, axis=0, out=models, mode="clip")
             if copied:
-                learners.train_copies(ours, to_snapshot, start)
-            taught, weights = self.mixed(some, ours, agreed[part], late[part], difference)
+                learners.train_copies(models, to_snapshot, start)
+            taught, weights = self.mixed(some, models, agreed[part], late[part], own[part], difference)
             if copied:
-                learners.train_copies(ours, to_boundary, start)
-                ours += difference
-                self.matrix[some] = ours
+                learners.train_copies(models, to_boundary, start)
+                models += difference
+                self.matrix[some] = models
             else:
                 self.train(some, learners.taken[some] + after[part])
                 self.matrix[some] += difference
             if taught is not None:
-                learners.learn(some, taught[0], credits_of(intervals[part], weights / agreed[part]), taught[1])
+                counts = credit(ours[part], theirs[part], weights / agreed[part])
+                learners.learn(some, taught[0], counts, taught[1])
 
-    def intervals(self, rows: I64, steps: I64) -> F64:
-        """Return the mean number of intervals that both sides have trained since their last mixes, (exchanges,), of
-        snapshots after these steps, (2, exchanges), which become the last mixes of their rows."""
-        if not self.corrects:
-            return np.empty(rows.shape[1])
-        every = self.config.interval_steps or 1
-        trained: F64 = (steps - self.mixed_at[rows]).mean(0) / every
+    def since_mix(self, rows: I64, steps: I64) -> F64:
+        """Return the intervals that these rows have trained since their last mixes, of the shape of ``rows``, at
+        snapshots after these steps, which become the last mixes."""
+        trained: F64 = (steps - self.mixed_at[rows]) / self.every
         self.mixed_at[rows] = steps
-        return np.maximum(trained, 0.0, out=trained)
+        return trained
 
     def mixed(
-        self, rows: I64, ours: F32, agreed: F64, late: Flags, difference: F32
+        self, rows: I64, ours: F32, agreed: F64, late: Flags, own: F64, difference: F32
     ) -> tuple[tuple[F32, F64] | None, F64]:
         """``difference`` becomes what exchanges bring, all first sides and then all second ones: ``ours`` are the
-        snapshots (rows, elements), ``agreed`` the weights that the sides agreed on. Returns what :meth:`shift` does,
-        and the weights that a filter left."""
+        snapshots (rows, elements) after ``own`` intervals of each, ``agreed`` the weights that the sides agreed on.
+        Returns what :meth:`shift` does, and the weights that a filter left."""
         half = len(rows) // 2
         self.watch(rows, ours)
         sent = self.decoded(ours)
         np.subtract(sent[half:], sent[:half], out=difference[:half])
-        weights = self.weights(rows[:half], rows[half:], agreed[:half], difference[:half], sent)
+        weights = self.weights(rows.reshape(2, -1), agreed[:half], own.reshape(2, -1), difference[:half], sent)
         shares = weights.astype(np.float32)[:, None]
         np.multiply(difference[:half], -shares[half:], out=difference[half:])
         difference[:half] *= shares[:half]
         return self.shift(rows, ours, difference, weights, late), weights
 
-    def weights(self, first: I64, second: I64, agreed: F64, difference: F32, sent: F32) -> F64:
-        """What of its difference each row takes, (2 pairs,): 0 where either refuses."""
-        acceptance = self.acceptance
+    def weights(self, rows: I64, agreed: F64, own: F64, difference: F32, sent: F32) -> F64:
+        """What of its difference each of these rows (2, pairs) takes, (2 pairs,): 0 where either refuses."""
+        acceptance, weights = self.acceptance, np.zeros(rows.shape)
         apart_sq, own_sq = squares(difference), squares(sent).reshape(2, -1)
-        passed = acceptance.passes(np.stack([first, second]), apart_sq, own_sq)
-        if passed.all():
-            rows, partners = np.concatenate([first, second]), np.concatenate([second, first])
-            return acceptance.taken(rows, partners, np.tile(agreed, 2), np.tile(apart_sq, 2))
-        some = np.flatnonzero(passed)
-        rows, partners = np.concatenate([first[some], second[some]]), np.concatenate([second[some], first[some]])
-        weights = np.zeros((2, len(first)))
-        left = acceptance.taken(rows, partners, np.tile(agreed[some], 2), np.tile(apart_sq[some], 2))
+        some = np.flatnonzero(acceptance.passes(rows, apart_sq, own_sq))
+        sides, partners = rows[:, some].reshape(-1), rows[::-1, some].reshape(-1)
+        offered, apart_sq = (np.tile(each[some], 2) for each in (agreed, apart_sq))
+        left = acceptance.taken(sides, partners, offered, apart_sq, own[:, some].reshape(-1))
         weights[:, some] = left.reshape(2, -1)
         return weights.reshape(-1)
 
@@ -178,9 +175,8 @@ class Models:
             if number not in self.void:
                 row, side = int(batch.row[entry]), int(batch.side[entry])
                 self.kept.setdefault(number, {})[side] = self.matrix[row].copy()
-                if self.corrects:
-                    steps = int(self.learners.taken[row])
-                    self.trained.setdefault(number, {})[side] = steps, steps - int(self.mixed_at[row])
+                steps = int(self.learners.taken[row])
+                self.trained.setdefault(number, {})[side] = steps, steps - int(self.mixed_at[row])
         adds = entries[kinds == ADD]
         for start in range(0, len(adds), 2 * self.pairs_at_once):
             self.add(batch, adds[start : start + 2 * self.pairs_at_once])
@@ -195,6 +191,7 @@ class Models:
         """A newcomer's weights, each part of them of another donor, and what it knows with them."""
         ranges = self.tape.ranges.pop(number)
         kept = self.kept.pop(number)
+        self.trained.pop(number, None)
         given = [kept[place] for place in range(len(ranges))]
         model = self.matrix[row]
         for (start, stop), values in zip(ranges, given, strict=True):
@@ -218,9 +215,10 @@ class Models:
         if new:
             tape, some = self.tape, np.array(new)
             sent = self.decoded(np.stack([self.kept[number][side] for side in (0, 1) for number in new]))
-            first, second = (np.frombuffer(values, "l")[some] for values in (tape.first, tape.second))
+            both = np.stack([np.frombuffer(values, "l")[some] for values in (tape.first, tape.second)])
             agreed = np.frombuffer(tape.weight)[some]
-            left = self.weights(first, second, agreed, sent[len(new) :] - sent[: len(new)], sent).reshape(2, -1)
+            own = np.array([[self.trained[number][side][0] for number in new] for side in (0, 1)]) / self.every
+            left = self.weights(both, agreed, own, sent[len(new) :] - sent[: len(new)], sent).reshape(2, -1)
             self.left.update(zip(new, left.T, strict=True))
         pairs = list(zip(numbers, sides, strict=True))
         ours = np.stack([self.kept[number][side] for number, side in pairs])
@@ -231,19 +229,18 @@ class Models:
         taught = self.shift(rows, ours, difference, weights, batch.late[adds])
         self.matrix[rows] += difference
         if taught is not None:
-            intervals = self.intervals_of(pairs, rows)
+            trained = self.trained_of(pairs, rows)
             agreed = np.frombuffer(self.tape.weight)[numbers]
-            self.learners.learn(rows, taught[0], credits_of(intervals, weights / agreed), taught[1])
+            self.learners.learn(rows, taught[0], credit(*trained, weights / agreed), taught[1])
         for number in numbers:
             self.over(number)
 
-    def intervals_of(self, pairs: list[tuple[int, int]], rows: I64) -> F64:
-        """As :meth:`intervals`, of sides of exchanges whose snapshots were kept apart, (rows,)."""
-        every = self.config.interval_steps or 1
-        trained = [self.trained[number] for number, _ in pairs]
-        at = np.array([sides[side][0] for (_, side), sides in zip(pairs, trained, strict=True)])
-        self.mixed_at[rows] = np.maximum(self.mixed_at[rows], at)
-        return np.array([max(sum(since for _, since in sides.values()) / (2 * every), 0.0) for sides in trained])
+    def trained_of(self, pairs: list[tuple[int, int]], rows: I64) -> F64:
+        """As :meth:`since_mix`, of sides of exchanges whose snapshots were kept apart: theirs and their partners',
+        (2, rows)."""
+        trained = [(self.trained[number][side], self.trained[number][1 - side]) for number, side in pairs]
+        self.mixed_at[rows] = np.maximum(self.mixed_at[rows], [ours[0] for ours, _ in trained])
+        return np.array([[ours[1] for ours, _ in trained], [theirs[1] for _, theirs in trained]]) / self.every
 
     def over(self, number: int) -> None:
         """One side of an exchange has what came of it; after the other its snapshots may go."""

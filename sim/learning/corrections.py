@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from gossip.arithmetic.correction import LEAK, mean_lesson, settled, spread
 from gossip.config import Config
 
-__all__ = ["Corrections", "credits_of"]
+__all__ = ["Corrections"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -90,8 +90,3 @@ class Corrections:
         self.pull[row] = 0
         self.lessons_sq[row] = self.signal[row] = 0.0
         self.rates[row] = 0.0
-
-
-def credits_of(intervals: F64, taken: F64) -> F64:
-    """As :func:`gossip.arithmetic.correction.credit`, of many exchanges."""
-    return np.where(intervals > 0.0, taken * taken / np.maximum(1.0, intervals), 0.0)

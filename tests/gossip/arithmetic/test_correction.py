@@ -13,6 +13,7 @@ from gossip.arithmetic.correction import (
     KEPT,
     LEAK,
     MOST,
+    MOST_INTERVALS,
     NOISE,
     Correction,
     check_correction,
@@ -22,8 +23,7 @@ from gossip.arithmetic.correction import (
 )
 from gossip.config import Config
 from gossip.errors import ConfigError
-from gossip.exchange.pair import MOST_INTERVALS, mean_intervals
-from sim.learning.corrections import Corrections, credits_of
+from sim.learning.corrections import Corrections
 
 EVERY, KAPPA, LONG = 8, 0.2, 1e6  # the squared norm of weights whose limit never counts
 
@@ -41,8 +41,9 @@ def test_partners_learn_exact_opposites(intervals, weight):
     one, other = correction(), correction()
     for seed, trained in enumerate(intervals):
         difference = displacement(seed)
-        one.learn(difference, weight, credit(trained), LONG)
-        other.learn(-difference, weight, credit(trained), LONG)
+        counts = float(credit(trained, 1.5))
+        one.learn(difference, weight, counts, LONG)
+        other.learn(-difference, weight, counts, LONG)
     if one.pull is not None:
         np.testing.assert_array_equal(one.pull, -other.pull)
 
@@ -57,20 +58,25 @@ def test_it_takes_up_a_share_of_each_mix_and_nothing_of_buffers():
 def test_a_mix_after_several_intervals_teaches_what_one_does():
     one, other, difference = correction(), correction(), displacement(1)
     one.learn(difference, 0.5, 1.0, LONG)
-    other.learn(4 * difference, 0.5, credit(4.0), LONG)
+    other.learn(4 * difference, 0.5, float(credit(4.0, 4.0)), LONG)
     np.testing.assert_allclose(one.pull, other.pull, rtol=1e-6)
 
 
-@pytest.mark.parametrize("intervals", [0.0, -1.0, math.nan])
-def test_a_mix_of_nodes_that_have_not_trained_teaches_nothing(intervals):
+@pytest.mark.parametrize("intervals", [(0.0, 0.0), (-1.0, 3.0), (2.0, 0.0)])
+def test_a_mix_with_a_node_that_has_not_trained_teaches_nothing(intervals):
     one = correction()
-    one.learn(displacement(1), 0.5, credit(intervals), LONG)
+    one.learn(displacement(1), 0.5, float(credit(*intervals)), LONG)
     assert one.pull is None
 
 
+def test_a_mix_soon_after_another_teaches_as_much_less():
+    assert credit(0.25, 1.0) == pytest.approx(0.25)
+    assert credit(0.25, 3.75) == pytest.approx(0.25 / 2)
+
+
 def test_what_a_filter_has_shortened_counts_by_the_square_of_what_it_left():
-    assert credit(1.0, 0.1) == pytest.approx(0.01)
-    assert credit(4.0, 0.5) == pytest.approx(0.0625)
+    assert credit(1.0, 1.0, 0.1) == pytest.approx(0.01)
+    assert credit(4.0, 4.0, 0.5) == pytest.approx(0.0625)
 
 
 def test_it_is_added_in_parts_of_an_interval_and_follows_the_learning_rate():
@@ -158,9 +164,11 @@ def test_the_limit_is_that_of_the_closed_form():
 
 
 @given(st.floats(), st.floats())
-def test_both_sides_come_to_one_number_of_intervals_whatever_is_stated(ours, theirs):
-    assert mean_intervals(ours, theirs) == mean_intervals(theirs, ours)
-    assert 0.0 <= mean_intervals(ours, theirs) <= MOST_INTERVALS
+def test_both_sides_give_one_credit_whatever_is_stated(ours, theirs):
+    assert credit(ours, theirs) == credit(theirs, ours)
+    assert 0.0 <= credit(ours, theirs) <= 1.0
+    assert credit(math.nan, 0.5) == credit(1.0, 0.5)
+    assert credit(MOST_INTERVALS, theirs) == credit(math.inf, theirs)
 
 
 # -- both drivers ------------------------------------------------------------------------------------------------------
@@ -171,9 +179,10 @@ def test_the_simulators_rows_are_what_nodes_hold_bit_for_bit(own_sq):
     rates = [0.1, 0.1, 0.1, 0.1, 0.05, 0.02]
     for step, rate in enumerate(rates):
         differences = np.stack([displacement(row, 4) + 0.1 * displacement(10 * step, 4) for row in (0, 1)])
-        trained, taken = np.array([1.0, 2.5]), np.array([1.0, 0.7])
-        counts = credits_of(trained, taken)
-        assert counts.tolist() == [credit(*one) for one in zip(trained.tolist(), taken.tolist(), strict=True)]
+        stated = np.array([[1.0, 2.5], [0.5, 4.0]]), np.array([1.0, 0.7])
+        counts = credit(*stated[0], stated[1])
+        each = zip(*stated[0].tolist(), stated[1].tolist(), strict=True)
+        assert counts.tolist() == [float(credit(*one)) for one in each]
         both = np.array([0, 1])
         rows.learn(both, np.float32(0.5) * differences, counts, np.full(2, own_sq), np.full(2, rate))
         for node, difference, count in zip(nodes, differences, counts.tolist(), strict=True):

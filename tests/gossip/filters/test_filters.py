@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from gossip.config import Config
 from gossip.effects import Mix
 from gossip.exchange.session_table import REFUSALS, Refusals
 from gossip.filters.balance import Balance, balance_accepts
-from gossip.filters.clip import BUDGET, ENOUGH, OWN, REMEMBERED, WINDOW, Clip, clip_factor, share
+from gossip.filters.clip import ENOUGH, GAIN, LEAST, OWN, REMEMBERED, WHOLE, Clip, clip_factor, share, taper
 from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer
@@ -27,7 +26,7 @@ PEERS = [PeerId(number.to_bytes(16, "big")) for number in range(80)]
 
 def saw(rule, peer, difference_sq, size):
     """An exchange with this peer, which moved nothing."""
-    rule.take(peer, 0.0, difference_sq, size, list)
+    rule.take(peer, 0.0, difference_sq, size, list, 0.0)
 
 
 def test_a_model_that_starts_at_zero_can_take_weights():
@@ -77,6 +76,63 @@ def test_sides_that_add_up_the_squares_in_another_order_mostly_cut_off_the_same(
     assert 0 <= one - other <= 1 / 4096
 
 
+@given(st.floats(1e-3, 1e3), st.floats(0.0, WHOLE - 1.0), st.floats(0.0, 1.0))
+def test_what_is_unusually_far_counts_whole_to_a_point_and_ever_less_from_there(reach, spare, further):
+    taken, most = taper(reach, spare), 1.0 + spare
+    assert min(reach, LEAST) <= taken <= min(reach, most)
+    if reach <= most:
+        assert taken == reach
+    else:
+        assert taken - further - 1e-9 <= taper(reach + further, spare) <= taken, "it falls, and not at once"
+    assert taper(50.0, spare) == LEAST
+
+
+def known(radius=20.0):
+    """A filter for which this radius is usual of 400 elements."""
+    rule = Clip(Config(filter="clip", clip_factor=1.0))
+    for number in range(ENOUGH):
+        saw(rule, PEERS[number], radius**2, 400)
+    assert rule.radius(400) == pytest.approx(radius)
+    return rule
+
+
+def test_what_partners_take_beyond_the_radius_is_saved_up_by_all_exchanges_together():
+    rule = known()
+    for number in range(40):
+        saw(rule, PEERS[number % ENOUGH], 20.0**2, 400)
+    assert rule.take(A, 0.5, (20.0 * WHOLE) ** 2, 400, list, 0.0) == (1.0, ())
+    taken, why = rule.take(B, 0.5, (20.0 * 1.5) ** 2, 400, list, 0.0)
+    assert taken == pytest.approx((1 + GAIN) / 1.5, abs=1e-3), "nothing else was left"
+    assert why == ("clipped",)
+    for number in range(16):
+        saw(rule, PEERS[number % ENOUGH], 20.0**2, 400)
+    assert rule.take(C, 0.5, (20.0 * 1.5) ** 2, 400, list, 0.0) == (1.0, ()), "16 exchanges save half a radius"
+
+
+@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=200))
+def test_all_partners_together_exceed_the_radius_by_no_more_than_is_saved(reaches):
+    rule, beyond = Clip(Config(filter="clip")), 0.0
+    for reach in reaches:
+        taken, seen = rule.held((20.0 * reach) ** 2, 20.0)
+        assert seen == pytest.approx(reach)
+        beyond += max(0.0, taken * reach - 1.0)
+    assert beyond <= GAIN * len(reaches) + 1e-9
+
+
+def test_lies_tens_of_radii_away_use_up_nothing_that_is_saved():
+    rule = known()
+    for number in range(40):
+        assert rule.held((20.0 * 30) ** 2, 20.0)[0] == pytest.approx(LEAST / 30, abs=1 / 4096), number
+    assert rule.longest(400) == pytest.approx(20.0 * WHOLE)
+
+
+def test_a_fixed_radius_cuts_off_as_published():
+    rule = Clip(Config(filter="clip", clip_radius=0.7))
+    assert rule.longest(400) == 0.7
+    assert rule.held(2.8**2, 0.7)[0] == pytest.approx(0.25, abs=1 / 4096)
+    assert rule.held(1.4**2, 0.7)[0] == pytest.approx(0.5, abs=1 / 4096)
+
+
 def agree(initiator_radius, responder_radius, difference_sq):
     """Two sides whose filters have these radii (0: none) come to an exchange of a difference; both Mix effects."""
     sides = {}
@@ -109,6 +165,7 @@ def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_littl
         side.local.elements = 400
         for peer in PEERS[:ENOUGH]:
             saw(side.exchanges.filter, peer, square, 400)
+        side.exchanges.filter.spare = 0.0
     a, b = far.exchanges, near.exchanges
     a.begin(0.0)
     [offered] = a.snapshotted(1, 0.0)
@@ -118,7 +175,7 @@ def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_littl
     for side in (a, b):
         side.streamed(1, 400.0 * 9, 400.0, 0.0)  # three times the usual of the one
     assert a.table[1].weight == 0.5
-    assert b.table[1].weight == 0.5 * clip_factor(9.0, 1.5)
+    assert b.table[1].weight == 0.5 * share(taper(2.0, 0.0), 2.0)
 
 
 # -- the usual distance ------------------------------------------------------------------------------------------------
@@ -208,67 +265,35 @@ def test_one_partner_has_one_distance_however_often_it_is_met():
 
 
 # -- the budget of movement --------------------------------------------------------------------------------------------
-def test_one_partner_moves_us_no_further_than_three_times_the_median_of_the_others():
-    rule = Clip(Config(filter="clip"))
-    for _ in range(5):
-        for peer in PEERS[:6]:
-            rule.took(peer, 1.0)
-    given = 0.0
-    for _ in range(40):
-        step = min(1.0, rule.left(A, list))
-        rule.took(A, step)
-        given += step
-    assert given == BUDGET * 5.0
-    assert rule.left(PEERS[0], list) > 0, "the others go on"
-
-
 def test_what_the_budget_leaves_is_taken_and_then_nothing():
     side = Side(partners=(B,))
     side.local.elements = 400
     x = side.exchanges
+    x.filter = Clip(Config(filter="clip", clip_radius=24.0))
     for peer in PEERS[:6]:
-        x.filter.took(peer, 10.0)
+        x.filter.budget.took(peer, 0.5, 0.0)  # three times the half, and two, come to 3.5 moves
     weights = []
-    for session in range(50, 54):
+    for session in range(50, 56):
         x.on_offer(B, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
         x.snapshotted(session, 0.0)
         x.on_commit(B, session, 0.0)
         weights += [e.weight for e in x.streamed(session, 24.0**2, 100.0, 0.0) if isinstance(e, Mix)]
-    assert weights == [0.5, 0.5, 0.25, 0.0]  # of a length of 24: 12, 12, and 6 of the 30
-    assert x.refusals.counts == {(B, "budget"): 2}
+    assert weights == [0.5, 0.5, 0.5, 0.25, 0.0, 0.0]
+    assert x.refusals.counts == {(B, "budget"): 3}
+    side.local.steps = 8 * 64 * 20  # much later all of it is forgotten, and two moves are there again
+    x.on_offer(B, Offer(60, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
+    x.snapshotted(60, 0.0)
+    x.on_commit(B, 60, 0.0)
+    assert [e.weight for e in x.streamed(60, 24.0**2, 100.0, 0.0) if isinstance(e, Mix)] == [0.5]
 
 
-def test_without_two_others_that_are_there_nobody_is_held_to_a_budget():
-    rule = Clip(Config(filter="clip"))
-    for peer in PEERS[:2]:
-        rule.took(peer, 1.0)
-    rule.took(A, 50.0)
-    assert rule.left(A, list) == 0.0
-    assert rule.left(A, lambda peers: [peer for peer in peers if peer != PEERS[0]]) == math.inf, (
-        "one is dead: who is left would be held to it"
-    )
-    assert rule.left(PEERS[0], lambda peers: [peer for peer in peers if peer == A]) == math.inf
-
-
-def test_the_window_slides_and_forgets():
-    rule = Clip(Config(filter="clip"))
-    for number in range(3 * WINDOW):
-        rule.took(PEERS[number % 70], 0.1)
-    assert len(rule.window) == WINDOW
-    assert rule.moved_by == pytest.approx({PEERS[number % 70]: 0.1 for number in range(2 * WINDOW, 3 * WINDOW)})
-
-
-@pytest.mark.parametrize("count", [3, 7, 31, 200])
-def test_honest_partners_drawn_at_random_hardly_ever_meet_the_budget(count):
-    """Distances alike to a factor of 1.5 either way, as far as a radius lets them differ."""
-    rule, dice, met = Clip(Config(filter="clip")), random.Random(count), 0
-    for _ in range(2000):
-        peer = PEERS[dice.randrange(count)] if count < 80 else PeerId(dice.randrange(count).to_bytes(16, "big"))
-        distance = dice.uniform(1 / 1.5, 1.5)
-        left = rule.left(peer, list)
-        met += distance > left
-        rule.took(peer, min(distance, left))
-    assert met <= 60, "three in a hundred, and then a part of it"
+def test_a_move_is_half_a_difference_as_long_as_the_radius():
+    rule = Clip(Config(filter="clip", clip_radius=2.0))
+    for peer, weight, length, moves in ((A, 0.5, 1.0, 0.5), (B, 0.25, 2.0, 0.5), (C, 0.5, 50.0, 1.0)):
+        rule.take(peer, weight, length**2, 400, list, 3.0)
+        assert rule.budget.moved(peer, 3.0) == pytest.approx(moves, rel=0.01)  # a share is a 4,096th of the whole
+    rule.take(PEERS[0], 0.5, 1e30, 10, list, 3.0)
+    assert rule.budget.moved(PEERS[0], 3.0) == 0.0, "of few elements no distance is usual"
 
 
 # -- BALANCE -----------------------------------------------------------------------------------------------------------

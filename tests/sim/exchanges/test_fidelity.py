@@ -9,6 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from gossip.arithmetic.correction import credit
 from gossip.config import Config
 from gossip.errors import ConfigError
 from sim.exchanges import level
@@ -68,6 +69,7 @@ def both(**changes) -> dict[str, list[dict]]:
 
 
 INTERNET = NetworkSpec(latency=Latency(kind="quantiles", name="internet"), rate_mbit_s=Rate(100, 100))
+CREDITED = {"whole": "gossip.exchange.pair.credit", "exchange": "sim.exchanges.models.credit"}
 CASES = {
     "no latency": {},
     "internet": {"network": INTERNET, "duration_s": 12.0, "gossip": Config(mix_every_steps=12, filter="none")},
@@ -231,7 +233,7 @@ def test_a_diverging_swarm_refuses_what_is_no_number():
 
 
 def test_what_the_filter_cuts_off_is_counted():
-    summary = simulate(scenario(gossip=Config(mix_every_steps=2)), progress=False).summary
+    summary = simulate(scenario(gossip=Config(mix_every_steps=2, clip_factor=0.7)), progress=False).summary
     assert summary["refused"]["clipped"] > 0
 
 
@@ -279,3 +281,25 @@ def test_a_donor_that_died_before_its_piece_and_once_more_since_gave_nothing():
     })  # fmt: skip
     result = simulate(scenario, progress=False)
     assert result.summary["exchanges_done"] > 0  # and nothing is taken that was never given
+
+
+def test_a_correction_learns_as_much_of_an_exchange_at_either_level(monkeypatch):
+    """Many pairs meet sooner than an interval after another mix of either, and count less."""
+    counted: dict[str, list[float]] = {name: [] for name in CREDITED}
+    for name, where in CREDITED.items():
+
+        def recorded(*stated, name=name):
+            counts = credit(*stated)
+            counted[name].extend(np.atleast_1d(counts).tolist())
+            return counts
+
+        monkeypatch.setattr(where, recorded)
+        for seed in (1, 2):
+            simulate(scenario(seed=seed, fidelity=name), progress=False)
+    whole, fast = (np.array(counted[name]) for name in CREDITED)
+    assert len(fast) > 500
+    assert len(fast) == pytest.approx(len(whole), rel=0.1)
+    assert fast.mean() < 0.9, "a mean of intervals alone would count nearly all of them whole"
+    assert fast.mean() == pytest.approx(whole.mean(), abs=0.03)
+    for share in (0.1, 0.25, 0.5):
+        assert np.quantile(fast, share) == pytest.approx(np.quantile(whole, share), abs=0.13)
