@@ -229,9 +229,9 @@ class Models:
         taught = self.shift(rows, ours, difference, weights, batch.late[adds])
         self.matrix[rows] += difference
         if taught is not None:
-            trained = self.trained_of(pairs, rows)
+            since, theirs_since = self.trained_of(pairs, rows)
             agreed = np.frombuffer(self.tape.weight)[numbers]
-            self.learners.learn(rows, taught[0], credit(*trained, weights / agreed), taught[1])
+            self.learners.learn(rows, taught[0], credit(since, theirs_since, weights / agreed), taught[1])
         for number in numbers:
             self.over(number)
 

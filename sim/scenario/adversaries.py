@@ -134,12 +134,14 @@ def colluding(kind: str, scale: np.float32, sight: Sight) -> Floats:
     """Return the lie of attackers that know every honest model."""
     partner, honest, attackers = sight
     mean: Floats = honest.mean(axis=0)
+    lie: Floats
     if kind == "alie":
-        return mean - scale * honest.std(axis=0)
-    if kind == "ipm":
-        return -scale * mean
-    # He et al. (2022), equation (5), where everybody is met alike: the weights of a row are equal.
-    return partner - scale * np.float32(len(honest) / attackers) * (mean - partner)
+        lie = mean - scale * honest.std(axis=0)
+    elif kind == "ipm":
+        lie = -scale * mean
+    else:  # He et al. (2022), Dissensus, where everybody is met alike: the weights of a row are equal
+        lie = partner - scale * np.float32(len(honest) / attackers) * (mean - partner)
+    return lie
 
 
 def liars(spec: AttackersSpec | None, names: Sequence[str], seed: int) -> dict[str, Liar]:
