@@ -277,7 +277,7 @@ class Trainer:
     def replaced(self, weights: np.ndarray) -> None:
         self.outer.reset(weights)
 
-    def mixed(self) -> None:
+    def mixed(self, updates: object) -> None:
         """Nothing is kept of it."""
 
     def keeps(self) -> bool:
