@@ -182,15 +182,6 @@ FIGURES = (
         lambda at: at.peer.counts.failed, count, status=True, column="failed",
     ),
     Figure(
-        "interval_steps", "local steps between two mixes at present; null by the clock", "local steps",
-        lambda at: at.peer.interval_steps, count, status=True, metric="gossip_interval_steps",
-    ),
-    Figure(
-        "codec", "the codec of the last exchange; of the configuration before the first", "",
-        lambda at: next((codec for _, codec, _ in reversed(tuple(at.mixes))), at.peer.config.codec), status=True,
-        table=("mixes", lambda row: pace(row).removeprefix(", ") or f"in {row['codec']}"),
-    ),
-    Figure(
         "exchange_seconds", "median of late exchanges, from the wish for a snapshot to the mix", "s",
         lambda at: median(at.exchange_s), seconds, table=("an exchange takes", "{exchange_seconds}"),
     ),
@@ -283,6 +274,15 @@ FIGURES = (
         "network_restarts", "times that its network side began anew after a fault of this library", "restarts",
         lambda at: at.restarts, logged=False, status=True,
         metric="gossip_network_restarts_total",
+    ),
+    Figure(
+        "interval_steps", "local steps between two mixes at present; null by the clock", "local steps",
+        lambda at: at.peer.interval_steps, count, status=True,
+    ),
+    Figure(
+        "codec", "the codec of the last exchange; of the configuration before the first", "",
+        lambda at: next((codec for _, codec, _ in reversed(tuple(at.mixes))), at.peer.config.codec), status=True,
+        table=("mixes", lambda row: pace(row).removeprefix(", ") or f"in {row.get('codec')}"),
     ),
 )  # fmt: skip
 MEASURED = tuple(figure for figure in FIGURES if figure.of is not None and not figure.heading)
