@@ -97,7 +97,6 @@ class Learners:
         self.taken = np.zeros(len(names), np.int64)
         self._ages = np.zeros(len(names), np.int64)  # steps since the optimizer's state was zero
         self._since = np.full(len(names), UNKNOWN)  # steps since the last mix; QuasiGlobal's, as the two below
-        self._optimizer = stepper(task.optimizer)
         self._rates = schedule(task.optimizer)
         self._quasi_global: BatchedQuasiGlobal | None = None
         self._stack: Stack | None = None
@@ -110,9 +109,11 @@ class Learners:
         dataset = datasets.load(task.dataset)
         torch_seed = int.from_bytes(derive(seed, "", "model")[:8], "little") >> 1  # torch takes 63 bits
         self._module = models.build(task, dataset, torch_seed)
+        self._optimizer = stepper(task.optimizer, self._module)
         objective = Objective(task, dataset)
         layers = linear_layers(self._module)
         by_hand = objective.classifies and objective.metric is None and dataset.y_train.dim() == 1
+        by_hand = by_hand and task.optimizer.name != "muon"  # whose matrices hold no biases
         if layers is not None and by_hand:
             self._stack = StackedLinear(self._module, layers, dataset, task.batch_size, task.model)
         else:
@@ -157,8 +158,9 @@ class Learners:
     def copied_at_once(self) -> int:
         """Of how many rows :meth:`train_copies` takes copies, 0 where it cannot: an optimizer's state, or a learner
         that trains nothing, is not copied."""
-        stateful = self._stack is None or self._optimizer.moments > 0
-        return 0 if stateful or self._stack is None else min(self._stack.models_at_once, len(self.taken))
+        if self._stack is None or self._optimizer.moments > 0:
+            return 0
+        return min(self._stack.models_at_once, len(self.taken))
 
     def draw(self, rows: I64, counts: I64) -> Steps:
         """The next ``counts[i]`` steps of row ``rows[i]``, unique rows in any order: they count as taken, and whoever

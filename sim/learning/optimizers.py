@@ -1,19 +1,33 @@
-"""torch.optim's SGD and AdamW, and quasi-global momentum, for many models at once, with the same arithmetic."""
+"""torch.optim's SGD and AdamW, quasi-global momentum and Muon, for many models at once, with the same arithmetic."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 if TYPE_CHECKING:
     from sim.scenario.task import Optimizer
 
-__all__ = ["SGD", "AdamW", "BatchedQuasiGlobal", "Cosine", "Rates", "Stepper", "schedule", "stepper"]
+__all__ = [
+    "SGD",
+    "AdamW",
+    "BatchedQuasiGlobal",
+    "Clipped",
+    "Cosine",
+    "Muon",
+    "Rates",
+    "Stepper",
+    "matrices_of",
+    "orthogonalised",
+    "schedule",
+    "stepper",
+]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -23,6 +37,12 @@ Rates = float | F64
 """Learning rates: of all models, or float64 (models,) of each."""
 
 EPS = 1e-8  # torch.optim.AdamW's default
+NORM_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to a norm
+MUON_MOMENTUM = 0.95
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic ``a x + b x^3 + c x^5``: five iterations bring singular values into about 0.7 to 1.2."""
+ITERATIONS = 5
+SPECTRAL_EPS = 1e-7  # torch.optim.Muon adds it to a norm
 SMALLEST = 1e-30  # of a rate that falls: it moves no parameter by a rounding, and AdamW divides by its rate
 
 
@@ -39,13 +59,22 @@ class Stepper(Protocol):
         model since its moments were zero. ``rates``: the learning rates of this step."""
 
 
-def stepper(optimizer: Optimizer) -> Stepper:
-    """What a scenario's [task] optimizer stands for."""
-    if optimizer.name == "adamw":
-        return AdamW(optimizer.betas, optimizer.weight_decay)
-    if optimizer.quasi_global:
+def stepper(optimizer: Optimizer, module: nn.Module) -> Stepper:
+    """Return the optimizer of the models whose rows hold the parameters of ``module`` one after the other."""
+    inner = _inner(optimizer, module)
+    return inner if optimizer.clip_norm is None else Clipped(inner, optimizer.clip_norm)
+
+
+def _inner(optimizer: Optimizer, module: nn.Module) -> Stepper:
+    if optimizer.name == "sgd" and optimizer.quasi_global:
         return BatchedQuasiGlobal(optimizer.lr, optimizer.quasi_global, optimizer.weight_decay)
-    return SGD(optimizer.momentum, optimizer.weight_decay)
+    if optimizer.name == "sgd":
+        return SGD(optimizer.momentum, optimizer.weight_decay)
+    adamw = AdamW(optimizer.betas, optimizer.weight_decay)
+    if optimizer.name == "adamw":
+        return adamw
+    assert optimizer.adam_lr is not None, "the optimizer's table asks muon for it"
+    return Muon(matrices_of(module), adamw, optimizer.adam_lr / optimizer.lr)
 
 
 def schedule(optimizer: Optimizer) -> Callable[[I64], Rates]:
@@ -152,5 +181,97 @@ class AdamW:
         models.addcdiv_(first, denominator, value=-1)
 
 
+class Matrix(NamedTuple):
+    """One matrix in the row of a model."""
+
+    piece: slice
+    shape: tuple[int, int]  # (outputs, inputs)
+
+
+def matrices_of(module: nn.Module) -> list[Matrix]:
+    """Return the matrices that Muon moves, where the parameters of ``module`` lie one after the other: those of two
+    dimensions that are no embedding, nor an output tied to one."""
+    embeddings = {id(one.weight) for one in module.modules() if isinstance(one, nn.Embedding)}
+    found, start = [], 0
+    for parameter in module.parameters():
+        piece = slice(start, start + parameter.numel())
+        if parameter.dim() == 2 and id(parameter) not in embeddings:
+            found.append(Matrix(piece, (parameter.shape[0], parameter.shape[1])))
+        start = piece.stop
+    return found
+
+
+class Muon:
+    """Momentum whose singular values are brought near 1, for matrices, and AdamW for all other parameters.
+
+    K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. The first moment holds the
+    momentum of both, the second is AdamW's alone.
+    """
+
+    moments = 2
+
+    def __init__(self, matrices: Sequence[Matrix], adamw: AdamW, adam_share: float) -> None:
+        """Make one.
+
+        Args:
+            matrices: Where Muon's matrices lie in a row, in their order.
+            adamw: Steps all that lies between them.
+            adam_share: The learning rate of AdamW, as a share of Muon's.
+        """
+        self.matrices, self.adamw, self.adam_share = matrices, adamw, adam_share
+        ends = [0, *(matrix.piece.stop for matrix in matrices)]
+        starts = [*(matrix.piece.start for matrix in matrices), None]
+        self.rest = [slice(end, start) for end, start in zip(ends, starts, strict=True) if end != start]
+
+    def step(
+        self, models: torch.Tensor, gradients: torch.Tensor, moments: Sequence[torch.Tensor], ages: I64, rates: Rates
+    ) -> None:
+        for piece in self.rest:
+            if models[:, piece].shape[1]:
+                some = [moment[:, piece] for moment in moments]
+                self.adamw.step(models[:, piece], gradients[:, piece], some, ages, rates * self.adam_share)
+        each = rates if isinstance(rates, float) else _column(rates)
+        for piece, (outputs, inputs) in self.matrices:
+            momentum, gradient = moments[0][:, piece], gradients[:, piece]
+            momentum.lerp_(gradient, 1 - MUON_MOMENTUM)
+            ahead = gradient.lerp_(momentum, MUON_MOMENTUM)  # Nesterov's
+            update = orthogonalised(ahead.unflatten(1, (outputs, inputs))).flatten(1)
+            if self.adamw.weight_decay:
+                models[:, piece].mul_(1 - each * self.adamw.weight_decay)
+            models[:, piece].sub_(update * (each * max(1.0, outputs / inputs) ** 0.5))
+
+
+def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
+    """Return matrices of the same singular vectors, with singular values near 1: Newton and Schulz's iteration.
+
+    Args:
+        matrices: float32 (..., rows, columns).
+    """
+    a, b, c = NEWTON_SCHULZ
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices  # the smaller Gram matrix
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + SPECTRAL_EPS)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+class Clipped:
+    """Another optimizer, whose gradients are shortened to a norm first, as torch.nn.utils.clip_grad_norm_ does: the
+    norm of one model's whole gradient."""
+
+    def __init__(self, inner: Stepper, most: float) -> None:
+        self.inner, self.most, self.moments = inner, most, inner.moments
+
+    def step(
+        self, models: torch.Tensor, gradients: torch.Tensor, moments: Sequence[torch.Tensor], ages: I64, rates: Rates
+    ) -> None:
+        norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)  # (models, 1)
+        gradients.mul_((self.most / (norms + NORM_EPS)).clamp_(max=1.0))
+        self.inner.step(models, gradients, moments, ages, rates)
+
+
 def _column(values: NDArray[Any]) -> torch.Tensor:
+    """Return float32 (models, 1) of one number for each model."""
     return torch.from_numpy(values.astype(np.float32))[:, None]

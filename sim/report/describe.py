@@ -66,7 +66,10 @@ def task(scenario: Scenario) -> str:
     if optimizer.quasi_global:
         momentum = f", quasi-global momentum {optimizer.quasi_global:g}"
     falling = f", a cosine over {optimizer.schedule_steps:,} steps" if optimizer.schedule == "cosine" else ""
-    how = f"{ {'sgd': 'SGD', 'adamw': 'AdamW'}[optimizer.name] } (learning rate {optimizer.lr:g}{falling}{momentum})"
+    beside = f", AdamW's {optimizer.adam_lr:g}" if optimizer.adam_lr is not None else ""
+    clipped = f", gradients clipped to {optimizer.clip_norm:g}" if optimizer.clip_norm is not None else ""
+    name = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}[optimizer.name]
+    how = f"{name} (learning rate {optimizer.lr:g}{beside}{falling}{momentum}{clipped})"
     width = f" of width {what.hidden}" if what.hidden is not None else ""
     loss = f", to make {what.loss} small" if what.loss is not None else ""
     metric = f", and are measured by {what.metric}" if what.metric is not None else ""

@@ -16,6 +16,7 @@ __all__ = ["LARGEST", "Optimizer", "Partition", "Task"]
 DATASETS = ("digits", "fashion-mnist", "mnist", "shakespeare", "averaging")
 MODELS = ("linear", "mlp", "cnn", "gpt")
 LOSSES = ("cross-entropy", "mse")
+USUAL_RATES = {"adamw": 0.001, "muon": 0.02}
 LARGEST = 1_000_000  # peers, and sizes of a task: a slip of the keyboard is found before memory runs out
 
 
@@ -44,18 +45,23 @@ class Partition:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
     """torch.optim.SGD (lr, momentum, weight_decay), AdamW (lr, betas, weight_decay), or with ``quasi_global`` momentum
-    :class:`node.model.quasi_global.QuasiGlobal` (lr, quasi_global, weight_decay), with its arithmetic.
+    :class:`node.model.quasi_global.QuasiGlobal` (lr, quasi_global, weight_decay), with its arithmetic; or Muon
+    (sim/learning/optimizers.py), with AdamW at the rate ``adam_lr`` (betas) for what is no matrix or an embedding.
+
+    ``clip_norm``: a gradient's norm is at most so large, as torch.nn.utils.clip_grad_norm_ has it.
 
     ``schedule`` "cosine": the rate rises to ``lr`` over ``warmup_steps``, falls to ``min_lr`` until ``schedule_steps``,
     and stays there. Each peer's own steps count, in all its lives.
     """
 
-    name: Literal["sgd", "adamw"] = "sgd"
+    name: Literal["sgd", "adamw", "muon"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.0
     quasi_global: float = 0.0
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
+    adam_lr: float | None = None
+    clip_norm: float | None = None
     schedule: Literal["constant", "cosine"] = "constant"
     schedule_steps: int | None = None
     warmup_steps: int = 0
@@ -68,9 +74,19 @@ class Optimizer:
         require(0 <= self.quasi_global < 1, "quasi_global", self.quasi_global, "from 0 to below 1")
         require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "a number from 0 up")
         require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "two numbers from 0 to below 1")
-        if self.name == "adamw":
-            require(self.momentum == 0, "momentum", self.momentum, "left out: adamw has betas")
-            require(self.quasi_global == 0, "quasi_global", self.quasi_global, "left out: adamw has betas")
+        if self.name != "sgd":
+            has = {"adamw": "adamw has betas", "muon": "muon has a momentum of 0.95"}[self.name]
+            require(self.momentum == 0, "momentum", self.momentum, f"left out: {has}")
+            require(self.quasi_global == 0, "quasi_global", self.quasi_global, f"left out: {has}")
+        adam, clip = self.adam_lr, self.clip_norm
+        if self.name == "muon":
+            right = adam is not None and 0 < adam < math.inf
+            require(right, "adam_lr", adam, "a positive number for muon, the rate of AdamW beside it, as 0.01")
+        else:
+            require(adam is None, "adam_lr", adam, "left out: only muon has AdamW beside it")
+        require(clip is None or 0 < clip < math.inf, "clip_norm", clip, "a positive number, as 1.0")
+        alone = clip is None or self.quasi_global == 0
+        require(alone, "clip_norm", clip, "left out with quasi_global, whose momentum no gradient enters")
         both = self.momentum > 0 and self.quasi_global > 0
         require(not both, "quasi_global", self.quasi_global, "left out, or momentum left out: it takes its place")
         self.check_schedule()
@@ -95,16 +111,17 @@ class Optimizer:
 
     @classmethod
     def parse(cls, value: object) -> Optimizer:
-        """From a table, or a name alone. adamw must name its lr: sgd's default would make it diverge."""
+        """From a table, or a name alone. adamw and muon must name their lr: sgd's default would make them diverge."""
         table: Any = {"name": value} if isinstance(value, str) else value
-        if isinstance(table, Mapping) and table.get("name") == "adamw" and "lr" not in table:
-            raise KeyFault("lr", "is missing: adamw needs one of its own, as 0.001.")
+        if isinstance(table, Mapping) and table.get("name") in USUAL_RATES and "lr" not in table:
+            name = table["name"]
+            raise KeyFault("lr", f"is missing: {name} needs one of its own, as {USUAL_RATES[name]}.")
         return tables.record(cls, table)
 
     def plain(self) -> dict[str, Any]:
         """The table that :meth:`parse` reads."""
         table = tables.fields_of(self)
-        for key in ("momentum", "quasi_global") if self.name == "adamw" else ("betas",):
+        for key in ("betas",) if self.name == "sgd" else ("momentum", "quasi_global"):
             del table[key]
         for key in ("warmup_steps", "min_lr") if self.schedule == "constant" else ():
             del table[key]
