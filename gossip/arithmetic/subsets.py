@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
 
-__all__ = ["ALL", "Fragments", "Subset"]
+__all__ = ["ALL", "Fragments", "Subset", "fragments_of", "lasting_parts"]
 
 Positions = NDArray[np.int64]
 
@@ -122,6 +122,18 @@ class Fragments:
         if part in self.order:
             self.order.remove(part)
             self.order.append(part)
+
+
+def fragments_of(part: str, elements: int) -> Fragments | None:
+    """Return the fragments of the setting "fragments N", none of them without elements; None for other parts."""
+    kind, _, count = part.partition(" ")
+    return Fragments(min(int(count), elements)) if kind == "fragments" else None
+
+
+def lasting_parts(part: str, elements: int) -> list[Subset]:
+    """Return the parts with the same elements in every mix: the fragments of "fragments N", or the whole vector."""
+    fragments = fragments_of(part, elements)
+    return [ALL] if fragments is None else fragments.order
 
 
 def read(text: str) -> Subset | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from gossip.arithmetic.mixing import OuterStep, difference, finite
 from gossip.arithmetic.movement import Movement
-from gossip.arithmetic.subsets import ALL, Subset
+from gossip.arithmetic.subsets import ALL, Subset, lasting_parts
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Boundary, Visit
 from gossip.averaging.jobs import Averaging, Beginning, Copying, Job, MakingRoom, Mixing, Reserving, TakingOver
@@ -97,7 +97,7 @@ class Averager:
 
     __slots__ = (
         "boundary", "config", "driver", "generation", "groups", "joining", "lock", "movement", "outer", "pairs", "part",
-        "peer", "snapshots", "spread", "vectors",
+        "peer", "snapshots", "spreads", "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -114,7 +114,8 @@ class Averager:
         self.generation = 0  # of the weights: counts replacements from outside
         self.part = ALL  # of the next mix of our own
         size = peer.elements
-        self.spread = Spread(size) if needs_spread(config.codec) else None
+        parts = lasting_parts(config.part, size) if needs_spread(config.codec) else []
+        self.spreads = {part: Spread(part.elements(size)) for part in parts}
         self.movement = Movement(size) if config.watches_movement else None
 
     def begin(self, weights: Floats) -> None:
@@ -249,7 +250,8 @@ class Averager:
         snapshot = self.snapshots.get(effect.session)
         if snapshot is None:
             return "layout"
-        codec, spread = get_codec(effect.codec), self.spread if snapshot.cut is None else None
+        codec = get_codec(effect.codec)
+        spread = self.spreads.get(ALL if snapshot.cut is None else snapshot.cut.part)
         if codec.needs_spread:
             if spread is None or not spread.known:  # as no bound would do
                 return "overflow"

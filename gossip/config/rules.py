@@ -139,10 +139,10 @@ def chosen(config: Derived) -> str | None:
 
 
 def cut(config: Derived) -> str | None:
-    if needs_spread(config.codec) and config.part != "all":
+    if needs_spread(config.codec) and config.part.startswith("mask"):
         return (
-            f"codec = {config.codec!r} with part = {config.part!r} cannot work: its bounds are those of blocks of the "
-            "whole vector. Use int8 or int4, or part = 'all'."
+            f"codec = {config.codec!r} with part = {config.part!r} cannot work: it learns bounds of the same elements "
+            "again and again, and a mask has others each time. Use int8 or int4, part = 'fragments 8' or 'all'."
         )
     return None
 

@@ -50,12 +50,12 @@ def proposed_codec(configured: str, spread: bool, rate: float | None, machine: M
     return configured if spread or not CODECS[configured].needs_spread else FALLBACK
 
 
-def agreed_codec(configured: str, proposed: str, offered: str, whole: bool) -> str:
-    """Of their codec and ours the one with fewer bytes: whoever asked for few has a slow link, and the link is shared.
-    One that must know the distance to others is taken where both keep such knowledge, and for ``whole`` vectors, whose
-    blocks its bounds are of. ``proposed``: what we would offer."""
+def agreed_codec(configured: str, proposed: str, offered: str) -> str:
+    """Return the codec with fewer bytes, theirs or ours: a member that asks for few has a slow link, and the link is
+    shared. A codec that must know the distance to others is taken where both know it for the part that is mixed.
+    ``proposed``: what we would offer."""
     if offered == configured:
-        return proposed if whole else blind(proposed)
+        return proposed
     return blind(offered) if configured == AUTO else leaner(blind(offered), blind(configured))
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gossip.arithmetic.mixing import pair_weight
-from gossip.arithmetic.subsets import Subset
+from gossip.arithmetic.subsets import ALL, Subset
 from gossip.effects import Effect, MemberState, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.agreement import agreed_codec, answers
 from gossip.exchange.beginning import TRIES, refuses
@@ -82,7 +82,7 @@ class PairAhead(Pair):
             return before
         self.tries -= 1
         self.asked.add(partner)
-        self.partner, self.codec = partner, exchanges.codec(partner)
+        self.partner, self.codec = partner, exchanges.codec(partner, ALL)
         self.deadline = now + min(exchanges.answers.seconds, exchanges.config.reply_timeout_s)
         local = exchanges.local
         offer = Offer(
@@ -92,7 +92,7 @@ class PairAhead(Pair):
 
     def joined(self, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
         """They consent."""
-        if not answers(joined, self.exchanges.bounded):
+        if not answers(joined, ALL in self.exchanges.bounded):
             return [Send(sender, Abort(self.session, "terms")), *self.forsaken(now)]
         self.codec, self.state = joined.codec, State.AHEAD
         self.deadline = now + self.patience_s()
@@ -143,7 +143,9 @@ class PairAhead(Pair):
 
     def accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
         """Their snapshot is taken. Both compute the weight, from the same four numbers."""
-        agreed = answers(accept, self.exchanges.bounded) and accept.codec == self.codec and 0 < accept.weight <= 0.5
+        agreed = (
+            answers(accept, ALL in self.exchanges.bounded) and accept.codec == self.codec and 0 < accept.weight <= 0.5
+        )
         if not agreed:
             return [Send(sender, Abort(self.session, "terms")), *self.fail(now, "terms")]
         self.theirs, self.allowed, self.partner_claim = accept.version, accept.weight, accept.progress
@@ -254,7 +256,7 @@ def consent(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float)
         state=State.AHEAD,
     )  # fmt: skip
     one.deadline = now + one.patience_s()
-    one.codec = agreed_codec(config.codec, exchanges.codec(sender), offer.codec, True)
+    one.codec = agreed_codec(config.codec, exchanges.codec(sender, ALL), offer.codec)
     return [*dropped, Send(sender, Joined(session, exchanges.local.version, one.codec))]
 
 

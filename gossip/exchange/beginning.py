@@ -83,7 +83,7 @@ def admit(
         partner_trained=offer.trained,
         mass=offer.mass, part=part,
     )  # fmt: skip
-    one.codec = agreed_codec(config.codec, exchanges.codec(sender), offer.codec, part is ALL)
+    one.codec = agreed_codec(config.codec, exchanges.codec(sender, part), offer.codec)
     gap = local.version - offer.version
     one.weight = pair_weight(gap, config.staleness_exponent, cap=min(offer.weight, one.cap()))
     if ready is None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
-from gossip.arithmetic.subsets import ALL, Fragments, Subset
+from gossip.arithmetic.subsets import ALL, Subset, fragments_of, lasting_parts
 from gossip.codecs import CODECS, Taken, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, MemberState
@@ -27,7 +27,7 @@ from gossip.ids import Address, PeerId
 from gossip.recent import Recent
 from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer, Settled
 
-__all__ = ["Exchanges", "PartnerChoice", "fragments_of"]
+__all__ = ["Exchanges", "PartnerChoice"]
 
 EXCUSED = 256  # partners remembered, as many as there may be links
 
@@ -73,13 +73,14 @@ class Exchanges(Ledger[One]):
         self.foresees = alone and config.max_version_gap is None
         self.unkept = Recent[PeerId, None](EXCUSED)  # who did not keep what was agreed ahead, and has mixed not since
         self.filter = filter_of(config)
-        self.fragments = fragments_of(config, local.elements)
+        self.fragments = fragments_of(config.part, local.elements)
         self.part = Subset.parse(config.part) or ALL
         if self.part.kind == "mask":
             self.part = self.part.drawn(new_session())
         self.gave_way = False  # our own mix has made way for another's since the last of ours was finished
-        self.learns = needs_spread(config.codec)  # exchanges show how far apart the nodes are, as some codecs must know
-        self.bounded = False  # one has shown it
+        # Exchanges of these parts show how far apart the nodes are, as some codecs must know.
+        self.learns = frozenset(lasting_parts(config.part, local.elements) if needs_spread(config.codec) else ())
+        self.bounded: set[Subset] = set()  # of which an exchange has shown it
         self.apart = Recent[PeerId, None](EXCUSED)  # who was further away: the next with it needs no bound
         self.by_memory: set[PeerId] = set()  # who reads our vectors where they lie: as many as a driver has channels
 
@@ -257,9 +258,9 @@ class Exchanges(Ledger[One]):
             one.overtaken = one.overtaken or one.idle
 
     # -- memory --------------------------------------------------------------------------------------------------
-    def codec(self, partner: PeerId) -> str:
-        """What we offer this one now."""
-        bounded = self.bounded and partner not in self.apart
+    def codec(self, partner: PeerId, part: Subset) -> str:
+        """Return the codec that we offer this partner for this part now."""
+        bounded = part in self.bounded and partner not in self.apart
         rate = math.inf if partner in self.by_memory else self.durations.rate(partner)
         return proposed_codec(self.config.codec, bounded, rate, self.local.machine)
 
@@ -324,9 +325,3 @@ class Exchanges(Ledger[One]):
             return False
         self.excused[partner] = None
         return True
-
-
-def fragments_of(config: Config, elements: int) -> Fragments | None:
-    """The fragments of ``part = "fragments N"``, none of them without elements."""
-    kind, _, count = config.part.partition(" ")
-    return Fragments(min(int(count), elements)) if kind == "fragments" else None

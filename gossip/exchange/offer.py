@@ -159,7 +159,7 @@ class Exchange(Session):
         self.deadline = min(now + exchanges.answers.seconds, self.until)
         local = exchanges.local
         message = Offer(
-            self.session, local.fingerprint, local.genesis, self.ours, self.weight, exchanges.codec(partner),
+            self.session, local.fingerprint, local.genesis, self.ours, self.weight, exchanges.codec(partner, self.part),
             self.MIXING, self.mass, str(self.part), self.claim, self.trained,
         )  # fmt: skip
         return [*renamed, Send(partner, message)]
@@ -173,7 +173,7 @@ class Exchange(Session):
         return [Rename(old, new)]
 
     def accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
-        agreed = answers(accept, self.exchanges.bounded and self.part is ALL) and 0 < accept.weight <= self.weight
+        agreed = answers(accept, self.part in self.exchanges.bounded) and 0 < accept.weight <= self.weight
         if not agreed:
             return [Send(sender, Abort(self.session, "terms")), *self.fail(now, "terms")]
         self.weight, self.theirs, self.answer_s = accept.weight, accept.version, now - self.since
@@ -344,7 +344,9 @@ class Exchange(Session):
         exchanges = self.exchanges
         exchanges.count(code)
         if code == "overflow":
-            exchanges.bounded = False  # once more with a codec that needs no bound, which shows how wide it must be
+            exchanges.bounded.discard(
+                self.part
+            )  # once more with a codec that needs no bound, which shows how wide it must be
             exchanges.apart[self.partner] = None  # with this one too, whoever was faster: others show less
         if not self.blamed and not (code in INNOCENT and exchanges.excuses(self.partner)):
             exchanges.partners.failed(self.partner, now, silent=self.state is State.PREPARING)

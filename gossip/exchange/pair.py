@@ -75,8 +75,8 @@ class Pair(Exchange):
         exchanges, partner, part = self.exchanges, self.partner, self.part
         exchanges.finished(self, now)
         exchanges.counted(self)
-        if exchanges.learns and part is ALL:
-            exchanges.bounded = True
+        if part in exchanges.learns:
+            exchanges.bounded.add(part)
         if exchanges.fragments is not None:
             exchanges.fragments.mixed(part)
         # The weights' age is averaged as the weights are: by the difference of what was exchanged.

@@ -75,6 +75,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "mask": {"part": "mask 0.05", "mix_every_steps": 1},
     "fragments": {"part": "fragments 4", "mix_every_steps": 2},
     "fragments and momentum": {"part": "fragments 4", "mix_every_steps": 2, "outer_momentum": 0.5, "outer_rate": 0.7},
+    "fragments and moniqua4": {"part": "fragments 4", "mix_every_steps": 2, "codec": "moniqua4"},
     "mask and int8": {"part": "mask 0.05", "mix_every_steps": 1, "codec": "int8"},
     "push-sum": {"mixing": "push-sum"},
     "push-sum to two": {"mixing": "push-sum", "partners": 2},

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.arithmetic.subsets import ALL, LARGEST_RUN, MOST_FRAGMENTS, Fragments, Subset
+from gossip.arithmetic.subsets import ALL, LARGEST_RUN, MOST_FRAGMENTS, Fragments, Subset, fragments_of
 from gossip.config import Config
 from gossip.effects import Send
 from gossip.errors import ConfigError
-from gossip.exchange.exchanges import fragments_of
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer, Refuse
 from tests.gossip.exchange.sides import B, Side
@@ -159,7 +158,7 @@ def test_a_fragment_of_another_division_changes_no_turn():
 def test_no_fragment_without_elements_is_offered_or_accepted():
     side = Side(config=Config(part="fragments 256"))
     assert side.local.elements == 100
-    division = fragments_of(side.config, side.local.elements)
+    division = fragments_of(side.config.part, side.local.elements)
     assert [part.elements(100) for part in division.order] == [1] * 100
     offer = Offer(7, "f", b"g" * 16, 0.0, 0.5, "fp32", part="fragment 255/256")
     assert side.exchanges.on_offer(B, offer, 0.0) == [Send(B, Refuse(7, "part"))]

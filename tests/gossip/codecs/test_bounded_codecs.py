@@ -44,6 +44,36 @@ def test_an_exchange_of_a_part_teaches_no_bound():
     assert offered(side)[1] == "moniqua4"
 
 
+def test_each_fragment_teaches_a_bound_of_its_own():
+    side = Side(config=dataclasses.replace(MONIQUA, part="fragments 2"))
+    assert mixed(side, 7, part="fragment 0/2", codec="moniqua4") == "int8"
+    assert mixed(side, 8, part="fragment 0/2", codec="moniqua4") == "moniqua4"
+    assert mixed(side, 9, part="fragment 1/2", codec="moniqua4") == "int8"
+    assert mixed(side, 10, part="fragment 1/2", codec="moniqua4") == "moniqua4"
+    assert offered(side)[1] == "moniqua4"
+
+
+def test_other_fragments_and_the_whole_vector_teach_no_bound():
+    """How many bounds are kept depends on our own setting, and not on what members offer."""
+    side = Side(config=dataclasses.replace(MONIQUA, part="fragments 2"))
+    for session, part in ((7, ALL), (9, "fragment 0/4"), (11, "fragment 2/3")):
+        mixed(side, session, part=part)
+        assert mixed(side, session + 1, part=part, codec="moniqua4") == "int8"
+    assert side.exchanges.bounded == set()
+
+
+def test_after_an_overflow_of_one_fragment_the_others_keep_their_bounds():
+    side = Side(config=dataclasses.replace(MONIQUA, part="fragments 2"))
+    mixed(side, 7, part="fragment 0/2", partner=C)
+    mixed(side, 8, part="fragment 1/2", partner=C)
+    session, codec = offered(side)
+    assert codec == "moniqua4"
+    side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
+    side.exchanges.failed(session, "overflow", 0.0)
+    assert mixed(side, 9, part="fragment 1/2", codec="moniqua4", partner=C) == "moniqua4"
+    assert mixed(side, 10, part="fragment 0/2", codec="moniqua4", partner=C) == "int8"
+
+
 def test_a_part_is_never_streamed_with_such_a_codec():
     side = Side(config=MONIQUA)
     mixed(side, 7)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gossip import kernel
+from gossip.arithmetic.subsets import ALL
 from gossip.codecs import CODECS, COMPILED, NUMPY, fastest
 from gossip.config import Config
 from gossip.effects import Transfer
@@ -60,7 +61,7 @@ def test_who_reads_our_vectors_where_they_lie_is_offered_fp32_whatever_the_links
     exchanges = Side(config=Config(codec="auto")).exchanges
     exchanges.durations.rates[B] = exchanges.durations.rates[C] = 10.0
     exchanges.by_memory.add(B)
-    assert (exchanges.codec(B), exchanges.codec(C)) == ("fp32", "int8")
+    assert (exchanges.codec(B, ALL), exchanges.codec(C, ALL)) == ("fp32", "int8")
     exchanges.begin(0.0)
     [send] = [effect for effect in exchanges.snapshotted(1, 0.0) if hasattr(effect, "message")]
     assert send.message.codec == "fp32"
@@ -81,7 +82,7 @@ def test_what_another_offers_is_answered_as_ever(configured, taken):
 def test_a_codec_that_was_named_is_used_by_memory_too(codec):
     exchanges = Side(config=Config(codec=codec)).exchanges
     exchanges.by_memory.add(B)
-    assert exchanges.codec(B) == codec
+    assert exchanges.codec(B, ALL) == codec
 
 
 def test_peers_go_by_memory_for_as_long_as_their_drivers_say_so():

@@ -78,9 +78,9 @@ REFUSED = [
     (RING | OUTER, ["partners = 0", "momentum"], [RING, RING | OUTER | {"partners": 1}]),
     ({"partners": 3}, ["partners = 3", "one partner at a time"], [{"partners": 1}, RING, ROWS | {"partners": 3}]),
     (
-        {"codec": "moniqua4", "part": "fragments 4"},
-        ["moniqua4", "fragments 4"],
-        [{"codec": "int4", "part": "fragments 4"}, {"codec": "moniqua4", "part": "all"}],
+        {"codec": "moniqua4", "part": "mask 0.01"},
+        ["moniqua4", "mask 0.01"],
+        [{"codec": "int4", "part": "mask 0.01"}, {"codec": "moniqua4", "part": "fragments 4"}, {"codec": "moniqua4"}],
     ),
     ({"clip_radius": 1.0, "filter": "none"}, ["clip_radius", "'none'"], [{"clip_radius": 1.0, "filter": "clip"}]),
     ({"filter": "trimmed"}, ["trimmed", "group"], [GROUP | {"filter": "trimmed"}, {"filter": "clip"}]),
