@@ -235,7 +235,7 @@ class Muon:
             momentum, gradient = moments[0][:, piece], gradients[:, piece]
             momentum.lerp_(gradient, 1 - MUON_MOMENTUM)
             ahead = gradient.lerp_(momentum, MUON_MOMENTUM)  # Nesterov's
-            update = orthogonalised(ahead.unflatten(1, (outputs, inputs))).flatten(1)
+            update = orthogonalised(ahead.reshape(-1, outputs, inputs)).flatten(1)
             if self.adamw.weight_decay:
                 models[:, piece].mul_(1 - each * self.adamw.weight_decay)
             models[:, piece].sub_(update * (each * max(1.0, outputs / inputs) ** 0.5))
@@ -254,7 +254,8 @@ def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    brought: torch.Tensor = x.mT if tall else x
+    return brought
 
 
 class Clipped:
