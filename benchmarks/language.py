@@ -1,0 +1,323 @@
+"""A small GPT trained by gossip and synchronously, for the same samples (docs/results/bytes.md).
+
+    python benchmarks/language.py [--only "muon, sync"]      (benchmarks/bytes.py writes the page)
+
+A row's learning rate is the best for seed 1 on tuning windows, of rates a factor sqrt(2) apart, with a worse one on
+either side; or it is another row's. What is told is the loss on other windows. Synchronous training is one model that
+takes the whole batch of all nodes, its gradient clipped as theirs. Finished runs are kept in runs/language.jsonl and
+not played again while their settings are the same, so that an interrupted benchmark goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sim.learning.corpora import Split, shakespeare
+from sim.learning.models import ByteGPT
+from sim.scenario.scenario import Scenario
+from sim.simulation import Simulation, uncollected
+from sim.threads import one_thread
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / "runs" / "language.jsonl"
+
+CONTEXT = 32  # bytes in a window
+WINDOWS_A_STEP = 32  # of all nodes together
+STEPS, WARMUP, STEP_S = 1120, 56, 0.1
+SEEDS = (1, 2, 3)
+JUDGED = 1024  # windows for tuning, and as many for the test
+FINER = math.sqrt(2)  # between two rates
+MOST_RATES = 7
+
+INSIDE: dict[str, dict[str, Any]] = {
+    "adamw": {"name": "adamw"},
+    "muon": {"name": "muon", "adam_lr": 0.01},
+}
+GUESSES = {"adamw": 0.008, "muon": 0.02}  # where the search for a rate begins
+FREE = {"filter": "none"}
+GENTLER = {"outer_momentum": 0.3, "outer_rate": 0.9}
+PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0, "correction": 0.0}
+EVERY_8 = {"codec": "fp32", "mix_every_steps": 8}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A configuration of the table."""
+
+    inside: str  # the optimizer
+    said: str
+    gossip: dict[str, Any] | None  # None: synchronous
+    seeds: tuple[int, ...] = SEEDS
+    rate_of: str = ""  # the row whose rate is used; "": its own is sought
+    peers: int = 4
+    partition: str = "iid"
+
+    @property
+    def name(self) -> str:
+        return f"{self.inside}, {self.said}"
+
+
+def moniqua(every: int, **more: Any) -> dict[str, Any]:
+    return FREE | {"codec": "moniqua4", "mix_every_steps": every} | more
+
+
+SYNC = "synchronous"
+DEFAULT = "default, fp32 every 8"
+INT8 = "default, int8 every 2"
+M28, M56 = "moniqua4 every 28, outer 0.3/0.9", "moniqua4 every 56, outer 0.3/0.9"
+F56 = "moniqua4, an eighth every 7 (fragments 8), outer 0.3/0.9"
+EVERY_2 = {"codec": "int8", "mix_every_steps": 2}
+ALWAYS = "mean of all weights every step, in lockstep, fp32"  # what is left between it and synchronous is no interval's
+EVERY_STEP = FREE | {"codec": "fp32", "mixing": "group", "group_size": 0, "mix_every_steps": 1, "max_version_gap": 0.0}
+UNCORRECTED = EVERY_8 | {"correction": 0.0, "outer_momentum": 0.5, "outer_rate": 0.7}
+ROWS: list[Row] = [  # the most important first: this is the order in which they are played
+    Row("muon", SYNC, None),
+    Row("muon", DEFAULT, EVERY_8),
+    Row("muon", INT8, EVERY_2),
+    Row("muon", M28, moniqua(28, **GENTLER)),
+    Row("adamw", SYNC, None),
+    Row("muon", ALWAYS, EVERY_STEP),
+    Row("adamw", DEFAULT, EVERY_8),
+    Row("muon", M56, moniqua(56, **GENTLER), rate_of=M28),
+    Row("muon", f"{DEFAULT}, correction off", UNCORRECTED, rate_of=DEFAULT),
+    Row("muon", f"{M28}, correction 0.1", moniqua(28, **GENTLER, correction=0.1), rate_of=M28),
+    Row("adamw", M28, moniqua(28, **GENTLER)),
+    Row("muon", F56, moniqua(7, **GENTLER, part="fragments 8"), rate_of=M28),
+    Row("adamw", f"{DEFAULT}, correction off", UNCORRECTED, rate_of=DEFAULT),
+    Row("adamw", INT8, EVERY_2),
+    Row("adamw", ALWAYS, EVERY_STEP),
+    Row("adamw", M56, moniqua(56, **GENTLER), rate_of=M28),
+]
+
+
+# -- the task ------------------------------------------------------------------------------------------------------
+def windows(text: bytes) -> torch.Tensor:
+    """Cut a text into pieces of one byte more than a window, uint8 (windows, CONTEXT + 1); the rest is left out."""
+    count = len(text) // (CONTEXT + 1)
+    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return tokens[: count * (CONTEXT + 1)].view(count, CONTEXT + 1)
+
+
+def held_out() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the windows for tuning and those for the test, uint8 (JUDGED, CONTEXT + 1) each."""
+    every = windows(b"\n".join(text[len(text) * 9 // 10 :] for _, text in sorted(shakespeare().items())))
+    some = every[torch.linspace(0, len(every) - 1, 2 * JUDGED).long()]
+    return some[::2], some[1::2]
+
+
+def plays() -> tuple[torch.Tensor, ...]:
+    """Return the data set of the scenarios. Each play is a client, so that a natural partition deals whole plays."""
+    roles = sorted(shakespeare().items())
+    pieces = [windows(text[: len(text) * 9 // 10]) for _, text in roles]
+    numbers = {play: number for number, play in enumerate(sorted({role.split("/")[0] for role, _ in roles}))}
+    clients = torch.tensor([numbers[role.split("/")[0]] for role, _ in roles])
+    train, test = torch.cat(pieces), held_out()[1]
+    split: Split = train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:]
+    return *split, torch.repeat_interleave(clients, torch.tensor([len(piece) for piece in pieces]))
+
+
+def gpt() -> nn.Module:
+    """Return the model: 69,600 parameters."""
+    return ByteGPT(layers=2, heads=2, width=48, context=CONTEXT)
+
+
+def scenario(row: Row, rate: float, seed: int) -> dict[str, Any]:
+    """Return the table of one run."""
+    peers = 1 if row.gossip is None else row.peers
+    falling = {"schedule": "cosine", "schedule_steps": STEPS, "warmup_steps": WARMUP}
+    optimizer = INSIDE[row.inside] | {"lr": rate, "betas": [0.9, 0.95], "clip_norm": 1.0} | falling
+    return {
+        "name": row.name, "seed": seed, "peers": peers, "duration_s": STEPS * STEP_S,
+        "gossip": row.gossip or {}, "fidelity": "whole", "membership": {"mode": "ideal"},
+        "compute": {"step_s": {"kind": "lognormal", "median": STEP_S, "sigma": 0.05}},
+        "network": {"latency": {"kind": "constant", "value_ms": 5}, "rate_mbit_s": 100},
+        "task": {
+            "dataset": "language:plays", "model": "language:gpt", "batch_size": WINDOWS_A_STEP // peers,
+            "optimizer": optimizer, "partition": row.partition,
+        },
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def loss(module: nn.Module, judged: torch.Tensor) -> float:
+    """Return the mean loss in nats a byte."""
+    losses = [
+        nn.functional.cross_entropy(module(some[:, :-1]).flatten(0, 1), some[:, 1:].flatten())
+        for some in judged.long().split(256)
+    ]
+    return float(torch.stack(losses).mean())
+
+
+def play(row: Row, rate: float, seed: int) -> dict[str, float]:
+    """Play one run to its end."""
+    start, tuning_and_test = time.process_time(), held_out()
+    table = scenario(row, rate, seed)
+    with one_thread(), uncollected(), np.errstate(all="ignore"):  # a model that diverges is a result
+        simulation = Simulation(Scenario.from_mapping(table))
+        learners, level = simulation.learners, simulation.level
+        for _ in simulation.slices():
+            pass
+        level.settle()
+        rows, peers = learners.matrix, table["peers"]
+        of_nodes = [[loss(learners.module(one), judged) for judged in tuning_and_test] for one in rows]
+        average = loss(learners.module(rows.mean(0)), tuning_and_test[1])
+        tuning, test = (statistics.fmean(column) for column in zip(*of_nodes, strict=True))
+        sent = level.bytes_sent / peers if peers > 1 else synchronous_bytes(learners.elements, level.steps)
+        return {
+            "tuning": tuning, "test": test, "worst": max(one[1] for one in of_nodes), "average": average,
+            "mb": sent / 1e6, "fewer": synchronous_bytes(learners.elements, level.steps / peers) / sent,
+            "steps": level.steps / peers, "mixes": level.mixes / peers, "failed": level.failed / peers,
+            "cpu_s": time.process_time() - start,
+        }  # fmt: skip
+
+
+def synchronous_bytes(elements: int, steps: float) -> float:
+    """Return what a node of a large ring sends for an all-reduce of fp32 gradients: two models a step."""
+    return 2.0 * 4.0 * elements * steps
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Rate:
+    """A row's learning rate, of those that were tried; ``bracketed``: a worse one lies on either side."""
+
+    best: float
+    tried: list[float]
+    bracketed: bool
+
+
+class Runs:
+    """Finished runs by their settings. What is missing is played, unless ``play_missing`` is False."""
+
+    def __init__(self, *, play_missing: bool = True) -> None:
+        self.play_missing = play_missing
+        self.known: dict[str, dict[str, float]] = {}
+        if CACHE.exists():
+            for line in CACHE.read_text().splitlines():
+                entry = json.loads(line)
+                self.known[entry["key"]] = entry["figures"]
+
+    def figures(self, row: Row, rate: float, seed: int) -> dict[str, float] | None:
+        """Return the figures of one run; None where it is missing and is not to be played."""
+        table = scenario(row, rate, seed)
+        key = json.dumps({key: value for key, value in table.items() if key != "name"}, sort_keys=True)
+        if key not in self.known:
+            if not self.play_missing:
+                return None
+            self.known[key] = play(row, rate, seed)
+            CACHE.parent.mkdir(exist_ok=True)
+            with CACHE.open("a") as file:
+                file.write(json.dumps({"key": key, "figures": self.known[key]}) + "\n")
+            said = {name: round(value, 4) for name, value in self.known[key].items()}
+            print(f"{time.strftime('%H:%M:%S')} {row.name}, rate {rate:.4g}, seed {seed}: {said}", flush=True)
+        return self.known[key]
+
+    def rate(self, row: Row) -> Rate:
+        """Return the best rate for seed 1 by the tuning windows."""
+        if row.rate_of:
+            return self.rate(next(one for one in ROWS if one.name == f"{row.inside}, {row.rate_of}"))
+        places, tuning = [0, 1, -1], dict[int, float]()
+        while True:
+            missing = False
+            for place in places:
+                figures = self.figures(row, rate_at(row, place), 1)
+                missing = missing or figures is None
+                if figures is not None and math.isfinite(figures["tuning"]):
+                    tuning[place] = figures["tuning"]
+            if not tuning:
+                return Rate(rate_at(row, 0), [], False)
+            best = min(tuning, key=tuning.__getitem__)
+            inside = min(tuning) < best < max(tuning)
+            if inside or missing or len(places) >= MOST_RATES:
+                return Rate(rate_at(row, best), sorted(rate_at(row, place) for place in tuning), inside)
+            places.append(max(places) + 1 if best == max(places) else min(places) - 1)
+
+    def seeds_of(self, row: Row) -> dict[int, dict[str, float]]:
+        """Return the figures of each seed at the row's rate."""
+        found = {seed: self.figures(row, self.rate(row).best, seed) for seed in row.seeds}
+        return {seed: figures for seed, figures in found.items() if figures is not None}
+
+
+def rate_at(row: Row, place: int) -> float:
+    """Return one of the rates that are tried."""
+    return float(f"{GUESSES[row.inside] * FINER**place:.3g}")
+
+
+def play_all(rows: list[Row], runs: Runs) -> None:
+    """Play what is missing: one seed of each row first, then its rates, then its other seeds."""
+    for row in rows:
+        runs.figures(row, rate_at(row, 0), 1)
+    for row in rows:
+        runs.rate(row)
+    for row in rows:
+        runs.seeds_of(row)
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+NOTES = """\
+{nodes} nodes, {steps} steps, {windows} windows of {context} bytes a step in all; 69,600 parameters; gradients clipped
+to a norm of 1; the rate rises over {warmup} steps and falls to 0 by half a cosine; AdamW's betas are 0.9 and 0.95, its
+rate beside Muon 0.01. Synchronous training is one model that takes all windows of a step. "Loss more" is the loss on
+windows apart from those by which rates were chosen, beside synchronous training with the same optimizer and the same
+seeds, in percent. "Fewer bytes" is beside an all-reduce of fp32 gradients, counted as two models a step and node, as
+a ring of many sends. A rate with a star is another row's, or has no worse one on either side among those that were
+tried.
+"""
+HEADS = (
+    "inside", "exchange", "rate", "loss", "seeds", "spread", "loss more, %", "of the average model, %", "MB a node",
+    "times fewer bytes",
+)  # fmt: skip
+
+
+def section(runs: Runs) -> list[str]:
+    """Return the section of docs/results/bytes.md."""
+    numbers = {"nodes": 4, "steps": f"{STEPS:,}", "windows": WINDOWS_A_STEP, "context": CONTEXT, "warmup": WARMUP}
+    lines = [f"## {TITLE}", "", *NOTES.format(**numbers).splitlines(), "", cells(HEADS), cells(["---"] * len(HEADS))]
+    base = {row.inside: runs.seeds_of(row) for row in ROWS if row.gossip is None}
+    for row in sorted(ROWS, key=lambda row: row.inside, reverse=True):
+        seeds = runs.seeds_of(row)
+        if not seeds:
+            continue
+        same = {seed: one["test"] for seed, one in base[row.inside].items() if seed in seeds}
+        mean = {key: statistics.fmean(one[key] for one in seeds.values()) for key in ("test", "average", "mb", "fewer")}
+        more = [
+            f"{100 * (mean[key] / statistics.fmean(same.values()) - 1):+.1f}" if len(same) == len(seeds) else ""
+            for key in ("test", "average")
+        ]
+        test, rate = [one["test"] for one in seeds.values()], runs.rate(row)
+        starred = "" if rate.bracketed and not row.rate_of else "*"
+        spread = f"{max(test) - min(test):.3f}" if len(test) > 1 else ""
+        shown = [SHOWN[row.inside], row.said, f"{rate.best:g}{starred}", f"{mean['test']:.3f}", str(len(seeds)), spread]
+        lines.append(cells([*shown, *more, f"{mean['mb']:.2f}", f"{mean['fewer']:.0f}"]))
+    return lines
+
+
+def cells(texts: Iterable[str]) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+TITLE = "A small GPT beside synchronous training with the same optimizer"
+SHOWN = {"muon": "Muon", "adamw": "AdamW"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="rows whose name holds this")
+    given = parser.parse_args()
+    play_all([row for row in ROWS if given.only in row.name], Runs())
+
+
+if __name__ == "__main__":
+    main()
