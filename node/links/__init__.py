@@ -1,1 +1,1 @@
-"""Links between two nodes: how one begins, what it carries and in which order, and all of them together."""
+"""Links between two nodes: the handshake, framing, send order, and the pool of all links."""

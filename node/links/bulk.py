@@ -1,4 +1,4 @@
-"""What goes over a link beside messages: vectors, chunk by chunk, and whether they move."""
+"""Bulk data on a link: vectors, sent chunk by chunk, and a check of whether bytes still move."""
 
 from __future__ import annotations
 
@@ -12,45 +12,50 @@ from node.transport.byte_stream import ByteStream, socket_of
 
 __all__ = ["Bulk", "ChunkMotion", "Inflow", "Sending"]
 
-FIRST_ELEMENTS = 16_384  # of a link's first chunk
-LEAST_ELEMENTS = 4_096  # of a chunk: sums of squares are added up in blocks of so many
-MOST_ELEMENTS = 1 << 20  # that a Config allows
-LONG_S, SHORT_S = 0.25, 0.05  # of a chunk: what a probe may wait behind one, and what is far below that
+FIRST_ELEMENTS = 16_384  # The size of a link's first chunk.
+LEAST_ELEMENTS = 4_096  # The smallest chunk: sums of squares are added up in blocks of 4,096.
+MOST_ELEMENTS = 1 << 20  # The largest chunk that a Config allows.
+# A chunk slower than LONG_S delays a probe behind it too much; one faster than SHORT_S may grow.
+LONG_S, SHORT_S = 0.25, 0.05
 
 
 class Bulk(Protocol):
-    """Something to stream over a link, a chunk at a time."""
+    """A vector to stream over a link, one chunk at a time."""
 
     def next_frame(self, apart: bool = False) -> tuple[bytes, memoryview] | None:
-        """The next frame's prefix and header, and its body; None when all is sent. ``apart``: for a lane, which sends
-        it beside others."""
+        """Return the next frame as (prefix and header, body), or None when all frames are sent.
+
+        ``apart`` is True for a lane, which sends the frame while other frames of the same vector are in flight.
+        """
 
     def let_go(self) -> None:
-        """The link reads nothing of it any more; may be said twice, and before all is sent."""
+        """Release the vector: the link reads it no more. May be called twice, and before all of it is sent."""
 
 
 class Inflow(Protocol):
-    """One vector that comes over a link, and that a thread may take in. ``place`` and ``arrived`` are called from one
-    thread at a time; what came of it is asked for once that is back."""
+    """A vector that arrives over a link and that a worker thread may receive.
 
-    over: bool  # nobody wants it any more
-    heard_at: float  # when something of it last came
+    ``place`` and ``arrived`` are called from one thread at a time. The outcome is read after that thread returns.
+    """
+
+    over: bool  # Nothing needs this vector any more.
+    heard_at: float  # The time at which its last chunk arrived.
 
     def place(self, chunk: Chunk, body_bytes: int) -> memoryview | None:
-        """The buffer for the body of another chunk of it; None when it is over."""
+        """Return the buffer for the body of the next chunk, or None if the vector is no longer needed."""
 
     def arrived(self, chunk: Chunk) -> bool:
-        """The body is filled; whether there is more to come."""
+        """Take note that the chunk's body is in its buffer; return True if more chunks are to come."""
 
 
 class ChunkMotion:
-    """The chunks of one connection: whether bytes of them move, and how long the next one may be.
+    """The chunks of one connection: whether their bytes move, and how long the next chunk may be.
 
-    Bytes are counted where the kernel gives or takes them, since on a slow connection one chunk takes longer than a
-    stream may stand still. They are polled by :meth:`look`, so that reads and writes cost nothing more.
+    Bytes are counted at the kernel's socket, because on a slow connection one chunk takes longer than the stall
+    timeout. :meth:`look` polls the counters, so that reads and writes cost nothing more.
 
     Attributes:
-        filling: The body of a chunk is being received.
+        filling: True while the body of a chunk is being received.
         received_at: The time at which :meth:`look` last found new bytes of a chunk that is being received.
         sent_at: The same for a chunk that is being sent.
         elements: The largest number of elements for the next chunk. A message waits for the chunk before it, so chunks
@@ -62,15 +67,15 @@ class ChunkMotion:
         self.filling = False
         self.received_at = self.sent_at = -math.inf
         self.elements = FIRST_ELEMENTS
-        self._began: float | None = None  # when the chunk that is being sent was taken
-        self._received = self._sent = 0  # bytes at the last look
+        self._began: float | None = None  # The time at which the chunk now being sent was taken.
+        self._received = self._sent = 0  # Byte counts at the last look.
 
     def begin(self, now: float) -> None:
-        """A chunk is about to be sent."""
+        """Start the clock for a chunk that is about to be sent."""
         self._began = now
 
     def end(self, now: float) -> None:
-        """The chunk is sent."""
+        """Adapt the chunk size to the time that the sent chunk took."""
         if self._began is None:
             return
         seconds, self._began = now - self._began, None
@@ -93,10 +98,10 @@ class ChunkMotion:
 
 @dataclass(slots=True)
 class Sending:
-    """What is sent together: control frames, and perhaps a chunk behind them."""
+    """A batch for one send: control frames, and perhaps one chunk behind them."""
 
-    pieces: list[bytes | memoryview]  # what the kernel has not taken yet
+    pieces: list[bytes | memoryview]  # The bytes that the kernel has not taken yet.
     control_bytes: int
     session: int = 0
-    bulk: Bulk | None = None  # whose chunk it is
-    chunk_bytes: int = 0  # with its header
+    bulk: Bulk | None = None  # The source of the chunk.
+    chunk_bytes: int = 0  # The chunk's size with its header.

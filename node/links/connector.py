@@ -1,4 +1,4 @@
-"""How links come to be: dialling and accepting, up to the finished Hello, with a bound on strangers."""
+"""The connector: dials and accepts links, up to the finished Hello, with limits on strangers."""
 
 from __future__ import annotations
 
@@ -29,23 +29,34 @@ from node.transport.tls import Contexts, TlsStream
 
 __all__ = ["Doors"]
 
-OBSERVED_S = 30.0  # for an observer to read the status, page by page
-DIALS = 16  # at once
-NAME_BYTES = 16  # of a link, for its lanes
-TO_STRANGERS = 2  # of them, to members of whom we only heard: their addresses may be anybody's, and swallow packets
-TO_SILENT = 8  # of them, to addresses where the last dial was not even refused
-STRANGERS_WAITING = 64  # dials to strangers that wait for one of their two; more fail at once
-SILENT_S = 1.0  # a dial that took longer and failed was not refused
-REMEMBERED = 4_096  # addresses that were silent
-NAMED = 4  # seeds of which the sentence that ends a node says why
-TOLD = 64  # different refusals told to people: strangers fill no log
+OBSERVED_S = 30.0  # The time an observer has to read the status, page by page.
+DIALS = 16  # Concurrent dials.
+NAME_BYTES = 16  # The length of a link's name, by which lanes join it.
+# Concurrent dials to members known by hearsay: their addresses may belong to anybody and drop packets.
+TO_STRANGERS = 2
+TO_SILENT = 8  # Concurrent dials to addresses whose last dial timed out.
+STRANGERS_WAITING = 64  # Dials to strangers that may queue; further ones fail at once.
+SILENT_S = 1.0  # A dial that fails after this time was dropped, not refused.
+REMEMBERED = 4_096  # Silent addresses that are remembered.
+NAMED = 4  # Seeds whose failure is explained in the message that ends a node.
+TOLD = 64  # Distinct refusals that are logged, so that strangers cannot fill the log.
 
 
 class Doors:
-    """``me`` gives our own record, ``run_link`` takes a greeted link to its end, ``dial_failed`` hears of whom we did
-    not reach (None: a seed), ``on_event`` tells people. ``familiar``: whether we had a link with a member;
-    ``seed_answered`` hears of seeds that accept a connection, whatever comes of it, ``met_itself`` of those that are
-    this node; ``hosts``: of members we know; ``join`` has what was dialled as a lane of a link."""
+    """The connector: opens links to other nodes and accepts theirs.
+
+    Args:
+        me: Returns our own member record.
+        run_link: Runs a link, after its handshake, until it ends.
+        dial_failed: Called with the peer that a dial did not reach (None: a seed).
+        on_event: Logs a sentence under a kind of event.
+        familiar: Tells whether this node has had a link with a member.
+        seed_answered: Called for each seed that accepts a connection, whatever follows.
+        hosts: Returns the hosts of known members.
+        turned_out: Called with the host of each stranger whose handshake failed.
+        met_itself: Called with each seed address that turns out to be this node.
+        join: Runs an accepted connection as a lane of an existing link.
+    """
 
     def __init__(
         self, network: Network, greeter: Greeter, contexts: Contexts | None, config: Config,
@@ -60,23 +71,25 @@ class Doors:
         self.network, self.greeter, self.contexts, self.config = network, greeter, contexts, config
         self.me, self.run_link, self.dial_failed, self.on_event = me, run_link, dial_failed, on_event
         self.faults = Faults(on_event)
-        self.seeds = seeds  # what they say against us is final; a stale address book is not
-        self.names: Mapping[Address, str] = {}  # what people call a seed whose address was looked up
-        self.missing: Mapping[str, str] = {}  # why there are no seeds where some were looked up
-        self.dialling: dict[Address, set[PeerId | None]] = {}  # whom we hope to find there
+        # A refusal by a seed is final; one by an address from hearsay may only mean that the address is stale.
+        self.seeds = seeds
+        self.names: Mapping[Address, str] = {}  # The name under which the user gave a seed whose address was looked up.
+        self.missing: Mapping[str, str] = {}  # For each name that was looked up and gave no seeds: the reason.
+        # The peers that are expected at each address being dialled.
+        self.dialling: dict[Address, set[PeerId | None]] = {}
         self.familiar, self.seed_answered, self.hosts = familiar, seed_answered, hosts
         self.met_itself, self.join = met_itself, join
         self.dial_limit = trio.CapacityLimiter(DIALS)
         self.stranger_limit, self.silent_limit = trio.CapacityLimiter(TO_STRANGERS), trio.CapacityLimiter(TO_SILENT)
         self.budget = DialBudget()
-        self.strange: set[Address] = set()  # dialled for members of whom we only heard
-        self.silent: OrderedDict[Address, None] = OrderedDict()  # where the last dial was not even refused
+        self.strange: set[Address] = set()  # Addresses being dialled for members known by hearsay only.
+        self.silent: OrderedDict[Address, None] = OrderedDict()  # Addresses whose last dial timed out.
         self.lobby = Lobby(self.neighbours, lambda stream: getattr(stream, "heard", True), turned_out)
-        self.failures: dict[Address, str] = {}  # what became of the last dial to each seed that did not answer
-        self.unanswered: set[Address] = set()  # seeds whose last dial failed without an answer
-        self.refusals: dict[Address, RefusedError] = {}  # of seeds
+        self.failures: dict[Address, str] = {}  # The failure of the last dial, for each seed that did not answer.
+        self.unanswered: set[Address] = set()  # Seeds whose last dial failed without an answer.
+        self.refusals: dict[Address, RefusedError] = {}  # By seed.
         self.told: set[str] = set()
-        self.turned_out = turned_out  # hears where each came from that never said who it is
+        self.turned_out = turned_out
         self.nursery: trio.Nursery | None = None
         self.closed = False
 
@@ -90,7 +103,7 @@ class Doors:
             self.nursery.start_soon(task, *args)
 
     def seeded(self, found: Found) -> None:
-        """The seeds were looked up: what others said or did counts no more."""
+        """Take the addresses that a look-up of the seeds gave, and forget failures and refusals of former seeds."""
         self.seeds, self.names, self.missing = frozenset(found.addresses), found.names, found.missing
         self.failures = {address: why for address, why in self.failures.items() if address in self.seeds}
         self.refusals = {address: error for address, error in self.refusals.items() if address in self.seeds}
@@ -113,28 +126,33 @@ class Doors:
         self.spawn(self.dial_task, address, expect)
 
     def turn(self, address: Address) -> contextlib.AbstractAsyncContextManager[object]:
-        """What a dial waits for before it waits for one of the 16: honest members never stand behind addresses that
-        swallow packets for as long as a dial may take."""
+        """Return the limiter to acquire before ``dial_limit``.
+
+        Dials to addresses that drop packets last until the timeout. Their own limiters keep them from holding all
+        places, so that dials to honest members never wait for them.
+        """
         if address in self.strange:
             return self.stranger_limit
         return self.silent_limit if address in self.silent else contextlib.nullcontext()
 
     def neighbours(self) -> Collection[str]:
-        """Where those live for whom places are kept: members, seeds and ourselves."""
+        """Return the networks for which the handshake pool reserves places: members, seeds and ourselves."""
         mine = self.me().address
         hosts = {seed.host for seed in self.seeds} | ({mine.host} if mine is not None else set())
         return {neighbourhood(host) for host in hosts}.union(self.hosts())
 
     def may_dial(self, address: Address) -> bool:
-        """Addresses in records come from others: a node on a public address dials no private one, and one on a network
-        no loopback."""
+        """Return True if this node may dial an address that came in another's record.
+
+        A node on a public address dials no private addresses, and a node on a network dials no loopback address.
+        """
         mine = self.me().address
         if mine is None or is_loopback(mine.host):
             return True
         return not is_loopback(address.host) and (is_private(mine.host) or not is_private(address.host))
 
     async def report(self, hoped: set[PeerId | None]) -> None:
-        await trio.lowlevel.checkpoint()  # never from inside the decision that dialled
+        await trio.lowlevel.checkpoint()  # Never report from inside the decision that dialled.
         self.missed(hoped)
 
     def missed(self, hoped: set[PeerId | None]) -> None:
@@ -150,12 +168,14 @@ class Doors:
                 began = trio.current_time()
                 charged = address in self.seeds or self.budget.take(address, began)
                 if not charged:
-                    raise BrokenLinkError(f"{address} is on a host that others name and at which nobody answers.")
+                    raise BrokenLinkError(
+                        f"{address} is on a host where dials keep failing: its dial budget is used up."
+                    )
                 with trio.move_on_after(self.config.hello_timeout_s):
                     stream = await self.connect(address)
                     if address in self.seeds:
                         self.seed_answered(address)
-                    failure = "accepted the connection, and then nothing came"
+                    failure = "accepted the connection, but sent no greeting"
                     greeted = await self.handshake(stream, False, expect)
         except RefusedError as error:
             self.note_refusal(error, address, expect)
@@ -165,7 +185,7 @@ class Doors:
         finally:
             hoped = self.dialling.pop(address, set())
             self.strange.discard(address)
-        if not charged:  # of members known by hearsay a dial that was not made says nothing
+        if not charged:  # A dial that the budget refused says nothing about a member known by hearsay.
             self.missed({peer for peer in hoped if peer is None or self.familiar(peer)})
             return
         if greeted is not None and greeted[1].record is not None:
@@ -178,34 +198,35 @@ class Doors:
             self.silent.pop(address, None)
         if address in self.seeds:
             self.note_seed(address, greeted is not None, failure or "did not answer", refused)
-        if greeted is not None and greeted[1].record is None:  # only those who dial may observe
+        if greeted is not None and greeted[1].record is None:  # Only a side that dials may be an observer.
             greeted[0].stream.close_now()
             greeted = None
         if greeted is None:
             self.missed(hoped)
             return
         greeted[0].address = address
-        self.missed(hoped - {None, greeted[0].peer})  # nothing may wait between the Hello and who closes the stream
+        # Do not await between the Hello and `run_link`, which closes the stream.
+        self.missed(hoped - {None, greeted[0].peer})
         await self.run_link(*greeted)
 
     @property
     def refusal(self) -> RefusedError | None:
-        """What a seed said against us, best one that says more than "closed"."""
+        """Return a seed's refusal of this node, preferably one that says more than "closed"."""
         errors = self.refusals.values()
         return next((error for error in errors if error.code != "closed"), next(iter(errors), None))
 
     def called(self, seed: Address) -> str:
-        """What people know a seed by."""
+        """Return the name under which the user knows a seed."""
         return self.names.get(seed) or str(seed)
 
     def note_seed(self, address: Address, greeted: bool, failure: str, refused: RefusedError | None) -> None:
-        """Note what became of a dial to a seed. A seed that does not answer is told of after a while: nodes that are
-        started together do not listen at the same moment."""
+        """Note the outcome of a dial to a seed. Nodes that start together do not listen at the same moment, so a seed
+        that does not answer is reported after a delay."""
         if greeted or refused is not None:
             self.unanswered.discard(address)
         if greeted:
             self.failures.pop(address, None)
-        elif refused is not None:  # which is told as a refusal
+        elif refused is not None:  # `note_refusal` logs this one.
             self.failures[address] = f"refused this node: {refused}"
         else:
             self.failures[address] = failure
@@ -214,25 +235,28 @@ class Doors:
                 self.spawn(self.tell_unanswered, address)
 
     async def tell_unanswered(self, address: Address) -> None:
-        """Say once for each seed and cause why there is no link to it, if that is still so in half of the time for
-        which a node waits for others. Of a name with several addresses one that answers is enough: it may stand for ::1
-        and 127.0.0.1, or for nodes of which some are not up."""
+        """Log why there is no link to a seed, if it still does not answer after half of ``join_timeout_s``; once per
+        cause.
+
+        A name with several addresses is reported only if none answers: they may be ::1 and 127.0.0.1, or nodes of which
+        some are down.
+        """
         await trio.sleep(self.config.join_timeout_s / 2)
         if address not in self.unanswered:
             return
-        self.unanswered.discard(address)  # the next dial that fails waits anew, and says another cause
+        self.unanswered.discard(address)  # The next failed dial starts a new delay and may report another cause.
         name, failure = self.called(address), self.failures.get(address)
         missing = all(seed in self.failures for seed in self.seeds if self.called(seed) == name)
         if failure is not None and address in self.seeds and missing:
             self.tell(f"Seed {name} {failure}; it is tried again and again.", "seed")
 
     def why_alone(self) -> str:
-        """What became of the last dial to each seed, or of the search for them."""
+        """Return the failure of the last dial to each seed, or of the look-up of seeds."""
         causes = {self.called(address): failure for address, failure in self.failures.items()}
         said = [*(f"seed {name} {failure}" for name, failure in causes.items()), *map(" ".join, self.missing.items())]
         if len(said) > NAMED:
-            said[NAMED:] = [f"{len(said) - NAMED} more are like these"]
-        return "; ".join(said) or "nobody there gave its weights"
+            said[NAMED:] = [f"{len(said) - NAMED} more failed likewise"]
+        return "; ".join(said) or "no node there sent its weights"
 
     def note_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
         if error.code == "self" and address in self.seeds:
@@ -252,11 +276,12 @@ class Doors:
             greeted = await self.greet_stranger(stream)
             if greeted is None:
                 stream.close_now()
-                if visitor in self.lobby.visitors:  # else the lobby has said so
+                if visitor in self.lobby.visitors:  # Otherwise the handshake pool has reported it.
                     self.turned_out(stream.peer_host)
                 return
             if greeted[1].record is None:
-                with trio.move_on_after(OBSERVED_S):  # an observer stays a stranger, and does not stay for long
+                # An observer keeps its place in the handshake pool, so its time is limited.
+                with trio.move_on_after(OBSERVED_S):
                     await self.run_link(*greeted)
                 return
         finally:
@@ -278,8 +303,14 @@ class Doors:
         return None
 
     async def dial_lane(self, address: Address, peer: PeerId, joins: bytes) -> Link | None:
-        """Another connection of the link to ``peer`` that was dialled at ``address``; None where nobody answers in
-        time. Raises OSError and RemoteError."""
+        """Open another connection for the link to ``peer`` that was dialled at ``address``.
+
+        Returns:
+            The lane, or None if nothing answers within ``hello_timeout_s``.
+
+        Raises:
+            OSError, RemoteError: The connection or its handshake failed.
+        """
         async with self.dial_limit:
             with trio.move_on_after(self.config.hello_timeout_s):
                 return (await self.handshake(await self.connect(address), False, peer, joins))[0]
@@ -304,8 +335,8 @@ class Doors:
             raise
         except Exception as error:
             stream.close_now()
-            self.faults.contain(error, "What a stranger said first", "its link is closed")
-            raise BrokenLinkError("This program met a fault in its handshake.") from None
+            self.faults.contain(error, "The handshake with a stranger", "its link is closed")
+            raise BrokenLinkError("A fault of this program ended the handshake.") from None
         except BaseException:
             stream.close_now()
             raise
@@ -315,10 +346,10 @@ class Doors:
         return link, theirs
 
     async def try_dial(self, address: Address, asker: str = "") -> bool:
-        """Return whether a connection to ``address`` can be opened at all, for a member whose link is from ``asker``.
+        """Return True if a connection to ``address`` can be opened, for a member whose link comes from ``asker``.
 
-        A connection proves nothing of who listens there, so that the dial stays charged unless it is to the asker's
-        own host.
+        A connection proves nothing about the host that listens, so the dial stays charged to the budget, unless the
+        address is on the asker's own host.
         """
         own = neighbourhood(address.host) == neighbourhood(asker)
         if self.may_dial(address) and (own or self.budget.take(address, trio.current_time())):
@@ -329,13 +360,13 @@ class Doors:
         return False
 
     async def connect(self, address: Address) -> ByteStream:
-        """An address is others' word, and whatever it brings out is no more than a dial that failed."""
+        """Dial ``address``. It comes from others, so any fault that it causes counts as a failed dial."""
         try:
             return await self.network.connect(address)
         except (OSError, RemoteError):
             raise
         except Exception as error:
-            self.faults.contain(error, "An address that others gave", "it is not dialled")
+            self.faults.contain(error, "Dialling an address from another member", "it is not dialled")
             raise BrokenLinkError(f"{address} cannot be dialled.") from None
 
     def tell(self, sentence: str, kind: str = "refused") -> None:
@@ -345,7 +376,7 @@ class Doors:
 
 
 def reason(error: OSError | RemoteError) -> str:
-    """Why a connection did not come to be, for people."""
+    """Return in words why a connection failed."""
     if isinstance(error, socket.gaierror):
         return "has a name that cannot be resolved"
     if isinstance(error, ConnectionRefusedError):

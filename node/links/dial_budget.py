@@ -1,4 +1,4 @@
-"""A bound on failed dials to each host that others name, so that no member turns its swarm on a third party."""
+"""The dial budget: a limit on failed dials per host, so that no member can turn its swarm on a third party."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from node.transport.tcp import is_loopback
 
 __all__ = ["DialBudget", "site_of"]
 
-BURST = 16.0  # dials without a handshake: as many as are under way at once, so that a living host never lacks one
-REFILL_S = 120.0  # for one more
-SITES = 4_096  # remembered, the longest unused are forgotten
-PROVEN = 4_096  # addresses likewise
+BURST = 16.0  # Dials without a handshake: equal to the concurrent dials, so that a living host never lacks one.
+REFILL_S = 120.0  # The time after which one more dial is allowed.
+SITES = 4_096  # Hosts that are remembered; the least recently used go first.
+PROVEN = 4_096  # Addresses that are remembered, likewise.
 
 
 def site_of(host: str) -> str:
-    """Return what shares one budget: an IPv4 address, an IPv6 /64, or the last two labels of a name.
+    """Return the key of a host's budget: an IPv4 address, an IPv6 /64, or the last two labels of a name.
 
     One wildcard record in DNS makes any number of names lead to one host.
     """
@@ -33,7 +33,7 @@ def site_of(host: str) -> str:
 class DialBudget:
     """A token bucket for each host: a dial takes a token, and a finished handshake gives it back.
 
-    An address at which a member once proved to be is free from then on. So are addresses of loopback, from which
+    Dials to an address at which a member has proved to be cost no token from then on, nor do those to loopback, since
     nothing leaves this machine.
     """
 
@@ -42,7 +42,7 @@ class DialBudget:
         self.proven: OrderedDict[Address, None] = OrderedDict()
 
     def take(self, address: Address, now: float) -> bool:
-        """Return whether ``address`` may be dialled; if so the dial is charged to its host."""
+        """Return True if ``address`` may be dialled, and charge the dial to its host."""
         if is_loopback(address.host):
             return True
         if address in self.proven:
@@ -56,7 +56,7 @@ class DialBudget:
         return allowance.take(now)
 
     def prove(self, address: Address) -> None:
-        """A member proved to be at ``address``, where this node dialled it."""
+        """Give the token back: a member proved to be at ``address``, which this node dialled."""
         allowance = self.sites.get(site_of(address.host))
         if address not in self.proven and allowance is not None:
             allowance.give_back()

@@ -1,4 +1,4 @@
-"""Frames as they come from a stream: small reads ahead for headers, bodies straight into the receiver's buffer."""
+"""Framing of a byte stream: short reads ahead for headers, bodies straight into the receiver's buffer."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 
 __all__ = ["READ_AHEAD_BYTES", "FrameReader", "nothing"]
 
-READ_AHEAD_BYTES = 16_384  # a few control frames; more would copy the start of every chunk twice
+READ_AHEAD_BYTES = 16_384  # Room for a few control frames; a larger buffer would copy the start of every chunk twice.
 
 
 def nothing() -> None:
-    """There is nothing to do."""
+    """Do nothing: the default for ``before_waiting``."""
 
 
 class FrameReader:
-    """Frames from a stream: small reads ahead for headers, bodies straight into the receiver's buffer."""
+    """A reader of frames: short reads ahead for headers, bodies straight into the receiver's buffer."""
 
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
@@ -26,15 +26,16 @@ class FrameReader:
         self.start = self.end = 0
         self.bytes_received = 0
         self.before_waiting: Callable[[], None] = nothing
-        self.newer = False  # the other side's Hello named a newer version than ours: it may send what we do not know
+        # The other side's Hello named a newer version than ours, so it may send messages that we do not know.
+        self.newer = False
 
     @property
     def ahead(self) -> bool:
-        """Whether more was read than was asked for."""
+        """Return True if bytes beyond the current frame have been read."""
         return self.start < self.end
 
     async def message(self) -> tuple[Message, int] | None:
-        """The next frame's message and the length of its body, which must be read next; None at a proper end."""
+        """Return the next message and the length of its body, which the caller reads next; None at a clean end."""
         if self.start == self.end:
             self.start = self.end = 0
             if not await self.fill():
@@ -43,7 +44,7 @@ class FrameReader:
         if ready >= PREFIX_BYTES:
             header_bytes, body_bytes = read_prefix(self.buffer[start : start + PREFIX_BYTES])
             stop = start + PREFIX_BYTES + header_bytes
-            if stop <= self.end:  # the rule: there is nothing to wait for, nor to copy
+            if stop <= self.end:  # The usual case, without a wait or a copy.
                 self.start = stop
                 return decode(self.buffer[start + PREFIX_BYTES : stop], body_bytes, self.newer), body_bytes
         prefix = bytearray(PREFIX_BYTES)
@@ -59,7 +60,7 @@ class FrameReader:
         return count
 
     async def read(self, out: memoryview) -> int:
-        """As :meth:`ByteStream.receive_into`; before it waits what was heard so far is answered."""
+        """Read as :meth:`ByteStream.receive_into` does, but first call ``before_waiting``, which sends replies."""
         stream = self.stream
         count = stream.receive_now(out) if isinstance(stream, PlainStream) else None
         if count is None:
@@ -69,7 +70,7 @@ class FrameReader:
         return count
 
     async def exactly(self, out: memoryview) -> None:
-        """Fill ``out``: what was read ahead first, then directly for what is large."""
+        """Fill ``out`` from the read-ahead buffer first, then straight from the stream where much is missing."""
         filled = 0
         while filled < len(out):
             ready = min(self.end - self.start, len(out) - filled)

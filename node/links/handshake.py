@@ -1,4 +1,4 @@
-"""The first frames of a link: both sides say who they are and what they train, and only then trust each other."""
+"""The handshake: both sides exchange Hellos with identity and model, and check them before anything else."""
 
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ from node.transport.tls import TlsStream
 
 __all__ = ["Greeter"]
 
-LAST_WORDS_S = 1.0  # for the other side's Close, which names its layout
+LAST_WORDS_S = 1.0  # Time to wait for the other side's Close, which names its layout.
 
 
 @dataclass(frozen=True, slots=True)
 class Greeter:
-    """What we say of ourselves. ``layout`` None: an observer, which has no record and trains nothing. ``host``: what
-    processes that can share memory with this one say too (:func:`node.transport.shared.host_name`)."""
+    """Our side of the handshake.
+
+    Args:
+        swarm: The swarm's name.
+        layout: The layout of the model; None for an observer, which has no record and trains nothing.
+        host: A token that is equal for processes that can share memory (:func:`node.transport.shared.host_name`).
+    """
 
     swarm: str
     layout: Layout | None
@@ -48,16 +53,28 @@ class Greeter:
         lanes: bytes = b"",
         joins: bytes = b"",
     ) -> Hello:
-        """Exchange Hellos. ``proven`` is the id that TLS proved (None without TLS), ``expected`` whom we dialled,
-        ``share`` what we give for keys of our own behind TLS, ``lanes`` our name for this link and ``joins`` theirs for
-        the one that it is a lane of.
+        """Exchange Hellos and check the other side's. The caller bounds the time.
 
-        Raises RefusedError with a sentence for people when the two cannot work together. The caller bounds the time.
+        Args:
+            stream: The connection.
+            reader: Its frame reader.
+            record: Our record; None for an observer.
+            proven: The id that TLS proved; None without TLS.
+            expected: The peer that was dialled, if any.
+            share: Our key share for sealed records after TLS.
+            lanes: Our name for this link, by which lanes join it.
+            joins: The other side's name for the link that this connection joins as a lane.
+
+        Returns:
+            The other side's Hello.
+
+        Raises:
+            RefusedError: The two nodes cannot work together; its text tells the user why.
         """
         await stream.send_all(encode(self.hello(record, share, lanes, joins)))
         try:
             got = await reader.message()
-        except BrokenLinkError:  # a node that expects TLS resets what does not speak it
+        except BrokenLinkError:  # A node that expects TLS resets a plain connection.
             got = None
         if got is None:
             raise RefusedError(
@@ -94,18 +111,19 @@ class Greeter:
                 f"{host} speaks protocol {spoken(theirs.version_min, theirs.version_max)}, this node "
                 f"{spoken(VERSION_MIN, VERSION_MAX)}: install releases that have one in common.",
             )
-        if theirs.swarm != self.swarm and None not in (record, theirs.record):  # an observer is of no swarm
+        if theirs.swarm != self.swarm and None not in (record, theirs.record):  # An observer belongs to no swarm.
             raise RefusedError("swarm", f"{host} belongs to another swarm than {self.swarm!r}: check Config.swarm.")
-        if len(theirs.share) not in (0, SHARE_BYTES):  # or one side would seal, and the other not
+        # Otherwise one side would seal its records and the other would not.
+        if len(theirs.share) not in (0, SHARE_BYTES):
             raise ProtocolError(f"{host} gives {len(theirs.share)} bytes for keys, where {SHARE_BYTES} belong.")
         if theirs.record is None:
-            return  # an observer
+            return  # It is an observer.
         check(theirs.record, verify)
         if proven is not None and theirs.record.id != proven:
             raise ProtocolError(f"{host} says it is another member than its certificate proves.")
         if expected is not None and theirs.record.id != expected:
             raise RefusedError(
-                "identity", f"{host} is member {short(theirs.record.id)}, not {short(expected)} who was expected there."
+                "identity", f"{host} is member {short(theirs.record.id)}, not the expected {short(expected)}."
             )
         if record is not None and theirs.record.id == record.id:
             if theirs.record.address == record.address:
@@ -119,7 +137,8 @@ class Greeter:
             raise RefusedError("layout", "")
 
     async def refuse(self, stream: ByteStream, reader: FrameReader, theirs: Hello, error: RemoteError) -> RefusedError:
-        """Say why with a Close (never the exception's own text), hear the other side's, and name the difference."""
+        """Send a Close with the reason (never the exception's own text), read the other side's, and name the
+        difference."""
         layout = self.layout
         sentence = {
             "version": f"this node speaks protocol {spoken(VERSION_MIN, VERSION_MAX)}, the other side "
@@ -138,7 +157,8 @@ class Greeter:
                 got = await reader.message()
                 if error.code == "layout" and got is not None and isinstance(got[0], Close) and layout is not None:
                     difference = layout.difference(Layout.parse(got[0].layout))
-                if got is None and isinstance(stream, TlsStream):  # it accepted our Hello, and seals
+                # The other side accepted our Hello and sends sealed records.
+                if got is None and isinstance(stream, TlsStream):
                     await stream.outlast()
             except GossipError:
                 pass
@@ -152,5 +172,5 @@ class Greeter:
 
 
 def spoken(oldest: int, newest: int) -> str:
-    """A range of versions as people read it."""
+    """Return a range of versions in words."""
     return f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"

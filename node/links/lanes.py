@@ -1,8 +1,8 @@
-"""More connections of one link, where one does not fill the path: they carry its vectors, and it its messages alone.
+"""Striping: additional connections (lanes) of one link, which carry its vectors while the link carries its messages.
 
-TCP's window belongs to a connection: where packets are lost cubic's stays small, and where a path is long the other
-side's receive buffer is too small for it, however fast the path is. Chunks are dealt as connections have room, so that
-none waits for a slower one.
+TCP's window belongs to a connection. Where packets are lost, cubic's window stays small; on a long path the receive
+buffer is the limit, however fast the path is. Chunks go to whichever connection has room, so that none waits for a
+slower one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST_ELEMENTS", "Lane", "Lanes", "chunk_elements"]
 
-CHUNKS = 8  # of a vector for each connection: more cost more, fewer leave some waiting for the last
-MOST_ELEMENTS = 131_072  # of a chunk: eight that are read at once hold what one of the largest over a link does
-NOT_SENT_BYTES = 8_192  # that the kernel may queue: what is queued on a slow connection no faster one can take
+CHUNKS = 8  # Chunks of a vector per connection: more cost more, fewer leave connections idle at the end.
+# The largest chunk: eight that are read at once hold as much as one of the largest over a link.
+MOST_ELEMENTS = 131_072
+# Limit on the kernel's unsent queue: a faster connection cannot take chunks queued on a slow one.
+NOT_SENT_BYTES = 8_192
 LAST_WORDS_S = 1.0
 
 Place = Callable[[Chunk, int], Awaitable[memoryview | None]]
 
 
 def chunk_elements(most: int, elements: int, connections: int) -> int:
-    """Of a chunk, when so many lanes share a vector; ``most`` where there are none."""
+    """Return the chunk size for a vector that several lanes share; ``most`` where there are no lanes."""
     if not connections:
         return most
     share = elements // (CHUNKS * connections) // LEAST_ELEMENTS * LEAST_ELEMENTS
@@ -42,20 +44,20 @@ def chunk_elements(most: int, elements: int, connections: int) -> int:
 
 
 class Lanes:
-    """Of one link. All that is theirs is of trio's thread."""
+    """The lanes of one link. Only trio's thread touches them."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.all: list[Lane] = []
-        self.bulk: dict[int, Bulk] = {}  # by session, as for the link itself
+        self.bulk: dict[int, Bulk] = {}  # By session, as for the link itself.
         self.behind: dict[int, int] = {}
-        self.held: Counter[Bulk] = Counter()  # how many lanes send a chunk of it at the moment
-        self.last: dict[Bulk, int] = {}  # sessions of which all is taken, and something is still being sent
-        self.more = trio.lowlevel.ParkingLot()  # lanes that have nothing to send
-        self.bytes_sent = self.bytes_received = 0  # by all that ever were
+        self.held: Counter[Bulk] = Counter()  # The number of lanes that are sending a chunk of each vector.
+        self.last: dict[Bulk, int] = {}  # Vectors whose last chunk is taken but not yet sent, with their sessions.
+        self.more = trio.lowlevel.ParkingLot()  # Lanes that have nothing to send.
+        self.bytes_sent = self.bytes_received = 0  # Totals over open and closed lanes.
 
     def __len__(self) -> int:
-        """How many share a vector."""
+        """Return the number of lanes that can carry a vector."""
         return sum(lane.open for lane in self.all)
 
     def start(self, session: int, bulk: Bulk) -> None:
@@ -63,19 +65,20 @@ class Lanes:
         self.rouse()
 
     def rouse(self) -> None:
-        """There is something to send, or may be, since messages have gone."""
+        """Wake idle lanes: there is a new vector, or the messages that it must follow have been sent."""
         if self.bulk:
             self.more.unpark_all()
 
     def stop(self, session: int, bulk: Bulk) -> None:
-        """Take no more of it. Chunks that are being sent are sent to their ends, and the bulk let go only then."""
+        """Take no more chunks of a vector. It is released once the chunks in flight are sent."""
         self.bulk.pop(session, None)
         self.behind.pop(session, None)
         if bulk not in self.held:
             bulk.let_go()
 
     def take(self) -> tuple[int, Bulk] | None:
-        """What a lane sends a chunk of next, others after it: :meth:`put_down` when it is out."""
+        """Return the vector of which a lane sends the next chunk, in rotation. The caller calls :meth:`put_down` after
+        it."""
         for session, behind in self.behind.items():
             if behind <= self.link.taken:
                 self.behind[session] = self.behind.pop(session)
@@ -85,7 +88,7 @@ class Lanes:
         return None
 
     def ended(self, session: int, bulk: Bulk) -> None:
-        """All of it is taken."""
+        """Note that all chunks of a vector are taken."""
         if self.bulk.get(session) is bulk:
             self.last[bulk] = session
             self.stop(session, bulk)
@@ -102,25 +105,28 @@ class Lanes:
 
 
 class Lane:
-    """One of them, in the care of its link, with which it ends."""
+    """One lane, which belongs to its link and ends with it."""
 
     def __init__(self, link: Link, stream: ByteStream, reader: FrameReader) -> None:
         self.link, self.stream, self.reader = link, stream, reader
         self.movement = ChunkMotion(stream, reader)
-        self.open = False  # the other side has it too
-        self.counted = 0  # bytes
+        self.open = False  # True once the other side has admitted it too.
+        self.counted = 0  # Received bytes that are already in the total.
         self.socket = self.movement.socket
         if self.socket is not None:
             self.socket.queue_at_most(NOT_SENT_BYTES)
 
     async def run(self, dialled: bool, place: Place, on_body: Callable[[Chunk], None]) -> None:
-        """Until the link ends, or either side closes this one. ``place`` gives the buffer for a chunk's body once its
-        session is agreed, or None where that is over; ``on_body`` is called when it is filled."""
+        """Run until the link ends or either side closes this lane.
+
+        ``place`` returns the buffer for a chunk's body once its session is agreed, or None if that session has ended.
+        ``on_body`` is called when the buffer is full.
+        """
         link, lanes, ended = self.link, self.link.lanes, False
         lanes.all.append(self)
         try:
             async with trio.open_nursery() as nursery:
-                if not dialled:  # who dialled sends nothing before it knows that this was let in
+                if not dialled:  # The dialling side sends nothing before it knows that its lane was admitted.
                     await self.stream.send_all(encode(Widen(len(lanes.all))))
                     self.admitted(nursery)
                 await self.read(dialled, nursery, place, on_body)
@@ -145,7 +151,7 @@ class Lane:
                 self.admitted(nursery)
                 continue
             if not isinstance(message, Chunk) or not body_bytes or message.elements > MOST_ELEMENTS:
-                raise ProtocolError("Something else than a chunk, or too large a one, came over a lane.")
+                raise ProtocolError("A lane received a chunk above its size limit, or a message of another kind.")
             body = await place(message, body_bytes)
             link.used_at = link.clock.current_time()
             if body is None:
@@ -159,7 +165,7 @@ class Lane:
             on_body(message)
 
     async def write(self) -> None:
-        """Chunks of one stream after another, as long as there are any, each when there is room for it."""
+        """Send chunks of each vector in turn, each as soon as the socket has room."""
         link, lanes = self.link, self.link.lanes
         while True:
             if self.socket is not None:
@@ -175,7 +181,7 @@ class Lane:
                     lanes.ended(session, bulk)
                     continue
                 self.movement.begin(link.clock.current_time())
-                await self.stream.send_all(b"".join(frame))  # else a header has a packet of its own
+                await self.stream.send_all(b"".join(frame))  # Otherwise the header would take a packet of its own.
                 lanes.bytes_sent += len(frame[0]) + frame[1].nbytes
                 link.used_at = link.clock.current_time()
                 self.movement.end(link.used_at)

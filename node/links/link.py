@@ -1,4 +1,4 @@
-"""One Link is one stream after its Hello, with control frames ahead of bulk and a bound on everything."""
+"""A link: one stream after its Hello, which sends control frames ahead of bulk data and bounds every queue."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 __all__ = ["CONTROL_BURST", "FLUSHED", "Link", "admits_none"]
 
-OUTBOX_FRAMES = 1_024  # a peer that reads none of so many has stopped: the link is closed
-OUTBOX_BYTES = 8 << 20  # the same: the largest table of members, 10,000 records of 519 B, is 5 MB
-CONTROL_BURST = 32  # control frames between two chunks, so that neither starves the other
-BURST_BYTES = 256 << 10  # of them: they are copied into one
-NOT_SENT_BYTES = 128 << 10  # that the kernel may queue, behind which a probe waits: a second at 1 Mbit/s
-FLUSHED = 4  # chunks sent without a turn of a task's: all of what no thread is for, by default
+OUTBOX_FRAMES = 1_024  # A peer that reads none of so many frames has stopped, and the link is closed.
+OUTBOX_BYTES = 8 << 20  # The same limit in bytes: the largest member table, 10,000 records of 519 B, is 5 MB.
+CONTROL_BURST = 32  # Control frames between two chunks, so that neither starves the other.
+BURST_BYTES = 256 << 10  # Their size limit, since they are copied into one buffer.
+NOT_SENT_BYTES = 128 << 10  # Limit on the kernel's unsent queue: a probe waits behind it, 1 s at 1 Mbit/s.
+FLUSHED = 4  # Chunks sent without waking the writer task: by default all of a vector too small for a worker thread.
 
 
 def admits_none(stream: ByteStream, reader: FrameReader, dialled: bool) -> bool:
-    """Of a link that has not begun, or has ended."""
+    """Refuse every lane: the default of a link that has not begun or has ended."""
     return False
 
 
@@ -42,39 +42,41 @@ class Link:
 
     def __init__(self, stream: ByteStream, reader: FrameReader, peer: PeerId) -> None:
         self.stream, self.reader, self.peer = stream, reader, peer
-        self.movement = ChunkMotion(stream, reader)  # of its own chunks; lanes have theirs
+        self.movement = ChunkMotion(stream, reader)  # For this connection; each lane has its own.
         if self.movement.socket is not None:
             self.movement.socket.queue_at_most(NOT_SENT_BYTES)
         self.outbox: deque[bytes] = deque()
-        self.outbox_bytes = 0  # what is being sent included
-        self.queued = self.taken = 0  # control frames that were ever put into the outbox, and taken out of it
-        self.bulk: dict[int, Bulk] = {}  # by session
-        self.behind: dict[int, int] = {}  # by session: how many control frames go before its first chunk
-        self.large: set[int] = set()  # sessions whose bulk a thread sends, where one is free
-        self.lanes = Lanes(self)  # more connections, which carry what they are given in its place
-        self.name = self.named = b""  # what lanes call this link, for those who join from there, and from here
-        self.address: Address | None = None  # where it was dialled
-        self.widened = False  # lanes were asked for, or opened
-        self.admit: Callable[[ByteStream, FrameReader, bool], bool] = admits_none  # a lane, which one of us dialled
-        self.sending: Sending | None = None  # at the moment; or it was begun, and its rest goes next
-        self.resting = False  # the writing task has nothing to do
-        self.stirred = False  # there is something to send once all is done that is being performed
+        self.outbox_bytes = 0  # Includes the batch that is being sent.
+        self.queued = self.taken = 0  # Totals of control frames put into the outbox and taken out of it.
+        self.bulk: dict[int, Bulk] = {}  # By session.
+        self.behind: dict[int, int] = {}  # For each session, the value of `taken` from which its chunks may be sent.
+        self.large: set[int] = set()  # Sessions whose vector a worker thread sends, if one is free.
+        self.lanes = Lanes(self)  # Additional connections, which carry the vectors that are assigned to them.
+        # The names of this link: `name` for lanes dialled by the peer, `named` for lanes dialled here.
+        self.name = self.named = b""
+        self.address: Address | None = None  # The address at which we dialled it.
+        self.widened = False  # Lanes were requested or opened.
+        # Admits a lane, which either side may have dialled.
+        self.admit: Callable[[ByteStream, FrameReader, bool], bool] = admits_none
+        self.sending: Sending | None = None  # The batch in progress; its rest goes next.
+        self.resting = False  # The writer task is idle.
+        self.stirred = False  # Queued in `links.stirred`, to be flushed after the effects in progress.
         self.on_sent: Callable[[int], None] = lambda session: None
         self.on_finished: Callable[[int], None] = lambda session: None
-        self.links: Links | None = None  # all of them, once it is one of a member
-        self.hands: Hands | None = None  # threads for what is large
-        self.flow: Inflow | None = None  # what a thread takes in at the moment
-        self.channel: SideChannel | None = None  # for memory, where its other end is on this host
-        self.nursery: trio.Nursery | None = None  # of what ends with it
+        self.links: Links | None = None  # The pool, once the link belongs to it.
+        self.hands: Hands | None = None  # Worker threads for large vectors.
+        self.flow: Inflow | None = None  # The vector that a worker thread receives now.
+        self.channel: SideChannel | None = None  # Side channel for shared memory, if the peer is on this host.
+        self.nursery: trio.Nursery | None = None  # For tasks that end with this link.
         self.wake = trio.Event()
         self.clock = trio.lowlevel.current_clock()
         self.used_at = self.clock.current_time()
-        self.sent_bytes = 0  # but for lanes
-        self.ignored = 0  # messages of a newer version
-        self.fault = ""  # ours, for which this link is closed
-        self.unread = False  # it is closed because the other side asks for more than it reads
+        self.sent_bytes = 0  # Without the lanes' bytes.
+        self.ignored = 0  # Messages of a newer version that were skipped.
+        self.fault = ""  # A fault of our own for which this link is closed.
+        self.unread = False  # Closed because the other side requests more than it reads.
         self.closing = False
-        self.orderly = False  # closed for want of use, by either side
+        self.orderly = False  # Closed as idle, by either side.
         self.closed = False
         self.cancel_scope: trio.CancelScope | None = None
 
@@ -88,17 +90,17 @@ class Link:
 
     @property
     def movements(self) -> list[ChunkMotion]:
-        """Of all its connections."""
+        """Return the motion of all its connections."""
         return [self.movement, *(lane.movement for lane in self.lanes.all)]
 
     @property
     def received_at(self) -> float:
-        """When bytes of a chunk last came, over any of its connections."""
+        """Return the time at which bytes of a chunk last arrived, over any of its connections."""
         return max(one.received_at for one in self.movements)
 
     @property
     def sent_at(self) -> float:
-        """When bytes of a chunk last went, over any of its connections."""
+        """Return the time at which bytes of a chunk last left, over any of its connections."""
         return max(one.sent_at for one in self.movements)
 
     def look(self, now: float) -> bool:
@@ -107,13 +109,13 @@ class Link:
 
     @property
     def ending(self) -> bool:
-        """Whether either side closes it, and nothing is to begin on it."""
+        """Return True if either side is closing the link, so that nothing may begin on it."""
         return self.closing or self.orderly or self.closed
 
     def send(self, message: Message) -> None:
         try:
             frame = encode(message)
-        except (OverflowError, ValueError, TypeError) as error:  # whatever it is, it is this link's alone
+        except (OverflowError, ValueError, TypeError) as error:  # Whatever the error is, it concerns this link alone.
             kind = type(message).__name__
             self.fault = f"A {kind} could not be written ({type(error).__name__}): its link is closed."
             self.close_now()
@@ -131,8 +133,14 @@ class Link:
             self.links.waits(len(frame))
 
     def start_bulk(self, session: int, bulk: Bulk, large: bool = False, shared: bool = False) -> None:
-        """Stream this, behind what was sent before: a chunk ahead of its Accept would end the link. ``large``: a thread
-        pays, in which ``next_frame`` may be called then. ``shared``: lanes may carry it, where there are any."""
+        """Queue a vector behind the frames already sent: a chunk ahead of its Accept would end the link.
+
+        Args:
+            session: The session of the vector.
+            bulk: The vector.
+            large: A worker thread pays off; ``next_frame`` may then be called in it.
+            shared: Lanes may carry the vector, if there are any.
+        """
         if shared and len(self.lanes):
             self.lanes.start(session, bulk)
             return
@@ -144,7 +152,7 @@ class Link:
             self.stir()
 
     def stop_bulk(self, session: int, bulk: Bulk) -> None:
-        """Send no more of it. A chunk that is being sent is sent to its end, and the bulk let go only then."""
+        """Send no more chunks of a vector. It is released once the chunk in flight is sent."""
         if self.lanes.bulk.get(session) is bulk:
             self.lanes.stop(session, bulk)
             return
@@ -155,7 +163,7 @@ class Link:
             bulk.let_go()
 
     def stir(self) -> None:
-        """There is something to send: now, or with all else that comes of what is being performed."""
+        """Note that there is something to send: now, or with the other results of the effects being performed."""
         if self.links is None or not self.links.gathering:
             self.wake.set()
         else:
@@ -163,12 +171,12 @@ class Link:
             self.links.stirred.append(self)
 
     def finish(self) -> None:
-        """Close once the outbox is sent."""
+        """Close the link once the outbox is sent."""
         self.closing = True
         self.wake.set()
 
     def retire(self) -> None:
-        """Close a link nobody needs at the moment, saying so: a link that ends without a word is a peer in doubt."""
+        """Close an idle link with a Close, since a link that ends without one makes the peer suspect."""
         self.orderly = True
         self.send(Close("idle", "this link is not needed at the moment.", ()))
         self.finish()
@@ -182,29 +190,36 @@ class Link:
             self.cancel_scope.cancel()
 
     def held_up(self, now: float, stall_s: float, chunk_s: float) -> bool:
-        """Whether a thread waits for the rest of a chunk that nobody wants, and that the other side does not send: it
-        is watched by no session any more, and would hold the thread for as long as the link lives. ``chunk_s``: how
-        long the chunk may take where bytes of it come."""
+        """Return True if a worker thread waits for a chunk that nothing needs and that the peer does not send.
+
+        No session watches that chunk any more, so it would hold the thread as long as the link lives. ``chunk_s`` is
+        how long a chunk may take while bytes of it arrive.
+        """
         flow = self.flow
         if flow is None or not flow.over:
             return False
         return now - max(flow.heard_at, self.received_at) > stall_s or now - flow.heard_at > stall_s + chunk_s
 
     async def cut_when_cancelled(self) -> None:
-        """Runs beside the two loops: what cancels them ends their threads as well, which wait in the kernel and hear of
-        nothing else than the connection's end."""
+        """Close the stream on cancellation.
+
+        Worker threads block in the kernel and notice nothing but the end of the connection, so this task runs next to
+        the two loops and ends their threads too.
+        """
         try:
             await trio.sleep_forever()
         finally:
             self.stream.close_now()
 
     def flush(self) -> None:
-        """Give the kernel what it takes at once: the rule for what is small, of which no task is woken. The writing one
-        sends the rest, and meets whatever is wrong."""
+        """Give the kernel what it takes at once, without waking a task: the usual case for short messages.
+
+        The writer task sends the rest and handles errors.
+        """
         self.stirred, stream = False, self.stream
         if self.resting and self.sending is None and isinstance(stream, PlainStream):
-            # The end of a stream is performed while frames are taken, and may flush again. What it sends stays in the
-            # outbox, behind these frames.
+            # Taking frames can end a stream, which may flush again. Frames queued by that stay in the outbox, behind
+            # these.
             self.resting = False
             try:
                 self.send_some(stream)
@@ -225,7 +240,7 @@ class Link:
             self.sent(batch)
 
     async def write_loop(self, sent: Callable[[int], None], finished: Callable[[int], None]) -> None:
-        """Send until closed: control frames first, then one chunk of each bulk stream in turn."""
+        """Send until closed: control frames first, then one chunk of each vector in turn."""
         self.on_sent, self.on_finished = sent, finished
         try:
             while True:
@@ -248,14 +263,14 @@ class Link:
                 self.let_go(self.sending)
 
     def turn(self) -> int | None:
-        """The session whose stream is next."""
+        """Return the session that sends the next chunk."""
         for session, behind in self.behind.items():
             if behind <= self.taken:
                 return session
         return None
 
     def take(self) -> Sending | None:
-        """What goes next, but for what a thread sends."""
+        """Return the next batch, without chunks that a worker thread sends."""
         frames: list[bytes | memoryview] = []
         count = 0
         while self.outbox and len(frames) < CONTROL_BURST and count < BURST_BYTES:
@@ -275,7 +290,7 @@ class Link:
         return batch
 
     def take_chunk(self, batch: Sending, session: int) -> None:
-        """Behind what is in it, if any is left."""
+        """Add the next chunk of the session to the batch, if one is left."""
         bulk = self.to_the_back(session)
         frame = bulk.next_frame()
         if frame is None:
@@ -287,27 +302,27 @@ class Link:
         batch.pieces += frame
 
     def to_the_back(self, session: int) -> Bulk:
-        """Of the row: others have their turn first."""
+        """Move the session to the end of the rotation."""
         self.behind[session] = self.behind.pop(session)
         return self.bulk[session]
 
     def ended(self, session: int, bulk: Bulk) -> None:
-        """All of it is sent."""
+        """Note that all of the vector is sent."""
         self.stop_bulk(session, bulk)
         self.on_finished(session)
 
     async def send_batch(self, batch: Sending) -> None:
         pieces = batch.pieces
         if isinstance(self.stream, PlainStream):
-            pieces = batch.pieces = self.stream.send_now(pieces)  # in one call of the kernel
+            pieces = batch.pieces = self.stream.send_now(pieces)  # One system call for all pieces.
             if not pieces:
-                await trio.lowlevel.checkpoint()  # others have their turn all the same
+                await trio.lowlevel.checkpoint()  # Let other tasks run even so.
         for piece in pieces:
             await self.stream.send_all(piece)
         self.sent(batch)
 
     def sent(self, batch: Sending) -> None:
-        """All of it is out."""
+        """Account for a batch that is sent completely."""
         if batch.bulk is None:
             self.sending = None
         else:
@@ -324,7 +339,7 @@ class Link:
             self.on_sent(batch.session)
 
     async def send_large(self, session: int, hands: Hands) -> None:
-        """By a thread, where one is free."""
+        """Send the vector from a worker thread if one is free, else one chunk of it from here."""
         bulk, lent = self.to_the_back(session), hands.lend(self.stream)
         if lent is None:
             batch = self.sending = Sending([], 0)
@@ -334,7 +349,7 @@ class Link:
             self.ended(session, bulk)
 
     async def send_in_thread(self, lent: BlockingStream, session: int, bulk: Bulk) -> bool:
-        """Chunk after chunk, until something else is to be sent; False where none is left."""
+        """Send chunks until something else is waiting; return False when none are left."""
         assert self.hands is not None
 
         async def chunks(blocking: BlockingStream) -> bool:
@@ -356,9 +371,9 @@ class Link:
             self.let_go(batch)
 
     def let_go(self, batch: Sending) -> None:
-        """It is out."""
+        """Clear the batch, and release its vector if that was stopped meanwhile."""
         self.sending = None
-        if batch.bulk is not None and self.bulk.get(batch.session) is not batch.bulk:  # stopped in the middle
+        if batch.bulk is not None and self.bulk.get(batch.session) is not batch.bulk:  # It was stopped in the middle.
             batch.bulk.let_go()
 
     async def read_loop(
@@ -369,9 +384,16 @@ class Link:
         flow_of: Callable[[Chunk], Inflow | None] = lambda chunk: None,
         on_flow: Callable[[Chunk], None] = lambda chunk: None,
     ) -> None:
-        """Read until the other side ends. ``on_chunk`` gives the buffer for a body of that many bytes, or None when the
-        session is over and the body is to be thrown away; ``on_body`` is called when it is filled. Where ``flow_of``
-        says that a thread may take in what a chunk is of, ``on_flow`` is called when it has, as far as it came."""
+        """Read until the other side ends.
+
+        Args:
+            on_message: Called with each message that is not a chunk.
+            on_chunk: Returns the buffer for a body of so many bytes; None if the session has ended and the body is
+                discarded.
+            on_body: Called when that buffer is full.
+            flow_of: Returns the vector of a chunk if a worker thread may receive it.
+            on_flow: Called when the worker thread has returned, with the first chunk that it received.
+        """
         got = None
         while True:
             got = got or await self.reader.message()
@@ -383,7 +405,7 @@ class Link:
                 if isinstance(message, Unknown):
                     self.ignored += 1
                     await self.reader.discard(body_bytes)
-                on_message(message)  # an Unknown too: it counts against what one link may send
+                on_message(message)  # Unknown messages count too against the rate limit of a link.
                 continue
             if not body_bytes:
                 raise ProtocolError("A chunk came without a body.")
@@ -407,8 +429,12 @@ class Link:
     async def receive_in_thread(
         self, lent: BlockingStream, flow: Inflow, chunk: Chunk, place: memoryview
     ) -> tuple[Message, int] | None:
-        """This chunk and what follows of the same vector. What comes else is returned as :meth:`FrameReader.message`
-        returns it; None where nothing is known of what comes next."""
+        """Receive this chunk and those of the same vector that follow, in a worker thread.
+
+        Returns:
+            The first message that is not of this vector, as :meth:`FrameReader.message` returns it; None if none was
+            read.
+        """
         assert self.hands is not None
         reader = self.reader
 

@@ -1,4 +1,4 @@
-"""Connections that have not said who they are: a bounded pool, in which nobody without the secret keeps others out."""
+"""The handshake pool: connections not yet authenticated, bounded so that strangers cannot keep members out."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from node.transport.byte_stream import ByteStream
 
 __all__ = ["Lobby", "Visitor", "neighbourhood"]
 
-PLACES = 64  # with half of it for addresses of members we know: silent sockets fill this pool, never that of links
-OF_OTHERS = PLACES // 2  # for addresses that we do not know
-OF_ONE = 8  # for one such address: a few nodes behind one router, restarted together
-FIRST_FLIGHT_S = 1.0  # who has not sent a byte for so long goes before who is in the middle of its handshake
+PLACES = 64  # Half of it is for addresses of known members: silent sockets fill this pool, never that of links.
+OF_OTHERS = PLACES // 2  # Places for unknown addresses.
+OF_ONE = 8  # Places for one unknown address: a few nodes behind one router that restart together.
+FIRST_FLIGHT_S = 1.0  # A connection silent for so long is evicted before one in the middle of its handshake.
 
 
-@functools.lru_cache(maxsize=4_096)  # of all members, whenever one has come or gone
+@functools.lru_cache(maxsize=4_096)  # Recomputed for all members whenever one joins or leaves.
 def neighbourhood(host: str) -> str:
-    """What one person has of addresses: an IPv4 address, or the 2^64 of an IPv6 network."""
+    """Return the range of addresses that one host owns: an IPv4 address, or the /64 of an IPv6 address."""
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host.partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address):
@@ -32,7 +32,7 @@ def neighbourhood(host: str) -> str:
 
 
 class Visitor:
-    """One connection in its handshake."""
+    """A connection in its handshake."""
 
     __slots__ = ("came_s", "known", "place", "stream")
 
@@ -41,21 +41,26 @@ class Visitor:
 
 
 class Lobby:
-    """``known`` gives the hosts of members we know; ``spoke`` says whether a byte came over this stream, and
-    ``turned_out`` hears of who had to go."""
+    """A bounded pool of connections in their handshake.
+
+    Args:
+        known: Returns the hosts of known members.
+        spoke: Tells whether a byte has come over a stream.
+        turned_out: Called with the host of each evicted connection.
+    """
 
     def __init__(
         self, known: Callable[[], Collection[str]], spoke: Callable[[ByteStream], bool],
         turned_out: Callable[[str], None] = lambda host: None,
     ) -> None:  # fmt: skip
         self.known, self.spoke, self.turned_out = known, spoke, turned_out
-        self.visitors: dict[Visitor, None] = {}  # the oldest first
+        self.visitors: dict[Visitor, None] = {}  # The oldest first.
 
     def __len__(self) -> int:
         return len(self.visitors)
 
     def enter(self, stream: ByteStream, now: float) -> Visitor:
-        """Let a connection in, in the place of another where there is none."""
+        """Add a connection, and evict another one if the pool is full."""
         place = neighbourhood(stream.peer_host)
         known = place in self.known()
         if not known:
@@ -72,11 +77,10 @@ class Lobby:
         return visitor
 
     def leave(self, visitor: Visitor) -> None:
-        """Its handshake is over, or it is gone."""
         self.visitors.pop(visitor, None)
 
     def turn_out(self, among: list[Visitor], now: float) -> None:
-        """Close the oldest of those who keep silent; if none does, the oldest of the address that has the most here."""
+        """Evict the oldest silent connection, or else the oldest one of the address with the most connections."""
         silent = [one for one in among if now - one.came_s > FIRST_FLIGHT_S and not self.spoke(one.stream)]
         crowd = Counter(one.place for one in among)
         most = max(crowd.values())

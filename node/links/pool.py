@@ -1,4 +1,4 @@
-"""All links of a node, by the member at the other end."""
+"""All links of a node, by peer."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from node.links.link import Link
 
 __all__ = ["Links"]
 
-OUTBOXES_BYTES = 64 << 20  # of all links together: beyond it the one that holds most is closed
+OUTBOXES_BYTES = 64 << 20  # Limit over all links: beyond it the link that holds most is closed.
 
 
 class Links:
-    """The pool: several links to one peer may exist for a moment (both dialled at once); the newest one is used."""
+    """The pool of links. Two links to one peer may exist for a moment when both dial; the newest is used."""
 
     def __init__(self) -> None:
         self.by_peer: dict[PeerId, list[Link]] = {}
         self.closed_bytes_sent = 0
         self.closed_bytes_received = 0
         self.closed_ignored = 0
-        self.lossy = 0  # on which lost packets are taken for a full path, at the last look
-        self.waiting_bytes = 0  # in all outboxes
-        self.gathering = 0  # decisions being performed, one within another: what they send goes together
-        self.stirred: list[Link] = []  # with something to send then
+        self.lossy = 0  # Links on which packet loss limits the rate, at the last look.
+        self.waiting_bytes = 0  # In all outboxes.
+        self.gathering = 0  # The depth of nested effects being performed; their messages are sent together.
+        self.stirred: list[Link] = []  # Links to flush after these effects.
 
     def add(self, link: Link) -> bool:
-        """True when this is the first link to its peer."""
+        """Add a link; return True if it is the first one to its peer."""
         link.links = self
         self.waits(link.outbox_bytes)
         links = self.by_peer.setdefault(link.peer, [])
@@ -32,7 +32,7 @@ class Links:
         return len(links) == 1
 
     def remove(self, link: Link) -> bool:
-        """True when no link to its peer is left."""
+        """Remove a link; return True if no link to its peer is left."""
         self.forget(link)
         self.closed_bytes_sent += link.bytes_sent
         self.closed_bytes_received += link.bytes_received
@@ -45,31 +45,32 @@ class Links:
         return not links
 
     def waits(self, count: int) -> None:
-        """So many bytes more wait in outboxes. Many members that read nothing must not fill our memory together."""
+        """Count bytes that wait in outboxes, so that many members that read nothing cannot fill our memory together."""
         self.waiting_bytes += count
         if self.waiting_bytes > OUTBOXES_BYTES:
             max(self.all(), key=lambda link: -1 if link.closed else link.outbox_bytes).close_now()
 
     def flush(self) -> None:
-        """Send what came of all that has been performed."""
+        """Send the messages that the finished effects queued."""
         while self.stirred:
             self.stirred.pop().flush()
 
     def forget(self, link: Link) -> None:
-        """What waits there is never sent."""
+        """Subtract a closed link's outbox, which is never sent."""
         if link.links is not None:
             link.links = None
             self.waiting_bytes -= link.outbox_bytes
 
     def newest(self, peer: PeerId) -> Link | None:
-        """To begin something on: not one that either side is closing, over which nothing comes back."""
+        """Return the newest link to a peer on which an exchange may begin, thus not one that either side is closing."""
         for link in reversed(self.by_peer.get(peer, ())):
             if not link.ending:
                 return link
         return None
 
     def all(self) -> list[Link]:
-        return [link for links in list(self.by_peer.values()) for link in list(links)]  # read by the other thread too
+        # Copied, since another thread reads it too.
+        return [link for links in list(self.by_peer.values()) for link in list(links)]
 
     @property
     def bytes_sent(self) -> int:
@@ -81,17 +82,17 @@ class Links:
 
     @property
     def ignored(self) -> int:
-        """Messages of newer versions that were read past."""
+        """Return the number of skipped messages of newer versions."""
         return self.closed_ignored + sum(link.ignored for link in self.all())
 
     @property
     def shared(self) -> int:
-        """Links by which vectors are not sent, but read where they lie."""
+        """Return the number of links whose vectors are read from shared memory instead of being sent."""
         return sum(link.channel is not None and link.channel.open for link in self.all())
 
     @property
     def wide(self) -> int:
-        """Links with more than one connection."""
+        """Return the number of links with more than one connection."""
         return sum(bool(len(link.lanes)) for link in self.all())
 
     def __len__(self) -> int:
