@@ -1,1 +1,1 @@
-"""Bytes between two hosts: TCP, TLS, sealed records, shared memory, and where seeds are found."""
+"""Transport between two hosts: TCP, TLS, sealed records, shared memory, and the look-up of seeds."""

@@ -1,4 +1,4 @@
-"""Bytes to one peer and back, over a socket."""
+"""Byte streams to one peer over a socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["BrokenLinkError", "ByteStream", "Network", "PlainStream", "socket_of
 
 
 class BrokenLinkError(RemoteError):
-    """The connection is gone without a word: reset, cut off half-way, or closed by us under a waiting task."""
+    """The connection ended without a close: it was reset, cut off half-way, or closed by us under a waiting task."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__("broken", sentence)
@@ -33,12 +33,16 @@ class ByteStream(Protocol):
 
     @property
     def peer_host(self) -> str:
-        """The other side's address as the network shows it; not an identity."""
+        """Return the other side's address as the network shows it; it proves no identity."""
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Fill the start of ``buffer`` (bytes, not empty) with what is there, waiting for at least one byte.
+        """Fill the start of ``buffer`` (bytes, not empty) with available data; wait for at least one byte.
 
-        Returns the count; 0 once the other side has closed properly. Raises :class:`BrokenLinkError`.
+        Returns:
+            The number of bytes; 0 once the other side has closed properly.
+
+        Raises:
+            BrokenLinkError: The connection broke.
         """
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -51,47 +55,46 @@ class ByteStream(Protocol):
         """Close abruptly, so that the other side sees a broken link and not an end; may be called twice."""
 
 
-# Calls of the loop never wait in the kernel, whatever the socket is set to: threads use the same one, and wait there.
+# Calls from trio's loop must never block, whatever the socket's mode: threads share the socket and do block on it.
 DONT_WAIT: int = getattr(socket, "MSG_DONTWAIT", 0)
-TURNS = 8  # calls in a row that found something to do, of a chunk each at most, before others have theirs
+TURNS = 8  # Reads that succeed in a row, of one chunk each at most, before other tasks run.
 
 
 def socket_of(stream: ByteStream) -> PlainStream | None:
-    """The socket's stream below what encrypts, where there is one."""
+    """Return the plain socket below the encryption, or None if there is none."""
     while (inner := getattr(stream, "inner", None)) is not None:
         stream = inner
     return stream if isinstance(stream, PlainStream) else None
 
 
 class Network(Protocol):
-    """Where streams come from: TCP, or memory in tests."""
+    """The source of streams: TCP, or memory in tests."""
 
     async def connect(self, address: Address) -> ByteStream:
-        """Raises OSError or BrokenLinkError when nobody answers."""
+        """Open a stream; raise OSError or BrokenLinkError if nothing answers."""
 
     async def serve(self, handler: Callable[[ByteStream], Awaitable[None]], nursery: trio.Nursery) -> None:
         """Accept until cancelled; ``handler`` is an async function, started in ``nursery`` for each stream."""
 
 
 class PlainStream:
-    """A connected TCP socket, which it takes over. Its options (``TCP_NODELAY`` and the like) are set by whoever made
-    it.
+    """A stream over a connected TCP socket, which it owns. The creator of the socket sets options like ``TCP_NODELAY``.
 
-    The socket is asked first and the scheduler when there is nothing to do: trio's own calls pass through it each time,
-    which costs as much as all else of a short message.
+    Each call tries the socket first and waits in the scheduler only if it would block. trio's own calls enter the
+    scheduler each time, which costs as much as the rest of a short message.
     """
 
-    blocks = DONT_WAIT > 0  # whether threads can use it beside trio
+    blocks = DONT_WAIT > 0  # True if worker threads can use the socket next to trio.
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
-        self._lent = 0  # descriptors of it that threads have
-        self.heard = False  # a byte came
-        self.bytes_received = self.bytes_sent = 0  # as the kernel gave and took them, by threads as well
-        self._empty = False  # the last look left nothing to read
-        self._turns = 0  # calls in a row that did not wait
+        self._lent = 0  # Duplicated descriptors that threads hold.
+        self.heard = False  # A byte has arrived.
+        self.bytes_received = self.bytes_sent = 0  # Counted at the kernel, including the bytes that threads move.
+        self._empty = False  # The last read drained the socket.
+        self._turns = 0  # Calls in a row that did not wait.
         try:
             self._peer_host = str(sock.getpeername()[0])
-        except OSError as error:  # accepted, and reset before we looked
+        except OSError as error:  # The connection was accepted and then reset.
             sock.close()
             raise BrokenLinkError("The connection was gone before it could be used.") from error
         self._socket = socket.socket(sock.family, sock.type, sock.proto, sock.detach())
@@ -103,26 +106,26 @@ class PlainStream:
         return self._peer_host
 
     async def room(self) -> None:
-        """Until the kernel takes more, of which less than :meth:`queue_at_most` is unsent."""
+        """Wait until the kernel takes more, with less than the limit of :meth:`queue_at_most` unsent."""
         await self._wait(trio.lowlevel.wait_writable)
 
     def queue_at_most(self, count: int) -> None:
-        """Of unsent bytes in the kernel, from now on."""
-        with contextlib.suppress(AttributeError, OSError):  # a system without it; or it is closed
+        """Limit the unsent bytes in the kernel to ``count`` from now on."""
+        with contextlib.suppress(AttributeError, OSError):  # The system lacks the option, or the socket is closed.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, count)
 
     def tcp_info(self) -> tuple[bytes, bytes]:
-        """The name of its congestion control, and Linux's struct tcp_info; empty where the kernel tells none."""
+        """Return the name of the congestion control and Linux's struct tcp_info; empty where the kernel has neither."""
         try:
             return (
                 self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16),
                 self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256),
             )
-        except (AttributeError, OSError):  # not Linux; or it is closed
+        except (AttributeError, OSError):  # Not Linux, or the socket is closed.
             return b"", b""
 
     async def receive_into(self, buffer: memoryview) -> int:
-        if self._turns >= TURNS:  # a fast partner must not starve others
+        if self._turns >= TURNS:  # A fast partner must not starve other tasks.
             self._turns = 0
             await trio.lowlevel.checkpoint()
         while (count := self.receive_now(buffer)) is None:
@@ -131,15 +134,15 @@ class PlainStream:
         return count
 
     def receive_now(self, buffer: memoryview) -> int | None:
-        """As :meth:`receive_into`; None where it would have to wait."""
+        """Receive as :meth:`receive_into` does, but return None where that would wait."""
         if self._empty or self._turns >= TURNS:
             return None
         sock = self._socket
         try:
             count = sock.recv_into(buffer, 0, DONT_WAIT)
             if not count:
-                # The kernel reports a reset once, perhaps to a send, and shows the next reader an end. But a socket
-                # that was reset has no peer any more, while one whose peer closed properly still has.
+                # The kernel reports a reset only once, perhaps to a send; later readers see an end of file. A socket
+                # that was reset has no peer name, while one whose peer closed properly still has.
                 sock.getpeername()
         except BlockingIOError:
             self._empty = True
@@ -166,8 +169,7 @@ class PlainStream:
                 raise self._broken() from error
 
     def send_now(self, pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-        """What is left of them once the kernel has taken what it takes without waiting. Of whatever is wrong the next
-        call hears that waits."""
+        """Send as much as the kernel takes at once, and return the rest. Errors surface in the next call that waits."""
         try:
             sent = self._socket.sendmsg(pieces, (), DONT_WAIT)
         except OSError:
@@ -190,11 +192,14 @@ class PlainStream:
             raise self._broken() from error
 
     def lend(self) -> socket.socket:
-        """The same connection under a descriptor of its own, whose calls wait in the thread that makes them. Whoever
-        has it closes it, and then says :meth:`take_back`. Raises OSError: no descriptor is left, or this is closed."""
+        """Return the same connection under a duplicated descriptor, whose calls block in the calling thread.
+
+        The borrower closes it and then calls :meth:`take_back`. Raises OSError if no descriptor is left or the stream
+        is closed.
+        """
         descriptor = os.dup(self._socket.fileno())
         lent = socket.socket(self._socket.family, self._socket.type, self._socket.proto, descriptor)
-        lent.settimeout(None)  # of the connection, and so of our descriptor too
+        lent.settimeout(None)  # This is a property of the open file, and so applies to our descriptor too.
         self._lent += 1
         return lent
 
@@ -208,17 +213,20 @@ class PlainStream:
     def close_now(self) -> None:
         if self._socket.fileno() < 0:
             return
-        # Linger 0 makes it a reset: what is queued is dropped, and the other side knows at once.
-        with contextlib.suppress(OSError):  # some systems refuse it once the other side has reset
+        # SO_LINGER with 0 s sends a reset: queued bytes are dropped, and the other side notices at once.
+        with contextlib.suppress(OSError):  # Some systems refuse it once the other side has reset.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._close()
 
     def _close(self) -> None:
-        """Threads that wait in the kernel hear nothing of our descriptor's end, but of the connection's."""
+        """Close our descriptor, and shut the connection down first if threads hold copies.
+
+        Threads that block in the kernel do not notice that our descriptor closes, only that the connection ends.
+        """
         if self._socket.fileno() < 0:
             return
         if self._lent:
-            with contextlib.suppress(OSError):  # the other side was faster
+            with contextlib.suppress(OSError):  # The other side was faster.
                 self._socket.shutdown(socket.SHUT_RDWR)
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()

@@ -1,7 +1,8 @@
-"""Sockets that end with this process: a forked child (a DataLoader's worker) closes its copies at once.
+"""Sockets that end with this process: a forked child, like a DataLoader's worker, closes its copies at once.
 
-Close-on-exec is of no use to a child that only forks. It would keep the port and every connection open after its parent
-was killed: a restart finds the port in use, and partners hear of the death only when their probes time out.
+Close-on-exec does not help with a child that only forks. It would keep the port and all connections open after its
+parent was killed. A restart would then find the port in use, and partners would notice the death only by probe
+timeouts.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _ours: weakref.WeakSet[Socket] = weakref.WeakSet()
 
 
 def keep_from_children(sock: Socket) -> None:
-    """Remember a socket until nobody holds it any more."""
+    """Close this socket in forked children, as long as it exists."""
     _ours.add(sock)
 
 
 def _close_all() -> None:
-    """In the child. The descriptor alone: trio, its thread and what it waits for did not come along."""
+    """Close the inherited descriptors in the child, bypassing trio, whose loop and thread do not exist there."""
     for sock in list(_ours):
         with contextlib.suppress(OSError):
             if (descriptor := sock.detach()) >= 0:

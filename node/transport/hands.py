@@ -1,8 +1,8 @@
-"""Threads that carry large vectors: the same coroutines as in trio's loop, each run to its end on a socket that blocks.
+"""The blocking I/O pool: threads that carry large vectors by running the same coroutines on a blocking socket.
 
-A link's frames are read by one task and written by another. While much of a vector is under way such a task is lent a
-thread, which does what the task would have done, chunk after chunk, and comes back with the first thing that is not of
-that vector. So nothing of a link is ever touched from two sides, and a task is over when its thread is.
+One task reads a link's frames and another writes them. While a large vector is in flight, such a task borrows a thread,
+which carries chunk after chunk in the task's place. The thread returns at the first frame that is not of that vector.
+So only one side ever touches a link's state, and a task ends no earlier than its thread.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from node.transport.sealed import SealedStream
 
 __all__ = ["WHOLE_BYTES", "BlockingStream", "Hands"]
 
-THREADS = 8  # two for each stream of one exchange of our own and of two that others began, and two for a newcomer
-WHOLE_BYTES = 65_536  # what is to be filled with so much is a chunk's body, and read in one call
-LOOK_MS = 250  # between two looks at whether a vector is still wanted of which nothing comes
-# After so long a call of the kernel returns with the bytes that it has moved, so that a slow stream is seen to move.
-# Trio's own calls never wait, and are not affected.
-CALL_TIMEOUT = struct.pack("ll", 0, 250_000)  # struct timeval: seconds and microseconds
+THREADS = 8  # Two for each stream of three exchanges (ours and two that others began), and two for a newcomer.
+WHOLE_BYTES = 65_536  # A buffer of at least this size is a chunk's body and is filled in one call.
+LOOK_MS = 250  # The interval at which an idle thread checks whether its vector is still needed.
+# After this time a system call returns with the bytes moved so far, so that a slow stream is seen to move. trio's own
+# calls never block and are not affected.
+CALL_TIMEOUT = struct.pack("ll", 0, 250_000)  # As struct timeval: seconds and microseconds.
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 class BlockingStream:
-    """A stream's socket under a descriptor of its own, which waits in the calling thread. Its methods are coroutines
-    that never yield, so that :class:`~node.links.frame_reader.FrameReader` reads from it as from any other."""
+    """A stream's socket under a duplicated descriptor, on which calls block the calling thread.
+
+    Its methods are coroutines that never yield, so that :class:`~node.links.frame_reader.FrameReader` can read from it.
+    """
 
     def __init__(self, sock: socket.socket, owner: PlainStream) -> None:
         self.socket, self.owner, self.peer_host = sock, owner, owner.peer_host
@@ -45,21 +47,22 @@ class BlockingStream:
             sock.setsockopt(socket.SOL_SOCKET, option, CALL_TIMEOUT)
 
     def waits(self, over: Callable[[], bool]) -> bool:
-        """Until there is something to read; False once it is ``over``."""
+        """Wait for something to read; return False if ``over`` returns True first."""
         while not self.poll.poll(LOOK_MS):
             if over():
                 return False
         return True
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """As :meth:`PlainStream.receive_into`, of what is large all of it, where it comes fast enough."""
+        """Receive as :meth:`PlainStream.receive_into` does, but fill a large buffer completely if data comes fast
+        enough."""
         flags = socket.MSG_WAITALL if len(buffer) >= WHOLE_BYTES else 0
         while True:
             try:
                 count = self.socket.recv_into(buffer, 0, flags)
                 if not count:
                     self.socket.getpeername()
-            except BlockingIOError:  # nothing came within the time of one call
+            except BlockingIOError:  # Nothing came within the timeout of one call.
                 continue
             except OSError as error:
                 raise self.broken() from error
@@ -70,13 +73,13 @@ class BlockingStream:
         await self.send_frame(data, b"")
 
     async def send_frame(self, header: bytes | bytearray | memoryview, body: bytes | memoryview) -> None:
-        """Both in one call of the kernel."""
+        """Send header and body in one system call."""
         left = [memoryview(piece) for piece in (header, body) if len(piece)]
         try:
             while left:
                 try:
                     sent = self.socket.sendmsg(left)
-                except BlockingIOError:  # the other side read nothing within the time of one call
+                except BlockingIOError:  # The other side read nothing within the timeout of one call.
                     continue
                 self.owner.bytes_sent += sent
                 while left and sent >= len(left[0]):
@@ -98,7 +101,7 @@ class BlockingStream:
 
 
 class BlockingSealed(BlockingStream):
-    """The same of a sealed stream, which is sealed and opened in the calling thread."""
+    """A sealed stream for a thread, which encrypts and decrypts in it."""
 
     def __init__(self, sock: socket.socket, owner: PlainStream, stream: SealedStream) -> None:
         super().__init__(sock, owner)
@@ -118,14 +121,16 @@ class BlockingSealed(BlockingStream):
 
 
 class Hands:
-    """Of one node: so many threads, lent to links."""
+    """A node's pool of threads, which it lends to links."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self.limiter = trio.CapacityLimiter(threads)
 
     def lend(self, stream: object) -> BlockingStream | None:
-        """What a thread carries a stream with, for :meth:`run`; None where none can, none is free, or this process has
-        no descriptor left: then the loop carries it."""
+        """Return a blocking stream for :meth:`run`.
+
+        None means that trio's loop carries the stream: threads cannot, none is free, or no descriptor is left.
+        """
         plain = stream.inner if isinstance(stream, SealedStream) and stream.sealed else stream
         if not isinstance(plain, PlainStream) or not plain.blocks or self.limiter.available_tokens < 1:
             return None
@@ -137,18 +142,19 @@ class Hands:
         return BlockingSealed(sock, plain, stream) if isinstance(stream, SealedStream) else BlockingStream(sock, plain)
 
     async def run(self, lent: BlockingStream, name: str, work: Callable[[BlockingStream], Coroutine[Any, Any, T]]) -> T:
-        """``work`` in a thread. Cancelling does not end it: whoever cancels closes the stream, which does."""
+        """Run ``work`` in a thread. Cancelling does not end it; the canceller must close the stream, which does."""
         try:
             return await trio.to_thread.run_sync(finished, work, lent, thread_name=name, limiter=self.limiter)
         except BrokenLinkError:
-            await trio.lowlevel.checkpoint_if_cancelled()  # who cancelled it closed it, and is told of nothing else
+            # A canceller closed the stream, and gets only its cancellation.
+            await trio.lowlevel.checkpoint_if_cancelled()
             raise
         finally:
             lent.close_now()
 
 
 def finished(work: Callable[[S], Coroutine[Any, Any, T]], stream: S) -> T:
-    """What a coroutine returns that never yields."""
+    """Return the result of a coroutine that never yields."""
     coroutine = work(stream)
     with contextlib.closing(coroutine):
         try:
@@ -156,4 +162,4 @@ def finished(work: Callable[[S], Coroutine[Any, Any, T]], stream: S) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-    raise RuntimeError("what runs in a thread of its own waited for the network's loop")
+    raise RuntimeError("a coroutine in a worker thread waited for trio's loop")

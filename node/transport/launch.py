@@ -1,4 +1,4 @@
-"""What a launcher's environment says of other hosts: torchrun's and mpirun's variables, and those of Slurm's srun."""
+"""Other hosts according to a launcher's environment: the variables of torchrun, mpirun and Slurm's srun."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from node.transport.tcp import is_loopback
 
 __all__ = ["other_hosts"]
 
-PORT = 29500  # torchrun's default, where MASTER_PORT is missing: a route depends on the host alone
-# Processes of the whole launch, and how many of them this host runs: torch.distributed, Open MPI, and MPICH's Hydra.
+PORT = 29500  # torchrun's default, used where MASTER_PORT is missing; the route depends on the host alone.
+# The number of processes of the launch and on this host: torch.distributed, Open MPI, and MPICH's Hydra.
 SIZES = (
     ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -22,16 +22,16 @@ def other_hosts(environment: Mapping[str, str]) -> Address | None:
     """Return an address on the way to the other hosts of a launch.
 
     Args:
-        environment: The variables of this process.
+        environment: The environment variables of this process.
 
     Returns:
-        The launcher's coordinator, by number or name. None where no launcher started this process, or where all of its
-        processes are on this host.
+        The launcher's coordinator, as a number or name. None where no launcher started this process, or where all of
+        its processes are on this host.
     """
     master = environment.get("MASTER_ADDR", "")
     if master and not is_loopback(master):
         for size, local in SIZES:
-            # Some launchers do not count the processes of a host: those may all be on other hosts.
+            # Some launchers do not count the processes per host: those may all be on other hosts.
             if number(environment, size) > max(1, number(environment, local)):
                 return Address(master, number(environment, "MASTER_PORT") or PORT)
     launcher = environment.get("SLURM_LAUNCH_NODE_IPADDR", "")
@@ -41,6 +41,6 @@ def other_hosts(environment: Mapping[str, str]) -> Address | None:
 
 
 def number(environment: Mapping[str, str], name: str) -> int:
-    """Return a variable's number, or 0 where it is missing or is no number."""
+    """Return the number in a variable, or 0 where it is missing or is no number."""
     text = environment.get(name, "")
     return int(text) if text.isdecimal() else 0

@@ -1,5 +1,7 @@
-"""Whether one connection fills its path, as the kernel tells of the socket: cubic takes lost packets for a full path,
-and no connection sends more in a round trip than the other side makes room for."""
+"""Detection of connections that do not fill their path, from the kernel's statistics of the socket.
+
+Cubic takes lost packets for congestion, and no connection sends more per round trip than the receiver's window allows.
+"""
 
 from __future__ import annotations
 
@@ -9,55 +11,57 @@ from dataclasses import dataclass
 
 __all__ = ["Loss", "PathRecord"]
 
-# Of Linux's struct tcp_info, which only grows at its end: bytes from its beginning.
-RTT_US, RETRANSMITTED, MIN_RTT_US, SENT = 68, 100, 148, 156  # and segments with data, sent again, and sent at all
-BUSY_US, NO_ROOM_US = 168, 176  # 64 bits: sending, and of that held up by the other side's window
+# Offsets in Linux's struct tcp_info, which only grows at its end.
+RTT_US, RETRANSMITTED, MIN_RTT_US, SENT = 68, 100, 148, 156  # Segments with data: retransmitted, and sent at all.
+BUSY_US, NO_ROOM_US = 168, 176  # 64-bit times: sending, and held up by the receiver's window.
 INFO_BYTES, LONG_INFO_BYTES = 160, 184
 SEGMENT_BYTES = 1448
 
-ENOUGH = 1_000  # segments, 1.4 MB,
-LOOKS = 4  # in so many of which something was lost: a slow start that goes too far loses many, and once
-LOSSY = 0.005  # of them sent again. Of a path that loses nothing itself a full queue costs a tenth of that
-LEAST_RTT_S = 0.005  # below it what is lost is known too soon to cost much, and any window is enough
-QUEUE = 1.5  # times the shortest round trip: what is lost of longer ones may have been a queue's
-HELD_UP = 0.5  # of the time of sending, for want of room at the other side
-BUSY_S = 1.0  # of sending, to know
+ENOUGH = 1_000  # Segments (1.4 MB) before a verdict,
+LOOKS = 4  # in at least so many looks with a loss: a slow start that overshoots loses many, but once.
+LOSSY = 0.005  # The share of retransmitted segments from which a path is lossy; a full queue causes a tenth of that.
+LEAST_RTT_S = 0.005  # On a shorter round trip losses are repaired fast, and any window suffices.
+QUEUE = 1.5  # Factor on the shortest round trip: losses at longer ones may be caused by a queue.
+HELD_UP = 0.5  # The share of sending time held up by the receiver's window.
+BUSY_S = 1.0  # Sending time before a verdict on the window.
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """``share`` of the segments that were sent again, ``rtt_s`` the shortest round trip."""
+    """The loss on a path: ``share`` of the segments retransmitted, ``rtt_s`` the shortest round trip."""
 
     share: float
     rtt_s: float
 
     @property
     def ceiling_mb_s(self) -> float:
-        """What cubic gets of a path that loses so much, whatever it carries: ``segment / rtt * sqrt(3 / 2) /
-        sqrt(loss)`` (Mathis et al., 1997, equation 3)."""
+        """Return what cubic reaches on such a path, in MB/s, whatever the path carries.
+
+        ``segment / rtt * sqrt(3 / 2) / sqrt(loss)`` (Mathis et al., 1997, equation 3).
+        """
         return 1e-6 * SEGMENT_BYTES / self.rtt_s * math.sqrt(1.5 / self.share)
 
 
 @dataclass(slots=True)
 class PathRecord:
-    """What looks at one connection have shown."""
+    """The statistics of one connection so far."""
 
-    sent: int = 0  # segments, and those sent again, at the last look
+    sent: int = 0  # Segments at the last look: sent, and retransmitted (`again`).
     again: int = 0
-    counted: int = 0  # of those, what was sent while no queue stood before it, and what was lost of it
+    counted: int = 0  # Segments sent while no queue had built up, and those of them that were lost.
     lost: int = 0
-    losing: int = 0  # looks since which something had been lost
-    loss: Loss | None = None  # of a link that has cubic; None where little is, or too little was sent to know
-    windowed: bool = False  # held up by how much room the other side has for one connection, on a path that takes time
+    losing: int = 0  # Looks that found new losses.
+    loss: Loss | None = None  # Set for cubic only; None where losses are few or too few segments were sent to know.
+    windowed: bool = False  # Limited by the receiver's window, on a path with a long round trip.
 
     @property
     def narrow(self) -> bool:
-        """One connection does not fill this path."""
+        """Return True if one connection does not fill this path."""
         return self.windowed or self.loss is not None
 
     def look(self, control: bytes, info: bytes) -> None:
-        """At the name of the socket's congestion control, and its struct tcp_info."""
-        if len(info) < INFO_BYTES:  # an old kernel, or none that tells
+        """Update the statistics from the name of the socket's congestion control and its struct tcp_info."""
+        if len(info) < INFO_BYTES:  # An old kernel, or none that provides it.
             return
         rtt_us, again, least_us, sent = (
             struct.unpack_from("=I", info, at)[0] for at in (RTT_US, RETRANSMITTED, MIN_RTT_US, SENT)

@@ -1,9 +1,9 @@
-"""Links after TLS: what goes over them is sealed in large records, which threads can carry.
+"""Sealed streams: after TLS, links go on in large encrypted records, which worker threads can carry.
 
-TLS proves who is there and carries both Hellos, with a random share of each side in them. Where both gave one, TLS is
-left in order, and each direction goes on with a key of its own that is made of both. What OpenSSL keeps of a connection
-is one thing for both directions, and its records hold 16 KiB; here a direction is a key and a count, which its task
-takes along into a thread, and a record is opened where its bytes belong.
+TLS authenticates both sides and carries both Hellos, with a random key share of each side in them. If both gave a
+share, they close TLS in order, and each direction continues with its own key, derived from both shares. OpenSSL keeps
+one state for both directions, and its records hold 16 KiB. Here a direction is a key and a counter, which a task can
+take into a thread, and a record is decrypted straight into its place.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from node.transport.tls import LAST_WORDS_S, TlsStream
 
 __all__ = ["SHARE_BYTES", "Opener", "SealedStream", "Sealer", "direction_keys", "fresh_share", "leave_tls"]
 
-SHARE_BYTES = 32  # of randomness from each side, as many as a key has
-LENGTH_BYTES = 4  # before each record: of what is sealed and its tag
+SHARE_BYTES = 32  # Random bytes from each side, as many as a key has.
+LENGTH_BYTES = 4  # The length prefix of a record: ciphertext and tag.
 TAG_BYTES = 16
-RECORD_BYTES = 262_144  # sealed at a time: it stays in cache together with what it is opened into
+RECORD_BYTES = 262_144  # The largest record: it stays in cache together with the plaintext.
 AROUND_BYTES = LENGTH_BYTES + TAG_BYTES
-AHEAD_BYTES = 16_384  # read where less is needed; less than what a thread's call waits for until all of it is there
-ROOM_BYTES = 2 * (RECORD_BYTES + AROUND_BYTES) + AHEAD_BYTES  # a chunk of the default size, in one call of the kernel
-ROOMS_KEPT = 8  # for as many threads as carry large vectors
+AHEAD_BYTES = 16_384  # Read-ahead for short reads; below WHOLE_BYTES, so that a thread returns with what has come.
+ROOM_BYTES = 2 * (RECORD_BYTES + AROUND_BYTES) + AHEAD_BYTES  # Room for a chunk of the default size in one system call.
+ROOMS_KEPT = 8  # One for each thread that carries large vectors.
 # RFC 8446, 5.5: a key may seal 2^34.5 blocks of AES-GCM with a safety margin of about 2^-57. These are 2^34.
 RECORDS_A_KEY = 1 << 20
-IN_PLACE = hasattr(AESGCM, "encrypt_into") and hasattr(AESGCM, "decrypt_into")  # since cryptography 47
+IN_PLACE = hasattr(AESGCM, "encrypt_into") and hasattr(AESGCM, "decrypt_into")  # Available since cryptography 47.
 
 Piece = bytes | bytearray | memoryview
 Read = Callable[[memoryview], Awaitable[int]]
@@ -41,29 +41,34 @@ Write = Callable[[Piece], Awaitable[None]]
 
 
 def fresh_share() -> bytes:
-    """What this side gives for the keys of one link; nothing where it cannot seal, and TLS is kept."""
+    """Return this side's key share for one link; empty where it cannot seal, so that TLS stays."""
     return secrets.token_bytes(SHARE_BYTES) if IN_PLACE else b""
 
 
 def direction_keys(dialler: bytes, acceptor: bytes) -> tuple[bytes, bytes]:
-    """What the dialler seals with, and what the acceptor, from the share of each with its id behind it. Neither alone
-    decides on a key, so that none comes twice while one of them draws. And no two links of other members have the same:
-    else one who dials with the share that somebody has just given it, and answers that one with the share it is given,
-    could join the two connections and leave, with both still taking the other for it."""
+    """Derive the keys of the dialler and of the acceptor, from each side's share followed by its id.
+
+    Neither side alone determines a key, so no key repeats while one of them draws at random. The ids bind the keys to
+    the two members. Otherwise a man in the middle could dial with the share that it was just given, splice two
+    connections, and leave both sides taking each other for it.
+    """
     both = HKDF(algorithm=hashes.SHA256(), length=64, salt=None, info=b"gossip sealed 1").derive(dialler + acceptor)
     return both[:32], both[32:]
 
 
 class Direction:
-    """The key of one direction, and how many records it has had: nonces are counted and never sent, so that a record
-    that is missing, doubled or out of turn opens no other."""
+    """The key and record counter of one direction.
+
+    Nonces are counted and never sent, so that a record that is missing, doubled or reordered cannot be opened.
+    """
 
     def __init__(self, key: bytes) -> None:
         self.key, self.cipher = key, AESGCM(key)
         self.records = 0
 
     def turn(self) -> tuple[AESGCM, bytes]:
-        """Cipher and nonce of the next record. Keys follow each other by what cannot be reckoned backwards."""
+        """Return cipher and nonce for the next record. Keys are ratcheted: an old key cannot be computed from a later
+        one."""
         if self.records and self.records % RECORDS_A_KEY == 0:
             self.key = HKDFExpand(algorithm=hashes.SHA256(), length=32, info=b"gossip sealed next").derive(self.key)
             self.cipher = AESGCM(self.key)
@@ -73,7 +78,7 @@ class Direction:
 
 
 class Rooms:
-    """Memory for what is sealed, lent for as long as something large is under way: an idle link has none of it."""
+    """A free list of buffers for records, lent only while something large is in flight: an idle link holds none."""
 
     def __init__(self) -> None:
         self.free: list[memoryview] = []
@@ -89,20 +94,20 @@ class Rooms:
             self.free.append(room)
 
 
-ROOMS = Rooms()  # of the process; one of them is nobody else's while it is taken
+ROOMS = Rooms()  # One per process; a buffer that is taken has one user.
 
 
 class Sealer:
-    """What this side sends. One task, or its thread, uses it at a time."""
+    """The sending direction. One task, or its thread, uses it at a time."""
 
     def __init__(self, key: bytes, peer_host: str) -> None:
         self.direction, self.peer_host = Direction(key), peer_host
         self.small = memoryview(bytearray(AHEAD_BYTES))
-        self.torn = False  # a send is under way, or was cut short: nothing sent after it could be read
+        self.torn = False  # A send is in progress or was cut short; the peer could not read anything sent after it.
         self.ended = False
 
     async def send(self, write: Write, *pieces: Piece) -> None:
-        """All of them, as records, by ``write``."""
+        """Send all pieces as records, by means of ``write``."""
         if self.torn or self.ended:
             raise BrokenLinkError(f"The encrypted connection to {self.peer_host} broke.")
         self.torn = True
@@ -111,13 +116,13 @@ class Sealer:
         self.torn = False
 
     async def end(self, write: Write) -> None:
-        """Say that nothing follows, as far as there was a whole record before it."""
+        """Send the empty record that marks the end, if the last record went out whole."""
         if not self.torn and not self.ended:
             self.ended = True
             await write(self.small[: self.seal(memoryview(b""), self.small)])
 
     def batches(self, pieces: Sequence[Piece]) -> Iterator[memoryview]:
-        """As records, as many together as fit into a room: each batch is to be out before the next is asked for."""
+        """Yield batches of records, each as many as fit into a buffer. Write each batch before asking for the next."""
         views = [memoryview(piece).cast("B") for piece in pieces]
         small = sum(len(view) + AROUND_BYTES for view in views) <= AHEAD_BYTES
         room, filled = self.small if small else ROOMS.take(), 0
@@ -133,7 +138,7 @@ class Sealer:
         ROOMS.give(room)
 
     def seal(self, data: memoryview, room: memoryview) -> int:
-        """A record of at most 256 KiB at the start of ``room``; its bytes."""
+        """Write a record of at most 256 KiB to the start of ``room``; return its length in bytes."""
         length = len(data) + TAG_BYTES
         prefix = room[:LENGTH_BYTES]
         prefix[:] = length.to_bytes(LENGTH_BYTES, "big")
@@ -143,30 +148,33 @@ class Sealer:
 
 
 class Opener:
-    """What the other side sends. One task, or its thread, uses it at a time. A read that is cancelled loses nothing."""
+    """The receiving direction. One task, or its thread, uses it at a time. A cancelled read loses nothing."""
 
     def __init__(self, key: bytes, peer_host: str) -> None:
         self.direction, self.peer_host = Direction(key), peer_host
         self.room = self.small = memoryview(bytearray(AHEAD_BYTES))
-        self.start = self.stop = 0  # of what came and was not opened yet
-        self.opened = memoryview(b"")  # and of what was, and not taken yet
+        self.start = self.stop = 0  # The bounds of the bytes that arrived and are not decrypted yet.
+        self.opened = memoryview(b"")  # Decrypted bytes that are not taken yet.
         self.ended = False
 
     def begin(self, came: bytes) -> None:
-        """With what was read of these records before it was known that they are."""
-        self.move(len(came))  # a slice of TLS is smaller than a room
+        """Start with the bytes that TLS had already read past its end."""
+        self.move(len(came))  # A slice of TLS is smaller than a buffer.
         self.room[: len(came)] = came
         self.stop = len(came)
 
     @property
     def ready(self) -> bool:
-        """Whether something can be taken without waiting."""
+        """Return True if something can be taken without waiting."""
         held = self.stop - self.start
         return bool(self.opened) or self.ended or (held >= LENGTH_BYTES and held >= LENGTH_BYTES + self.length())
 
     async def take(self, read: Read, buffer: memoryview) -> int:
-        """As :meth:`ByteStream.receive_into`, of one record at most; ``read`` reads what is sealed. Whoever gives room
-        for more than a record has waits for more, or ``read`` may return with less than it is asked for."""
+        """Receive as :meth:`ByteStream.receive_into` does, at most one record; ``read`` reads ciphertext.
+
+        A caller whose buffer exceeds a record must expect more data, or ``read`` must be able to return less than asked
+        for.
+        """
         if not self.opened:
             if self.ended:
                 return 0
@@ -186,14 +194,14 @@ class Opener:
         return count
 
     def length(self) -> int:
-        """Of the record that begins here; its bound holds before anything is known of who wrote it."""
+        """Return the length of the record that begins here, bounded before its writer is authenticated."""
         length = int.from_bytes(self.room[self.start : self.start + LENGTH_BYTES], "big")
         if not TAG_BYTES <= length <= RECORD_BYTES + TAG_BYTES:
-            raise ProtocolError(f"{self.peer_host} sent a record of {length} bytes, which nobody seals.")
+            raise ProtocolError(f"{self.peer_host} sent a record of {length} bytes, outside the allowed range.")
         return length
 
     def open(self, length: int, buffer: memoryview) -> memoryview:
-        """The record that is here, into ``buffer`` where it fits, or else in its place, which is returned."""
+        """Decrypt the record into ``buffer`` if it fits; otherwise decrypt in place and return the plaintext."""
         begin = self.start + LENGTH_BYTES
         record = self.room[begin : begin + length]
         inside = length - TAG_BYTES
@@ -209,8 +217,11 @@ class Opener:
         return into[:0] if fits else into
 
     async def hold(self, read: Read, count: int, more: int = 0) -> None:
-        """Until so many bytes are here, behind which ``more`` will come in any case: what is certain is read in one
-        call, and never asked for is what may not come, for which a thread would wait."""
+        """Wait until ``count`` bytes are here, of which another ``more`` bytes are certain to follow.
+
+        All that is certain is read in one call. Bytes that may never come are not asked for, since a thread would block
+        for them.
+        """
         self.move(count)
         while self.stop - self.start < count:
             missing = count - (self.stop - self.start)
@@ -221,7 +232,7 @@ class Opener:
             self.stop += got
 
     def move(self, count: int) -> None:
-        """To where so many bytes fit."""
+        """Make room for ``count`` bytes, in a larger buffer if needed."""
         held = self.stop - self.start
         if held and self.start + count <= len(self.room):
             return
@@ -230,14 +241,14 @@ class Opener:
         self.room, self.start, self.stop = room, 0, held
 
     def leave_room(self) -> None:
-        """For others, where nothing is in it."""
+        """Give the large buffer back if it is empty."""
         if self.start == self.stop and not self.opened and self.room is not self.small:
             ROOMS.give(self.room)
             self.room, self.start, self.stop = self.small, 0, 0
 
 
 class SealedStream:
-    """A :class:`ByteStream` that began as TLS: what it receives is TLS's until the other side has left it too."""
+    """A :class:`ByteStream` that began as TLS. It receives TLS until the other side has left TLS too."""
 
     def __init__(self, tls: TlsStream, sealer: Sealer, opener: Opener) -> None:
         self.inner: ByteStream = tls.inner
@@ -247,7 +258,7 @@ class SealedStream:
 
     @property
     def sealed(self) -> bool:
-        """Whether both directions are."""
+        """Return True if both directions are sealed."""
         return self.tls is None
 
     async def receive_into(self, buffer: memoryview) -> int:
@@ -258,14 +269,14 @@ class SealedStream:
             self.opener.begin(self.tls.behind())
             self.tls = None
         if self.opener.ready:
-            await trio.lowlevel.checkpoint()  # nothing below waits, and a fast sender must not starve other tasks
+            await trio.lowlevel.checkpoint()  # Nothing below waits, and a fast sender must not starve other tasks.
         return await self.opener.take(self.inner.receive_into, buffer)
 
     async def send_all(self, data: Piece) -> None:
         await self.sealer.send(self.inner.send_all, data)
 
     async def aclose(self) -> None:
-        """Say that it is the end if that leaves within a second, and close; the other side's is not waited for."""
+        """Send the end mark if that takes at most a second, and close without waiting for the other side's."""
         try:
             with trio.move_on_after(LAST_WORDS_S):
                 await self.sealer.end(self.inner.send_all)
@@ -282,7 +293,7 @@ class SealedStream:
 
 
 async def leave_tls(tls: TlsStream, ours: bytes, theirs: bytes) -> SealedStream:
-    """Go on sealed, with the shares that the Hellos had. Whatever either side still said in TLS is read first."""
+    """Switch to sealed records, with the shares from the Hellos. Data still sent by TLS is read first."""
     dialled, host = tls.dialled, tls.peer_host
     ours, theirs = ours + tls.own_id, theirs + tls.peer_id
     keys = direction_keys(ours, theirs) if dialled else direction_keys(theirs, ours)

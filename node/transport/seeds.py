@@ -1,4 +1,4 @@
-"""Seeds as people give them, and how they are looked up: names of hosts, files, and functions of the program."""
+"""Seeds as users give them, and their look-up: host names, files, and functions of the program."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from node.transport.tcp import is_loopback, routed
 __all__ = ["Found", "Seed", "SeedLookup", "SeedSource", "parse_seed", "read_seeds", "source_of"]
 
 SeedSource = Path | Callable[[], Iterable[str]]
-"""Where texts of seeds come from, asked again and again."""
+"""A source of seed texts, which is polled."""
 
-LOOK_S = 10.0  # for files and functions, and as long again for names: a resolver asks again 5 s after a lost packet
-NAMES_AT_ONCE = 8  # threads in which names are resolved: one that hangs keeps its own until the system gives up
-MOST_TEXTS = 1_000  # that a file, a function or a name gives: more than one look uses of any
-FILE_BYTES = 1 << 18  # of a file that are read: so many texts, invites among them
-MOST_FOUND = 32  # addresses that a look brings: twice what is dialled at once. One that answers is enough, and of the
-# thousand of a large service every node draws others, so that together they still find one swarm
-MOST_OWN = 64  # addresses at which this node met itself: more than a machine has
-LONGEST = 300  # characters of a text that is no invite: a host's name has 253 at most, and an id 32
+LOOK_S = 10.0  # Limit for files and functions, and again for names: a resolver retries 5 s after a lost packet.
+NAMES_AT_ONCE = 8  # Threads that resolve names: one that hangs keeps its own until the system gives up.
+MOST_TEXTS = 1_000  # Texts from one file, function or name: more than one look-up uses.
+FILE_BYTES = 1 << 18  # Bytes of a file that are read: enough for that many texts, invites included.
+# Addresses of one look-up: twice the concurrent dials. One that answers is enough. Nodes of a large service draw
+# different ones, so that together they still find one swarm.
+MOST_FOUND = 32
+MOST_OWN = 64  # Addresses at which this node found itself: more than a machine has.
+LONGEST = 300  # Characters of a text other than an invite: a host name has at most 253, and an id 32.
 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """One text: where to dial, who must prove to be there, and the secret of an invite."""
+    """A parsed seed: addresses to dial, the id that must answer there, and the secret of an invite."""
 
     addresses: tuple[Address, ...]
     expected: PeerId | None = None
@@ -44,8 +45,14 @@ class Seed:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a look brought. ``names``: what people call an address that is not in its own text; ``missing``: why a
-    source gave none, by its name."""
+    """The outcome of a look-up.
+
+    Attributes:
+        addresses: The addresses to dial.
+        expected: The id that must answer at an address.
+        names: The name under which users know a resolved address.
+        missing: For each source that gave no address: the reason.
+    """
 
     addresses: tuple[Address, ...]
     expected: Mapping[Address, PeerId]
@@ -54,7 +61,7 @@ class Found:
 
 
 def parse_seed(text: object) -> Seed:
-    """``host:port``, ``host:port#id`` or an invite. Raises ConfigError or IdentityError in one sentence."""
+    """Parse ``host:port``, ``host:port#id`` or an invite. Raises ConfigError or IdentityError in one sentence."""
     if not isinstance(text, str):
         raise ConfigError(f"A seed of type {type(text).__name__} is none: give texts, as '10.0.0.5:7700'.")
     if is_invite(text):
@@ -72,7 +79,7 @@ def peer_id(text: str, seed: str) -> PeerId:
 
 
 def source_of(text: object) -> SeedSource | None:
-    """What is asked again and again: a function, or the file of ``@path``; None for a seed. Raises ConfigError."""
+    """Return the source to poll, a function or the file of ``@path``; None for a plain seed. Raises ConfigError."""
     if callable(text):
         return text
     if not isinstance(text, str) or not text.strip().startswith("@"):
@@ -80,11 +87,11 @@ def source_of(text: object) -> SeedSource | None:
     path = text.strip()[1:]
     if not path or "\0" in path:
         raise ConfigError(f"{text!r} names no file of seeds: write its path after the @, as in @/shared/seeds.")
-    return Path(path).expanduser().absolute()  # programs change their directory
+    return Path(path).expanduser().absolute()  # Programs may change their directory.
 
 
 def read_seeds(path: Path) -> list[str]:
-    """The lines of a file of seeds, without blank ones and those that begin with #. Raises OSError."""
+    """Return the lines of a seed file, without blank ones and comments. Raises OSError."""
     with open(path, "rb") as file:
         text = file.read(FILE_BYTES).decode("utf-8", errors="replace")
     lines = (line.strip() for line in text.splitlines())
@@ -92,7 +99,7 @@ def read_seeds(path: Path) -> list[str]:
 
 
 def asked(source: Callable[[], Iterable[str]]) -> list[str]:
-    """What a function of the program gives. Raises ConfigError, and whatever that raises."""
+    """Call a seed function of the program. Raises ConfigError, and anything that the function raises."""
     given = source()
     if isinstance(given, str):
         return [given]
@@ -106,18 +113,27 @@ def asked(source: Callable[[], Iterable[str]]) -> list[str]:
 
 
 def numbers_of(host: str, port: int) -> list[str]:
-    """All addresses of a name, of IPv4 and IPv6, as this machine resolves it. Raises OSError."""
+    """Return all IPv4 and IPv6 addresses of a name, as this machine resolves it. Raises OSError."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # ``a..b`` is no name
+    except UnicodeError as error:  # For example ``a..b`` is no valid name.
         raise OSError(f"{host!r} is not a name that can be looked up") from error
     return [str(where[0]) for *_, where in found[:MOST_TEXTS]]
 
 
 class SeedLookup:
-    """Asks for a node's seeds, in threads that hold up nobody: what does not answer in time, or fails, is as it was
-    the last time. ``given`` are the addresses that people named, whose ids are in ``expected``; ``sources`` what else
-    is asked; ``secret`` the swarm's, which an invite must have too; ``tell`` tells people, once for each sentence."""
+    """The poll for a node's seeds, in threads, so that it delays nothing else.
+
+    A source that fails or answers too late keeps its last result.
+
+    Args:
+        given: The addresses that the user named.
+        expected: The ids that must answer at them.
+        sources: Files and functions to poll.
+        secret: The swarm's secret, which an invite must have too.
+        bound: The address on which this node listens.
+        tell: Logs a sentence.
+    """
 
     def __init__(
         self, given: Iterable[Address], expected: Mapping[Address, PeerId], sources: Iterable[SeedSource],
@@ -125,32 +141,32 @@ class SeedLookup:
     ) -> None:  # fmt: skip
         self.given, self.expected, self.sources = tuple(given), dict(expected), tuple(sources)
         self.secret, self.bound, self.tell = secret, bound, tell
-        self.own: set[Address] = set()  # addresses that turned out to be this node's
-        self.texts: dict[SeedSource, list[str]] = {}  # what each source gave last
-        self.numbers: dict[Address, list[str]] = {}  # what each name stood for last
+        self.own: set[Address] = set()  # Addresses that turned out to be this node's.
+        self.texts: dict[SeedSource, list[str]] = {}  # The last texts of each source.
+        self.numbers: dict[Address, list[str]] = {}  # The last addresses of each name.
         self.missing: dict[str, str] = {}
-        self.told: set[str] = set()  # sources that fail, or name what is no seed
-        self.turns = {source: trio.CapacityLimiter(1) for source in self.sources}  # one that hangs keeps one thread
+        self.told: set[str] = set()  # Sources that fail or name an invalid seed, already logged.
+        self.turns = {source: trio.CapacityLimiter(1) for source in self.sources}  # One that hangs occupies one thread.
         self.names_at_once = trio.CapacityLimiter(NAMES_AT_ONCE)
         self.rng = random.Random()
 
     @property
     def needed(self) -> bool:
-        """Whether there is anything to look up: numbers stay as they are."""
+        """Return True if there is anything to look up; numeric addresses need none."""
         return bool(self.sources) or len(self.fixed) < len(self.given)
 
     @property
     def fixed(self) -> tuple[Address, ...]:
-        """Those that need no looking up."""
+        """Return the given addresses that need no look-up."""
         return tuple(address for address in self.given if not is_name(address.host))
 
     def met_itself(self, address: Address) -> None:
-        """Who answered there was this node."""
+        """Note an address at which this node answered itself."""
         if len(self.own) < MOST_OWN:
             self.own.add(address)
 
     def is_own(self, address: Address) -> bool:
-        """Whether this node listens there itself, as far as its machine can say."""
+        """Return True if this node itself listens there, as far as the machine can tell."""
         bound = self.bound
         if address in self.own or address == bound:
             return True
@@ -159,7 +175,7 @@ class SeedLookup:
         return is_loopback(address.host) or routed(address, ":" in address.host) == address.host
 
     async def look(self) -> Found:
-        """Ask everybody once, for two times :data:`LOOK_S` at most."""
+        """Poll every source once, for at most twice :data:`LOOK_S`."""
         self.missing = {}
         with trio.move_on_after(LOOK_S):
             async with trio.open_nursery() as nursery:
@@ -184,20 +200,20 @@ class SeedLookup:
         return self.found(wanted)
 
     def drawn(self, texts: list[str]) -> list[str]:
-        """As many as a look brings, and others at every look where there are more."""
+        """Return at most MOST_FOUND texts, a fresh random sample each time if there are more."""
         return texts if len(texts) <= MOST_FOUND else self.rng.sample(texts, MOST_FOUND)
 
     async def ask(self, source: SeedSource) -> None:
-        """Have a file or a function give its texts."""
+        """Poll a file or a function for its texts."""
         name = called(source)
         self.missing[name] = f"did not answer within {LOOK_S:.0f} s"
-        if not self.turns[source].available_tokens:  # it hangs since an earlier look: nobody waits for it again
+        if not self.turns[source].available_tokens:  # It still hangs from an earlier poll; do not wait for it again.
             return
         try:
             texts = await trio.to_thread.run_sync(
                 texts_of, source, abandon_on_cancel=True, limiter=self.turns[source]
             )  # fmt: skip
-        except (Exception, SystemExit) as error:  # it is the program's own, and this thread is not
+        except (Exception, SystemExit) as error:  # The function is the program's, and this thread is ours.
             self.missing[name] = trouble(error)
         else:
             del self.missing[name]
@@ -205,7 +221,7 @@ class SeedLookup:
             self.texts[source] = texts
 
     def read(self, text: str, name: str) -> dict[Address, PeerId | None]:
-        """A text of a source; what is no seed is told, and left out."""
+        """Parse a text of a source. An invalid seed is logged and left out."""
         try:
             seed = parse_seed(text if is_invite(text) else text[:LONGEST])
         except LocalError as error:
@@ -221,20 +237,22 @@ class SeedLookup:
         return dict.fromkeys(seed.addresses, seed.expected)
 
     def say(self, about: str, sentence: str) -> None:
-        """Once, until that is over."""
+        """Log a sentence about a source once, until its trouble ends."""
         if about not in self.told:
             self.told.add(about)
             self.tell(sentence)
 
     async def resolve(self, name: Address) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a null byte in a name is one
+        with contextlib.suppress(OSError, ValueError):  # A null byte in a name raises ValueError.
             self.numbers[name] = await trio.to_thread.run_sync(
                 numbers_of, *name, abandon_on_cancel=True, limiter=self.names_at_once
             )
 
     def found(self, wanted: Mapping[Address, PeerId | None]) -> Found:
-        """All addresses of all that is ``wanted``, without our own. A name that stands for none stays as it is:
-        dialling it says why."""
+        """Return all addresses of all ``wanted`` seeds, except our own.
+
+        A name without an address stays as it is: dialling it reports the reason.
+        """
         whose, names, others = dict[Address, PeerId](), dict[Address, str](), list[Address]()
         fixed = [address for address in self.fixed if not self.is_own(address)]
         for address, who in wanted.items():
@@ -255,7 +273,7 @@ class SeedLookup:
 
 
 def is_name(host: str) -> bool:
-    """Whether a host has to be looked up: it is no number."""
+    """Return True if a host must be looked up because it is no numeric address."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -264,17 +282,17 @@ def is_name(host: str) -> bool:
 
 
 def called(source: SeedSource) -> str:
-    """What people know a source by."""
+    """Return the name under which users know a source."""
     return f"@{source}" if isinstance(source, Path) else "seeds()"
 
 
 def texts_of(source: SeedSource) -> list[str]:
-    """In a thread of its own."""
+    """Read a source; called in a thread."""
     return read_seeds(source) if isinstance(source, Path) else asked(source)
 
 
 def trouble(error: BaseException) -> str:
-    """Why a source gave nothing, for people: in a clause."""
+    """Return in a clause why a source gave nothing."""
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, OSError) and error.strerror and error.filename is not None:

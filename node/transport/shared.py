@@ -1,8 +1,8 @@
-"""Memory that two processes of one host share: what says that they can, and the socket that passes it on.
+"""Shared memory between two processes of one host: a test that they can share it, and a socket that passes it on.
 
-Beside a link whose two ends are processes of one user on one Linux host lies a socket over which descriptors of memory
-go, and nothing else. Nothing here waits: what was passed before a message was sent over the link is there when the
-message comes.
+If both ends of a link are processes of one user on one Linux host, a second socket between them carries memory
+descriptors and nothing else. Nothing here waits: a descriptor that was passed before a message was sent over the link
+arrives before that message.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ from node.transport.forks import keep_from_children
 __all__ = ["MeetingPlace", "Returned", "SideChannel", "connected", "host_name"]
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-NAMESPACES = ("net", "user")  # of abstract sockets, and of the user numbers that the kernel vouches for
+NAMESPACES = ("net", "user")  # Namespaces of abstract sockets, and of the user ids that the kernel vouches for.
 SESSION = struct.Struct(">Q")
 DESCRIPTOR = struct.Struct("i")
-CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-WAITING = 4  # descriptors that were passed and are not asked for yet: there are 3 exchanges at once, and a newcomer's
-DRAINED = 64  # messages taken at once: more than an honest partner ever has under way
-CALLERS = 8  # that may knock before the partner does: others can read the name of a socket
+CREDENTIALS = struct.Struct("3i")  # As struct ucred: pid, uid, gid.
+WAITING = 4  # Descriptors passed and not yet asked for: 3 concurrent exchanges and a newcomer's.
+DRAINED = 64  # Messages taken at once: more than an honest partner ever has in flight.
+CALLERS = 8  # Other processes that may connect before the partner does, since they can read the socket's name.
 
 
 def host_name(environment: Mapping[str, str] = os.environ) -> str | None:
-    """What all processes say that can share memory with this one, and no other: those of its user on this host, as it
-    is booted now. A hash, which tells nobody else anything. None where memory cannot be shared, or is not to be."""
+    """Return a token that is equal for exactly those processes that can share memory with this one.
+
+    They belong to the same user on the same host since its last boot. The token is a hash and reveals nothing else.
+    None where memory cannot or must not be shared.
+    """
     if environment.get("GOSSIP_SHARED_MEMORY") == "off" or not hasattr(os, "memfd_create"):
         return None
-    if sys.byteorder != "little" or not hasattr(socket, "SO_PEERCRED"):  # vectors travel as they lie
+    # Vectors travel in the byte order of the memory.
+    if sys.byteorder != "little" or not hasattr(socket, "SO_PEERCRED"):
         return None
     try:
         names = [BOOT_ID.read_text().strip(), str(os.geteuid())]
@@ -50,14 +54,17 @@ def host_name(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 class Returned(Protocol):
-    """What was lent, and ends when it need not stay as it is any more."""
+    """A loan of memory; ``end`` is called when the memory may change again."""
 
     def end(self) -> None: ...
 
 
 class SideChannel:
-    """The socket of one link. ``lent``: by session, what the other side may be reading. Closing it takes that back: who
-    has read something looks first whether it is :attr:`open`, and then whether what it read was whole."""
+    """The side channel of one link, over which memory descriptors go.
+
+    ``lent`` has, by session, the memory that the other side may be reading. Closing the channel revokes it: a reader
+    first checks that the channel is :attr:`open`, and then that the data it read was whole.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -68,16 +75,22 @@ class SideChannel:
 
     @property
     def open(self) -> bool:
-        """Whether neither side has closed it. The kernel knows at once, whatever else is under way. One look, one
-        object: threads look at the same time, of which a poll object allows no two."""
+        """Return True if neither side has closed it, which the kernel knows at once.
+
+        Each call makes its own poll object, because several threads call this and a poll object allows only one at a
+        time.
+        """
         poll = select.poll()
-        with contextlib.suppress(ValueError):  # closed since by another thread
+        with contextlib.suppress(ValueError):  # Another thread has closed it since.
             poll.register(self.socket, select.POLLRDHUP)
             return not self.closed and not poll.poll(0)
         return False
 
     def pass_on(self, session: int, descriptor: int) -> bool:
-        """Whether it is there for who hears of this session next. Who takes nothing is given nothing more."""
+        """Pass a descriptor for a session; return True if it will arrive before the next message about the session.
+
+        A side that takes nothing out of its socket gets nothing more: the channel closes.
+        """
         try:
             rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, DESCRIPTOR.pack(descriptor)
             self.socket.sendmsg([SESSION.pack(session)], [rights])
@@ -86,16 +99,16 @@ class SideChannel:
         return not self.closed
 
     def take(self, session: int) -> int | None:
-        """The descriptor that was passed for a session, to be closed; None where none was, or none could be taken."""
-        space = socket.CMSG_LEN(DESCRIPTOR.size)  # for one: the kernel closes what more comes
+        """Return the descriptor passed for a session, which the caller closes; None if there is none."""
+        space = socket.CMSG_LEN(DESCRIPTOR.size)  # Room for one descriptor: the kernel closes any more that come.
         for _ in range(DRAINED):
             try:
                 data, found, flags, _ = self.socket.recvmsg(SESSION.size, space, socket.MSG_CMSG_CLOEXEC)
-            except OSError:  # there is no more, or it is closed
+            except OSError:  # No more messages, or it is closed.
                 break
             descriptors = [DESCRIPTOR.unpack(packed)[0] for _, _, packed in found if len(packed) == DESCRIPTOR.size]
             if len(data) != SESSION.size or flags & socket.MSG_TRUNC or len(descriptors) != 1:
-                for descriptor in descriptors:  # of a message that is none of ours
+                for descriptor in descriptors:  # The message does not follow our format.
                     os.close(descriptor)
                 break
             number = SESSION.unpack(data)[0]
@@ -111,7 +124,7 @@ class SideChannel:
             os.close(descriptor)
 
     def close(self) -> None:
-        """The socket first: from here on the other side uses nothing that it has not read yet."""
+        """Close the socket first: from then on the other side uses nothing that it has not read yet."""
         self.closed = True
         self.socket.close()
         self.views = Views()
@@ -122,10 +135,10 @@ class SideChannel:
 
 
 class MeetingPlace:
-    """Where one side waits for the other to connect."""
+    """A listening socket, to which the other side's process connects."""
 
     def __init__(self) -> None:
-        """Raises OSError where there can be none."""
+        """Open it; raise OSError where that is impossible."""
         self.name, self.token = secrets.token_bytes(16), secrets.token_bytes(16)
         self.socket = fresh()
         try:
@@ -136,7 +149,7 @@ class MeetingPlace:
             raise
 
     def met(self) -> SideChannel | None:
-        """The other side says that it has connected: the connection, and no other's."""
+        """Return the other side's connection, and no other process's, once it reports that it has connected."""
         for _ in range(CALLERS + 1):
             try:
                 caller, _ = self.socket.accept()
@@ -155,7 +168,7 @@ class MeetingPlace:
 
 
 def connected(name: bytes, token: bytes) -> SideChannel | None:
-    """To where the other side waits; None where it does not, or is another user's."""
+    """Connect to the listening side; return None if it is not there or belongs to another user."""
     sock: socket.socket | None = None
     try:
         sock = fresh()
@@ -171,7 +184,7 @@ def connected(name: bytes, token: bytes) -> SideChannel | None:
 
 
 def fresh() -> socket.socket:
-    """One that never waits, and is closed in forked children."""
+    """Return a non-blocking socket that forked children close."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.setblocking(False)
     keep_from_children(sock)
@@ -183,6 +196,6 @@ def abstract(name: bytes) -> bytes:
 
 
 def of_our_user(sock: socket.socket) -> bool:
-    """Whether the process at its other end is our user's, as the kernel knows."""
+    """Return True if the process at the other end is of our user, according to the kernel."""
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return bool(CREDENTIALS.unpack(found)[1] == os.geteuid())

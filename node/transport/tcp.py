@@ -18,14 +18,14 @@ from node.transport.forks import keep_from_children
 __all__ = ["TcpNetwork", "is_loopback", "is_private", "routed"]
 
 BACKLOG = 128
-NOT_SENT_BYTES = 131_072  # unsent bytes the kernel may queue: a probe waits behind at most this much of a chunk
+NOT_SENT_BYTES = 131_072  # Unsent bytes the kernel may queue: a probe waits behind at most this much of a chunk.
 KEEPALIVE_S = 20
-NEXT_ATTEMPT_S = 0.25  # the Connection Attempt Delay that RFC 8305 recommends
-MOST_TARGETS = 8  # of the addresses of one name: each attempt takes a descriptor
+NEXT_ATTEMPT_S = 0.25  # The Connection Attempt Delay that RFC 8305 recommends.
+MOST_TARGETS = 8  # Attempts for the addresses of one name, since each takes a descriptor.
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine by name or number. A name other than localhost may mean anything, so it is not."""
+    """Return True if a host is this machine, by name or number. A name other than localhost may mean any host."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
@@ -34,24 +34,24 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private(host: str) -> bool:
-    """Whether a host is a number of a private network (a name is not)."""
+    """Return True if a host is a numeric address of a private network."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_private
     return False
 
 
 def routed(target: Address, v6: bool = False) -> str | None:
-    """Our address on the way to ``target``; None where there is no way."""
+    """Return our address on the route to ``target``; None if there is no route."""
     with socket.socket(socket.AF_INET6 if v6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(tuple(target))  # chooses a route; a datagram socket sends nothing by it
+            probe.connect(tuple(target))  # This chooses a route; a datagram socket sends nothing when it connects.
             return str(probe.getsockname()[0])
         except OSError:
             return None
 
 
 class TcpNetwork:
-    """Streams over TCP. ``listen`` None: only dials out."""
+    """Streams over TCP. With ``listen`` None it only dials."""
 
     def __init__(self, listen: Address | None, connect_timeout_s: float = 5.0) -> None:
         self.listen = listen
@@ -59,7 +59,7 @@ class TcpNetwork:
         self.sockets: list[trio.socket.SocketType] = []
 
     async def bind(self) -> Address | None:
-        """Begin to listen; the address with its real port. Raises LocalError: port in use, no such address."""
+        """Begin to listen; return the address with its real port. Raises LocalError: port in use, no such address."""
         if self.listen is None:
             return None
         host = self.listen.host
@@ -84,7 +84,8 @@ class TcpNetwork:
         while True:
             try:
                 accepted, where = await sock.accept()
-            except OSError:  # out of descriptors, or a connection gone before it was taken: go on in a moment
+            # Out of descriptors, or a connection that ended before it was accepted: go on after a pause.
+            except OSError:
                 await trio.sleep(0.1)
                 continue
             try:
@@ -115,7 +116,7 @@ class TcpNetwork:
 
 
 async def resolve(address: Address, flags: int = 0) -> list[Any]:
-    """getaddrinfo's answers; a name that is none (``a..b``) is an OSError like one that nobody knows."""
+    """Return getaddrinfo's answers. An invalid name (``a..b``) raises OSError, like an unknown one."""
     try:
         return await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as error:
@@ -135,8 +136,8 @@ async def first_to_answer(
 ) -> trio.socket.SocketType | None:
     """Connect to several addresses of one host by Happy Eyeballs (RFC 8305) and close all sockets but the first.
 
-    An attempt begins as soon as the one before it fails or has taken :data:`NEXT_ATTEMPT_S`, and ends after
-    ``timeout_s`` of its own. What the system says of those that fail is added to ``failures``.
+    An attempt begins as soon as the one before it fails or has taken :data:`NEXT_ATTEMPT_S`, and ends after its own
+    ``timeout_s``. Errors of failed attempts are appended to ``failures``.
     """
     connected: list[trio.socket.SocketType] = []
 
@@ -144,7 +145,7 @@ async def first_to_answer(
         family, kind, proto, _, where = target
         try:
             sock = trio.socket.socket(family, kind, proto)
-        except OSError as error:  # no IPv6 in this kernel, or no descriptor left
+        except OSError as error:  # This kernel has no IPv6, or no descriptor is left.
             failures.append(error)
             over.set()
             return
@@ -176,7 +177,7 @@ async def first_to_answer(
 
 
 async def listening(address: Address, backlog: int) -> trio.socket.SocketType:
-    """A socket that listens there, and in no forked child. Raises OSError."""
+    """Return a listening socket, which forked children close. Raises OSError."""
     family, kind, proto, _, where = (await resolve(address, socket.AI_PASSIVE))[0]
     sock = trio.socket.socket(family, kind, proto)
     try:
@@ -191,8 +192,11 @@ async def listening(address: Address, backlog: int) -> trio.socket.SocketType:
 
 
 def tune(sock: trio.socket.SocketType, host: str) -> None:
-    """No Nagle delay, a dead peer noticed, little queued in the kernel; bbr where the kernel has it: at 50 ms, 100
-    Mbit/s and 1 % loss cubic moves 1.5 Mbit/s and bbr 68. Not on loopback, where its pacing halves the rate."""
+    """Disable Nagle's delay, enable keepalive, keep the kernel's queue short, and use bbr where the kernel has it.
+
+    At 50 ms, 100 Mbit/s and 1 % loss cubic moves 1.5 Mbit/s and bbr 68. On loopback bbr's pacing halves the rate, so it
+    is not used there.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -207,6 +211,6 @@ def tune(sock: trio.socket.SocketType, host: str) -> None:
 
 
 def choose_bbr(sock: trio.socket.SocketType) -> None:
-    """Where there is such a choice, and it is ours."""
+    """Select bbr if the system offers it and allows us to."""
     with contextlib.suppress(AttributeError, OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")

@@ -23,14 +23,14 @@ from node.transport.byte_stream import BrokenLinkError, ByteStream
 
 __all__ = ["Contexts", "TlsStream", "leaf_peer_id", "swarm_contexts"]
 
-SLICE_BYTES = 262_144  # encrypted at a time: 16 records, and plain and cipher text of a slice stay in cache together
-LAST_WORDS_S = 1.0  # for an alert or a farewell to leave: a round trip around the world, several times over
+SLICE_BYTES = 262_144  # Encrypted at a time: 16 records. Plaintext and ciphertext of a slice stay in cache together.
+LAST_WORDS_S = 1.0  # Time for an alert or a close_notify to leave: several round trips around the world.
 
-# Members' clocks need not agree, and whoever holds the secret could issue another certificate: nothing expires.
-# Nor does a clock decide who is let in, for one without a battery begins in 1970: OpenSSL is told not to look.
-NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME, which the ssl module has no name for
+# Members' clocks need not agree, and any holder of the secret could issue another certificate, so nothing expires. A
+# clock without a battery begins in 1970, so OpenSSL must not check times when it admits a peer.
+NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME, for which the ssl module has no name.
 VALID_FROM = datetime(2000, 1, 1, tzinfo=UTC)
-VALID_UNTIL = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # RFC 5280 4.1.2.5: no well-defined expiration
+VALID_UNTIL = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # RFC 5280 4.1.2.5: no well-defined expiration.
 CA_NAME = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gossip swarm")])
 
 
@@ -40,13 +40,13 @@ class Contexts:
 
     client_context: ssl.SSLContext
     server_context: ssl.SSLContext
-    peer_id: PeerId  # whose
+    peer_id: PeerId  # The node's own id.
 
 
 def swarm_contexts(identity: Identity, secret: bytes) -> Contexts:
-    """TLS 1.3 with certificates required of both ends, signed by the authority that ``secret`` (32 bytes) derives.
+    """Return TLS 1.3 contexts that require certificates of both ends, signed by the authority derived from ``secret``.
 
-    Every holder of the secret derives the same authority and signs its own leaf, so nobody is asked to issue one.
+    ``secret`` has 32 bytes. Every holder derives the same authority and signs its own leaf, so no issuer is needed.
     """
     ca_key = Ed25519PrivateKey.from_private_bytes(
         HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=b"gossip swarm authority 1").derive(secret)
@@ -54,9 +54,9 @@ def swarm_contexts(identity: Identity, secret: bytes) -> Contexts:
     ca = _ca_certificate(ca_key)
     leaf = _leaf_certificate(identity, ca_key)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False  # a member is its key, at whatever address
+    client.check_hostname = False  # A member is identified by its key, at any address.
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.num_tickets = 0  # links are kept for long: resuming saves nothing, and would skip the certificates
+    server.num_tickets = 0  # Links live long: resumption saves nothing, and would skip the certificates.
     for context in (client, server):
         context.verify_flags |= NO_CHECK_TIME
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -67,13 +67,13 @@ def swarm_contexts(identity: Identity, secret: bytes) -> Contexts:
 
 
 def leaf_peer_id(der: bytes) -> PeerId:
-    """The id of a certificate's owner; of a peer's only after the handshake, which proves that it holds the key.
+    """Return the id of a certificate's owner. For a peer it is proved only by a finished handshake.
 
     Raises :class:`ProtocolError` where the key is not Ed25519.
     """
     try:
         key = x509.load_der_x509_certificate(der).public_key()
-    except Exception as error:  # the parser names no common base class, and these bytes are another's
+    except Exception as error:  # The parser's errors have no common base class, and these bytes come from a peer.
         raise ProtocolError("The other side's certificate cannot be read.") from error
     if not isinstance(key, Ed25519PublicKey):
         raise ProtocolError("The other side's certificate is not for an Ed25519 key.")
@@ -83,12 +83,12 @@ def leaf_peer_id(der: bytes) -> PeerId:
 class TlsStream:
     """TLS over another stream of bytes: a thin layer on ``ssl.MemoryBIO``.
 
-    trio's own encrypts all of a ``send_all`` in memory before it sends, and hands back one record of 16 KiB a read:
-    0.85 GB/s over loopback where slices of 256 KiB reach 1.77.
+    trio's own TLS encrypts all of a ``send_all`` in memory before it sends, and returns one record of 16 KiB per read.
+    It reaches 0.85 GB/s over loopback, and slices of 256 KiB reach 1.77.
 
-    Receiving never sends, so that it never waits behind a sender: what TLS wants to answer (a new key) leaves with the
-    next ``send_all``, as RFC 8446 4.6.3 allows. An end without ``close_notify`` raises :class:`BrokenLinkError`, for
-    anybody on the way can forge one; ``receive_into`` returns 0 only for a proper close.
+    Receiving never sends, so that it never waits behind a sender. A reply that TLS requires (a new key) leaves with the
+    next ``send_all``, as RFC 8446 4.6.3 allows. An end without ``close_notify`` raises :class:`BrokenLinkError`,
+    because anybody on the path can forge one; ``receive_into`` returns 0 only for a proper close.
     """
 
     def __init__(self, inner: ByteStream, contexts: Contexts, *, server_side: bool) -> None:
@@ -98,11 +98,11 @@ class TlsStream:
         context = contexts.server_context if server_side else contexts.client_context
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._arrived = memoryview(bytearray(SLICE_BYTES))
-        self._sending = trio.Lock()  # whoever takes ciphertext out sends it before anybody takes more
-        self._torn = False  # a send was cut short within a record: nothing sent after it could be read
+        self._sending = trio.Lock()  # A task that takes ciphertext out sends it before another takes more.
+        self._torn = False  # A send was cut short within a record; the peer could not read anything sent after it.
         self._closed = False
-        self._left = False  # close_notify was said, with what is no TLS behind it
-        self._heard = False  # whether the other side is known to have let us in
+        self._left = False  # close_notify was sent, and plain bytes may follow it.
+        self._heard = False  # The other side is known to have accepted us.
         self._peer_id: PeerId | None = None
 
     @property
@@ -111,17 +111,17 @@ class TlsStream:
 
     @property
     def inner(self) -> ByteStream:
-        """What TLS is over."""
+        """Return the stream below TLS."""
         return self._inner
 
     @property
     def dialled(self) -> bool:
-        """Whether this side dialled."""
+        """Return True if this side dialled."""
         return not self._tls.server_side
 
     @property
     def peer_id(self) -> PeerId:
-        """Who the other side proved to be; only after :meth:`handshake`."""
+        """Return the id that the other side proved; valid only after :meth:`handshake`."""
         if self._peer_id is None:
             raise RuntimeError("peer_id is known only after the handshake")
         return self._peer_id
@@ -130,7 +130,7 @@ class TlsStream:
         """Prove the secret and the key to each other. The caller bounds the time, and closes the stream on failure.
 
         Raises :class:`RefusedError` where the other side is not of this swarm. A client that is itself refused learns
-        it at its first ``receive_into`` (TLS 1.3 lets it finish first).
+        it at its first ``receive_into``, because TLS 1.3 lets it finish first.
         """
         while True:
             try:
@@ -143,32 +143,32 @@ class TlsStream:
                 await self._say_why()
                 raise self._refused() from error
         certificate = self._tls.getpeercert(binary_form=True)
-        assert certificate is not None  # CERT_REQUIRED
+        assert certificate is not None  # Guaranteed by CERT_REQUIRED.
         self._peer_id = leaf_peer_id(certificate)
-        self._heard = self._tls.server_side  # a client speaks last, and only if it trusts the server
+        self._heard = self._tls.server_side  # A client speaks last, and only if it trusts the server.
         await self._flush()
 
     async def receive_into(self, buffer: memoryview) -> int:
         while True:
             filled = 0
             try:
-                while filled < len(buffer):  # a turn decrypts one record, of at most 16 KiB
-                    # typeshed knows only the form without a buffer, which returns bytes
+                while filled < len(buffer):  # Each pass decrypts one record, of at most 16 KiB.
+                    # typeshed knows only the form without a buffer, which returns bytes.
                     count: int = self._tls.read(len(buffer) - filled, buffer[filled:])  # type: ignore
                     if not count:
-                        break  # close_notify, which the next call meets again if this one has bytes to hand over
+                        break  # This is close_notify. If there are bytes to return, the next call meets it again.
                     filled += count
             except ssl.SSLWantReadError:
                 if not filled:
                     await self._fill()
                     continue
             except ssl.SSLZeroReturnError:
-                pass  # the same, where we have said ours
+                pass  # This is close_notify too, after we have sent ours.
             except ssl.SSLError as error:
-                if not filled:  # else the next call meets it
+                if not filled:  # Otherwise the next call meets the error.
                     raise self._failed(error) from error
             else:
-                await trio.lowlevel.checkpoint()  # nothing above waited, and a fast sender must not starve other tasks
+                await trio.lowlevel.checkpoint()  # Nothing above waited, and a fast sender must not starve other tasks.
             self._heard = self._heard or filled > 0
             return filled
 
@@ -185,9 +185,13 @@ class TlsStream:
                 await self._send_outgoing()
 
     async def leave(self) -> None:
-        """Say ``close_notify``, and go on with ``inner``: what is sent on it now is none of TLS. The other side's bytes
-        are TLS's up to its own ``close_notify``, where ``receive_into`` returns 0 and :meth:`behind` has the rest."""
-        came = self._incoming.read()  # OpenSSL would look for the other side's, and fail at anything else that it said
+        """Send ``close_notify``, and leave TLS: later bytes go over ``inner`` directly.
+
+        The other side's bytes belong to TLS up to its own ``close_notify``. There ``receive_into`` returns 0, and
+        :meth:`behind` has the rest.
+        """
+        # OpenSSL would look in it for the other side's close_notify, and fail at any other data.
+        came = self._incoming.read()
         try:
             self._tls.unwrap()
         except ssl.SSLWantReadError:
@@ -199,21 +203,23 @@ class TlsStream:
         await self._flush()
 
     def behind(self) -> bytes:
-        """What was received behind the other side's ``close_notify``."""
+        """Return the bytes received after the other side's ``close_notify``."""
         return self._incoming.read()
 
     async def outlast(self) -> None:
-        """Read what is no more TLS, for nobody, until the other side has left: what it was told last is not to be
-        overtaken by a reset. The caller bounds the time."""
+        """Read and discard until the other side has left, so that no reset overtakes our last bytes.
+
+        The caller bounds the time.
+        """
         while await self._inner.receive_into(self._arrived):
             pass
 
     async def aclose(self) -> None:
-        """Say ``close_notify`` if it leaves within a second, and close; the other side's is not waited for."""
+        """Send ``close_notify`` if that takes at most a second, and close without waiting for the other side's."""
         try:
             if self._peer_id is not None and not self._closed:
                 self._closed = True
-                with contextlib.suppress(ssl.SSLError):  # it wants the other side's close_notify, always
+                with contextlib.suppress(ssl.SSLError):  # It always asks for the other side's close_notify.
                     self._tls.unwrap()
                 with trio.move_on_after(LAST_WORDS_S), contextlib.suppress(BrokenLinkError):
                     await self._flush()
@@ -227,7 +233,7 @@ class TlsStream:
         self._inner.close_now()
 
     async def _fill(self) -> None:
-        """Wait for ciphertext. A cancelled wait loses none: between receiving and writing nothing is awaited."""
+        """Wait for ciphertext. A cancelled wait loses none: there is no await between receiving and writing."""
         count = await self._inner.receive_into(self._arrived)
         if not count:
             raise self._broken()
@@ -249,10 +255,10 @@ class TlsStream:
     async def _say_why(self) -> None:
         """Send the alert of a failed handshake, if there is one, then read until the other side has left.
 
-        Closing with its bytes unread would reset the connection, and a reset may overtake the alert: the other side
-        would see a broken link where it should be told that its secret is wrong.
+        Closing with its bytes unread would reset the connection, and a reset may overtake the alert. The other side
+        would then see a broken link instead of the message that its secret is wrong.
         """
-        if not self._outgoing.pending:  # the other side's own alert is what failed it
+        if not self._outgoing.pending:  # The handshake failed because of the other side's own alert.
             return
         with trio.move_on_after(LAST_WORDS_S), contextlib.suppress(BrokenLinkError):
             await self._flush()
@@ -277,7 +283,7 @@ class TlsStream:
 
 
 def _ca_certificate(key: Ed25519PrivateKey) -> x509.Certificate:
-    """The same bytes on every node: name, serial and dates are fixed, and Ed25519 signs deterministically."""
+    """Return the swarm's certificate, the same on every node: all fields are fixed and Ed25519 is deterministic."""
     return (
         _certificate(CA_NAME, key.public_key(), serial=1)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -288,7 +294,7 @@ def _ca_certificate(key: Ed25519PrivateKey) -> x509.Certificate:
 
 
 def _leaf_certificate(identity: Identity, ca_key: Ed25519PrivateKey) -> x509.Certificate:
-    """For this node's own key; not an authority itself, so it can let nobody else in."""
+    """Return a certificate for this node's key. It is no authority, so it can admit no one else."""
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, identity.id.hex())])
     public_key = Ed25519PublicKey.from_public_bytes(identity.public_key)
     return (
@@ -328,9 +334,10 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _load_leaf(context: ssl.SSLContext, identity: Identity, leaf: x509.Certificate) -> None:
-    """``ssl`` takes a key from a file alone: it gets one encrypted under a password that dies with this call."""
+    """Load a leaf into a context. ``ssl`` takes keys from files only, so the file is encrypted with a throwaway
+    password."""
     password = secrets.token_bytes(32).hex()
-    with tempfile.TemporaryDirectory(prefix="gossip-") as folder:  # mode 0700
+    with tempfile.TemporaryDirectory(prefix="gossip-") as folder:  # Created with mode 0700.
         path = Path(folder, "leaf.pem")
         path.write_bytes(leaf.public_bytes(serialization.Encoding.PEM) + identity.pem(password.encode("ascii")))
         context.load_cert_chain(path, password=password)
