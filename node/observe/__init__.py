@@ -1,1 +1,1 @@
-"""What a node tells people."""
+"""What a node reports: figures, events, logs and the status page."""

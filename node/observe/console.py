@@ -1,6 +1,6 @@
-"""What people see of one node: a live line, a JSONL log, and a closing table.
+"""The console output of one node: a live line, a JSONL log, and a closing table.
 
-No thread and no clock of its own: whoever drives the node calls ``tick`` a few times a second and says what time it is.
+It has no thread or clock of its own: the node's driver calls ``tick`` a few times a second and passes the time.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from node.observe.figures import RATES, Reading, line_of, table_of
 
 __all__ = ["Console"]
 
-REWRITE_PERIOD_S = 0.25  # on a terminal: as fast as an eye follows numbers
-LINE_PERIOD_S = 10.0  # in a file: 360 lines an hour
-ROW_PERIOD_S = 1.0  # the pace at which members' own counts arrive
-SPARSE_PERIOD_S = 10.0  # between the rows of a long run: about 9,000 rows a day, 3 MB
-DENSE = 60  # a row for each sixtieth of the time since the start, between these two
+REWRITE_PERIOD_S = 0.25  # On a terminal: as fast as an eye follows numbers.
+LINE_PERIOD_S = 10.0  # In a file: 360 lines an hour.
+ROW_PERIOD_S = 1.0  # The rate at which members' own counts arrive.
+SPARSE_PERIOD_S = 10.0  # Between the rows of a long run: about 9,000 rows a day, 3 MB.
+DENSE = 60  # Between these two periods: a row for each sixtieth of the time since the start.
 
 
 class Console:
     """The live line on ``stream`` (rewritten on a terminal, a plain line every 10 s elsewhere) and the rows in ``log``.
 
     Rows are JSON objects with ``t`` (unix seconds), the node's ``id`` and ``event``: ``listening`` (with ``address``),
-    ``progress``, ``final``, and whatever kinds the node reports. A ``progress`` row comes every second in the first
-    minute, then after each further sixtieth of the time since the start, and every 10 s from ten minutes on. A log that
-    was renamed or removed (logrotate) is begun anew under its name. Neither output ever stops training: what cannot be
-    written is turned off, the log with one notice.
-    Notices that no stream shows go to Python's logging (:mod:`node.observe.notices`); ``embedded``: no command is there
-    that shows them, so that warnings appear even where the program has set up no logging.
+    ``progress``, ``final``, and the kinds that the node reports. A ``progress`` row comes every second in the first
+    minute, then after each further sixtieth of the time since the start, and every 10 s from ten minutes on. If the log
+    is renamed or removed (logrotate), a new file of that name begins. Output never stops training: a line or log that
+    cannot be written is turned off, the log with one notice.
+
+    Without a stream, notices go to Python's logging (:mod:`node.observe.notices`). With ``embedded`` no command shows
+    them, so warnings appear even if the program has set up no logging.
+
     Raises :class:`ConfigError` when the log cannot be opened.
     """
 
@@ -59,7 +61,7 @@ class Console:
         self._stream: TextIO | None = (stream or sys.stderr) if line else None
         self._terminal = self._stream is not None and self._stream.isatty()
         self._line_period_s = REWRITE_PERIOD_S if self._terminal else LINE_PERIOD_S
-        self.pace_s = min(ROW_PERIOD_S, self._line_period_s)  # how often to call tick
+        self.pace_s = min(ROW_PERIOD_S, self._line_period_s)  # The period at which to call tick.
         self._log = None if log is None else _Log.open(log)
         self._began_s = self._row_s = self._line_s = now_s
         self._rates = _Rates(now_s)
@@ -67,10 +69,10 @@ class Console:
 
     @classmethod
     def from_environment(cls, now_s: float, node_id: str, address: str, environment: Mapping[str, str]) -> Self:
-        """As ``gossip run`` passes it: ``GOSSIP_LOG`` names the log, ``GOSSIP_PROGRESS`` is ``line`` or ``off``.
+        """Create the console from the variables that ``gossip run`` sets.
 
-        Without ``GOSSIP_PROGRESS`` there is no line: a program that holds a Node of its own accord keeps its terminal,
-        and hears of warnings.
+        ``GOSSIP_LOG`` names the log, and ``GOSSIP_PROGRESS`` is ``line`` or ``off``. Without ``GOSSIP_PROGRESS`` there
+        is no line: a program that embeds a Node keeps its terminal and gets warnings only.
         """
         log = environment.get("GOSSIP_LOG")
         line = environment.get("GOSSIP_PROGRESS", "off") == "line"
@@ -79,7 +81,7 @@ class Console:
 
     def tick(self, now_s: float, look: Callable[[], Reading]) -> None:
         """Write the line and the row that are due; ``look`` is called only when one is."""
-        # A clock set back must not silence us until it has caught up, hence the absolute difference.
+        # A clock set back must not silence the output until it has caught up, hence the absolute difference.
         row_period_s = min(max(ROW_PERIOD_S, (self._row_s - self._began_s) / DENSE), SPARSE_PERIOD_S)
         row_due = self._log is not None and abs(now_s - self._row_s) >= row_period_s
         line_due = self._stream is not None and abs(now_s - self._line_s) >= self._line_period_s
@@ -93,13 +95,13 @@ class Console:
             self._line_s = now_s
             line = f"{self._id[:8]}  {line_of(figures)}"
             if self._terminal:
-                width = shutil.get_terminal_size().columns - 1  # a full last column would wrap
+                width = shutil.get_terminal_size().columns - 1  # A full last column would wrap.
                 self._print(f"\r{line[:width]}\x1b[K")
             else:
                 self._print(f"{line}\n")
 
     def event(self, now_s: float, kind: str, sentence: str, **fields: Any) -> None:
-        """Something worth a sentence: printed at once with the node's id, and a row of its own."""
+        """Print a sentence at once with the node's id, and log it as a row."""
         self._write_row(now_s, {"event": kind, "sentence": sentence, **fields})
         shown = sentence if kind == "listening" else f"{self._id[:8]}  {sentence}"
         self._print(f"\r\x1b[K{shown}\n" if self._terminal else f"{shown}\n")
@@ -107,7 +109,7 @@ class Console:
             notices.log(self._id, kind, sentence, self._embedded)
 
     def close(self, now_s: float, final: Reading) -> None:
-        """The last row, and this node's table; nothing is written after it."""
+        """Write the last row and this node's table; nothing is written afterwards."""
         figures = self._with_rates(now_s, final)
         self._write_row(now_s, {"event": "final", **figures})
         if self._log is not None:
@@ -115,7 +117,7 @@ class Console:
             self._log = None
         if self._stream is not None:
             self._print("\r\x1b[K" if self._terminal else "")
-            if final["steps"]:  # one that never got to train has said why, and a table of zeros would hide that
+            if final["steps"]:  # A node that never trained has said why; a table of zeros would hide that.
                 with contextlib.suppress(OSError, ValueError):
                     print_table(self._id, final, self._stream)
             self._stream = None
@@ -130,7 +132,7 @@ class Console:
         trouble = self._log.write({"t": round(now_s, 3), "id": self._id, **row})
         if trouble is not None:
             path, self._log = self._log.path, None
-            # Told even where the line is off: nobody looks for what a log does not say.
+            # Report it even where the line is off, since a missing log goes unnoticed.
             notice = f"The log {path} cannot be written ({trouble}) and is off from here; training goes on."
             if self._stream is not None:
                 self._print(f"{notice}\n")
@@ -146,12 +148,12 @@ class Console:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # the terminal is gone, or the script closed stderr
+        except (OSError, ValueError):  # The terminal is gone, or the script closed stderr.
             self._stream = None
 
 
 class _Rates:
-    """Bytes a second, in MB/s, over windows of about a second, so that 4 Hz does not flicker between 0 and 40."""
+    """Transfer rates in MB/s over windows of about a second, so that the line does not flicker between 0 and 40."""
 
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
@@ -171,7 +173,7 @@ class _Rates:
 
 
 class _Log:
-    """JSON lines, each appended by one write, so that a kill costs at most the row it falls on."""
+    """JSON lines, each appended by one write, so that a kill costs at most one row."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self.path = path
@@ -182,19 +184,19 @@ class _Log:
         try:
             handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             size = os.fstat(handle).st_size
-            if size and os.pread(handle, 1, size - 1) != b"\n":  # an earlier run was killed inside its last row
+            if size and os.pread(handle, 1, size - 1) != b"\n":  # An earlier run was killed inside its last row.
                 os.write(handle, b"\n")
         except OSError as error:
             raise ConfigError(f"The log {path} cannot be opened ({error.strerror}): name another file.") from None
         return cls(path, handle)
 
     def write(self, row: Mapping[str, Any]) -> str | None:
-        """None, or why the row could not be written."""
+        """Write a row; return None, or why that failed."""
         text = json.dumps({key: _finite(value) for key, value in row.items()}, separators=(",", ":"), allow_nan=False)
         data = (text + "\n").encode()
         self._follow()
         try:
-            if os.write(self._handle, data) != len(data):  # a disk fills up in the middle of a row
+            if os.write(self._handle, data) != len(data):  # The disk filled up in the middle of a row.
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self.close()
@@ -202,8 +204,10 @@ class _Log:
         return None
 
     def _follow(self) -> None:
-        """Open the file anew where its name is another's or nobody's: it was rotated. A device is not looked at; where
-        it cannot be opened, the rows go on into the one that we have."""
+        """Reopen the log if its name no longer leads to this file, because it was rotated.
+
+        Devices are not checked. If the name cannot be opened, rows go on into the old file.
+        """
         ours = os.fstat(self._handle)
         if not stat.S_ISREG(ours.st_mode):
             return
@@ -219,13 +223,13 @@ class _Log:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: a loss that diverged becomes null."""
+    """Return the value, or None if it is not finite: JSON has no NaN, so a diverged loss becomes null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_table(node_id: str, final: Reading, stream: TextIO) -> None:
-    """This node's whole run, as a table of two columns."""
-    from rich.console import Console  # here: nobody who prints no table pays 50 ms for it
+    """Print this node's whole run as a table of two columns."""
+    from rich.console import Console  # Imported here: it takes 50 ms that only a table is worth.
     from rich.table import Table
 
     table = Table(title=f"node {node_id[:8]}", show_header=False, title_justify="left")

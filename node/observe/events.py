@@ -1,4 +1,4 @@
-"""What happens to a node, for programs: what each event says. ``str(event)`` is the sentence for people."""
+"""The events of a node, for programs. ``str(event)`` is the sentence for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SAID = {"alive": "is alive", "suspect": "does not answer", "dead": "is dead", "l
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """``kind``: one of :data:`node.observe.notices.LEVELS`; ``at_s``: unix seconds."""
+    """The base of all events. ``kind`` is one of :data:`node.observe.notices.LEVELS`; ``at_s`` is in unix seconds."""
 
     kind: str
     at_s: float
@@ -19,7 +19,7 @@ class NodeEvent:
 
 @dataclass(frozen=True, slots=True)
 class NoticeEvent(NodeEvent):
-    """What a person should read, as the log has it: alone, together, refused, seed, loss, state, suspicious, ..."""
+    """A notice for the user, as the log has it: alone, together, refused, seed, loss, state, suspicious, ..."""
 
     sentence: str
 
@@ -29,23 +29,23 @@ class NoticeEvent(NodeEvent):
 
 @dataclass(frozen=True, slots=True)
 class RunEvent(NoticeEvent):
-    """Of the run that this node holds: started, joined, merged, put back, finished."""
+    """An event of the run that this node holds: started, joined, merged, put back, finished."""
 
-    run: str  # 32 hexadecimal digits
+    run: str  # 32 hexadecimal digits.
 
 
 @dataclass(frozen=True, slots=True)
 class StalledEvent(NoticeEvent):
-    """The loop reaches no step boundary (``stalled``), or does so again (``moving``), after so many seconds."""
+    """The loop has reached no step boundary (``stalled``), or does so again (``moving``), after so many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class MemberEvent(NodeEvent):
-    """Another is held to be in another state than before: alive, suspect, dead, left; ``before`` None: just met."""
+    """A member's state changed: alive, suspect, dead or left. With ``before`` None the member is new."""
 
-    id: str  # 32 hexadecimal digits
+    id: str  # 32 hexadecimal digits.
     before: str | None
     after: str
 
@@ -55,30 +55,39 @@ class MemberEvent(NodeEvent):
 
 @dataclass(frozen=True, slots=True)
 class ExchangeEvent(NodeEvent):
-    """An exchange: ``exchange.begun`` when its streams begin, then ``exchange.done`` or ``exchange.failed``. An offer
-    that nobody answered has failed and never begun.
+    """An exchange: ``exchange.begun`` when its streams begin, then ``exchange.done`` or ``exchange.failed``.
 
-    ``partners``: one, or the others of a group; none, where who did not answer is not known. ``seconds``: since the
-    wish for a snapshot. Bytes are those of weights, encoded, without what goes around them. ``distance``: from the
-    partner's weights, of a group from its mean, where they came whole; of a part as if it were of all.
+    An unanswered offer fails without having begun.
+
+    Attributes:
+        session: The session's number, the same in all events of an exchange.
+        partners: Ids of 32 hexadecimal digits: one, or the others of a group. Empty if the partner that did not answer
+            is unknown.
+        codec: The codec of the weights.
+        seconds: The time since the exchange asked for a snapshot.
+        bytes_sent: Encoded weights, without framing.
+        bytes_received: The same for the other direction.
+        distance: The distance from the partner's weights, or from a group's mean, if they arrived whole. A subset's
+            distance is scaled up to all weights.
+        reason: Why it failed: one of gossip.exchange.session_table.REASONS, or "other".
     """
 
-    session: int  # begun and done have the same
-    partners: tuple[str, ...]  # 32 hexadecimal digits each
+    session: int
+    partners: tuple[str, ...]
     codec: str
     seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
     distance: float | None = None
-    reason: str = ""  # why it failed: one of gossip.exchange.session_table.REASONS, or "other"
+    reason: str = ""
 
     @property
     def partner(self) -> str:
-        """The first of them, "" where none is known."""
+        """Return the first partner, or "" if none is known."""
         return self.partners[0] if self.partners else ""
 
     def __str__(self) -> str:
-        who = " and ".join(partner[:8] for partner in self.partners) or "nobody known"
+        who = " and ".join(partner[:8] for partner in self.partners) or "an unknown partner"
         match self.kind:
             case "exchange.begun":
                 return f"Exchange with {who} begins, in {self.codec}."

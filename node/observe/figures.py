@@ -1,7 +1,7 @@
 """Every figure of a node, each declared once.
 
 The live line, the log, the closing table, ``gossip status``, ``gossip local``'s table, ``node.metrics()`` and
-docs/figures.md are made of these rows. A new figure is its row, and where it is computed what the row reads.
+docs/figures.md are made of these rows. To add a figure, add its row here and compute what the row reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gossip import kernel
 from gossip.ids import quantity
 
-if TYPE_CHECKING:  # a command that shows rows of a log starts without them
+if TYPE_CHECKING:  # A command that shows rows of a log starts without these modules.
     from gossip.peer import Peer
     from node.links.pool import Links
 
@@ -28,10 +28,10 @@ __all__ = [
 ]  # fmt: skip
 
 Reading = dict[str, Any]
-"""One look at a node: its logged figures by name, None for what is not known."""
+"""A snapshot of a node: its logged figures by name, None where a value is not known."""
 
-SHOWN = 16  # members that were refused, or misbehave
-SHORTENED = ("clipped",)  # reasons for which a vector is taken in part
+SHOWN = 16  # Rows shown of refusals or misconduct.
+SHORTENED = ("clipped",)  # Reasons for which a vector is taken in part.
 HEAD = """\
 # Every figure
 
@@ -40,8 +40,9 @@ date.
 
 ## Of a node
 
-`log`: the `progress` rows of `--log` and the `final` one; `line`: the live line, alone or beside another
-figure; `table`: the closing one; `status`: `gossip status`. What is not known yet is null, in `node.metrics()` None.
+`log`: the `progress` rows of `--log` and the `final` one; `line`: the live line, alone or together with another
+figure; `table`: the closing one; `status`: `gossip status`. A figure that is not known yet is null, in
+`node.metrics()` None.
 
 | figure | meaning | unit | where |
 |---|---|---|---|
@@ -50,18 +51,20 @@ figure; `table`: the closing one; `status`: `gossip status`. What is not known y
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What figures are read from. The counts are those of whoever asks: a training loop is ahead of what its peer has
-    been told."""
+    """The state from which figures are read.
+
+    The caller passes the counts of steps and samples, because a training loop is ahead of what its peer has been told.
+    """
 
     peer: Peer
     links: Links
     steps: int
     samples: int
     swarm_samples: int
-    exchange_s: Iterable[float] = ()  # late ones
+    exchange_s: Iterable[float] = ()  # Of recent exchanges.
     overhead_s: Iterable[float] = ()
     events_dropped: int = 0
-    mixes: Iterable[tuple[str, str, float]] = ()  # late ones: with whom, in which codec, how many seconds ago
+    mixes: Iterable[tuple[str, str, float]] = ()  # Recent ones: partner, codec, age in seconds.
     faults: int = 0
     restarts: int = 0
 
@@ -90,25 +93,39 @@ def seconds(value: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure: its name in the log, what it means, its unit, how it is read (a rate is not: it follows from
-    ``rate_of``), and how a person reads it, where None is one that is not there yet. Others of a reading stand in
-    ``line`` and ``table`` by their names, as {samples}, since some figures are told together."""
+    """One figure and how it is shown.
+
+    Attributes:
+        name: Its name in the log.
+        meaning: A description for users.
+        unit: Its unit.
+        of: Reads it; None for a rate, which follows from ``rate_of``.
+        text: Formats its value, of which None means unknown.
+        rate_of: The figure in bytes of which this one is the rate in MB/s.
+        logged: The log has it.
+        status: ``gossip status`` has it.
+        line: Its part of the live line, with other figures by name, like {samples}, since some belong together.
+        table: Its row of the closing table, likewise.
+        column: The head of its column in the table of ``gossip local``.
+        heading: The title of its own table in ``gossip status``, if its value is rows of member, reason and count.
+        heads: The heads of the last two columns of that table.
+        metric: Its Prometheus name; by convention a counter ends in _total.
+    """
 
     name: str
     meaning: str
     unit: str = ""
     of: Callable[[Source], Any] | None = None
     text: Callable[[Any], str] = str
-    rate_of: str = ""  # MB/s of a figure in bytes
+    rate_of: str = ""
     logged: bool = True
-    status: bool = False  # `gossip status` has it
-    line: str | Callable[[Reading], str] = ""  # its part of the live line
-    table: tuple[str, str | Callable[[Reading], str]] | None = None  # its row of the closing table
-    column: str = ""  # the head of its column in the table of `gossip local`
-    # Of a table of its own in `gossip status`: not one value, but rows of who, why and how often, or what `heads` say.
+    status: bool = False
+    line: str | Callable[[Reading], str] = ""
+    table: tuple[str, str | Callable[[Reading], str]] | None = None
+    column: str = ""
     heading: str = ""
     heads: tuple[str, str] = ("reason", "times")
-    metric: str = ""  # its name in Prometheus's text, by the conventions there; one that only grows ends in _total
+    metric: str = ""
 
 
 def median(values: Iterable[float]) -> float | None:
@@ -117,22 +134,25 @@ def median(values: Iterable[float]) -> float | None:
 
 
 def refused(at: Source) -> tuple[tuple[str, str, int], ...]:
-    """Return who was refused most often, and why. A difference that a filter shortens is not refused: honest members
-    with data of their own meet that all the time, and those that overdo it are told as misbehaving."""
+    """Return the members that were refused most often, and the reasons.
+
+    Vectors that a filter shortens do not count. Honest members with their own data cause that often, and those that
+    overdo it are reported as misbehaving.
+    """
     whole = [item for item in at.peer.refusals.items() if item[0][1] not in SHORTENED]
     counts = sorted(whole, key=lambda item: item[1], reverse=True)[:SHOWN]
     return tuple((partner.hex(), code, count) for (partner, code), count in counts)
 
 
 def company(row: Reading) -> str:
-    """Whether a node is ready is in no log, of which `gossip local` reads."""
+    """Return the members as text. Rows of a log, which `gossip local` reads, have no ``ready``."""
     if not row.get("ready", True):
         return "joining"
     return "alone" if row["alone"] else quantity(row["members_alive"], "member")
 
 
 def installed() -> str:
-    """The version of this library; of a folder that nobody installed none is known."""
+    """Return the version of this library, or "unknown" for a folder that is not installed."""
     try:
         return metadata.version("gossip-trainer")
     except metadata.PackageNotFoundError:
@@ -141,8 +161,8 @@ def installed() -> str:
 
 VERSION = installed()
 
-# In the order of the line and of the table, what matters most first, since a narrow terminal cuts the line. Those of
-# `gossip status` are told by their place: a new one stands behind the others.
+# In the order of the line and the table, the most important first, since a narrow terminal cuts the line. Readers of
+# `gossip status` identify figures by position: append new ones behind the others.
 FIGURES = (
     Figure(
         "steps", "steps of this node's training loop", "local steps", lambda at: at.steps, count,
@@ -150,18 +170,18 @@ FIGURES = (
         metric="gossip_steps_total",
     ),
     Figure(
-        "samples", "that it has trained on", "samples", lambda at: at.samples, count,
+        "samples", "samples that this node has trained on", "samples", lambda at: at.samples, count,
         status=True, line="samples {samples} of {swarm_samples}",
         table=("samples", "{samples} of the swarm's {swarm_samples}"), column="samples",
         metric="gossip_samples_total",
     ),
     Figure(
-        "swarm_samples", "behind the weights of its run: the whole swarm's, of members that left as well", "samples",
+        "swarm_samples", "samples behind the weights of its run, including those of members that left", "samples",
         lambda at: at.swarm_samples, count, status=True,
         metric="gossip_swarm_samples",
     ),
     Figure(
-        "loss", "the last that it was given", "", lambda at: at.peer.record.loss, loss_text,
+        "loss", "the last loss that the loop reported", "", lambda at: at.peer.record.loss, loss_text,
         status=True, line="loss {loss}", table=("loss", "{loss}"), column="loss",
         metric="gossip_loss",
     ),
@@ -171,58 +191,59 @@ FIGURES = (
         table=("members", lambda row: "alone" if row["alone"] else count(row["members_alive"])),
     ),
     Figure(
-        "exchanges_done", "exchanges that it has mixed by", "exchanges", lambda at: at.peer.counts.done, count,
+        "exchanges_done", "finished exchanges", "exchanges", lambda at: at.peer.counts.done, count,
         status=True, line=lambda row: quantity(row["exchanges_done"], "exchange")
         + (f" ({row['exchanges_failed']:,} failed)" if row["exchanges_failed"] else "") + pace(row),
         table=("exchanges", "{exchanges_done} done, {exchanges_failed} failed"), column="exchanges",
         metric="gossip_exchanges_done_total",
     ),
     Figure(
-        "exchanges_failed", "those that came to nothing, offers that nobody answered among them", "exchanges",
+        "exchanges_failed", "failed exchanges, including unanswered offers", "exchanges",
         lambda at: at.peer.counts.failed, count, status=True, column="failed",
     ),
     Figure(
-        "exchange_seconds", "median of late exchanges, from the wish for a snapshot to the mix", "s",
+        "exchange_seconds", "median of recent exchanges, from the request for a snapshot to the mix", "s",
         lambda at: median(at.exchange_s), seconds, table=("an exchange takes", "{exchange_seconds}"),
     ),
     Figure(
-        "step_overhead_seconds", "median of late calls of `node.step`", "s", lambda at: median(at.overhead_s),
+        "step_overhead_seconds", "median of recent calls of `node.step`", "s", lambda at: median(at.overhead_s),
         logged=False, metric="gossip_step_overhead_seconds",
     ),
     Figure(
-        "bytes_sent", "over all links", "bytes", lambda at: at.links.bytes_sent, megabytes,
+        "bytes_sent", "bytes sent over all links", "bytes", lambda at: at.links.bytes_sent, megabytes,
         status=True, table=("sent, received", "{bytes_sent} MB, {bytes_received} MB"), column="MB sent",
         metric="gossip_sent_bytes_total",
     ),
     Figure(
-        "bytes_received", "over all links", "bytes", lambda at: at.links.bytes_received, megabytes, status=True,
+        "bytes_received", "bytes received over all links", "bytes", lambda at: at.links.bytes_received, megabytes,
+        status=True,
         metric="gossip_received_bytes_total",
     ),
     Figure(
-        "consensus_distance", "sqrt(mean |x_i - mean|^2) over the swarm, estimated from late exchanges",
+        "consensus_distance", "sqrt(mean |x_i - mean|^2) over the swarm, estimated from recent exchanges",
         "distance of weights", lambda at: at.peer.consensus_distance, logged=False, status=True,
         metric="gossip_consensus_distance",
     ),
     Figure(
-        "partner", "the last that it mixed with: the first digits of its id", "",
+        "partner", "the last partner: the first digits of its id", "",
         lambda at: at.peer.last_partner and at.peer.last_partner.hex()[:8],
         lambda last: f", last with {last}" if last else "",
     ),
     Figure(
-        "ready", "whether it holds a run's weights", "", lambda at: at.peer.ready, logged=False, status=True,
+        "ready", "true if it holds a run's weights", "", lambda at: at.peer.ready, logged=False, status=True,
         metric="gossip_ready",
     ),
     Figure(
-        "alone", "whether nobody else is there", "", lambda at: at.peer.alone, status=True,
+        "alone", "true if no other member is alive", "", lambda at: at.peer.alone, status=True,
         metric="gossip_alone",
     ),
     Figure(
-        "mb_s_sent", "over the last second or so", "MB/s", text="{:.1f}".format, rate_of="bytes_sent",
+        "mb_s_sent", "rate over about the last second", "MB/s", text="{:.1f}".format, rate_of="bytes_sent",
         line="{mb_s_sent}/{mb_s_received} MB/s{partner}",
     ),
-    Figure("mb_s_received", "over the last second or so", "MB/s", text="{:.1f}".format, rate_of="bytes_received"),
+    Figure("mb_s_received", "rate over about the last second", "MB/s", text="{:.1f}".format, rate_of="bytes_received"),
     Figure(
-        "refused", "what was refused most often: from whom, why, how often", "", refused,
+        "refused", "the most frequent refusals: member, reason, count", "", refused,
         logged=False, status=True, heading="refused, from",
     ),
     Figure(
@@ -231,47 +252,48 @@ FIGURES = (
         metric="gossip_messages_ignored_total",
     ),
     Figure(
-        "events_dropped", "of `node.on`, for which its callbacks were too slow", "events", lambda at: at.events_dropped,
+        "events_dropped", "events dropped because callbacks of `node.on` were too slow", "events",
+        lambda at: at.events_dropped,
         logged=False,
         metric="gossip_events_dropped_total",
     ),
     Figure(
-        "suspicious", "members that misbehave: who, how, how often", "",
+        "suspicious", "members that misbehave: member, how, count", "",
         lambda at: tuple(islice(at.peer.misconduct(), SHOWN)), logged=False, status=True, heading="misbehaves",
     ),
     Figure(
-        "mixed", "members that it mixed with of late: who, in which codec, how many seconds ago", "",
+        "mixed", "recent partners: member, codec, seconds ago", "",
         lambda at: tuple(at.mixes)[-SHOWN:], logged=False, status=True, heading="mixed with", heads=("codec", "s ago"),
     ),
     Figure(
-        "failures", "exchanges that came to nothing, by the reason", "exchanges",
+        "failures", "failed exchanges by reason", "exchanges",
         lambda at: tuple((reason, "", count) for reason, count in at.peer.failed_by.items()), logged=False, status=True,
         heading="exchanges failed", heads=("", "times"),
     ),
-    Figure("version", "of this library", "", lambda at: VERSION, logged=False, status=True),
+    Figure("version", "version of this library", "", lambda at: VERSION, logged=False, status=True),
     Figure(
-        "kernel", "what codecs compute with: `compiled` passes, or `numpy` where none were built", "",
+        "kernel", "the codecs' implementation: `compiled`, or `numpy` where nothing was built", "",
         lambda at: kernel.built(), logged=False, status=True,
     ),
     Figure(
-        "shared_links", "those to members on this host whose vectors are read where they lie in its memory", "links",
+        "shared_links", "links to members on this host, whose vectors are read from shared memory", "links",
         lambda at: at.links.shared, logged=False, status=True,
     ),
     Figure(
-        "lossy_links", "those that lose packets under cubic, which takes that for a full path: bbr would not", "links",
+        "lossy_links", "links on which packet loss limits cubic; bbr would not be limited", "links",
         lambda at: at.links.lossy, logged=False, status=True,
     ),
     Figure(
-        "wide_links", "those with several connections, since one does not fill their path", "links",
+        "wide_links", "links with several connections, since one does not fill their path", "links",
         lambda at: at.links.wide, logged=False, status=True,
     ),
     Figure(
-        "faults", "of this library, each of which ended a link or an exchange and nothing else", "faults",
+        "faults", "faults of this library that ended one link or one exchange", "faults",
         lambda at: at.faults, logged=False, status=True,
         metric="gossip_faults_total",
     ),
     Figure(
-        "network_restarts", "times that its network side began anew after a fault of this library", "restarts",
+        "network_restarts", "restarts of its network side after a fault of this library", "restarts",
         lambda at: at.restarts, logged=False, status=True,
         metric="gossip_network_restarts_total",
     ),
@@ -292,22 +314,22 @@ HEADINGS = {figure.name: (figure.heading, *figure.heads) for figure in FIGURES i
 
 
 def known(value: Any) -> Any:
-    """None for what is no number yet."""
+    """Return the value, or None for NaN."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def reading(at: Source) -> Reading:
-    """The logged figures but for rates, which follow from two of these."""
+    """Return the logged figures except rates, which follow from two readings."""
     return {figure.name: known(figure.of(at)) for figure in FIGURES if figure.logged and figure.of is not None}
 
 
 def status_reading(at: Source) -> Reading:
-    """The figures of `gossip status`."""
+    """Return the figures of `gossip status`."""
     return {figure.name: known(figure.of(at)) for figure in STATUS if figure.of is not None}
 
 
 def status_values(at: Source) -> tuple[Any, ...]:
-    """What a page of `gossip status` holds, in the order of ``STATUS``."""
+    """Return the figures of a page of `gossip status`, in the order of ``STATUS``."""
     return tuple(status_reading(at).values())
 
 
@@ -317,23 +339,23 @@ def told(templates: Iterable[str | Callable[[Reading], str]], row: Reading) -> l
 
 
 def line_of(row: Reading) -> str:
-    """A reading with its rates as one line."""
+    """Return a reading with its rates as one line."""
     return "  ".join(told([figure.line for figure in FIGURES if figure.line], row))
 
 
 def table_of(row: Reading) -> list[tuple[str, str]]:
-    """A node's whole run: what, and how much."""
+    """Return a node's whole run as rows of name and value."""
     tables = [figure.table for figure in FIGURES if figure.table is not None]
     return list(zip([what for what, _ in tables], told([text for _, text in tables], row), strict=True))
 
 
 def columns_of(row: Reading) -> dict[str, str]:
-    """A node among others: its figures by their heads; perhaps none is there yet."""
+    """Return a node's figures by column head; a figure may be missing."""
     return {figure.column: figure.text(row.get(figure.name)) for figure in FIGURES if figure.column}
 
 
 def page() -> str:
-    """The part of docs/figures.md that is about a node."""
+    """Return the part of docs/figures.md that is about a node."""
     lines = []
     for figure in FIGURES:
         where = {

@@ -1,4 +1,4 @@
-"""What the nodes of a running swarm know of the links among them, as a scenario's file says it."""
+"""Link measurements of a running swarm, collected from its nodes and written as a scenario."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from node.observe.status import query
 
 __all__ = ["asked", "tables"]
 
-MOST = 32  # nodes that are asked: a plan is about links, and more of them say no more
-LONGEST_S = 60.0  # a round trip above it is a lie
-FASTEST_MB_S = 1e5  # and a rate
+MOST = 32  # Nodes that are asked: a plan is about links, and more nodes add nothing.
+LONGEST_S = 60.0  # A longer round trip is a lie.
+FASTEST_MB_S = 1e5  # A faster rate is a lie.
 TIMEOUT_S = 5.0
 
 Answer = Mapping[str, Any]
 
 
 def asked(addresses: Sequence[Address], secret: bytes | None) -> list[Answer]:
-    """The status of these nodes, and of the members that they name, as far as those can be reached. Raises
-    :class:`LocalError` where one that was named by us does not answer."""
+    """Return the status of these nodes, and of the members that they name, as far as those can be reached.
+
+    Raises :class:`LocalError` if one of ``addresses`` does not answer.
+    """
     answers: dict[str, Answer] = {}
     for address in addresses:
         one = query(address, secret, TIMEOUT_S)
@@ -33,15 +35,18 @@ def asked(addresses: Sequence[Address], secret: bytes | None) -> list[Answer]:
             try:
                 one = query(parse_address(member["address"]), secret, TIMEOUT_S)
             except (ConfigError, LocalError):
-                continue  # behind a router, or gone: the others say what they know of it
+                continue  # It is behind a router or gone; the others report what they know of it.
             answers.setdefault(one["id"], one)
     return list(answers.values())
 
 
 def tables(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Each node a region of its own, with the round trips to the others as either end knows them, and the best rate
-    that an exchange of its reached: what it waited for is in it, so that a small model shows less than a link carries.
-    Raises :class:`LocalError` where nobody has measured anything yet."""
+    """Return a scenario's tables in which each node is a region of its own.
+
+    A round trip is the smaller of what its two ends measured. A rate is the best that an exchange of the node reached.
+    It includes waiting, so a small model shows less than a link can carry. Raises :class:`LocalError` if no node has
+    measured anything yet.
+    """
     places = {one["id"]: place for place, one in enumerate(answers)}
     seen: dict[tuple[int, int], list[float]] = {}
     rates = [0.0] * len(answers)

@@ -1,4 +1,4 @@
-"""Links whose paths one connection does not fill: they get more, and where bbr would do better people are told once."""
+"""Detection of links that one connection does not fill: they get more, and the user learns once that bbr would help."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from node.transport.loss import PathRecord
 
 __all__ = ["Losses"]
 
-LOOK_S = 1.0  # between two looks
-LEAST_BYTES = 65_536  # sent since the last one: a link that says less is not looked at, of two calls of the kernel each
+LOOK_S = 1.0  # The interval between two looks.
+LEAST_BYTES = 65_536  # Bytes sent since the last look, below which a link is not worth two system calls.
 
 
 class Losses:
-    """Of one node."""
+    """The loss monitor of one node."""
 
     def __init__(
         self, links: Links, on_event: Callable[[str, str], None], widen: Callable[[Link], None] = lambda link: None
     ) -> None:
-        """``widen`` hears of every link of which one connection does not fill the path, at every look."""
+        """``widen`` is called at every look for every link that one connection does not fill."""
         self.links, self.on_event, self.widen = links, on_event, widen
-        self.seen: WeakKeyDictionary[Link, tuple[int, PathRecord]] = WeakKeyDictionary()  # with bytes sent by then
+        self.seen: WeakKeyDictionary[Link, tuple[int, PathRecord]] = WeakKeyDictionary()  # With the bytes sent by then.
         self.looked_at, self.said = -math.inf, False
 
     def look(self, now: float) -> None:
-        """Call it now and then."""
+        """Check all links, at most once per LOOK_S."""
         if now - self.looked_at < LOOK_S:
             return
         self.looked_at = now
@@ -50,7 +50,7 @@ class Losses:
         if plain is not None:
             path.look(*plain.tcp_info())
         if path.loss is not None and not self.said:
-            self.said = True  # it is the machine's: the first that is found is named, and more would say no more
+            self.said = True  # The cause is this machine's TCP, so naming the first link suffices.
             share, at_ms = f"{100 * path.loss.share:.1f} %", f"{1e3 * path.loss.rtt_s:.0f} ms"
             self.on_event("lossy", (
                 f"Of what goes to member {short(link.peer)} {share} is lost on its way, and this machine's TCP (cubic) "

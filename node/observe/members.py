@@ -1,4 +1,4 @@
-"""What a node can be asked of others: its members, and the view that the network thread leaves for the other."""
+"""Members as a node shows them, and the view that the network thread leaves for the training thread."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Member", "SwarmView", "members_of"]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Another node, or this one, as this node knows it."""
+    """A node of the swarm, perhaps this one, as this node knows it."""
 
-    id: str  # 32 hexadecimal digits
-    address: str | None  # None: it dials out, and nobody can dial it
-    state: str  # alive, suspect, dead, left
+    id: str  # 32 hexadecimal digits.
+    address: str | None  # None: it only dials out, and cannot be dialled.
+    state: str  # One of alive, suspect, dead, left.
     steps: int
     samples: int
     loss: float | None
@@ -26,17 +26,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class SwarmView:
-    """What the network thread last told the training thread: one frozen object, replaced whole, so that no lock is
-    needed to read it."""
+    """The network thread's latest report to the training thread: frozen and replaced whole, so it needs no lock."""
 
-    owners: tuple[PeerId, ...] = ()  # who shares the data: alive and ready, this node included
-    changes: int = -1  # counts changes of owners
-    run: bytes = b""  # whose weights we hold
-    swarm_samples: int = 0  # behind these weights
-    own_samples: int = 0  # of this life, when that was counted
-    sharers: int = 1  # members of the run, by which each sample of ours since then counts
-    earlier: int = 0  # changes that peers counted before this one
-    settled: int = 0  # counts the times that the node has settled
+    owners: tuple[PeerId, ...] = ()  # The nodes that share the data: alive and ready, this node included.
+    changes: int = -1  # Counts changes of owners.
+    run: bytes = b""  # The id of the run whose weights we hold.
+    swarm_samples: int = 0  # Samples behind these weights.
+    own_samples: int = 0  # Our samples in this life, at the time of that count.
+    sharers: int = 1  # Members of the run, by which each sample of ours since then is multiplied.
+    earlier: int = 0  # Changes that earlier peers of this process counted.
+    settled: int = 0  # Counts how often the node has settled.
 
     def refreshed(self, peer: Peer) -> Self:
         changes = self.earlier + peer.owners_changed
@@ -47,21 +46,23 @@ class SwarmView:
         )  # fmt: skip
 
     def restarted(self) -> Self:
-        """The next peer counts from the beginning."""
+        """Return the view for the next peer, which counts from the beginning."""
         return replace(self, earlier=self.changes + 1)
 
     def samples_at(self, own_samples: int) -> int:
-        """Samples behind the weights once this node has trained ``own_samples`` in this life."""
+        """Return the samples behind the weights once this node has trained ``own_samples`` in this life."""
         return self.swarm_samples + self.sharers * (own_samples - self.own_samples)
 
     def continues(self, before: Self) -> bool:
-        """Whether the number of samples must not fall from ``before`` to this view: the run is the same, and the nodes
-        have not agreed on a number since."""
+        """Return True if the number of samples must not fall from ``before`` to this view.
+
+        That holds while the run is the same and the nodes have not settled on a number since.
+        """
         return self.run == before.run and self.settled == before.settled
 
 
 def members_of(peer: Peer) -> tuple[Member, ...]:
-    """Everybody this peer knows of, itself first. Walks the table, 16 ms for 10,000 members: on demand alone."""
+    """Return all members this peer knows, itself first. Call it on demand only: 10,000 members take 16 ms."""
     return tuple(
         Member(
             record.id.hex(), str(record.address) if record.address is not None else None, state.value, record.steps,

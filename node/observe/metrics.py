@@ -1,4 +1,4 @@
-"""What a program reads of a node: its figures of now, as a mapping."""
+"""A node's current figures, for programs, as a mapping."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ __all__ = ["Metrics"]
 
 
 class Metrics(Mapping[str, Any]):
-    """One reading of now, which does not change: every figure that is one value by its name, which is an attribute too.
-    None for what is not known yet."""
+    """An immutable reading: every scalar figure by its name, which is an attribute too. None where unknown."""
 
     __slots__ = ("_values",)
 

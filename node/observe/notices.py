@@ -1,4 +1,4 @@
-"""Notices for a program that holds a Node of its own accord: they go through ``logging.getLogger("gossip")``."""
+"""Notices for a program that embeds a Node, by way of ``logging.getLogger("gossip")``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["LEVELS", "LOGGER", "log"]
 
 LOGGER = logging.getLogger("gossip")
 
-# What somebody should look at, at WARNING; the course of things at INFO; exchanges, of which there may be a hundred a
-# second, at DEBUG, and nowhere else. What takes a warning back has its level, too:
-# who sees warnings alone would believe that it still holds.
+# WARNING: the user should look at it. INFO: the normal course. DEBUG: exchanges, perhaps a hundred a second, which are
+# shown nowhere else. The notice that a warning no longer holds has the level of the warning, so that a user who sees
+# only warnings gets it.
 LEVELS = {
     "alone": logging.WARNING, "together": logging.WARNING, "stalled": logging.WARNING, "moving": logging.WARNING,
     "asleep": logging.WARNING, "lossy": logging.WARNING,
@@ -30,11 +30,17 @@ LEVELS = {
 
 
 def log(node_id: str, kind: str, sentence: str, last_resort: bool, error: BaseException | None = None) -> None:
-    """Give a notice to whoever listens. ``last_resort``: also to Python's own handler, which shows warnings on stderr
-    where a program has set up no logging. ``error``: what a program of the user's raised, with its traceback.
+    """Log a notice.
 
-    The record has ``node`` (32 hexadecimal digits) and ``kind`` beside its message. Handlers run in the network thread,
-    whose life must not hang on them: one that raises is the program's affair, and one that is slow holds up this node.
+    The record has ``node`` (32 hexadecimal digits) and ``kind`` besides its message. Handlers run in the network
+    thread, which must survive: exceptions of a handler are ignored, but a slow handler delays this node.
+
+    Args:
+        node_id: The node's id.
+        kind: The kind of notice, which sets its level.
+        sentence: The message.
+        last_resort: Also use Python's last-resort handler, which shows warnings on stderr if no logging is set up.
+        error: An exception of the user's program, logged with its traceback.
     """
     if not last_resort and not LOGGER.hasHandlers():
         return

@@ -1,4 +1,4 @@
-"""Figures of a loop that its swarm may know: packed behind a node's record, and reduced over those who told theirs."""
+"""Figures that a loop shares with its swarm: packed into a node's record, and reduced over the members that sent them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossip.wire.records import MAX_EXTRA_BYTES, keepable, within
 
 __all__ = ["Figures", "Reduced", "reduce", "settles", "told_in"]
 
-SETTLING = ""  # the name, which no owner's figure has, under which a loop says that it stands in settle
+SETTLING = ""  # The name under which a loop reports that it waits in settle; no figure has this name.
 
 Told = dict[str, tuple[float, int]]
 """By name: the value, and the swarm's samples when it was measured."""
@@ -24,36 +24,39 @@ Told = dict[str, tuple[float, int]]
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """One figure over the members that are alive and hold our run's weights, this node included: of each what it told
-    last, all weighing alike. No more than what members say: one that lies moves mean, sum, min and max wherever it
-    likes, and the median no further than among the values of the others, while most are honest."""
+    """One figure, reduced over the alive members that hold our run's weights, this node included.
+
+    Each member's last value has the same weight. Values are not verified. A liar can move mean, sum, min and max to
+    anything. It moves the median only within the range of the others' values, while most members are honest.
+    """
 
     mean: float
     median: float
     sum: float
     min: float
     max: float
-    members: int  # that told it
-    oldest_samples: int  # the swarm's samples when the oldest of these was measured, by what its owner says
+    members: int  # Members that sent it.
+    oldest_samples: int  # The swarm's samples when the oldest value was measured, according to its owner.
 
 
 class Figures:
-    """This node's own. Those that are told again are replaced, the others stay as they were."""
+    """This node's own figures. Sending a figure again replaces it and leaves the others."""
 
     def __init__(self) -> None:
-        self.run = b""  # whose weights they were measured on
+        self.run = b""  # The run on whose weights they were measured.
         self.told: Told = {}
-        self.settling = False  # others that settle need not wait for us
+        self.settling = False  # Others that settle need not wait for us.
 
     def settle(self, on: bool, run: bytes, swarm_samples: int) -> bytes:
-        """What a record is to carry from now on, when the loop comes to its meeting point, and when it goes on."""
+        """Return the packed figures for our record, when the loop begins or ends to settle."""
         self.settling = on
         return self.tell({}, run, swarm_samples)
 
     def tell(self, figures: Mapping[str, Any], run: bytes, swarm_samples: int) -> bytes:
-        """What a record is to carry from now on; empty for nothing. What is not finite is told no more.
+        """Return the packed figures for our record; empty if there are none. A value that is not finite removes its
+        figure.
 
-        Raises :class:`ConfigError` for what is no number, and for more than a record has room for.
+        Raises :class:`ConfigError` for a value that is no number, and for more than a record has room for.
         """
         told = dict(self.told) if run == self.run else {}
         for name, given in figures.items():
@@ -62,7 +65,8 @@ class Figures:
             if math.isfinite(value):
                 told[name] = value, within("samples", swarm_samples)
         packed: bytes = msgpack.packb(told, use_bin_type=True) if told else b""
-        settled: bytes = msgpack.packb(told | {SETTLING: (1.0, 0)}, use_bin_type=True)  # for which room is kept
+        # Room is always kept for this mark.
+        settled: bytes = msgpack.packb(told | {SETTLING: (1.0, 0)}, use_bin_type=True)
         if not keepable((settled,)):
             room = MAX_EXTRA_BYTES - 3 - (len(settled) - len(packed))
             raise ConfigError(
@@ -83,7 +87,7 @@ def number_of(name: object, value: Any) -> float:
 
 
 def told_in(record: MemberRecord) -> Told:
-    """What a record's owner told. Others hand it on unchecked, so whatever else stands there is nothing."""
+    """Return the figures in a member's record. Others pass them on unchecked, so malformed ones are ignored."""
     packed = record.extra[0] if record.extra else None
     if type(packed) is not bytes:
         return {}
@@ -101,12 +105,12 @@ def told_in(record: MemberRecord) -> Told:
 
 
 def settles(record: MemberRecord) -> bool:
-    """Whether its owner's loop stands in settle, as it says."""
+    """Return True if the record says that its owner's loop waits in settle."""
     return SETTLING in told_in(record)
 
 
 def reduce(own: Told, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
-    """By name, over ``own`` and what stands in these records."""
+    """Return each figure reduced over ``own`` and these records."""
     rows: dict[str, list[tuple[float, int]]] = {}
     for told in (own, *map(told_in, records)):
         for name, row in told.items():
@@ -116,7 +120,7 @@ def reduce(own: Told, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
 
 
 def reduced(values: list[float], oldest: int) -> Reduced:
-    total = sum(values)  # fsum would raise where a liar's values leave the range of a float
+    total = sum(values)  # fsum would raise where a liar's values exceed the range of a float.
     return Reduced(
         total / len(values), statistics.median(values), total, min(values), max(values), len(values), oldest
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What stands still, said once: a training loop that reaches no step boundary, and donors that give nothing."""
+"""Stalls, each reported once: a training loop that reaches no step boundary, and donors that send nothing."""
 
 from __future__ import annotations
 
@@ -11,24 +11,30 @@ from node.observe.events import NodeEvent, StalledEvent
 
 __all__ = ["STANDS_S", "Stalls"]
 
-STANDS_S = 5.0  # without a step boundary before it is said: longer than most steps, shorter than a person's patience
+# Seconds without a step boundary before a report: longer than most steps, shorter than a user's patience.
+STANDS_S = 5.0
 
 
 class Stalls:
-    """Of one node; ``trains`` says whether its training loop has begun."""
+    """The stall detector of one node; ``trains`` tells whether its training loop has begun."""
 
     def __init__(
         self, peer: Peer, trains: Callable[[], bool], announce: Callable[[NodeEvent], None],
         on_event: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         self.peer, self.trains, self.announce, self.on_event = peer, trains, announce, on_event
-        self.left, self.left_since = 0, 0.0  # elements of the weights that a newcomer has still to get, and since when
-        self.stood_s, self.patience_s = 0.0, STANDS_S  # without a boundary, once that was said; and when it is said
-        self.looked_at, self.woke_at = math.inf, -math.inf  # last; and when all of this process had stood still
+        # Elements of the weights that a newcomer still lacks, and since when that number is the same.
+        self.left, self.left_since = 0, 0.0
+        # Seconds without a boundary, once reported; and the threshold for a report.
+        self.stood_s, self.patience_s = 0.0, STANDS_S
+        # The last look; and the last time at which the whole process had been suspended.
+        self.looked_at, self.woke_at = math.inf, -math.inf
 
     def look(self, now: float) -> None:
-        """Call it every quarter of ``STANDS_S``. Where that much has passed since the last time not the loop alone
-        stood."""
+        """Check for stalls; call it every quarter of ``STANDS_S``.
+
+        If that much has passed since the last call, the whole process was suspended and not just the loop.
+        """
         asleep_s, self.looked_at = now - self.looked_at, now
         if asleep_s >= STANDS_S:
             self.woke_at = now
@@ -38,8 +44,10 @@ class Stalls:
         self.look_at_donors(now)
 
     def look_at_loop(self, now: float) -> None:
-        """Say once that no boundary is reached, for whatever reason: nobody can mix with this node meanwhile. A loop
-        whose steps are that long is named at the first of them, and again only for what is twice as long."""
+        """Report once that no boundary is reached, for whatever reason: no member can mix with this node meanwhile.
+
+        A loop with steps that long is reported at the first of them, and again only for a stall twice as long.
+        """
         stood_s = now - max(self.peer.boundary_at, self.woke_at)
         if stood_s < STANDS_S:
             if self.stood_s:
@@ -49,18 +57,20 @@ class Stalls:
         elif self.peer.ready and self.trains():
             if not self.stood_s and stood_s >= self.patience_s:
                 text = f"The training loop has reached no step boundary for {stood_s:.0f} s"
-                text += " (an evaluation, a loader that gives nothing?): until it does, nobody can mix with this node."
+                text += (
+                    " (an evaluation, a loader that yields nothing?): until it does, no member can mix with this node."
+                )
                 self.announce(StalledEvent("stalled", time.time(), text, stood_s))
                 self.stood_s = stood_s
             elif self.stood_s:
                 self.stood_s = stood_s
 
     def look_at_donors(self, now: float) -> None:
-        """Say once that those who have the weights give none: a newcomer would wait without a word."""
+        """Report once that the donors send no weights, because the newcomer would otherwise wait silently."""
         left = self.peer.lacks
         if left != self.left or not left:
             self.left, self.left_since = left, now
         elif self.peer.starved and now - self.left_since >= STANDS_S:
-            self.left_since = math.inf  # said
+            self.left_since = math.inf  # Reported.
             text = f"The members that hold the weights have given none for {STANDS_S:.0f} s: their training loops stand"
             self.on_event("waiting", text + " (an evaluation?), or they serve others. This node waits for them.")

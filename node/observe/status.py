@@ -1,4 +1,4 @@
-"""What a running node says of itself when asked, page by page; and how to ask."""
+"""A node's answer to a status query, page by page, and the query."""
 
 from __future__ import annotations
 
@@ -23,21 +23,30 @@ from node.transport.tls import TlsStream, swarm_contexts
 
 __all__ = ["PAGE", "ask_figures", "query", "status_page"]
 
-PAGE = 100  # members of at most 400 B (a host name has 255) in one header of 64 KiB
-MAX_ROWS = 50_000  # members that are asked for: 40 MB, twice what a table holds; the node that answers may be anybody's
-MAX_TEXT = 300  # characters: an address
-NOBODY = b"\xff" * 16  # no member's id is after it
+PAGE = 100  # Members of at most 400 B (a host name has 255) in one header of 64 KiB.
+MAX_ROWS = 50_000  # Members that we ask for: 40 MB, twice what a table holds, since any node may be answering.
+MAX_TEXT = 300  # Characters: an address.
+NOBODY = b"\xff" * 16  # No member's id comes after it.
 METRICS = ("id", "address", "swarm", *(figure.name for figure in STATUS))
-"""In this order; later versions add theirs behind these."""
+"""In this order; later versions append theirs."""
 
 
 def status_page(
     peer: Peer, links: Links, swarm: str, after: bytes, mixes: Iterable[tuple[str, str, float]] = (),
     counts: tuple[int, int] = (0, 0), faults: tuple[int, int] = (0, 0),
 ) -> StatusReply:  # fmt: skip
-    """Members with ids after ``after``, in order, and the metrics. ``mixes``: late ones, as a Source has them.
-    ``counts``: the training loop's steps and samples in this life, which the peer's record adds to those of others.
-    ``faults``: those contained, and those that the network side began anew after."""
+    """Return the figures, and the members with ids after ``after`` in order, up to one page.
+
+    Args:
+        peer: The node's peer.
+        links: Its links.
+        swarm: The swarm's name.
+        after: The last id of the page before.
+        mixes: Recent exchanges, as a Source has them.
+        counts: The training loop's steps and samples in this life; the peer's record adds them to those of earlier
+            lives.
+        faults: Contained faults, and restarts of the network side.
+    """
     me = peer.record
     address = str(me.address) if me.address is not None else None
     figures = status_values(Source(peer, links, *counts, peer.swarm_samples, (), (), 0, mixes, *faults))
@@ -51,9 +60,9 @@ def status_page(
 
 
 def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0) -> dict[str, Any]:
-    """Ask the node at ``address`` for its id, members and metrics, as an observer who joins nothing.
+    """Ask the node at ``address`` for its id, members and metrics, as an observer that joins nothing.
 
-    Raises LocalError in one sentence when nobody answers there, or the secret is not theirs.
+    Raises LocalError in one sentence if nothing answers there, or the secret is wrong.
     """
     try:
         return trio.run(ask, address, secret, timeout_s)
@@ -65,13 +74,15 @@ def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0)
 
 
 async def ask_figures(address: Address, secret: bytes | None, timeout_s: float) -> dict[str, Any]:
-    """As :func:`query`, in a trio loop of the caller's, for the node's own figures: of its members at most a page is
-    read, whatever it sends. Raises OSError, RemoteError, trio.TooSlowError."""
+    """Query as :func:`query` does, in the caller's trio loop, for the node's own figures.
+
+    At most a page of its members is read, whatever it sends. Raises OSError, RemoteError, trio.TooSlowError.
+    """
     return await ask(address, secret, timeout_s, NOBODY)
 
 
 async def ask(address: Address, secret: bytes | None, timeout_s: float, after: bytes = b"") -> dict[str, Any]:
-    """``after``: members with larger ids are asked for."""
+    """Query a node for its figures and for members with ids larger than ``after``."""
     with trio.fail_after(timeout_s):
         stream: ByteStream = await TcpNetwork(None, timeout_s).connect(address)
         try:
@@ -87,7 +98,7 @@ async def ask(address: Address, secret: bytes | None, timeout_s: float, after: b
 
 
 async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b"") -> dict[str, Any]:
-    """All pages as one answer. A node of another version has more values or fewer: what it does not say is None."""
+    """Return all pages as one answer. A value that a node of another version does not send is None."""
     members: list[dict[str, Any]] = []
     while True:
         await stream.send_all(encode(StatusQuery(after)))
@@ -125,7 +136,7 @@ async def next_reply(reader: FrameReader) -> StatusReply:
 
 
 def member_of(row: Any, after: bytes) -> dict[str, Any]:
-    """One member of a page. Their ids rise, or a node could go on for ever with the same ones."""
+    """Return one member of a page. Ids must rise, or a node could repeat the same ones for ever."""
     peer = row[0] if isinstance(row, tuple) and row else None
     if type(peer) is not bytes or len(peer) != 16 or peer <= after:
         raise ProtocolError("The node's answer is not a status.")
@@ -138,7 +149,7 @@ def member_of(row: Any, after: bytes) -> dict[str, Any]:
 
 
 def refused_of(value: Any) -> tuple[tuple[Any, ...], ...]:
-    """(member, code, count) of what a node refused, or of who misbehaves; what has another shape is left out."""
+    """Return the rows (member, code, count) of a figure of that shape; malformed rows are left out."""
     rows = value if isinstance(value, tuple) else ()
     return tuple(
         tuple(plain(item) for item in row[:3]) for row in rows[:SHOWN]
@@ -147,7 +158,7 @@ def refused_of(value: Any) -> tuple[tuple[Any, ...], ...]:
 
 
 def plain(value: Any) -> Any:
-    """A value that may be shown: a number, or a short text that no terminal obeys. None in the place of others."""
+    """Return a value that is safe to show, a number or a short printable text, and None for any other."""
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT and value.isprintable() else None
     return value if isinstance(value, bool | int | float) else None
