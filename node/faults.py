@@ -1,5 +1,4 @@
-"""Faults of this library: contained where one link or one exchange brought them out, counted where they end the network
-side."""
+"""Faults of this library: contained if they end one link or exchange, counted if they end the network side."""
 
 from __future__ import annotations
 
@@ -15,20 +14,19 @@ from gossip.errors import LocalError
 
 __all__ = ["LATER_S", "Faults", "first_cause", "leaves", "place", "report_to", "trace"]
 
-TOLD = 64  # places of faults told to people: who finds one fault can bring it out a thousand times a second
-RESTARTS, WITHIN_S = 3, 600.0  # so many soon after the fault; then a fault that comes again is not a rare one
+TOLD = 64  # Distinct places that are logged: an attacker could trigger one fault a thousand times a second.
+RESTARTS, WITHIN_S = 3, 600.0  # So many fast restarts; if it fails again within this time, the fault is not rare.
 SOON_S, LATER_S = 0.1, 60.0
-TEXT = 200  # characters of what an exception says, in the log alone
-DEEP = 40  # frames of a traceback: a recursion has a thousand
+TEXT = 200  # Characters of an exception's text, which only the log shows.
+DEEP = 40  # Frames of a traceback: a recursion has a thousand.
 
 
 class Faults:
-    """The faults of one node. ``on_event`` tells people. What a fault says of itself is not told: a stranger's bytes
-    may stand in it.
+    """The faults of one node. ``on_event`` logs them, without the exception's text, which may contain a peer's bytes.
 
     Attributes:
         count: Faults that ended a link or an exchange and nothing else.
-        restarts: Faults that ended the network side, each of which it begins anew after.
+        restarts: Faults that ended the network side, after each of which it restarts.
     """
 
     def __init__(self, on_event: Callable[[str, str], None]) -> None:
@@ -38,8 +36,10 @@ class Faults:
         self._restarted: deque[float] = deque(maxlen=RESTARTS)
 
     def contain(self, error: BaseException, what: str, end: str) -> None:
-        """``what`` raised this, in a plain clause, and ``end`` is what became of it. A LocalError is the user's to
-        hear, and whatever is no Exception (a cancellation, an interrupt) nobody's to stop: both are raised again."""
+        """Count and log a fault that ``what`` raised; ``end`` says in a clause what follows.
+
+        A LocalError is for the user, and a cancellation or interrupt must not be stopped: both are raised again.
+        """
         for leaf in leaves(error):
             if isinstance(leaf, LocalError) or not isinstance(leaf, Exception):
                 raise error
@@ -55,11 +55,11 @@ class Faults:
         """Count a fault that ended the network side.
 
         Args:
-            now: Seconds on a clock that never goes back.
+            now: Seconds on a monotonic clock.
 
         Returns:
-            The seconds to wait before the network side begins anew: ``SOON_S``, or ``LATER_S`` once it began anew
-            ``RESTARTS`` times within ``WITHIN_S``.
+            The seconds to wait before the restart: ``SOON_S``, or ``LATER_S`` after ``RESTARTS`` restarts within
+                ``WITHIN_S``.
         """
         self.restarts += 1
         often = len(self._restarted) == RESTARTS and now - self._restarted[0] < WITHIN_S
@@ -68,7 +68,7 @@ class Faults:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors themselves, out of the groups that nurseries make."""
+    """Yield the errors inside the exception groups that nurseries make."""
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
             yield from leaves(one)
@@ -77,8 +77,11 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the error that a person can use: neither a nursery's group, nor trio's own wrapping, nor a cancellation
-    beside the error. A LocalError comes before others."""
+    """Return the error that the user can act on.
+
+    It is neither a nursery's group, nor trio's wrapper, nor a cancellation that accompanies the error. A LocalError
+    comes before others.
+    """
     found = list(leaves(error))
     for kind in (LocalError, Exception, BaseException):
         one = next((leaf for leaf in found if isinstance(leaf, kind)), None)
@@ -89,19 +92,19 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def place(error: BaseException) -> str:
-    """The file and line that raised it."""
+    """Return the file and line that raised the error."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown place"
 
 
 def trace(error: BaseException) -> str:
-    """Return the traceback of an error, for the log. Its text is escaped, since others may have chosen it."""
+    """Return the traceback of an error, for the log. Its text is escaped, since a peer may have chosen it."""
     frames = "".join(traceback.format_tb(error.__traceback__)[-DEEP:])
     return f"{frames}{type(error).__name__}: {str(error)[:TEXT]!a}"
 
 
 def report_to() -> str:
-    """Return where faults are reported, as a clause: the address that the installed package names, if it names one."""
+    """Return where to report faults, as a clause: the issue tracker of the installed package, if it names one."""
     try:
         urls = metadata.metadata("gossip-trainer").get_all("Project-URL") or []
     except metadata.PackageNotFoundError:

@@ -25,21 +25,21 @@ from node.observe.figures import line_of
 
 __all__ = ["Child", "LocalSwarm"]
 
-GRACE_S = 5.0  # between SIGTERM and SIGKILL; leaving a swarm takes under 2
+GRACE_S = 5.0  # Between SIGTERM and SIGKILL; leaving a swarm takes under 2 s.
 POLL_PERIOD_S = 0.1
-START_S = 120.0  # until a first node listens, on a machine that reads torch from a slow disk
-TOGETHER_S = 600.0  # that the first wait for the last: without it they may have trained everything by then
-NODES = 64  # as `gossip local` has it: each is a process of 200 MB and more
-SEEDS = 3  # that a newcomer is told: one that lives is enough
-KEPT = 20_000  # rows of history: of four nodes those of half a day, some 40 MB
-TAIL_BYTES = 65_536  # of a child's output, enough for its last lines
-ROWS_BYTES = 1 << 20  # read of one log at a time: 4,000 rows
-ERROR_LINES = 20  # shown of a node that ended with an error
-# As `python -m gossip`, but a gossip.py or node.py in the current folder hides nothing: -P leaves that folder out of
-# the search, and where the packages are not installed they are found at its end.
+START_S = 120.0  # Limit until a first node listens, on a machine that reads torch from a slow disk.
+TOGETHER_S = 600.0  # The nodes wait so long for each other: otherwise the first could finish before the last begins.
+NODES = 64  # The limit of `gossip local` too: each node is a process of 200 MB and more.
+SEEDS = 3  # Seeds that a newcomer gets: one alive is enough.
+KEPT = 20_000  # Rows of history: half a day of four nodes, some 40 MB.
+TAIL_BYTES = 65_536  # Bytes of a child's output, enough for its last lines.
+ROWS_BYTES = 1 << 20  # Bytes read from one log at a time: 4,000 rows.
+ERROR_LINES = 20  # Lines shown of a node that ended with an error.
+# Like `python -m gossip`, but -P leaves the current folder out of the search path, so that a gossip.py or node.py there
+# shadows nothing. The packages' own folder is appended for the case that they are not installed.
 START = "import sys; sys.path.append(sys.argv.pop(1)); from gossip.__main__ import main; main()"
 HOME = str(Path(__file__).resolve().parents[1])
-# What this process was started with (a seed, a state directory) cannot be meant for every one of its children.
+# Settings of this process, for example a seed or a state directory, do not fit every child.
 INHERITED = (
     "SEEDS", "LISTEN", "ADVERTISE", "SECRET_FILE", "INSECURE", "STATE_DIR", "CONFIG", "LOG", "PAGE", "PROGRESS",
     "MUST_JOIN", "WAIT_FOR", "WAIT_S",
@@ -52,31 +52,31 @@ class Child:
 
     number: int
     process: subprocess.Popen[bytes]
-    log: Path  # JSON lines, docs/cli.md
+    log: Path  # JSON lines, see docs/cli.md.
     out: Path
     err: Path
-    address: str | None = None  # where it listens, once it says so
-    figures: dict[str, Any] = field(default_factory=dict)  # its last progress row
-    said: str = ""  # what it last said of itself, until it trains
+    address: str | None = None  # The address on which it listens, once known.
+    figures: dict[str, Any] = field(default_factory=dict)  # Its last progress row.
+    said: str = ""  # Its last report before it trains.
     started_s: float = field(default_factory=lambda: time.monotonic())
-    start_s: float | None = None  # how long it took until it listened
-    ended: bool = False  # because it was told to
+    start_s: float | None = None  # Seconds from its start until it listened.
+    ended: bool = False  # It ended because it was told to.
     _offset: int = 0
-    _printed: int = 0  # bytes of ``out`` that were returned as lines
+    _printed: int = 0  # Bytes of ``out`` that were returned as lines.
 
     @property
     def code(self) -> int | None:
-        """None while it runs; 128 + n after signal n, as a shell has it."""
+        """Return the exit code: None while it runs, and 128 + n after signal n, as in a shell."""
         code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
 
     @property
     def printed(self) -> str:
-        """The last 64 KB of what its script wrote on stdout."""
+        """Return the last 64 KB of what its script wrote to stdout."""
         return tail(self.out)
 
     def new_lines(self) -> list[str]:
-        """Return what its script printed since the last call, as lines; one that has no end yet once the node ended."""
+        """Return the lines printed since the last call; an unfinished line only once the node has ended."""
         ended = self.code is not None
         with self.out.open("rb") as file:
             file.seek(self._printed)
@@ -86,11 +86,11 @@ class Child:
             data = data[: data.rfind(b"\n") + 1] or (data if full else b"")
         self._printed += len(data)
         lines = data.decode(errors="replace").removesuffix("\n").split("\n") if data else []
-        # A progress bar rewrites its line: a terminal shows what follows the last carriage return.
+        # A progress bar rewrites its line: keep what follows the last carriage return, as a terminal does.
         return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
 
     def new_rows(self) -> list[dict[str, Any]]:
-        """The rows since the last call, whole lines only."""
+        """Return the log rows since the last call, whole lines only."""
         try:
             with self.log.open("rb") as file:
                 file.seek(self._offset)
@@ -112,7 +112,7 @@ class Child:
         return rows
 
     def line(self) -> str:
-        """As one line for a person."""
+        """Return the node's state as one line of text."""
         code = self.code
         ended = "" if code is None else f"  ended with code {code}"
         if self.figures.get("steps"):
@@ -120,7 +120,7 @@ class Child:
         return f"node {self.number}{ended or '  ' + self.beginning()}"
 
     def beginning(self) -> str:
-        """What it does before its first step, which on a busy machine may take minutes."""
+        """Return what the node does before its first step, which may take minutes on a busy machine."""
         passed_s = time.monotonic() - self.started_s
         if not self.said:
             return f"starting: no Node yet, {passed_s:.0f} s so far"
@@ -129,7 +129,7 @@ class Child:
         return f"{self.said}" + (f" {here}; no step yet, {passed_s:.0f} s so far" if members else "")
 
     def signal(self, number: int) -> None:
-        """To its process and all that it started, which are a group of their own."""
+        """Send a signal to its process group: the process and all that it started."""
         if self.process.poll() is None:
             self.ended = True
             with contextlib.suppress(ProcessLookupError):
@@ -137,17 +137,25 @@ class Child:
 
 
 class LocalSwarm:
-    """A training script in several processes on this machine, each a node of one swarm: ``with LocalSwarm("train.py",
-    nodes=4) as swarm``. The script is the one that ``gossip run`` takes on many machines.
+    """A training script in several processes on this machine, each a node of one swarm.
 
-    ``args``: the script's own arguments. ``nodes``: how many to begin with; the first is the others' seed. ``config``:
-    keys of :class:`gossip.Config`, as a mapping or as the path of a TOML file. ``folder``: keeps each node's log and
-    outputs, node-0.jsonl, node-0.out and node-0.err; if not given they go when the program lets go of the swarm.
-    ``threads``: of arithmetic, a process; processes that each take every core slow one another down.
+    Use it as ``with LocalSwarm("train.py", nodes=4) as swarm``. The script is the one that ``gossip run`` takes on many
+    machines. Every process ends when the block or the program ends, on :meth:`close`, or when the swarm is
+    garbage-collected, like after running a notebook cell again. Only processes that it started and their groups are
+    ended, none found by name.
 
-    Leaving the block, or :meth:`close`, ends every process, and so does letting go of the swarm, as a cell does that is
-    run again, and the end of the program. It ends processes that it started and their own groups, none found by name.
-    Raises ConfigError for a script or settings that cannot work, LocalError where a node does not begin.
+    Args:
+        script: The path of the training script.
+        args: The script's own arguments.
+        nodes: The number of nodes to begin with; the first is the others' seed.
+        folder: Keeps each node's log and outputs: node-0.jsonl, node-0.out and node-0.err. If not given they are
+            deleted with the swarm.
+        threads: Threads of arithmetic per process; processes that each take every core slow one another down.
+        config: Keys of :class:`gossip.Config`, as a mapping or as the path of a TOML file.
+
+    Raises:
+        ConfigError: The script or the settings cannot work.
+        LocalError: A node does not start.
     """
 
     def __init__(
@@ -185,15 +193,17 @@ class LocalSwarm:
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> Self:
-        """What entering the block does, for cells of a notebook: start the nodes, which begin to train when all are
-        here, or after 10 minutes. Returns when the first listens."""
+        """Start the nodes, as entering the block does; for cells of a notebook.
+
+        They begin to train when all are present, or after 10 minutes. Returns once the first node listens.
+        """
         if not self.children:
             for _ in range(self._nodes):
                 self.add(wait_for=(self._nodes, TOGETHER_S))
         return self
 
     def close(self) -> None:
-        """Ask every node to leave, and kill what has not after 5 s, together with what it started."""
+        """Ask every node to leave, and after 5 s kill the rest, together with the processes that they started."""
         _end(self.children)
         self.new_rows()
 
@@ -208,15 +218,23 @@ class LocalSwarm:
         self, *, seed: str | None = None, listen: str = "127.0.0.1:0", page: str | None = None,
         wait_for: tuple[int, float] | None = None,
     ) -> Child:  # fmt: skip
-        """Start one more node, which joins through those that run (or through ``seed`` alone), or begins a swarm where
-        none does, perhaps with a page. ``wait_for``: members before it trains, and seconds at most. Returns at once,
-        but for the first that others are to join through."""
+        """Start one more node.
+
+        It joins through the running nodes, or through ``seed`` alone; if none runs it begins a swarm. Returns at once,
+        unless it must wait for the first node to listen.
+
+        Args:
+            seed: The only seed to join through.
+            listen: The address on which to listen.
+            page: The address of its web page, if it is to have one.
+            wait_for: Members to wait for before it trains, and the most seconds to wait.
+        """
         if len(self.running) >= NODES:
             raise LocalError(f"{NODES} nodes run on this machine: kill one, or let one leave, before another is added.")
         seeds = self._addresses() if seed is None else [seed]
         number = len(self.children)
         log, out, err = (self._folder / f"node-{number}.{kind}" for kind in ("jsonl", "out", "err"))
-        log.unlink(missing_ok=True)  # an earlier run's rows are not this one's
+        log.unlink(missing_ok=True)  # Rows of an earlier run do not belong to this one.
         options = [*self._options, "--listen", listen, "--log", str(log)]
         for address in seeds:
             options += ["--seed", address]
@@ -232,52 +250,62 @@ class LocalSwarm:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                process_group=0,  # ^C reaches this process alone, which then ends its children in order
+                process_group=0,  # ^C reaches this process alone, which then ends its children in order.
             )
         child = Child(number, process, log, out, err)
         self.children.append(child)
         return child
 
     def kill(self, number: int) -> None:
-        """Kill a node with signal 9, and with it what it started: it says nothing to anybody."""
+        """Kill a node with signal 9, together with what it started, so that it sends no farewell."""
         self._child(number).signal(signal.SIGKILL)
         self._child(number).process.wait()
 
     def leave(self, number: int) -> None:
-        """Ask a node to leave, as SIGTERM does: it tells the others. Returns at once."""
+        """Ask a node to leave, as SIGTERM does, so that it tells the others. Returns at once."""
         self._child(number).ended = True
         self._child(number).process.terminate()
 
     @property
     def running(self) -> list[Child]:
-        """Those whose processes have not ended."""
+        """Return the nodes whose processes have not ended."""
         return [child for child in self.children if child.code is None]
 
     # -- what it says --------------------------------------------------------------------------------------------
     def metrics(self) -> dict[int, dict[str, Any]]:
-        """The newest figures of each node by its number, those in docs/figures.md that are logged; also of nodes that
-        have ended. Empty for one that has not begun to train."""
+        """Return the newest logged figures of each node by its number, ended nodes included; see docs/figures.md.
+
+        The figures of a node that has not begun to train are empty.
+        """
         self.new_rows()
         return {child.number: child.figures for child in self.children}
 
     def history(self, event: str | None = None) -> list[dict[str, Any]]:
-        """What the nodes have logged, in the order of time: rows with ``node``, ``t`` (unix seconds), ``event`` and
-        what belongs to it, docs/cli.md; of one event alone, as "progress", of which one comes a second in the first
-        minute and every 10 s from ten minutes on. The last 20,000 are kept."""
+        """Return the nodes' log rows in order of time, of all events or of one.
+
+        A row has ``node``, ``t`` (unix seconds), ``event`` and its fields, see docs/cli.md. A "progress" row comes
+        every second in the first minute and every 10 s from ten minutes on. The last 20,000 rows are kept.
+        """
         self.new_rows()
         rows = [row for row in self._rows if event is None or row["event"] == event]
-        return sorted(rows, key=lambda row: float(row["t"]))  # one log may be read a moment before another
+        return sorted(rows, key=lambda row: float(row["t"]))  # One log may be read a moment before another.
 
     def new_rows(self) -> list[tuple[Child, dict[str, Any]]]:
-        """What the nodes have logged since the last call of this, :meth:`metrics` or :meth:`history`."""
+        """Return the rows logged since the last call of this method, :meth:`metrics` or :meth:`history`."""
         rows = [(child, row) for child in self.children for row in child.new_rows()]
         rows.sort(key=lambda pair: float(pair[1]["t"]))
         self._rows.extend({"node": child.number, **row} for child, row in rows)
         return rows
 
     def wait(self, until: Callable[[], object] | None = None, timeout_s: float = 600.0) -> bool:
-        """Until ``until()`` holds, or else every node has ended; False where that took longer than ``timeout_s``, or
-        where all have ended and it does not hold. Raises LocalError for a node that ended with an error."""
+        """Wait until ``until()`` holds, or, without it, until every node has ended.
+
+        Returns:
+            False after ``timeout_s``, or if all nodes have ended and ``until()`` does not hold.
+
+        Raises:
+            LocalError: A node ended with an error.
+        """
         before = time.monotonic()
         for _ in self.watch(POLL_PERIOD_S):
             if until is not None and until():
@@ -287,8 +315,11 @@ class LocalSwarm:
         return until is None or bool(until())
 
     def watch(self, every_s: float = 1.0) -> Iterator[Self]:
-        """``for _ in swarm.watch(): draw(swarm.history("progress"))``: a turn at most every ``every_s`` seconds while
-        any node runs, and one when all have ended. Raises LocalError for a node that ended with an error."""
+        """Yield at most every ``every_s`` seconds while any node runs, and once when all have ended.
+
+        Use it as ``for _ in swarm.watch(): draw(swarm.history("progress"))``. Raises LocalError for a node that ended
+        with an error.
+        """
         while running := self.running:
             self.new_rows()
             self.check()
@@ -302,7 +333,7 @@ class LocalSwarm:
         yield self
 
     def check(self) -> None:
-        """Raise LocalError for a node that ended with an error of its own, with the last lines that it said."""
+        """Raise LocalError for a node that ended with an error of its own, with its last lines of output."""
         for child in self.children:
             if child.code and not child.ended:
                 said = "\n".join(last_lines(child.err, ERROR_LINES))
@@ -314,7 +345,7 @@ class LocalSwarm:
         return self.children[number]
 
     def _addresses(self) -> list[str]:
-        """Where those that run listen; waits for the first that does. The newest first: they live longest."""
+        """Return addresses of running nodes, newest first since they live longest; wait for the first that listens."""
         before = time.monotonic()
         while running := self.running:
             self.new_rows()
@@ -329,7 +360,7 @@ class LocalSwarm:
 
 
 def toml_of(config: Mapping[str, Any]) -> str:
-    """As a file that a node reads. Raises ConfigError for what cannot work there."""
+    """Return settings as the text of a TOML file. Raises ConfigError for settings that cannot work."""
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
     try:
         Config.from_mapping(tomllib.loads(text))
@@ -349,14 +380,14 @@ def _end(children: Sequence[Child]) -> None:
             child.process.wait(max(0.0, until_s - time.monotonic()))
     except subprocess.TimeoutExpired:
         pass
-    finally:  # a second ^C while waiting kills at once
+    finally:  # A second ^C while waiting kills at once.
         for child in running:
             child.signal(signal.SIGKILL)
             child.process.wait()
 
 
 def _let_go(children: Sequence[Child], folder: Path | None, process: int) -> None:
-    """Nobody holds the swarm any more, or the program ends; not in a forked child, whose nodes they are not."""
+    """End the nodes when the swarm is garbage-collected or the program ends; not in a forked child, which owns none."""
     if os.getpid() == process:
         _end(children)
         if folder is not None:
@@ -370,5 +401,5 @@ def tail(path: Path) -> str:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a text file that are not empty."""
+    """Return the last non-empty lines of a text file."""
     return [line for line in tail(path).splitlines() if line.strip()][-count:]

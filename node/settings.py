@@ -1,4 +1,4 @@
-"""Where a node's settings come from: arguments win over the environment, which is how the command line passes them."""
+"""A node's settings. Arguments win over environment variables, by which the command line passes its options."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from node.transport.tcp import is_loopback, routed
 
 __all__ = ["Settings", "advertised"]
 
-WAIT_S = 60.0  # for the members to wait for: jobs that are launched together begin within a minute, or do not
+WAIT_S = 60.0  # Time to wait for members: jobs that are launched together begin within a minute, or not at all.
 LOOPBACK = "127.0.0.1"
-ELSEWHERE = Address("192.0.2.1", 9)  # reserved for documentation: the way outwards
+ELSEWHERE = Address("192.0.2.1", 9)  # Reserved for documentation: an address that leads outwards.
 ON_FAULT = ("restart", "raise")
-SIOCGIFADDR = 0x8915  # of Linux; elsewhere it fails as on an interface without an address
+SIOCGIFADDR = 0x8915  # Linux's number; elsewhere the call fails as on an interface without an address.
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All a node needs to know before it starts. ``listen`` None: it only dials out."""
+    """All settings a node needs before it starts. With ``listen`` None it only dials out."""
 
     seeds: tuple[Address, ...]
-    expected: Mapping[Address, PeerId]  # ids that seeds from an invite must prove
+    expected: Mapping[Address, PeerId]  # Ids that seeds from an invite must prove.
     listen: Address | None
     advertise: Address | None
     secret: bytes | None
     state_dir: Path | None
     config: Config
-    join_or_fail_s: float | None = None  # fail unless the weights of a swarm are here by then
-    sources: tuple[SeedSource, ...] = ()  # asked for seeds while there is nobody
-    wait_for: int = 1  # members, this one included, before training begins
-    wait_s: float = WAIT_S  # and for how long at most
-    page: Address | None = None  # where people see it
-    others: Address | None = None  # on the way to the other hosts, where a launcher started members there
-    on_fault: str = "restart"  # or "raise": what a fault of this library in the network side comes to
+    join_or_fail_s: float | None = None  # Fail unless the weights of a swarm have arrived by then.
+    sources: tuple[SeedSource, ...] = ()  # Polled for seeds while the node has no member to dial.
+    wait_for: int = 1  # Members to wait for before training begins, this one included.
+    wait_s: float = WAIT_S  # The most seconds to wait for them.
+    page: Address | None = None  # Where the web page listens.
+    others: Address | None = None  # An address on the way to the other hosts of a launch.
+    on_fault: str = "restart"  # Or "raise": how to react to a fault of this library in the network side.
 
     @property
     def joins(self) -> bool:
-        """Whether there may be somebody to join: a seed, or whom an earlier life of this node knew."""
+        """Return True if there may be a swarm to join: there are seeds, or members of an earlier life."""
         return bool(self.seeds or self.sources or self.state_dir)
 
     @classmethod
@@ -71,10 +71,10 @@ class Settings:
         launched: bool = False,
         on_fault: str | None = None,
     ) -> Settings:
-        """Read the settings and write nothing: the service keeps the secret in the state directory once it runs.
+        """Read the settings and write nothing: the service later keeps the secret in the state directory.
 
-        ``launched``: where a launcher started members on other hosts, listen where those can reach this node unless
-        told otherwise. Raises ConfigError or IdentityError, one sentence, for what cannot work.
+        With ``launched``, if a launcher started members on other hosts, listen where those can reach this node unless
+        told otherwise. Raises ConfigError or IdentityError, one sentence, for settings that cannot work.
         """
         given: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
         if not given:
@@ -138,7 +138,7 @@ class Settings:
 
 
 def seconds(environment: Mapping[str, str], name: str) -> float | None:
-    """Of a variable; None where nothing is said."""
+    """Return the seconds in a variable; None if it is not set."""
     text = environment.get(name, "")
     if not text:
         return None
@@ -152,7 +152,7 @@ def seconds(environment: Mapping[str, str], name: str) -> float | None:
 
 
 def members(count: object) -> int:
-    """How many to wait for. Raises ConfigError."""
+    """Return the number of members to wait for. Raises ConfigError."""
     with contextlib.suppress(ValueError):
         count = int(count or "1") if isinstance(count, str) else count
     if not isinstance(count, int) or count < 1:
@@ -161,7 +161,7 @@ def members(count: object) -> int:
 
 
 def waited(wait_s: float | None) -> float:
-    """For how long. Raises ConfigError."""
+    """Return the time to wait in seconds. Raises ConfigError."""
     if wait_s is None:
         return WAIT_S
     if not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
@@ -170,14 +170,14 @@ def waited(wait_s: float | None) -> float:
 
 
 def faulty(on_fault: object) -> str:
-    """Return ``on_fault`` as it is. Raises ConfigError for anything but 'restart' and 'raise'."""
+    """Return ``on_fault`` unchanged. Raises ConfigError for anything but 'restart' and 'raise'."""
     if on_fault not in ON_FAULT:
         raise ConfigError(f"on_fault is {on_fault!r}: give 'restart' or 'raise'.")
     return str(on_fault)
 
 
 def paged(where: str | None, secret: bytes | None) -> Address | None:
-    """Raises ConfigError where the page could not be, or not be guarded."""
+    """Return the page's address. Raises ConfigError if the page cannot exist or cannot be protected."""
     if not where:
         return None
     address = parse_address(where)
@@ -192,15 +192,17 @@ def paged(where: str | None, secret: bytes | None) -> Address | None:
 
 
 def invited(source: SeedSource) -> bytes | None:
-    """The secret of an invite that a file holds from the beginning: later is too late for one, since a node is known
-    by whether it has a secret from its first connection on."""
+    """Return the secret of an invite in a seed file that exists already.
+
+    A later invite is too late, since a node uses a secret or none from its first connection on.
+    """
     texts: list[str] = []
     if isinstance(source, Path):
-        with contextlib.suppress(OSError):  # it may come later
+        with contextlib.suppress(OSError):  # The file may come later.
             texts = read_seeds(source)
     for text in texts:
         if is_invite(text):
-            with contextlib.suppress(IdentityError):  # told when it is looked up
+            with contextlib.suppress(IdentityError):  # Reported when the file is looked up.
                 return parse_invite(text).secret
     return None
 
@@ -209,9 +211,9 @@ def advertised(settings: Settings, bound: Address | None, known: Iterable[Addres
     """Return the address that others should dial, or None where this node does not listen.
 
     Args:
-        settings: Those of this node. ``advertise`` is the answer where it is given.
-        bound: Where this node listens. For "any address" the answer is this machine's address on the way to a seed, to
-            other hosts of the launch, to a member of an earlier life, or out of this machine, the first that there is.
+        settings: The settings of this node; a given ``advertise`` wins.
+        bound: Where this node listens. For "any address" the result is this machine's address on the way to a seed, to
+            other hosts of the launch, to a member of an earlier life, or out of this machine, the first that exists.
         known: Addresses of members that this node knew in an earlier life.
     """
     if settings.advertise is not None or bound is None:
@@ -225,18 +227,18 @@ def advertised(settings: Settings, bound: Address | None, known: Iterable[Addres
 
 
 def outward(target: Address) -> str:
-    """Return this machine's address on the way to ``target``, which is loopback only where the machine has no other."""
+    """Return this machine's address on the way to ``target``, which is loopback only if the machine has no other."""
     host = routed(target, ":" in target.host)
-    if host is None or is_loopback(host):  # a machine's own name often means loopback
+    if host is None or is_loopback(host):  # A machine's own name often means loopback.
         host = routed(ELSEWHERE, False)
-    # There is no default route in a closed network.
+    # A closed network has no default route.
     return host or next((own for own in own_addresses() if not is_loopback(own)), LOOPBACK)
 
 
 def own_addresses() -> Iterator[str]:
-    """The first IPv4 address of each interface, as the kernel lists them; nothing where it cannot be asked."""
+    """Yield the first IPv4 address of each interface, as the kernel lists them; nothing where it cannot be asked."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without one
+            with contextlib.suppress(OSError):  # An interface without one.
                 answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 yield socket.inet_ntoa(answer[20:24])
