@@ -1,1 +1,1 @@
-"""One node of several ranks: the first speaks to the swarm, and all make the same change at the same step."""
+"""One node of several ranks: rank 0 talks to the swarm, and all ranks make the same change at the same step."""

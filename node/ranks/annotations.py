@@ -1,4 +1,4 @@
-"""Whether a decoded value is what a type annotation says, so that no later line meets a value of another type."""
+"""Type checks of decoded values against annotations, so that no later code meets a value of another type."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def hints_of(kind: type[Any]) -> tuple[Any, ...]:
 def fits(value: Any, hint: Any) -> bool:
     """Return True if ``value`` is of the annotated type, as are the values that it contains.
 
-    An int does for a float. Annotations of functions and type variables are not known here.
+    An int is accepted for a float. Annotations of functions and type variables are not supported.
     """
     return test_of(hint)(value)
 
 
 @cache
 def test_of(hint: Any) -> Test:
-    """Return :func:`fits` for this annotation alone, which is taken apart once."""
+    """Return :func:`fits` for one annotation, which is parsed only once."""
     if hint is Any:
         return lambda value: True
     if isinstance(hint, NewType):

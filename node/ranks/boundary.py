@@ -1,4 +1,4 @@
-"""The step boundary of a node of several ranks: what changes the model waits until all of them stand there."""
+"""The step boundary of a node of several ranks: changes of the model wait until all ranks are at it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["RanksBoundary", "UpdateTold"]
 
 @dataclass(frozen=True, slots=True)
 class UpdateTold:
-    """An update as the other ranks are told it; its vector follows, and its positions, if it has some."""
+    """An update as announced to the other ranks; its values follow, and its positions, if it has some."""
 
     elements: int
-    at: bool  # at positions, of which there are as many
-    ratio: float | None  # of a vector to merge; None for one to add
+    at: bool  # True if as many positions follow.
+    ratio: float | None  # The weight of a vector to merge; None for a vector to add.
 
     def fits(self, layout: Layout) -> bool:
-        """Whether a node of this model can have been brought that."""
+        """Return True if an exchange of this model can have produced the update."""
         sizes = range(layout.exchanged + 1) if self.at else (layout.exchanged, layout.size)
         return self.elements in sizes and 0.0 <= (self.ratio or 0.0) <= 1.0
 
@@ -38,17 +38,20 @@ spoken(UpdateTold)
 
 
 class RanksBoundary(Boundary):
-    """Copies are taken at any boundary, since only rank 0 has to do with them. What changes the model is let in while
-    the boundary is open, and is owed until then, so that no copy is exchanged without it."""
+    """A step boundary that applies changes only while it is open.
+
+    Snapshots are taken at any boundary, since only rank 0 is involved. A change of the model waits until the boundary
+    is open. Until then it counts as owed, so that no snapshot is exchanged without it.
+    """
 
     __slots__ = ("door", "is_open", "ranks", "waiting")
 
     def __init__(self, ranks: Ranks, *args: Any) -> None:
         super().__init__(*args)
         self.ranks = ranks
-        self.door = threading.Lock()  # around the other lock, never inside it
+        self.door = threading.Lock()  # Acquired before `self.lock`, never while holding it.
         self.is_open = False
-        self.waiting: list[Callable[[], None]] = []  # in the order in which they were wished for
+        self.waiting: list[Callable[[], None]] = []  # In the order of the requests.
 
     def open(self) -> None:
         with self.door:
@@ -58,7 +61,7 @@ class RanksBoundary(Boundary):
                 wish()
 
     def shut(self) -> None:
-        """What has come in and is not done waits for the next time."""
+        """Close the boundary; changes that are not applied yet wait for the next time."""
         with self.door:
             self.is_open = False
             with self.lock:
@@ -82,7 +85,7 @@ class RanksBoundary(Boundary):
     # -- the network's -------------------------------------------------------------------------------------------
     @property
     def weighs(self) -> bool:
-        """Each rank adds what it is told."""
+        """Return False, since each rank adds the values that it receives."""
         return False
 
     def want_update(self, update: Update) -> None:
@@ -95,7 +98,7 @@ class RanksBoundary(Boundary):
         self.wish(partial(Boundary.want_restore, self))
 
     def restart(self) -> None:
-        """Keep the updates that wait for all ranks, too."""
+        """Restart as the base class does, and keep the updates that wait for all ranks."""
         with self.door:
             self.waiting = [wish for wish in self.waiting if getattr(wish, "func", None) is Boundary.want_update]
             super().restart()
@@ -107,12 +110,12 @@ class RanksBoundary(Boundary):
 
     # -- the training loop's -------------------------------------------------------------------------------------
     def apply(self, update: Update, visit: Visit, copies: dict[Subset | None, Vector] | None = None) -> float:
-        """The others are told before it is made here: to merge, or to copy, overwrites the vector."""
+        """Send the update to the other ranks first: applying it here overwrites its vector if it merges or copies."""
         values, positions, ratio = update.vector.array, update.positions, None
         if update.mass is not None:
             ratio = update.mass / (self.mass + update.mass)
         self.ranks.tell("change", UpdateTold(values.size, positions is not None, ratio))
         self.ranks.send(values)
         if positions is not None:
-            self.ranks.send(np.array(positions))  # they may be read-only
+            self.ranks.send(np.array(positions))  # Copied, since they may be read-only.
         return super().apply(update, visit, copies)

@@ -1,4 +1,4 @@
-"""What the ranks of one node speak over: a process group of their own beside the user's, and bounded waits on it."""
+"""The channel between the ranks of one node: a process group next to the user's, with bounded waits."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from torch import Tensor
 from gossip.errors import ConfigError, LocalError
 from node.ranks.plain import line_of
 
-if TYPE_CHECKING:  # a torch without it has nodes of one process
+if TYPE_CHECKING:  # A torch without it has nodes of one process.
     from torch.distributed import ProcessGroup
 
 __all__ = ["Channel", "GroupChannel", "Silence", "Waiting"]
 
-PATIENCE = timedelta(minutes=30)  # torch's own, for a group that does not say how long it waits
-PIECE_BYTES = (
-    64 << 20
-)  # of what goes over an accelerator: that much of its memory, and no more calls than a model of GB
-SMALL_BYTES = 1 << 20  # sockets are as quick with that
-WHY = "why"  # a rank has failed
-OPENED: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # how many channels each group has had in this process
-READ_S = 5.0  # the store answers within milliseconds, or its process stands still
-SHORTEST_S, LONGEST_S = 20e-6, 1e-3  # between two looks at what is under way: signals are served between them
+PATIENCE = timedelta(minutes=30)  # torch's default, for a group that does not reveal its timeout.
+# Bytes per call over an accelerator: that much of its memory, and few calls for a model of several GB.
+PIECE_BYTES = 64 << 20
+SMALL_BYTES = 1 << 20  # Up to here sockets are as fast as an accelerator's group.
+WHY = "why"  # The key under which a failed rank leaves its reason.
+# The number of channels that each group has had in this process.
+OPENED: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+READ_S = 5.0  # The store answers within milliseconds, or its process is suspended.
+SHORTEST_S, LONGEST_S = 20e-6, 1e-3  # The poll interval of pending work; signals are served in between.
 
 
 class Silence(RuntimeError):
-    """Another rank did nothing for as long as the ranks of a group wait for each other: so many seconds."""
+    """Another rank did nothing for the group's timeout, which is the message, in seconds."""
 
 
 class Waiting(Protocol):
-    """What is under way. Both raise RuntimeError, soon after its end, for what failed."""
+    """A pending collective. Both methods raise RuntimeError soon after a failure."""
 
     def is_completed(self) -> bool: ...
 
@@ -45,42 +45,46 @@ class Waiting(Protocol):
 
 
 class Channel(Protocol):
-    """Between the ranks of one node, of which this process is one. All ranks make the same calls in the same order."""
+    """A channel between the ranks of one node. All ranks make the same calls in the same order."""
 
     rank: int
     size: int
 
     def open(self) -> None:
-        """Called by all. Raises RuntimeError where some rank does not come."""
+        """Open the channel; all ranks call this. Raises RuntimeError if a rank does not come."""
 
     def close(self) -> None:
-        """Called by any: what others wait for on it fails. A second call does nothing."""
+        """Close the channel, so that pending work on other ranks fails. A second call does nothing."""
 
     def sum(self, row: Tensor) -> Waiting:
-        """``row``, int64 on the host, becomes the sum over all ranks."""
+        """All-reduce ``row``, int64 on the host, to its sum over all ranks."""
 
     def send(self, flat: Tensor) -> None:
-        """``flat``, bytes on the host, becomes that of rank 0."""
+        """Broadcast ``flat``, bytes on the host, from rank 0."""
 
     def write(self, sentence: str) -> None:
-        """For the others to read where they find this rank gone: why."""
+        """Leave the reason for which this rank ends, for the others to read."""
 
     def read(self) -> str:
-        """What one that is gone has written, or nothing."""
+        """Return the reason that an ended rank left, or an empty text."""
 
     def wait(self, work: Waiting, seconds: float | None = None) -> bool:
-        """Until it is done; or for so long, and then whether it is. Without, for as long as the ranks wait for each
-        other. Raises RuntimeError for what failed, and Silence for what did not end in that time."""
+        """Wait until the work is done.
+
+        With ``seconds`` it returns after that time whether the work is done. Without, it waits for the group's timeout
+        and then raises Silence. Raises RuntimeError if the work failed.
+        """
 
 
 class GroupChannel:
-    """Over the members of a torch process group. Its control group is gloo's whatever the user's is: between hosts'
-    memories, so that a look at it waits for no accelerator and stands in no queue of one, and a rank that dies is
-    noticed by the sockets that close. ``patience_s`` is the user's group's: who evaluates or saves alone for minutes
-    keeps the others waiting as long as their gradients would.
+    """A channel over the members of a torch process group.
 
-    Vectors go over the user's group where that is NCCL's: from host to device, device to device, and back, which is an
-    order of magnitude faster than sockets for a model of GB.
+    The control group is always gloo, between the hosts' memories. So a look at it waits for no accelerator, and a rank
+    that dies is noticed when its sockets close. The timeout is that of the user's group: a rank that evaluates or saves
+    alone for minutes delays the others as long as their gradients would.
+
+    If the user's group is NCCL's, vectors go over it: from host to device, device to device, and back. For a model of
+    several GB that is an order of magnitude faster than sockets.
     """
 
     def __init__(self, group: object) -> None:
@@ -94,14 +98,17 @@ class GroupChannel:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.first = dist.get_global_rank(group, 0)
-        self.device: torch.device | None = None  # that vectors go over
+        self.device: torch.device | None = None  # The device for vectors, if any.
         self.patience = patience_of(group)
-        self.store: Any = None  # torch's stubs know neither stores nor what a gloo group can do
+        self.store: Any = None  # torch's stubs know neither stores nor the methods of a gloo group.
         self.control: Any = None
 
     def open(self) -> None:
-        """Connect the ranks. ``dist.new_group`` would not do: it gives a group the name of one that was destroyed, and
-        the second Node of a program would find in the store where the ranks of the first one were."""
+        """Connect the ranks.
+
+        ``dist.new_group`` would not do. It reuses the name of a destroyed group, so the second Node of a program would
+        find in the store the addresses of the first one's ranks.
+        """
         number = OPENED[self.group] = OPENED.get(self.group, 0) + 1
         self.store = prefixed(f"gossip/{number}", store_of(self.group))
         self.control = dist.ProcessGroupGloo(self.store, self.rank, self.size, self.patience)
@@ -125,7 +132,7 @@ class GroupChannel:
             self.wait(self.opened.broadcast([flat], options))
 
     def send_over(self, device: torch.device, piece: Tensor) -> None:
-        """In the current stream, behind the gradients of the last step."""
+        """Broadcast in the current stream, behind the gradients of the last step."""
         there = piece.to(device) if self.rank == 0 else torch.empty_like(piece, device=device)
         dist.broadcast(there, self.first, group=self.group)
         if self.rank:
@@ -144,18 +151,21 @@ class GroupChannel:
         try:
             work.wait()
         except RuntimeError as error:
-            if "Timed out" in str(error):  # gloo's own clock, which is as patient, was first
+            if "Timed out" in str(error):  # gloo's own timer, with the same timeout, fired first.
                 raise Silence(f"{patience_s:g}") from error
             raise
         return True
 
     def write(self, sentence: str) -> None:
         if self.store is not None:
-            with contextlib.suppress(RuntimeError):  # it has gone with rank 0
+            with contextlib.suppress(RuntimeError):  # The store has ended with rank 0.
                 self.store.set(WHY, line_of(sentence))
 
     def read(self) -> str:
-        """Return what another rank wrote. A store whose process stands still answers never, so a thread asks it."""
+        """Return the reason that another rank left.
+
+        A store whose process is suspended never answers, so a thread asks it.
+        """
         found: list[bytes] = []
 
         def ask(store: Any) -> None:
@@ -180,7 +190,7 @@ def store_of(group: ProcessGroup) -> Any:
     """Return the store through which the members of a group find each other."""
     try:
         return group.get_group_store()
-    except AttributeError:  # an older torch
+    except AttributeError:  # An older torch.
         return prefixed(group.group_name, dist.distributed_c10d._get_default_store())
 
 
@@ -189,7 +199,7 @@ def prefixed(prefix: str, store: Any) -> Any:
 
 
 def patience_of(group: ProcessGroup) -> timedelta:
-    """How long its members wait for each other. Torch tells by names of its own alone."""
+    """Return the group's timeout, for which torch has private names only."""
     try:
         kinds = {kind.type for kind in group._device_types}
         found = getattr(group._get_backend(torch.device(sorted(kinds)[0])).options, "_timeout", None)

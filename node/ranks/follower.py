@@ -1,4 +1,4 @@
-"""Every other rank of a node: it does to its weights what rank 0 says, and knows of the swarm what rank 0 says."""
+"""The other ranks of a node: each applies rank 0's changes to its weights, and knows of the swarm what rank 0 sends."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ __all__ = ["Follower"]
 
 
 class Follower:
-    """What :class:`node.node.Node` holds in the place of a :class:`node.training.TrainingSide`. It has no thread, no
-    identity, and no settings: those are rank 0's."""
+    """The counterpart of :class:`node.training.TrainingSide` on ranks other than 0.
 
-    rate = math.nan  # the learning rate as the loop says it: nodes of several ranks learn no correction from it
+    :class:`node.node.Node` holds it. It has no thread, identity or settings: those belong to rank 0.
+    """
+
+    rate = math.nan  # The learning rate that the loop reports. Nodes of several ranks learn no correction from it.
 
     def __init__(
         self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, ranks: Ranks, frozen: bool = False,
@@ -52,7 +54,7 @@ class Follower:
         self.known = Known(ranks)
         self.passes = 0
         self.lockstep = False
-        self.listeners = Listeners(lambda: self.me.hex())  # hear nothing: what happens is told on rank 0
+        self.listeners = Listeners(lambda: self.me.hex())  # Never called: events are reported on rank 0.
         self.samplers = Samplers(Sharers.of(self))
         self.vector = np.empty(0, np.float32)  # of the last change
         self.pending: Pending | None = None  # until it is done
@@ -85,12 +87,19 @@ class Follower:
             known.say(Call.STEP)
 
     def together(self, call: Call, hint: Any = Any) -> Any:
-        """What rank 0 does in this call, done here; its result, which fits ``hint``, or what it raised."""
+        """Take part in a call that rank 0 makes.
+
+        Returns:
+            Rank 0's result, which must fit ``hint``.
+
+        Raises:
+            LocalError: Rank 0 raised it, too.
+        """
         self.known.meet(call)
         return self.follow(hint)
 
     def follow(self, hint: Any = Any) -> Any:
-        """Until rank 0 says that it goes on."""
+        """Carry out rank 0's commands until it ends the boundary."""
         ranks = self.ranks
         with ranks.stand():
             while True:
@@ -110,20 +119,20 @@ class Follower:
                         self.changed = []
                     case "done":
                         result, error, news = fitting(word.what, tuple[Any, LocalError | None, News | None])
-                        if news is not None:  # it could start
+                        if news is not None:  # None if rank 0 could not start.
                             self.known.hear(news)
                             self.passes = news.passes
                         break
                     case "wait":
-                        continue  # rank 0 waits for its swarm
+                        continue  # Rank 0 waits for its swarm.
                     case _:
-                        raise unreadable(f"a word {word.kind[:20]!r}")
+                        raise unreadable(f"a command {word.kind[:20]!r}")
         if error is not None:
             raise error
         return fitting(result, hint)
 
     def compare(self, hello: tuple[str, list[str], bool]) -> None:
-        """With what rank 0 trains."""
+        """Check that this rank trains the same model with the same kinds of optimizers as rank 0."""
         fingerprint, kinds, self.lockstep = hello
         ours = [type(one).__name__ for one in self.optimizers.all]
         if fingerprint != self.state.layout.fingerprint:
@@ -137,7 +146,7 @@ class Follower:
             )
 
     def change(self, change: UpdateTold) -> None:
-        """What an exchange brought, by the same arithmetic as on rank 0."""
+        """Apply an exchange's change by the same arithmetic as rank 0."""
         while self.pending is not None and not self.pending.done():
             time.sleep(1e-4)
         if not change.fits(self.state.layout):
@@ -174,24 +183,24 @@ class Follower:
         self.together(Call.MERGE)
 
     def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
-        """Rank 0 tells its figures."""
+        """Take part; rank 0 sends the figures."""
         reduced: dict[str, Reduced] = self.together(Call.REDUCE, dict[str, Reduced])
         return reduced
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Rank 0 reads the file."""
+        """Take part; rank 0 reads the file."""
         figures: dict[str, Any] = self.together(Call.LOAD, dict[str, Any])
         self.samplers.load(figures.get("samplers"))
         return figures
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state(state, self.state)  # on every rank alike, before any waits for another
+        check_state(state, self.state)  # Checked on every rank alike, before any of them waits for another.
         if self.known.latest is not None:
             self.together(Call.LOAD)
         self.samplers.load(state.get("samplers"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Rank 0 writes, and nobody waits for it."""
+        """Do nothing: rank 0 writes the file, and no rank waits for it."""
 
     # -- what is looked at -----------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -216,7 +225,7 @@ class Follower:
 
     @property
     def trained_on(self) -> int:
-        """Samples, by all ranks."""
+        """Return the samples of all ranks."""
         return self.known.samples + self.known.ahead
 
     @property

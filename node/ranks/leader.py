@@ -1,4 +1,4 @@
-"""Rank 0 of a node: the training thread's side as any node's, whose changes to the model all ranks make together."""
+"""Rank 0 of a node: the training thread's side, whose changes to the model all ranks make together."""
 
 from __future__ import annotations
 
@@ -28,13 +28,17 @@ from node.training import TrainingSide
 __all__ = ["Leader"]
 
 T = TypeVar("T")
-SUM_S = 0.01  # between two sums, each some 0.3 ms of the loop: so late, or a step, is what waits for one
-NEWS_S = 1.0  # how old members and metrics get where somebody asks for them: each look stops all ranks at a boundary
+SUM_S = 0.01  # Seconds between two all-reduces, each of which costs the loop some 0.3 ms.
+# The age that members and metrics may reach while they are read: each refresh stops all ranks at a boundary.
+NEWS_S = 1.0
 
 
 class Leader(TrainingSide):
-    """With each sum it says whether all are to stand at the boundary at which they look at it, because something that
-    exchanges brought waits to be added there. So no rank waits for another at a step at which nothing changes."""
+    """The training side on rank 0.
+
+    Each all-reduce says whether all ranks are to stop at the boundary where they read it, because a change of the model
+    waits there. So no rank waits for another at a step without a change.
+    """
 
     boundary: RanksBoundary
 
@@ -43,7 +47,7 @@ class Leader(TrainingSide):
         frozen: bool = False, keep_average: bool = False,
     ) -> None:  # fmt: skip
         self.ranks, self.size, self.known = ranks, ranks.size, Known(ranks)
-        self.swapped = False  # other weights took the place of those that were here
+        self.swapped = False  # Other weights have replaced those of this node.
         self.news_at = 0.0
         self.announced_at = (0.0, 0)  # when, and at which step
         self.asked = False  # by some rank, for what is not said at each step
@@ -59,14 +63,14 @@ class Leader(TrainingSide):
         try:
             self.together(Call.START, self.begin)
         except BaseException as error:
-            self.close(error)  # other ranks may have refused what this one has begun
+            self.close(error)  # Another rank may have refused to start.
             raise
 
     def begin(self) -> None:
         keys = [type(one).__name__ for one in self.optimizers.all]
         self.ranks.tell("hello", (self.state.layout.fingerprint, keys, self.lockstep))
         super().start()
-        self.swapped = True  # whatever each rank's model held
+        self.swapped = True  # The ranks' models may differ before the start.
 
     def close(self, error: BaseException | None = None) -> None:
         try:
@@ -140,10 +144,10 @@ class Leader(TrainingSide):
         )  # fmt: skip
 
     def together(self, call: Call, do: Callable[[], T]) -> T:
-        """``do`` where all ranks stand; what it returns or raises is everybody's."""
+        """Run ``do`` at a boundary at which all ranks stand; its result or exception goes to all of them."""
         self.known.meet(call)
         self.samples = self.known.samples
-        self.news_at = 0.0  # and with it everybody knows all
+        self.news_at = 0.0  # So the next report contains members and metrics.
         return self.stand(do)
 
     def stand(self, do: Callable[[], T]) -> T:
@@ -155,7 +159,7 @@ class Leader(TrainingSide):
             try:
                 result = do()
             except BaseException as raised:
-                ranks.check()  # or there is nobody to tell
+                ranks.check()  # If the channel has failed there is no rank to tell.
                 error = raised
             boundary.shut()
             if self.swapped:
@@ -177,7 +181,7 @@ class Leader(TrainingSide):
         return self.asked and time.monotonic() - self.news_at > NEWS_S
 
     def fresh(self) -> News | None:
-        """None where nothing is known, since this node could not start."""
+        """Return a report for the other ranks; None if this node could not start."""
         if self.service.runtime is None:
             return None
         latest = self.known.latest
@@ -238,7 +242,7 @@ class Leader(TrainingSide):
 
 
 def portable(error: BaseException | None) -> LocalError | None:
-    """What the other ranks raise."""
+    """Return the exception that the other ranks raise."""
     if error is None:
         return None
     if isinstance(error, LocalError):

@@ -1,4 +1,4 @@
-"""Everything that rank 0 trains, given to the other ranks: after weights were taken over, and before a loop begins."""
+"""The mirror: all state that rank 0 trains, copied to the other ranks when a loop begins or weights were replaced."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from node.ranks.ranks import Ranks
 __all__ = ["Mirror"]
 
 Described = list[tuple[list[dict[str, Any]], list[dict[Any, Any]]]]
-"""Of each optimizer: its groups' options, and what it keeps for each parameter."""
+"""For each optimizer: its groups' options, and its state for each parameter."""
 
-MOST_TENSOR_BYTES = 1 << 30  # among what optimizers keep; models of more than 8 million elements may have larger ones
+# A tensor of an optimizer's state; models of more than 8 million elements may have larger ones.
+MOST_TENSOR_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of a tensor among what an optimizer keeps: it follows by itself."""
+    """The placeholder of a tensor in an optimizer's state. The tensor itself follows separately."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    beside: bool  # on its parameter's device, which is each rank's own; or on the host
+    beside: bool  # True if it lies on its parameter's device, which differs by rank; otherwise it lies on the host.
 
     def fits(self, elements: int) -> bool:
-        """Whether optimizers of a model of so many elements keep such tensors."""
+        """Return True if an optimizer of a model of so many elements can keep such a tensor."""
         size = math.prod(self.shape, start=self.dtype.itemsize)
         return min(self.shape, default=0) >= 0 and size <= max(MOST_TENSOR_BYTES, 128 * elements)
 
@@ -43,12 +44,15 @@ spoken(Place)
 
 
 class Mirror:
-    """``state`` and ``optimizers`` are rank 0's, or another rank's of the same kinds. Values are copied in their own
-    types: float32 would round a model of float64 on one side alone."""
+    """The copying of model and optimizers between rank 0 and another rank.
+
+    Values keep their types: float32 would round a float64 model on one side only.
+    """
 
     def __init__(self, state: State, optimizers: Optimizers, ranks: Ranks) -> None:
         for optimizer in optimizers.all:
-            if hasattr(optimizer, "consolidate_state_dict"):  # ZeroRedundancyOptimizer, whose module few import
+            # ZeroRedundancyOptimizer, whose module is rarely imported.
+            if hasattr(optimizer, "consolidate_state_dict"):
                 raise ConfigError(
                     f"{type(optimizer).__name__} keeps another part of its state on each rank, and the ranks of a node "
                     "hold the same: give Node a plain optimizer."
@@ -57,12 +61,12 @@ class Mirror:
 
     @torch.no_grad()
     def give(self) -> None:
-        """Rank 0's."""
+        """Send the state; called on rank 0."""
         tensors = self.state.tensors()
         for tensor in tensors.values():
             self.ranks.send_tensor(on_host(tensor))
         if not isinstance(self.state, ModelState):
-            self.state.load(tensors)  # it may hold more than it gives
+            self.state.load(tensors)  # Loading may fill more than `tensors` returns.
         found: list[Tensor] = []
         described = []
         for optimizer in self.optimizers.all:
@@ -76,7 +80,7 @@ class Mirror:
 
     @torch.no_grad()
     def take(self) -> None:
-        """The others'."""
+        """Receive the state; called on the other ranks."""
         tensors = {}
         for name, tensor in self.state.tensors().items():
             tensors[name] = host = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -86,14 +90,15 @@ class Mirror:
         if counts != [(len(groups), len(kept)) for groups, kept in described]:
             raise unreadable("optimizers of other parameters")
         self.state.load(tensors)
-        self.optimizers.joined(keep=True)  # what it kept of the way from the old weights; the momentum follows
+        self.optimizers.joined(keep=True)  # It drops state that belongs to the old weights; the momentum follows.
         for optimizer, (groups, kept) in zip(self.optimizers.all, described, strict=True):
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 if "params" in options:
                     raise unreadable("an optimizer's parameters")
                 for key, value in filled(options, None, self.receive).items():
                     if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
-                        group[key].copy_(value)  # a rate on the device, of which a compiled step knows the place
+                        # A learning rate on the device, which a compiled step refers to by address.
+                        group[key].copy_(value)
                     else:
                         group[key] = value
             for parameter, state in zip(held(optimizer), kept, strict=True):
@@ -119,7 +124,7 @@ def on_host(tensor: Tensor) -> Tensor:
 
 
 def stripped(value: Any, parameter: Tensor | None, found: list[Tensor]) -> Any:
-    """With a place for each tensor, which goes into ``found``."""
+    """Return ``value`` with a placeholder for each tensor; append the tensors to ``found``."""
     if isinstance(value, Tensor):
         found.append(value)
         return Place(value.shape, value.dtype, parameter is not None and value.device == parameter.device)
@@ -131,7 +136,7 @@ def stripped(value: Any, parameter: Tensor | None, found: list[Tensor]) -> Any:
 
 
 def filled(value: Any, parameter: Tensor | None, receive: Callable[[Place, Tensor | None], Tensor]) -> Any:
-    """The reverse, in the same order."""
+    """Replace the placeholders by tensors, in the same order."""
     if isinstance(value, Place):
         return receive(value, parameter)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What every rank of a node answers about the swarm: the same at the same step, as rank 0 last said."""
+"""Every rank's knowledge of the swarm: the same at the same step, as rank 0 last reported it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["Known", "News"]
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What rank 0 says when all stand at a boundary, beside what it says at each step."""
+    """Rank 0's report at a boundary, in addition to the sums of each step."""
 
     me: PeerId
     address: str
     view: SwarmView
     finished: bool
     passes: int
-    run: Mapping[str, Any]  # what a checkpoint says of it
+    run: Mapping[str, Any]  # The run's entry in a checkpoint.
     members: tuple[Member, ...]
     metrics: Metrics
 
@@ -36,31 +36,33 @@ spoken(News, SwarmView, Member, Metrics, Reduced)
 
 
 class Known:
-    """Of one rank, and what it has to say to the others itself. ``samples`` are those that all ranks trained on, as far
-    as their sums have come."""
+    """One rank's knowledge of the swarm, and the counts that it contributes to the next all-reduce.
+
+    ``samples`` are those of all ranks, according to the finished all-reduces.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.steps = self.samples = 0
-        self.swarm_samples = 0  # behind the weights of the run, as HeldRun.swarm_samples explains
-        self.unsaid = self.said = 0  # samples of this rank: those in no sum yet, and those in the sum under way
-        self.rest = 0  # boundaries before the next sum is begun
+        self.swarm_samples = 0  # Samples behind the weights of the run, as HeldRun.swarm_samples explains.
+        self.unsaid = self.said = 0  # Samples of this rank in no all-reduce yet, and those in the pending one.
+        self.rest = 0  # Boundaries before the next all-reduce begins.
         self.latest: News | None = None
         self.view = SwarmView()
         self.finished = False
-        self.asking = False  # for members or metrics, since the last sum
+        self.asking = False  # Members or metrics were read since the last all-reduce.
 
     def trained(self, samples: int) -> None:
         self.steps += 1
         self.unsaid += int(samples)
 
     def look(self) -> Told | None:
-        """At the sum that is under way, if one is."""
+        """Read the pending all-reduce, if there is one."""
         told = self.ranks.take()
         if told is not None:
             self.samples += told.samples
             self.said, self.rest = 0, told.gap - 1
-            if self.latest is not None:  # at the start nothing is said yet
+            if self.latest is not None:  # At the start there is no report yet.
                 self.finished = told.finished
                 self.view = dataclasses.replace(
                     self.view, swarm_samples=told.swarm_samples, own_samples=told.own_samples, sharers=told.sharers
@@ -69,12 +71,12 @@ class Known:
         return told
 
     def say(self, call: Call, told: Told | None = None) -> None:
-        """Begin the next sum; ``told`` is rank 0's part."""
+        """Begin the next all-reduce; ``told`` is rank 0's part."""
         self.ranks.begin(call, self.unsaid, self.asking, told)
         self.said, self.unsaid, self.asking = self.unsaid, 0, False
 
     def rested(self) -> bool:
-        """At the end of a boundary: whether the next sum is begun at it."""
+        """Count a boundary; return True if the next all-reduce begins at it."""
         self.rest -= 1
         return self.rest < 0
 
@@ -87,7 +89,7 @@ class Known:
 
     @property
     def ahead(self) -> int:
-        """Samples that all trained on beyond those, if the others had as many as this rank."""
+        """Return an estimate of the samples not yet summed, if the other ranks had as many as this one."""
         return (self.said + self.unsaid) * self.ranks.size
 
     def hear(self, news: News) -> None:

@@ -1,4 +1,4 @@
-"""Plain data as bytes and back, for what the ranks of one node say to each other: a pickle could run code."""
+"""A codec of plain data, for the commands between the ranks of one node: a pickle could run code."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ __all__ = ["MOST_BYTES", "fitting", "line_of", "packed", "spoken", "unpacked", "
 
 T = TypeVar("T")
 
-TUPLE, INTEGER, TYPE, RECORD, MAPPING, ERROR = range(6)  # codes of msgpack's extension types
-KINDS: dict[str, type[Any]] = {}  # records and mappings that may be said, by name
+TUPLE, INTEGER, TYPE, RECORD, MAPPING, ERROR = range(6)  # Codes of msgpack's extension types.
+KINDS: dict[str, type[Any]] = {}  # Records and mappings that may be sent, by name.
 
-MOST_BYTES = 32 << 20  # of one value: the places of some 200,000 tensors of optimizers, or six full member tables
-MOST_CONTAINERS = 1 << 20  # lists and mappings in one value: each takes 60 bytes and more for one byte that is sent
-DEEPEST = 24  # extension types within each other: each level takes 40 KB of the C stack, of which a thread has 8 MB
-COPIES, SMALL_BYTES = 8, 1 << 20  # a byte is copied for each level that contains it: in all so often, and so much more
-MOST_LETTERS = 2000  # of a sentence
+MOST_BYTES = 32 << 20  # One value: the placeholders of some 200,000 optimizer tensors, or six full member tables.
+MOST_CONTAINERS = 1 << 20  # Lists and mappings in one value: each takes at least 60 bytes for one byte sent.
+DEEPEST = 24  # Nested extension types: each level takes 40 KB of the C stack, of which a thread has 8 MB.
+# Each level of nesting copies its bytes: COPIES times the size in all, and SMALL_BYTES more.
+COPIES, SMALL_BYTES = 8, 1 << 20
+MOST_LETTERS = 2000  # Characters of a sentence.
 
 
 def spoken(*kinds: type[Any]) -> None:
-    """Let dataclasses, and mappings that are made of a dict, be said."""
+    """Register dataclasses, and mappings built from a dict, as types that may be sent."""
     KINDS.update({kind.__name__: kind for kind in kinds})
 
 
@@ -42,7 +43,7 @@ def unreadable(what: str) -> LocalError:
 
 
 def line_of(text: str) -> str:
-    """Return ``text`` as one line that a terminal can show: control characters become ``?``, and it is cut if long."""
+    """Return ``text`` as one line that a terminal can show: control characters become ``?``, and long text is cut."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:MOST_LETTERS])
 
 
@@ -51,8 +52,8 @@ def packed(value: Any) -> bytes:
     """Return the bytes of ``value``; tuples stay tuples, and other mappings and subclasses become the plain type.
 
     Raises:
-        ConfigError: A value is of a type that is not plain, as a function or an object of the program, or the whole is
-            larger or nested deeper than :func:`unpacked` takes.
+        ConfigError: A value is not plain data, for example a function, or the whole is larger or nested deeper than
+            :func:`unpacked` accepts.
     """
     data = pack(value, 0)
     if len(data) > MOST_BYTES:
@@ -74,7 +75,7 @@ def pack(value: Any, depth: int) -> bytes:
 
 
 def extended(depth: int, value: Any) -> Any:
-    """Give msgpack an extension type, or the plain value in place of one of a subclass."""
+    """Return an extension type for msgpack, or the plain value of a subclass's instance."""
     kind = type(value)
     if isinstance(value, tuple):
         return msgpack.ExtType(TUPLE, pack(list(value), depth))
@@ -89,7 +90,7 @@ def extended(depth: int, value: Any) -> Any:
         return msgpack.ExtType(ERROR, pack([kind.__name__, line_of(str(value))], depth))
     if isinstance(value, np.generic):
         return value.item()
-    if kind is int:  # beyond 64 bits
+    if kind is int:  # An integer of more than 64 bits.
         return msgpack.ExtType(INTEGER, str(value).encode())
     if isinstance(value, Mapping):
         return dict(value)
@@ -105,7 +106,7 @@ def extended(depth: int, value: Any) -> Any:
 
 # -- from bytes --------------------------------------------------------------------------------------------------------
 def unpacked(data: bytes, hint: Any = Any) -> Any:
-    """Return what :func:`packed` was given. Runs nothing but the constructors of the kinds that are ``spoken``.
+    """Return the value that :func:`packed` was given. Only constructors of registered types run.
 
     Whatever the bytes are, this takes less than a GB and a few levels of the stack.
 
@@ -114,7 +115,7 @@ def unpacked(data: bytes, hint: Any = Any) -> Any:
         hint: The annotation that the value must fit.
 
     Raises:
-        LocalError: The bytes are not what :func:`packed` returns for such a value; says in one sentence why.
+        LocalError: The bytes are not an encoding of such a value; its text says in one sentence why.
     """
     if len(data) > MOST_BYTES:
         raise unreadable(f"{len(data)} bytes at once")
@@ -126,14 +127,14 @@ def unpacked(data: bytes, hint: Any = Any) -> Any:
 
 
 def fitting(value: T, hint: Any) -> T:
-    """Return ``value``, which must fit this annotation."""
+    """Return ``value`` if it fits the annotation; raise LocalError otherwise."""
     if not fits(value, hint):
         raise unreadable(f"a {type(value).__name__} that is no {hint if get_origin(hint) else hint.__name__}")
     return value
 
 
 class Decoding:
-    """One value being decoded, and what it may still take."""
+    """The decoding of one value, with its remaining budgets."""
 
     __slots__ = ("bytes_left", "containers_left", "depth")
 
@@ -159,7 +160,7 @@ class Decoding:
         if code == INTEGER:
             return int(data)
         if code == TYPE:
-            dtype = vars(torch).get(data.decode())  # getattr would import torch's lazy modules
+            dtype = vars(torch).get(data.decode())  # getattr would import torch's lazy modules.
             if not isinstance(dtype, torch.dtype):
                 raise unreadable("no type of tensors")
             return dtype
@@ -188,7 +189,7 @@ class Decoding:
 
 
 def kind_of(values: list[Any]) -> type[Any]:
-    """Return the record or mapping whose name is the first of these."""
+    """Return the registered type whose name is the first of these values."""
     kind = KINDS.get(values[0]) if values and isinstance(values[0], str) else None
     if kind is None:
         raise LocalError("Rank 0 of this node's group runs another version of this package: install the same on all.")

@@ -1,4 +1,4 @@
-"""What the ranks of one node say to each other: a sum at each step, and at some boundaries what changes there."""
+"""The protocol between the ranks of one node: an all-reduce at each step, and commands at some boundaries."""
 
 from __future__ import annotations
 
@@ -22,61 +22,63 @@ from node.running import CLOSED, USED
 
 __all__ = ["LONGEST_GAP", "Call", "Ranks", "Told", "Word"]
 
-BEAT_S = 1.0  # how often the others are told that rank 0 still waits for its swarm
-FAREWELL_S = 2.0  # for the others to end the step that this rank has ended: they were in its gradients with it
-LONGEST_GAP = 16  # steps between two sums, should they become longer all of a sudden
-FRAME_BYTES = 512  # of a word that goes out in one call; longer ones take two
+BEAT_S = 1.0  # The interval at which rank 0 reports that it still waits for its swarm.
+FAREWELL_S = 2.0  # Time for the other ranks to end the step that this rank has ended, since they shared its gradients.
+LONGEST_GAP = 16  # The most steps between two all-reduces, in case steps suddenly become longer.
+FRAME_BYTES = 512  # A command of this size goes out in one call; longer ones take two.
 
 
 class Call(IntEnum):
-    """Which call of the node a rank is in. All must be in the same: they meet in it."""
+    """The call of the node that a rank is in. All ranks meet in it, so they must make the same call."""
 
     START, STEP, SETTLE, FINISH, LOAD, MERGE, REDUCE = range(1, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The sum of what all ranks said at one step: ``samples`` are all of theirs, the rest is said by rank 0 alone."""
+    """The step summary, an all-reduce: ``samples`` are of all ranks, and the rest comes from rank 0 alone."""
 
     samples: int = 0
-    asked: bool = False  # somebody wants to know what is not said at each step
-    stop: bool = False  # all stay at the next boundary, where rank 0 says what is to happen
-    swarm_samples: int = 0  # behind the weights of the run, when this node had trained ``own_samples``
+    asked: bool = False  # A rank has read values that are not in the summary.
+    stop: bool = False  # All ranks stay at the next boundary, for commands of rank 0.
+    swarm_samples: int = 0  # Samples behind the weights of the run, when this node had trained ``own_samples``.
     own_samples: int = 0
-    sharers: int = 1  # members of the run
+    sharers: int = 1  # Members of the run.
     finished: bool = False
-    gap: int = 1  # steps from here to the look at the next sum
+    gap: int = 1  # Steps from here to the next summary.
 
     @property
     def sound(self) -> bool:
-        """Whether ranks that keep to the rules can have said that. A larger gap would have the others wait in vain."""
+        """Return True if correct ranks can have sent it. With a larger gap the others would wait in vain."""
         counts = self.samples, self.swarm_samples, self.own_samples, self.sharers
         return 0 <= self.gap <= LONGEST_GAP and min(counts) >= 0
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One of those that rank 0 says while all stand at a boundary."""
+    """A command from rank 0 while all ranks stand at a boundary."""
 
     kind: str
     what: Any = None
 
 
 class Ranks:
-    """This process among them. A **sum** is begun at a step and looked at one step later, when it has long been
-    there: it brings rank 0's announcements, counts what all trained on, tells a rank that is in another call, and fails
-    where one has ended. **Words** follow one another at a boundary, from rank 0 to all, until the last.
+    """This process among the ranks of its node.
 
-    Raises LocalError, which says which rank failed as far as that is known.
+    An **all-reduce** begins at a step and is read one step later, when it has long finished. It carries rank 0's
+    announcements and counts everyone's samples. It also reveals a rank that is in another call, and fails if a rank has
+    ended. **Commands** follow one another at a boundary, from rank 0 to all, until the last.
+
+    Raises LocalError, which names the rank that failed, as far as known.
     """
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.rank, self.size, self.leads = channel.rank, channel.size, channel.rank == 0
-        self.begun: tuple[Call, Tensor, Waiting] | None = None  # the sum under way
-        self.standing = False  # at a boundary, where words are said
+        self.begun: tuple[Call, Tensor, Waiting] | None = None  # The pending all-reduce.
+        self.standing = False  # At a boundary, for commands.
         self.is_open = False
-        self.lost = ""  # why nothing can be said any more
+        self.lost = ""  # Why nothing can be sent any more.
         self.said_at = 0.0
 
     def open(self) -> None:
@@ -90,7 +92,7 @@ class Ranks:
 
     # -- sums ----------------------------------------------------------------------------------------------------
     def begin(self, call: Call, samples: int = 0, asked: bool = False, told: Told | None = None) -> None:
-        """Of what this rank says; ``told`` is rank 0's part."""
+        """Begin an all-reduce of this rank's counts; ``told`` is rank 0's part."""
         assert self.begun is None, "the last sum was not looked at"
         told = told or Told(sharers=0, gap=0)
         row = torch.tensor([
@@ -104,7 +106,7 @@ class Ranks:
             raise self.gone(error) from error
 
     def take(self) -> Told | None:
-        """What the sum says that is under way; None where there is none."""
+        """Return the pending all-reduce's summary; None if none is pending."""
         if self.begun is None:
             return None
         row = self.wait()
@@ -132,7 +134,7 @@ class Ranks:
 
     # -- words ---------------------------------------------------------------------------------------------------
     def tell(self, kind: str, what: Any = None) -> None:
-        """From rank 0 to all others."""
+        """Send a command from rank 0 to all others."""
         data = packed([kind, what])
         frame = np.zeros(FRAME_BYTES, np.uint8)
         frame[:8] = np.frombuffer(len(data).to_bytes(8, "little"), np.uint8)
@@ -145,7 +147,7 @@ class Ranks:
         self.said_at = time.monotonic()
 
     def hear(self) -> Word:
-        """The next of them."""
+        """Receive the next command."""
         frame = np.zeros(FRAME_BYTES, np.uint8)
         self.send(frame)
         size = int.from_bytes(frame[:8].tobytes(), "little")
@@ -157,20 +159,20 @@ class Ranks:
             self.send(data)
         row = unpacked(data.tobytes(), list[Any])
         if len(row) != 2 or not isinstance(row[0], str):
-            raise unreadable("no word")
+            raise unreadable("no command")
         return Word(*row)
 
     def beat(self) -> None:
-        """Say that there is nothing to say yet, where that was long ago."""
+        """Tell the other ranks that rank 0 still waits, if its last command is long ago."""
         if self.standing and time.monotonic() - self.said_at > BEAT_S:
             self.tell("wait")
 
     def send(self, array: NDArray[Any]) -> None:
-        """``array`` becomes that of rank 0 everywhere."""
+        """Broadcast ``array`` from rank 0."""
         self.send_tensor(torch.from_numpy(array))
 
     def send_tensor(self, tensor: Tensor) -> None:
-        """The same of a contiguous tensor on the host, of any type."""
+        """Broadcast a contiguous tensor on the host, of any type, from rank 0."""
         self.check()
         try:
             if tensor.numel():
@@ -184,7 +186,7 @@ class Ranks:
             raise LocalError(self.lost)
 
     def gone(self, error: BaseException | None = None) -> LocalError:
-        """A rank does not answer any more, as this ``error`` of the channel says; perhaps that rank has said why."""
+        """Return the error for a rank that ended: the reason that it left, or else a description of ``error``."""
         if self.lost:
             return LocalError(self.lost)
         one = "A rank" if self.size > 2 else f"Rank {1 - self.rank}"
@@ -199,15 +201,17 @@ class Ranks:
         return LocalError(self.lost)
 
     def leave(self, error: BaseException | None) -> None:
-        """Part from the others, perhaps by an ``error``, which they are told. Waits for nobody, but for those who are
-        about to end the step that this rank has ended. Raises LocalError, from the error, where the error was only what
-        a lost rank did to the gradients of this one: torch's own are of many lines, and name no rank."""
+        """Part from the others, and leave them the reason if there was an ``error``.
+
+        It waits only for ranks that are about to end the step that this rank has ended. If a lost rank broke this
+        rank's gradients, LocalError is raised from the error: torch's own messages are long and name no rank.
+        """
         if self.is_open:
             self.is_open = False
             begun, self.begun = self.begun, None
             with contextlib.suppress(RuntimeError):
                 if begun is not None:
-                    self.channel.wait(begun[2], FAREWELL_S)  # a group with something under way does not end
+                    self.channel.wait(begun[2], FAREWELL_S)  # A group with pending work does not end.
             del begun
             lost = self.gone() if of_the_channel(error) else None
             if error is not None and not self.lost:
@@ -222,12 +226,12 @@ class Ranks:
 
     @contextlib.contextmanager
     def stand(self) -> Iterator[None]:
-        """All ranks stand at one boundary."""
+        """Mark the time in which all ranks stand at one boundary."""
         self.standing = True
         yield
         self.standing = False
 
 
 def of_the_channel(error: BaseException | None) -> bool:
-    """Whether that is what torch raises in a rank whose gradients wait for one that is gone."""
+    """Return True for the errors that torch raises if gradients wait for a rank that has ended."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
