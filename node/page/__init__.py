@@ -1,1 +1,1 @@
-"""What people and monitors see of a running node in a browser: its page, its metrics, its health."""
+"""The web page of a running node: its view for people, its metrics, its health."""

@@ -1,4 +1,4 @@
-"""A node's figures in Prometheus's text, by the rows of :mod:`node.observe.figures`; and how long exchanges take."""
+"""Metrics in Prometheus's text format, from the rows of :mod:`node.observe.figures`, and a histogram of exchanges."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from node.observe.figures import FIGURES, VERSION, Source, known
 __all__ = ["KIND", "Exposition"]
 
 KIND = prometheus_client.CONTENT_TYPE_LATEST
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # small models to slow links
+# From small models to slow links.
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Exposition:
-    """Of one node: a registry of its own, since a process may hold several. Labels are ours: what others chose (ids,
-    codes, addresses) would let them make as many series as they like."""
+    """The metrics of one node, in a registry of its own, since a process may hold several nodes.
+
+    Labels come from this library only: labels chosen by others (ids, codes, addresses) could make any number of series.
+    """
 
     def __init__(self) -> None:
         self.source: Source | None = None
         self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
         self.seconds = prometheus_client.Histogram(
-            "gossip_exchange_seconds", "From the wish for a snapshot to the mix, of exchanges that were done.",
+            "gossip_exchange_seconds", "From the request for a snapshot to the mix, of finished exchanges.",
             registry=self.registry, buckets=SECONDS,
         )  # fmt: skip
         self.registry.register(self)
@@ -45,7 +48,7 @@ class Exposition:
             self.source = None
 
     def describe(self) -> list[Any]:
-        """The registry asks for names; they are in :meth:`collect` alone."""
+        """Return no names up front, since :meth:`collect` gives them."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -60,18 +63,16 @@ class Exposition:
                 continue
             of = CounterMetricFamily if figure.metric.endswith("_total") else GaugeMetricFamily
             yield of(figure.metric.removesuffix("_total"), figure.meaning + ".", value=float(value))
-        failed = CounterMetricFamily(
-            "gossip_exchanges_failed", "Exchanges that came to nothing, by the reason.", labels=["reason"]
-        )
+        failed = CounterMetricFamily("gossip_exchanges_failed", "Failed exchanges by reason.", labels=["reason"])
         for reason in (*sorted(REASONS), "other"):
             failed.add_metric([reason], at.peer.failed_by.get(reason, 0))
         yield failed
         states = dict.fromkeys(MemberState, 0)
-        states[MemberState.ALIVE] = 1  # this node
+        states[MemberState.ALIVE] = 1  # This node.
         for _, state in at.peer.members():
             states[state] += 1
-        members = GaugeMetricFamily("gossip_members", "Members that it knows of, itself included.", labels=["state"])
+        members = GaugeMetricFamily("gossip_members", "Known members, this node included.", labels=["state"])
         for state, count in states.items():
             members.add_metric([state.value], count)
         yield members
-        yield InfoMetricFamily("gossip_build", "What is installed.", value={"version": VERSION})
+        yield InfoMetricFamily("gossip_build", "The installed version.", value={"version": VERSION})

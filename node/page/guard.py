@@ -1,4 +1,4 @@
-"""Who may see a node's page: on its machine whoever asks it by its own name, elsewhere who has the swarm's link."""
+"""Access to a node's page: on loopback by its own name, elsewhere with the swarm's link."""
 
 from __future__ import annotations
 
@@ -13,40 +13,44 @@ from node.transport.tcp import is_loopback
 
 __all__ = ["OPEN", "Guard", "token_of"]
 
-TOKEN_DIGITS = 32  # hexadecimal: 128 bits, which nobody guesses
-OPEN = "/healthz"  # says nothing but whether this node trains, to launchers that can send no token
+TOKEN_DIGITS = 32  # Hexadecimal: 128 bits, which cannot be guessed.
+OPEN = "/healthz"  # Reports only whether this node trains, to launchers that can send no token.
 
 
 def token_of(secret: bytes) -> str:
-    """What opens the pages of a swarm. It follows from the swarm's secret and does not lead back to it: who reads it
-    on a wire that is not encrypted sees pages, and joins nothing."""
+    """Return the token of a swarm's pages, a one-way function of the swarm's secret.
+
+    An eavesdropper on an unencrypted connection can see pages with it, but cannot join.
+    """
     return hmac.new(secret, b"gossip page", hashlib.sha256).hexdigest()[:TOKEN_DIGITS]
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """``token`` None: the page is on loopback. There a name that only leads here, as a page elsewhere on the web may
-    have one made (DNS rebinding), would let that page read ours through the browser of whoever works here; so the name
-    that is asked for has to be loopback's own."""
+    """The access check. ``token`` is None for a page on loopback.
+
+    By DNS rebinding, another web page could use a name that leads to loopback, and read this page through the user's
+    browser. So on loopback the requested name must be loopback's own.
+    """
 
     token: str | None
 
     @classmethod
     def of(cls, where: Address, secret: bytes | None) -> Guard:
-        """``secret`` is None on loopback alone: the settings refuse it elsewhere."""
+        """Create the check. ``secret`` is None on loopback only, which the settings ensure."""
         if is_loopback(where.host):
             return cls(None)
         assert secret is not None
         return cls(token_of(secret))
 
     def link(self, shown: Address) -> str:
-        """What a person opens."""
+        """Return the link that a user opens."""
         return f"http://{shown}/" + (f"?token={self.token}" if self.token else "")
 
     def refuses(
         self, path: str, query: str, host: str, authorization: str, cookie: str
     ) -> tuple[HTTPStatus, str] | None:
-        """Why a request is not answered; None where it is. Texts are as the visitor sent them."""
+        """Return why a request is refused, or None if it is not. The texts are as the visitor sent them."""
         if path == OPEN:
             return None
         if self.token is None:
@@ -61,11 +65,11 @@ class Guard:
         return HTTPStatus.UNAUTHORIZED, sentence
 
     def brings_token(self, query: str) -> bool:
-        """Whether it stands in the address: it is kept in a cookie from then on, and out of the address."""
+        """Return True if the token is in the address. It is then moved from there to a cookie."""
         return any(self.same(part.removeprefix("token=")) for part in query.split("&")[:32])
 
     def cookie(self) -> str:
-        # Lax and not Strict: whoever opens the link out of a message is to arrive. There is nothing to change here.
+        # Lax and not Strict, so that the link works from a message. The page offers nothing to change.
         return f"gossip_page={self.token}; Path=/; HttpOnly; SameSite=Lax; Max-Age=604800"
 
     def same(self, text: str) -> bool:
@@ -73,6 +77,6 @@ class Guard:
 
 
 def is_own_name(host: str) -> bool:
-    """Whether a Host header, with its port or without, names loopback."""
+    """Return True if a Host header, with or without a port, names loopback."""
     found = re.fullmatch(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?", host)
     return found is not None and is_loopback(found[1] or found[2] or "")

@@ -1,4 +1,4 @@
-"""The page of one node: looks at it once a second, asks others while somebody watches, and answers who opens it."""
+"""The page of one node: it takes a look every second, queries members while a page is open, and answers requests."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from node.page.web import Answer, Asked, WebServer
 
 __all__ = ["Page"]
 
-LOOK_S = 1.0  # as often as members' own counts arrive
-WALK_SHARE = 100.0  # times what a look takes, between two of them: it walks the table, 16 ms for 10,000 members
-STREAMS = 16  # event streams at once, of 20 kB a second each
-ASKED = 8  # members a second, while somebody watches: 32 are asked once in four
-ASK_S = 2.0  # for an answer: a tenth of what a row may be old
-SENTENCES = 50  # late ones that a page begins with
-SENTENCE = 400  # characters of each
-HEALTHY_S = 30.0  # without a step boundary: an evaluation may take so long
-HEALTHY_TIMES = 3.0  # the longest between two boundaries so far, where that is more
+LOOK_S = 1.0  # The rate at which members' own counts arrive.
+WALK_SHARE = 100.0  # Pause after a look, as a multiple of its duration: it walks the table, 16 ms for 10,000 members.
+STREAMS = 16  # Concurrent event streams, of 20 kB a second each.
+ASKED = 8  # Members queried per second while a page is open: 32 take four seconds.
+ASK_S = 2.0  # Limit for an answer, a third of the age at which a row is old.
+SENTENCES = 50  # Recent sentences that a page begins with.
+SENTENCE = 400  # Characters of each sentence.
+HEALTHY_S = 30.0  # Seconds without a step boundary that count as healthy: an evaluation may take so long.
+# The same as a multiple of the longest time between two boundaries so far; the larger limit counts.
+HEALTHY_TIMES = 3.0
 STATIC = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
@@ -48,33 +49,32 @@ STATIC = {
 
 
 class Page:
-    """Runs in the network's thread. ``contain`` hears of faults that end nothing, ``source`` gives this node's
-    figures."""
+    """The page of one node, which runs in the network thread."""
 
     def __init__(self, where: Address, secret: bytes | None, config: Config) -> None:
-        """Raises ConfigError where nothing would guard it."""
+        """Load the page's files. Raises ConfigError if nothing would protect it."""
         self.guard, self.secret, self.config = Guard.of(where, secret), secret, config
         self.server = WebServer(where, self.answer, lambda error: self.contain(error))
         folder = Path(__file__).with_name("static")
         self.static = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in STATIC.items()}
         self.exposition = Exposition()
-        self.runtime: Callable[[], Runtime] | None = None  # the newest, after a fault another
+        self.runtime: Callable[[], Runtime] | None = None  # Returns the current runtime, which a fault may replace.
         self.picture: SwarmPicture | None = None
         self.source: Callable[[], Source] | None = None
         self.contain: Callable[[Exception], None] = lambda error: None
         self.sentences: list[dict[str, Any]] = []
-        self.counted = 0  # sentences so far
+        self.counted = 0  # Sentences so far.
         self.watching = 0
-        self.state = b""  # the event of the last look, which all streams send
+        self.state = b""  # The event of the last look, which all streams send.
         self.looked = trio.Event()
         self.asking = trio.CapacityLimiter(ASKED)
-        self.longest_s = 0.0  # between two boundaries, as seen here
+        self.longest_s = 0.0  # The longest time between two boundaries, as seen here.
 
     async def serve(self, runtime: Callable[[], Runtime], source: Callable[[], Source]) -> None:
-        """Until cancelled."""
+        """Serve until cancelled."""
         self.runtime, self.source = runtime, source
         self.picture = SwarmPicture(runtime().peer.record.id)
-        self.contain = lambda error: runtime().faults.contain(error, "The page", "it is served on")
+        self.contain = lambda error: runtime().faults.contain(error, "The page", "it stays up")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.server.serve)
             while True:
@@ -91,7 +91,7 @@ class Page:
         peer, now = runtime.peer, time.monotonic()
         own = status_reading(source())
         stood_s = runtime.now - peer.boundary_at
-        if peer.ready and stood_s < self.patience_s:  # what is too long does not make itself right
+        if peer.ready and stood_s < self.patience_s:  # A stall must not raise its own limit.
             self.longest_s = max(self.longest_s, stood_s)
         picture.look([(peer.record, MemberState.ALIVE), *peer.members()], own, now)
         if self.watching:
@@ -106,7 +106,7 @@ class Page:
         return event_of("state", {**picture.state(), "health": why, "healthy": status is HTTPStatus.OK})
 
     async def ask(self, doors: Doors, picture: SwarmPicture, who: PeerId, text: str) -> None:
-        """Ask one member for its own figures, within the bounds of any dial; its row stays where it does not answer."""
+        """Query one member for its own figures, within the dial budget; its row stays if it does not answer."""
         if self.asking.available_tokens < 1:
             return
         async with self.asking:
@@ -124,7 +124,7 @@ class Page:
                 self.contain(error)
 
     def heard(self, event: NodeEvent) -> None:
-        """Something happened to this node."""
+        """Record an event of this node."""
         if isinstance(event, ExchangeEvent):
             self.exposition.heard(event)
         else:
@@ -145,7 +145,7 @@ class Page:
         return replace(await self.found(asked), admitted=path != OPEN)
 
     async def found(self, asked: Asked) -> Answer:
-        """Answer a request that the guard lets through."""
+        """Answer a request that the guard admits."""
         path = asked.path
         if path == "/" and self.guard.brings_token(asked.query):
             return Answer(
@@ -170,7 +170,7 @@ class Page:
         return Answer(b"There is no such page.\n", status=HTTPStatus.NOT_FOUND)
 
     async def events(self, picture: SwarmPicture) -> AsyncGenerator[bytes, None]:
-        """What a page begins with, and then every look. It is behind by nothing: who reads slowly is sent fewer."""
+        """Yield the initial event and then one per look. Nothing is queued: a slow reader gets fewer events."""
         self.watching += 1
         try:
             yield event_of(
@@ -193,7 +193,7 @@ class Page:
         return max(HEALTHY_S, HEALTHY_TIMES * self.longest_s)
 
     def health(self) -> tuple[HTTPStatus, str]:
-        """Whether steps advance, and why not."""
+        """Return whether steps advance, and if not, why."""
         assert self.runtime is not None
         runtime = self.runtime()
         peer, stood_s = runtime.peer, runtime.now - runtime.peer.boundary_at
@@ -205,17 +205,17 @@ class Page:
             sentence = f"The training loop has reached no step boundary for {stood_s:.0f} s."
             return HTTPStatus.SERVICE_UNAVAILABLE, sentence
         if runtime.failure is not None:
-            return HTTPStatus.OK, "Steps advance, alone: the network side met a fault of this library, and begins anew."
+            return HTTPStatus.OK, "Steps advance, alone: the network side restarts after a fault of this library."
         return HTTPStatus.OK, "Steps advance."
 
 
 def event_of(name: str, data: Any) -> bytes:
-    """JSON has no newline outside of its texts, and in them it is written \\n: nobody can begin another event."""
+    """Return a server-sent event. JSON escapes newlines in texts, so no text can start another event."""
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'), allow_nan=False)}\n\n".encode()
 
 
 def settings_of(config: Config) -> dict[str, str]:
-    """Every key whose value is not the default."""
+    """Return every key whose value is not the default."""
     plain = Config()
     values = {field.name: (getattr(config, field.name), getattr(plain, field.name)) for field in fields(config)}
     return {name: str(value)[:SENTENCE] for name, (value, default) in values.items() if value != default}

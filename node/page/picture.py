@@ -1,4 +1,4 @@
-"""The swarm as one node sees it: a row for every member, and what became of loss and distance. Nothing of it waits."""
+"""The swarm as one node sees it: a row per member, and the history of loss and distance. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from node.observe.figures import SHOWN
 
 __all__ = ["Curve", "SwarmPicture", "number"]
 
-ROWS = 256  # members that are shown: a page of more is read by nobody, and 64 KiB to send once a second
-TRACED = 64  # of them whose losses are kept: 20 kB each
-POINTS = 512  # of one line: as many as a chart has columns on a telephone
-OLD_S = 6.0  # without an answer, after which a row is old: two questions went unanswered
-NAMED = 40  # characters of a version
-PACE_S = 10.0  # over which samples a second are told: steps may take seconds, and exchanges move the swarm's count
+ROWS = 256  # Members shown: a longer page is unreadable, and takes 64 KiB to send each second.
+TRACED = 64  # Members whose losses are kept: 20 kB each.
+POINTS = 512  # Points of one curve: the columns of a chart on a telephone.
+OLD_S = 6.0  # The age of the last answer from which a row is old: two queries went unanswered.
+NAMED = 40  # Characters of a version.
+PACE_S = 10.0  # The window for samples per second: steps may take seconds, and exchanges change the swarm's count.
 
 
 @dataclass(slots=True)
 class Curve:
-    """A line of at most so many points: where it is full every second one goes, and from then on half as many come."""
+    """A curve of bounded length. When it is full, every second point is dropped and the sampling rate halves."""
 
     points: list[tuple[float | None, ...]] = field(default_factory=list)
     stride: int = 1
@@ -44,23 +44,23 @@ class Curve:
 
 @dataclass(slots=True)
 class Answered:
-    """What a member last said of itself, checked, and when."""
+    """A member's last answer, checked, and its time."""
 
-    at: float  # on the clock of time.monotonic
+    at: float  # On the clock of time.monotonic.
     row: dict[str, Any]
-    sent: float | None = None  # MB/s since what it said before
+    sent: float | None = None  # MB/s since the answer before.
     received: float | None = None
-    samples_s: float | None = None  # samples a second since then
+    samples_s: float | None = None  # Samples per second since then.
 
 
 class Pace:
-    """How fast a count grows, over the last ``PACE_S``."""
+    """The growth rate of a count over the last ``PACE_S``."""
 
     def __init__(self) -> None:
         self.seen: deque[tuple[float, float]] = deque()
 
     def add(self, now: float, count: float | None) -> float | None:
-        """Note a count; returns how much it grows a second, None where that is not known or it began anew."""
+        """Record a count; return its growth per second, or None if that is unknown or the count restarted."""
         if count is None or (self.seen and count < self.seen[-1][1]):
             self.seen.clear()
         if count is None:
@@ -73,22 +73,22 @@ class Pace:
 
 
 class SwarmPicture:
-    """``me``: whose it is. Times are on the clock of time.monotonic."""
+    """The swarm as the member ``me`` sees it. Times are on the clock of time.monotonic."""
 
     def __init__(self, me: PeerId) -> None:
         self.me = me
         self.rows: list[dict[str, Any]] = []
-        self.hidden = 0  # members beyond those
+        self.hidden = 0  # Members beyond ROWS.
         self.told: dict[PeerId, Answered] = {}
-        self.asked: dict[PeerId, float] = {}  # whom, and when
+        self.asked: dict[PeerId, float] = {}  # The time of the last query to each member.
         self.losses: dict[PeerId, Curve] = {}
-        # (unix seconds, consensus distance, MB/s up, MB/s down, samples a second of this node and of the swarm)
+        # (unix seconds, consensus distance, MB/s up, MB/s down, samples per second of this node and of the swarm)
         self.own = Curve()
-        self.paces = Pace(), Pace()  # of this node's samples and of the swarm's
+        self.paces = Pace(), Pace()  # For this node's samples and for the swarm's.
 
     # -- what is looked at -----------------------------------------------------------------------------------------
     def look(self, members: Iterable[tuple[MemberRecord, MemberState]], own: Mapping[str, Any], now: float) -> None:
-        """Once a second or so: the members that this node knows of, and its own figures, as a status has them."""
+        """Record the members that this node knows and its own figures, as in a status; call it about once a second."""
         self.answered(self.me, own, now)
         mine = self.told[self.me]
         counts = mine.row["samples"], mine.row["swarm_samples"]
@@ -108,20 +108,23 @@ class SwarmPicture:
         self.own.add(round(time.time(), 1), mine.row["consensus_distance"], mine.sent, mine.received, *paces)
 
     def trace(self, record: MemberRecord) -> None:
-        """Its loss of now, where it has trained since."""
+        """Add the member's loss to its curve, if it has trained since."""
         progress = self.progress(record)
         steps, loss = progress["steps"], progress["loss"]
         if loss is None:
             return
         line = self.losses.setdefault(record.id, Curve())
-        if line.points and (line.points[-1][0] or 0) > steps:  # it has begun anew, and counts its steps from 0
+        if line.points and (line.points[-1][0] or 0) > steps:  # The member has restarted and counts its steps from 0.
             line = self.losses[record.id] = Curve()
         if not line.points or line.points[-1][0] != steps:
             line.add(steps, loss)
 
     def progress(self, record: MemberRecord) -> dict[str, Any]:
-        """What it told when it was asked, which is of this life as its other figures are; else what its record says,
-        which is of all its lives."""
+        """Return a member's steps, samples and loss.
+
+        They come from its last answer, which counts this life as its other figures do. Without one they come from its
+        record, which counts all its lives.
+        """
         told = self.told.get(record.id)
         said = {"steps": record.steps, "samples": record.samples, "loss": number(record.loss)}
         if told is not None and None not in (told.row["steps"], told.row["samples"]):
@@ -129,7 +132,7 @@ class SwarmPicture:
         return said
 
     def row(self, record: MemberRecord, state: MemberState, now: float) -> dict[str, Any]:
-        """One member: what its record says, and what it told when it was asked."""
+        """Return the row of one member, from its record and its last answer."""
         told = self.told.get(record.id)
         return {
             "address": None if record.address is None else str(record.address), "ready": record.ready,
@@ -146,7 +149,7 @@ class SwarmPicture:
 
     # -- what others say -------------------------------------------------------------------------------------------
     def answered(self, peer: PeerId, metrics: Mapping[str, Any], now: float) -> None:
-        """A member's own figures, of which nothing is believed but its shape."""
+        """Record a member's own figures. Only their shape can be checked."""
         row = row_of(metrics)
         before, told = self.told.get(peer), Answered(now, row)
         if before is not None and now > before.at:
@@ -157,7 +160,7 @@ class SwarmPicture:
         self.told[peer] = told
 
     def next_to_ask(self, count: int, now: float) -> list[tuple[PeerId, str]]:
-        """Members alive that can be dialled, those first who were asked the longest ago; they count as asked now."""
+        """Return dialable live members, the ones queried longest ago first, and count them as queried now."""
         can = [
             (PeerId(bytes.fromhex(row["id"])), row["address"]) for row in self.rows
             if row["address"] and row["state"] in ("alive", "suspect") and not row["self"]
@@ -169,14 +172,14 @@ class SwarmPicture:
 
     # -- what a page is told ---------------------------------------------------------------------------------------
     def history(self) -> dict[str, Any]:
-        """What a page begins with."""
+        """Return the data that a page begins with."""
         return {
             "losses": {peer.hex(): trace.points for peer, trace in self.losses.items()},
             "own": self.own.points,
         }  # fmt: skip
 
     def state(self) -> dict[str, Any]:
-        """What a page is told once a second."""
+        """Return the data that a page gets once a second."""
         return {"members": self.rows, "hidden": self.hidden, "own": self.own.points[-1:]}
 
 
@@ -199,7 +202,7 @@ def rows_of(value: Any) -> Iterable[Sequence[Any]]:
 
 
 def number(value: Any) -> float | int | None:
-    """A number that JSON has and a chart can draw; None in the place of all else."""
+    """Return a number that JSON can hold and a chart can draw; None for any other value."""
     if type(value) is int:
         return value if abs(value) < 2**53 else None
     return value if type(value) is float and math.isfinite(value) else None
@@ -210,7 +213,7 @@ def text(value: Any) -> str:
 
 
 def rate(before: float | None, after: float | None, passed_s: float, unit: float = 1e6) -> float | None:
-    """How many units a second, of bytes MB/s; None where it began anew."""
+    """Return the growth in units per second, MB/s for bytes; None if the count restarted."""
     if before is None or after is None or after < before:
         return None
     return round((after - before) / passed_s / unit, 4)

@@ -1,4 +1,4 @@
-"""HTTP as far as a page needs it: one request a connection, bounded in number, size and time, whoever asks."""
+"""A small HTTP server: one request per connection, with bounds on number, size and time for all visitors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from node.transport.tcp import listening
 
 __all__ = ["Answer", "Asked", "WebServer"]
 
-WAITING = 64  # connections without an admitted request: a browser opens six; the oldest goes where there are more
-ADMITTED = 64  # connections whose request the guard has admitted: only event streams last
-REQUEST_BYTES = 16_384  # of a request's line and headers; a body is refused
-REQUEST_S = 5.0  # for a request to be here
-SEND_S = 10.0  # for a piece of an answer to be taken: who does not read is let go
-BACKLOG = 128  # a burst of strangers must not cost a monitor the second after which its SYN is sent again
+WAITING = 64  # Connections without an admitted request: a browser opens six. Beyond the limit the oldest one is closed.
+ADMITTED = 64  # Connections whose request the guard has admitted: only event streams last.
+REQUEST_BYTES = 16_384  # Limit on a request's line and headers; a body is refused.
+REQUEST_S = 5.0  # Limit for a request to arrive.
+SEND_S = 10.0  # Limit for sending a piece of an answer: a visitor that does not read is disconnected.
+BACKLOG = 128  # A burst of strangers must not cost a monitor the second after which its SYN is sent again.
 HEADERS = (
-    # Names, losses and sentences on the page are others'. It puts them in as text alone; and if that ever failed, no
-    # script but ours would run, and nothing could be sent elsewhere.
+    # Names, losses and sentences on the page come from others. The page inserts them as text. Should that fail, this
+    # policy lets no foreign script run and nothing be sent elsewhere.
     ("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
      "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
     ("X-Content-Type-Options", "nosniff"),
@@ -39,7 +39,7 @@ HEADERS = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request: its target, divided and else as it was sent, and its headers in small letters."""
+    """A request: its target, split but otherwise as sent, and its headers with lower-case names."""
 
     path: str
     query: str
@@ -48,8 +48,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``stream``: pieces that follow the body, for as long as there are any. ``admitted``: the guard knows the visitor,
-    so that the connection no longer counts among those of strangers."""
+    """A response.
+
+    ``stream`` yields pieces that follow the body. ``admitted`` means that the guard knows the visitor, so that the
+    connection no longer counts among those of strangers.
+    """
 
     body: bytes
     kind: str = "text/plain; charset=utf-8"
@@ -63,7 +66,7 @@ TOO_MANY = Answer(b"This page has too many visitors: try again.\n", status=HTTPS
 
 
 class WebServer:
-    """Answers with what ``answer`` says; ``contain`` hears what it raises beyond that.
+    """The server. ``answer`` gives the responses, and ``contain`` gets its unexpected exceptions.
 
     Strangers and admitted visitors have separate places, so that idle sockets never keep a monitor out.
     """
@@ -73,16 +76,17 @@ class WebServer:
     ) -> None:
         self.where, self.answer, self.contain = where, answer, contain
         self.sock: trio.socket.SocketType | None = None
-        self.waiting: dict[trio.socket.SocketType, str] = {}  # by neighbourhood, the oldest first
+        # The visitor's network for each connection, the oldest first.
+        self.waiting: dict[trio.socket.SocketType, str] = {}
         self.admitted: set[trio.socket.SocketType] = set()
 
     @property
     def open(self) -> int:
-        """Connections at this moment."""
+        """Return the number of open connections."""
         return len(self.waiting) + len(self.admitted)
 
     async def bind(self) -> Address:
-        """Begin to listen; the address with its real port. Raises LocalError: port in use, no such address."""
+        """Begin to listen; return the address with its real port. Raises LocalError: port in use, no such address."""
         try:
             sock = await listening(self.where, BACKLOG)
         except OSError as error:
@@ -98,13 +102,13 @@ class WebServer:
             self.sock.close()
 
     async def serve(self) -> None:
-        """Until cancelled. A connection's trouble is its own."""
+        """Serve until cancelled. A failing connection affects no other."""
         assert self.sock is not None
         async with trio.open_nursery() as nursery:
             while True:
                 try:
                     accepted, where = await self.sock.accept()
-                except OSError:  # out of descriptors, or a connection gone before it was taken
+                except OSError:  # Out of descriptors, or a connection that ended before it was accepted.
                     await trio.sleep(0.1)
                     continue
                 keep_from_children(accepted)
@@ -122,7 +126,7 @@ class WebServer:
         oldest.close()
 
     def admit(self, sock: trio.socket.SocketType) -> bool:
-        """Count a connection among the admitted ones; False where there are too many."""
+        """Count a connection among the admitted ones; return False if there are too many."""
         if sock not in self.waiting or len(self.admitted) >= ADMITTED:
             return False
         del self.waiting[sock]
@@ -133,7 +137,7 @@ class WebServer:
         try:
             await self.exchange(trio.SocketStream(sock), h11.Connection(h11.SERVER, REQUEST_BYTES))
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-            pass  # gone, too slow, or dropped
+            pass  # The visitor is gone, too slow, or dropped.
         except Exception as error:
             self.contain(error)
         finally:
@@ -162,7 +166,7 @@ class WebServer:
         await self.send(stream, http, answer, request.method == b"HEAD")
 
     async def request(self, stream: trio.SocketStream, http: h11.Connection) -> h11.Request | None:
-        """What is asked, once all of it is here; None from who says nothing. Raises RemoteProtocolError."""
+        """Return the complete request; None from a visitor that sends nothing. Raises RemoteProtocolError."""
         asked: h11.Request | None = None
         while True:
             event = http.next_event()
