@@ -1,1 +1,1 @@
-"""Which samples are this node's."""
+"""The division of a dataset among the nodes."""

@@ -1,7 +1,8 @@
-"""Which part of a dataset is this node's: decided by hashing over the members alive, with nobody's permission.
+"""This node's part of a dataset, decided by hashing over the live members, without coordination.
 
 Rendezvous (highest random weight) hashing, Thaler and Ravishankar 1998: every member has a pseudo-random weight for
-every bucket and the highest owns it. When a member goes, only its buckets move; when one comes, it takes only its own.
+every bucket, and the highest weight owns it. When a member leaves, only its buckets move; a newcomer takes only its
+own.
 """
 
 from __future__ import annotations
@@ -22,42 +23,54 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 MAX_BUCKETS: Final = 65_536
-"""Up to here every sample is a bucket of its own. Beyond, more buckets would only cost: among 1,000 members a share is
-65 buckets +- 12 %, which is less than the spread of their speeds."""
+"""Up to here every sample is a bucket of its own. More buckets would only cost: among 1,000 members a share is 65
+buckets +- 12 %, which is less than the spread of their speeds."""
 
-_BLOCK: Final = 1 << 20  # indices hashed at once: 8 MiB a temporary, whatever the dataset's length
+_BLOCK: Final = 1 << 20  # Indices hashed at once: 8 MiB per temporary array, whatever the dataset's length.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What was given of a pass while the members stayed the same: of the share that ``me`` had beside ``rivals``, all
-    up to the last of ``given``. So the three and that last index say it again, however much it is."""
+    """The indices that a pass gave while the members stayed the same.
+
+    They are the start of the share that ``me`` had among ``rivals``, up to the last of ``given``. So the ids, the seed
+    and the last index suffice to compute them again.
+    """
 
     me: PeerId
     rivals: tuple[PeerId, ...]
-    seed: int | None  # of the order; None: by index
+    seed: int | None  # The seed of the order; None: by index.
     given: I64
 
     @classmethod
     def again(
         cls, length: int, number: int, me: PeerId, rivals: tuple[PeerId, ...], seed: int | None, last: int
     ) -> Part:
-        """The same from what a file keeps of it. What was given before the members changed comes in a second time,
-        which is nothing to a set."""
+        """Recompute a part from its saved form.
+
+        Indices given before the members changed are included again, which does not matter in a set.
+        """
         share = ordered(share_of(length, me, rivals, number), number, me, seed)
         found = np.flatnonzero(share == last)
         return cls(me, rivals, seed, share[: found[0] + 1] if len(found) else share[:0])
 
 
 class Pass:
-    """One pass over this node's share of ``length`` samples: no index twice. A dead member's part comes in, and what a
-    newcomer owns goes away, with what is taken after the change. It is over when nothing owned is left.
+    """One pass over this node's share of ``length`` samples, without repeating an index.
 
-    ``members()`` gives the ids of everybody alive; ``changes()`` is a counter that moves whenever that set does.
-    ``number`` is the pass's: nodes that agree on it divide the dataset without overlap, and another number divides it
-    in another way. ``seed`` draws the order in which this node goes through its share, None leaves it ascending;
-    it has no part in the division, so that nodes with seeds of their own still cover everything. ``before``: what an
-    earlier life of this loop was given of the same pass.
+    When the members change, the next batch includes a dead member's part and leaves out what a newcomer owns. The pass
+    ends when nothing owned is left.
+
+    Args:
+        length: The number of samples in the dataset.
+        number: The number of the pass. Nodes that agree on it divide the dataset without overlap; each number divides
+            it differently.
+        seed: Orders this node's share; None leaves it ascending. It does not affect the division, so nodes with
+            different seeds still cover everything.
+        me: This node's id.
+        members: Returns the ids of all live members.
+        changes: Returns a counter that changes whenever that set does.
+        before: The indices that an earlier life of this loop was given in the same pass.
     """
 
     def __init__(
@@ -67,20 +80,21 @@ class Pass:
         self.length, self.number, self.seed, self.me = length, number, seed, me
         self.members, self.changes = members, changes
         self.seen: int | None = None
-        self.parts: list[Part] = []  # given in this life, among the members of before
-        self.given = np.zeros(length, dtype=np.bool_)  # (samples,), up to the last change of members
+        self.parts: list[Part] = []  # Given in this life, before the last change of members.
+        self.given = np.zeros(length, dtype=np.bool_)  # (samples,), True if given before the last change of members.
         self.rivals: tuple[PeerId, ...] | None = None
-        self.pending: I64 = np.empty(0, dtype=np.int64)  # (owned and not given before that change,), in order of giving
-        self.position = 0  # how many of these are given
+        # (owned and not given before that change,), in order of giving.
+        self.pending: I64 = np.empty(0, dtype=np.int64)
+        self.position = 0  # The number of pending indices that were given.
         self.before = list(before)
         for part in self.before:
             self.given[part.given] = True
 
     def take(self, count: int, whole: bool = False, ranks: int = 1) -> I64:
-        """The next ``count`` indices, or what is left of them; ``whole``: none, where fewer are left. (count,)
+        """Return the next ``count`` indices, or the rest of them; with ``whole`` none if fewer are left. (count,)
 
-        A share's length is nobody's choice, and a batch of one sample would fail in BatchNorm: rather than leave one to
-        each of the ``ranks``, the batch before the last gives some of its own.
+        The length of a share is arbitrary, and a last batch of one sample would fail in BatchNorm. Rather than leave
+        one sample to each of the ``ranks``, the batch before the last gives some of its own.
         """
         self.look()
         left = len(self.pending) - self.position - count
@@ -94,13 +108,13 @@ class Pass:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left, as the members are now."""
+        """Return True if nothing is left with the present members."""
         self.look()
         return self.exhausted
 
     def look(self) -> None:
-        """Divide anew where members came or went."""
-        # The counter is read before the members: a change between the two is then seen at the next batch.
+        """Divide the dataset again if members came or went."""
+        # Read the counter before the members: a change between the two is then seen at the next batch.
         now = self.changes()
         if now != self.seen:
             self.seen = now
@@ -119,22 +133,22 @@ class Pass:
         self.pending = ordered(share[~self.given[share]], self.number, self.me, self.seed)
 
     def part(self, count: int) -> Part:
-        """The first so many of what is pending since the members last changed."""
+        """Return the first ``count`` of the indices pending since the last change of members."""
         assert self.rivals is not None
         return Part(self.me, self.rivals, self.seed, self.pending[:count].copy())
 
     @property
     def exhausted(self) -> bool:
-        """Whether all was given that there was to give when something was last taken."""
+        """Return True if nothing was left when indices were last taken."""
         return self.position == len(self.pending)
 
     @property
     def total(self) -> int:
-        """How many were given in this life."""
+        """Return the number of indices given in this life."""
         return sum(len(part.given) for part in self.parts) + self.position
 
     def given_parts(self, count: int) -> list[Part]:
-        """What was given in all lives, in parts; of this one the first ``count``: the rest are not trained on yet."""
+        """Return the indices given in all lives; of this life the first ``count``, the trained ones."""
         parts = [*self.parts, self.part(self.position)] if self.position else self.parts
         found = list(self.before)
         for part in parts:
@@ -145,25 +159,28 @@ class Pass:
 
 
 def of_rank(taken: I64, rank: int, ranks: int) -> I64:
-    """What one of the ranks of a node gets of what the node takes. All get as many, since they wait for each other's
-    gradients at each step: where it does not divide, some come twice."""
+    """Return one rank's part of the indices that its node takes.
+
+    All ranks get equally many, since they wait for each other's gradients at each step. If the number does not divide,
+    some indices come twice.
+    """
     if ranks == 1 or not len(taken):
         return taken
     return np.resize(taken, -(-len(taken) // ranks) * ranks)[rank::ranks]
 
 
 def owned(buckets: int, me: PeerId, members: Sequence[PeerId], salt: bytes) -> npt.NDArray[np.bool_]:
-    """Which of the buckets ``me`` owns: those where nobody weighs more, or as much with a smaller id.
+    """Return the buckets that ``me`` owns, as (buckets,) bool: no rival has a higher weight, or an equal one and a
+    smaller id.
 
-    Rivals come in blocks, and only the buckets still held go on to the next: after k rivals 1 / (k + 1) of them are
-    left, so blocks grow as what is held shrinks, and a round costs at most ``buckets`` hashes. 65,536 buckets among
-    10,000 members take about a million hashes instead of 655 million, which a training loop would feel.
-
-    Returns (buckets,) bool.
+    Rivals are compared in blocks, and only buckets still held go on to the next block. After k rivals 1 / (k + 1) of
+    the buckets are left, so blocks grow as the held buckets shrink, and a round costs at most ``buckets`` hashes. For
+    65,536 buckets among 10,000 members that is about a million hashes instead of 655 million, which would slow a
+    training loop.
     """
     rivals = sorted(set(members) - {me})
     theirs = np.array([_hash64(salt + rival) for rival in rivals], dtype=np.uint64)  # (rivals,)
-    lower = np.array([rival < me for rival in rivals], dtype=np.bool_)  # (rivals,), who wins a tie
+    lower = np.array([rival < me for rival in rivals], dtype=np.bool_)  # (rivals,), True if the rival wins a tie.
     hashes = _bucket_hashes(buckets, salt)  # (held,)
     held = np.arange(buckets)  # (held,)
     start = 0
@@ -184,27 +201,30 @@ def buckets_of(length: int, me: PeerId, members: Sequence[PeerId], number: int) 
 
 
 def share_size(length: int, me: PeerId, members: Sequence[PeerId], number: int) -> int:
-    """How many samples ``me`` owns in pass ``number``; of buckets of several, as many as they hold on average."""
+    """Return how many samples ``me`` owns in pass ``number``; for buckets of several samples the expected number."""
     return round(length * float(buckets_of(length, me, members, number).mean()))
 
 
 def share_of(length: int, me: PeerId, members: Sequence[PeerId], number: int) -> I64:
-    """The indices that ``me`` owns in pass ``number``, ascending."""
+    """Return the indices that ``me`` owns in pass ``number``, ascending."""
     mine = buckets_of(length, me, members, number)
     if length <= MAX_BUCKETS:
         return np.flatnonzero(mine)
     parts = []
     for start in range(0, length, _BLOCK):
         indices = np.arange(start, min(start + _BLOCK, length), dtype=np.uint64)
-        # The top 16 bits of a hash, not index // size: neighbours are often alike (sorted by label, one speaker).
+        # Use the top 16 bits of a hash, not index // size: neighbours are often alike (sorted by label, one speaker).
         bucket = (_mix(indices) >> np.uint64(48)).astype(np.int64)
         parts.append(start + np.flatnonzero(mine[bucket]))
     return np.concatenate(parts)
 
 
 def ordered(indices: I64, number: int, me: PeerId, seed: int | None) -> I64:
-    """Ascending ``indices`` in the order in which they are given. A hash instead of a permutation: the order of what
-    stays is the same after members change, and the memory is that of the share, not of the dataset."""
+    """Return ascending ``indices`` in the order in which they are given.
+
+    A hash replaces a permutation: after a change of members the remaining indices keep their order, and the memory is
+    that of the share, not of the dataset.
+    """
     if seed is None:
         return indices
     salt = _hash64(b"order %d %d " % (seed, number) + me)
@@ -220,7 +240,7 @@ def _hash64(data: bytes) -> np.uint64:
 
 
 def _mix(x: U64) -> U64:
-    """splitmix64's step (Steele, Lea and Flood 2014), element by element; sums and products wrap, as they must."""
+    """Apply splitmix64's step (Steele, Lea and Flood 2014) to each element; sums and products wrap on purpose."""
     z = x + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

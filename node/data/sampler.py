@@ -1,4 +1,4 @@
-"""Indices of this node's share, for a DataLoader of the user's own: with its workers, collating and pinning."""
+"""Samplers of this node's share, for the user's own DataLoader with its workers, collation and pinning."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from node.data.sharding import length_of_items
 
 __all__ = ["Samplers", "ShareBatchSampler", "ShareSampler", "Sharers"]
 
-MAX_IDS = 128  # members named in a state, 4 KB: in a larger swarm a resumed pass begins anew, a hundredth of the data
-MAX_LENGTHS = 16  # of datasets in one loop: more than any needs, and a bound for who makes samplers without end
+MAX_IDS = 128  # Members named in a state, 4 KB. In a larger swarm a resumed pass starts again: a hundredth of the data.
+MAX_LENGTHS = 16  # Dataset lengths in one loop: more than any needs, and a bound for loops that keep making samplers.
 
 
 @dataclass(frozen=True, slots=True)
 class Sharers:
-    """Those who share the data, as this node sees them at the moment, and how far they are."""
+    """The members that share the data and the progress, as this node sees them at the moment."""
 
     me: Callable[[], PeerId]
     members: Callable[[], Sequence[PeerId]]
-    changes: Callable[[], int]  # counts changes of members
+    changes: Callable[[], int]  # Counts changes of members.
     swarm_samples: Callable[[], int]
-    own_samples: Callable[[], int]  # that this loop says it has trained on
-    rank: int = 0  # of those that are one node, and divide its share
+    own_samples: Callable[[], int]  # The samples that this loop reports as trained.
+    rank: int = 0  # The rank among the processes that form one node and divide its share.
     ranks: int = 1
 
     @classmethod
     def of(cls, side: Sharing) -> Self:
-        """As this side of a training loop sees them, whenever it is asked."""
+        """Create a view of this side of a training loop, read whenever it is called."""
         return cls(
             lambda: side.me, lambda: side.view.owners, lambda: side.view.changes, lambda: side.swarm_samples,
             lambda: side.trained_on, side.rank, side.size,
@@ -43,7 +43,7 @@ class Sharers:
 
 
 class Owners(Protocol):
-    """Of the members that share the data."""
+    """The members that share the data."""
 
     @property
     def owners(self) -> Sequence[PeerId]: ...
@@ -53,7 +53,7 @@ class Owners(Protocol):
 
 
 class Sharing(Protocol):
-    """A training loop's, of a node that is here."""
+    """The side of a training loop that a sampler needs."""
 
     rank: int
     size: int
@@ -72,20 +72,20 @@ class Sharing(Protocol):
 
 
 class ShareSampler(Sampler[int]):
-    """This node's share of ``length`` samples, index by index; each ``iter`` is one pass (:class:`Pass`).
+    """A sampler of this node's share of ``length`` samples, by index; each ``iter`` is one pass (:class:`Pass`).
 
-    The number of the pass follows the swarm's count of samples, so that members agree on how it is divided. ``seed``
-    has a part in the order alone. ``len`` is the share of the next pass, or of the one under way, as the members are
-    now: exact up to 65,536 samples, the mean of a share beyond; it moves as members come and go.
+    The number of the pass follows the swarm's sample count, so that members agree on the division. ``seed`` affects
+    only the order. ``len`` is the share of the next or current pass with the present members: exact up to 65,536
+    samples, the mean of a share beyond. It changes as members come and go.
     """
 
     def __init__(self, length: int, shuffle: bool, seed: int, sharers: Sharers) -> None:
         self.length, self.sharers = length, sharers
         self.seed = seed if shuffle else None
-        self.next_number = 0  # of the pass to come
-        self.before: list[Part] = []  # what an earlier life was given of that one, where none has begun in this life
-        self.begun: list[tuple[Pass, int]] = []  # the last two, and the loop's own samples before the first of each
-        self.size = (-1, -1, 0)  # of which pass, at which change of members, how many
+        self.next_number = 0  # The number of the next pass.
+        self.before: list[Part] = []  # Indices of that pass given in an earlier life, if no pass has begun in this one.
+        self.begun: list[tuple[Pass, int]] = []  # The last two passes, and the loop's own samples before each.
+        self.size = (-1, -1, 0)  # Cache: the pass, the change count, and the size of the share.
 
     def __iter__(self) -> Iterator[int]:
         one, sharers = self.begin(), self.sharers
@@ -97,7 +97,7 @@ class ShareSampler(Sampler[int]):
 
     @property
     def share(self) -> int:
-        """How many samples are this node's, over all its ranks."""
+        """Return the number of this node's samples, over all its ranks."""
         sharers, number = self.sharers, self.number
         changes = sharers.changes()
         if self.size[:2] != (number, changes):
@@ -106,11 +106,11 @@ class ShareSampler(Sampler[int]):
 
     @property
     def number(self) -> int:
-        """Of the last pass that began, or where none has of the next."""
+        """Return the number of the last pass that began, or of the next if none has."""
         return self.begun[-1][0].number if self.begun else self.next_number
 
     def begin(self) -> Pass:
-        """The next pass; or the rest of one that an earlier life had begun, where the swarm is not ahead of it."""
+        """Begin the next pass, or resume one of an earlier life if the swarm is not ahead of it."""
         sharers = self.sharers
         number = max(self.next_number, sharers.swarm_samples() // self.length)
         before = self.before if number == self.next_number else []
@@ -118,7 +118,8 @@ class ShareSampler(Sampler[int]):
         if before and one.over:
             one = Pass(self.length, number + 1, self.seed, sharers.me(), sharers.members, sharers.changes)
         trained = sharers.own_samples()
-        if self.begun and self.begun[-1][0].exhausted:  # a loader ahead of its loop has the rest, if it is no other's
+        # A loader ahead of its loop has the rest of this pass, unless it belongs to another.
+        if self.begun and self.begun[-1][0].exhausted:
             last, since = self.begun[-1]
             trained = max(trained, since + last.total)
         self.next_number, self.before = one.number + 1, []
@@ -126,14 +127,16 @@ class ShareSampler(Sampler[int]):
         return one
 
     def set_epoch(self, epoch: int) -> None:
-        """Nothing: frameworks call it so that each epoch has another order, and here the swarm counts the passes."""
+        """Do nothing. Frameworks call it to change the order of each epoch, but here the swarm counts the passes."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The pass, and what of it this loop has trained on, as it told the node: what a loader's workers have fetched
-        ahead is given again. Numbers and texts alone, at most some 5 KB."""
+        """Return the pass and the part of it that this loop has trained on, in numbers and texts of at most some 5 KB.
+
+        Indices that a loader's workers have only prefetched are given again after a resume.
+        """
         trained, number, parts = self.sharers.own_samples(), self.next_number, self.before
         for one, since in self.begun:
-            if trained >= since or one is self.begun[0][0]:  # else the loop has not come to this pass
+            if trained >= since or one is self.begun[0][0]:  # Otherwise the loop has not come to this pass.
                 number, parts = one.number, one.given_parts(trained - since)
         kept: list[dict[str, Any]] = []
         ids = 0
@@ -147,15 +150,17 @@ class ShareSampler(Sampler[int]):
         return {"samples": self.length, "pass": number, "given": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next ``iter`` goes on with that pass, unless the swarm is ahead of it by then. What was given in it is
-        left out, under whatever identity, and among whatever members; where a state could not name them all, some of
-        it comes again. Raises DataError for what is no such state, and for that of another length."""
+        """Continue the pass of a state at the next ``iter``, unless the swarm is ahead of it by then.
+
+        Indices given in it are left out, whatever the identity and members then were. If the state could not name all
+        members, some are given again. Raises DataError for a malformed state, and for one of another length.
+        """
         number, parts = parsed(state, self.length)
         self.next_number, self.before, self.begun = number, parts, []
 
 
 class ShareBatchSampler(BatchSampler):
-    """The same in batches: divided anew between two of them. Without ``drop_last`` the last one may be short."""
+    """A sampler of batches, dividing the data again between batches. Without ``drop_last`` the last may be short."""
 
     sampler: ShareSampler
 
@@ -172,37 +177,54 @@ class ShareBatchSampler(BatchSampler):
         return share // batch if self.drop_last else -(-share // batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """As :meth:`ShareSampler.set_epoch`."""
+        """Do nothing, like :meth:`ShareSampler.set_epoch`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """As :meth:`ShareSampler.state_dict`."""
+        """Return the state, like :meth:`ShareSampler.state_dict`."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As :meth:`ShareSampler.load_state_dict`."""
+        """Continue from a state, like :meth:`ShareSampler.load_state_dict`."""
         self.sampler.load_state_dict(state)
 
 
 class Samplers:
-    """Those of one node. A loop that makes one for each epoch goes on counting, and a checkpoint of the node has the
-    state of the last one that was made for each length."""
+    """The samplers of one node.
+
+    A loop that makes a sampler for each epoch goes on counting. A checkpoint has the state of the last sampler of each
+    length.
+    """
 
     def __init__(self, sharers: Sharers) -> None:
         self.sharers = sharers
-        self.last: dict[int, ShareSampler] = {}  # by length
-        self.states: dict[int, Mapping[str, Any]] = {}  # loaded before their samplers were made
+        self.last: dict[int, ShareSampler] = {}  # By length.
+        self.states: dict[int, Mapping[str, Any]] = {}  # Loaded before their samplers were made.
 
     def make(
         self, dataset: Any, batch_size: int | None = None, shuffle: bool = True, drop_last: bool = False, seed: int = 0,
         by_rank: bool = True,
     ) -> ShareSampler | ShareBatchSampler:  # fmt: skip
-        """A sampler of indices, or with ``batch_size`` one of batches. Not ``by_rank``: every rank of the node gets the
-        whole share, in the same order, for loaders that divide it themselves. Raises DataError where the dataset cannot
-        be divided, ConfigError for impossible numbers."""
+        """Return a sampler of indices, or of batches if ``batch_size`` is given.
+
+        Args:
+            dataset: A dataset with a length, or a number of samples.
+            batch_size: Samples per batch; None for indices.
+            shuffle: Order the share by ``seed``; otherwise it is ascending.
+            drop_last: Leave out a last batch that is short.
+            seed: The seed of the order.
+            by_rank: Divide the share among the node's ranks. If False every rank gets the whole share in the same
+                order, for loaders that divide it themselves.
+
+        Raises:
+            DataError: The dataset cannot be divided.
+            ConfigError: A number is impossible.
+        """
         if not isinstance(seed, int):
             raise ConfigError(f"seed is {seed!r}; give a whole number.")
         if batch_size is None and drop_last:
-            raise ConfigError("drop_last is of batches; give batch_size too, or drop the last one in the DataLoader.")
+            raise ConfigError(
+                "drop_last applies to batches; give batch_size too, or drop the last one in the DataLoader."
+            )
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
             raise ConfigError(f"batch_size is {batch_size!r}; give a whole number of at least 1, or None for indices.")
         sharers = self.sharers if by_rank else replace(self.sharers, rank=0, ranks=1)
@@ -222,11 +244,11 @@ class Samplers:
             del self.last[next(iter(self.last))]
 
     def state(self) -> list[dict[str, Any]]:
-        """Of each length's last."""
+        """Return the state of the last sampler of each length."""
         return [sampler.state_dict() for sampler in self.last.values()]
 
     def load(self, states: Any) -> None:
-        """Go on from these: now, or when a sampler of that length is made. What is no list of states is none."""
+        """Resume from these states, now or when a sampler of that length is made. Malformed ones are ignored."""
         for state in states if isinstance(states, list) else ():
             length = state.get("samples") if isinstance(state, Mapping) else None
             if type(length) is int and length in self.last:
@@ -236,7 +258,7 @@ class Samplers:
 
 
 def length_of(dataset: Any) -> int:
-    """Of what a DataLoader would index, or a number of samples."""
+    """Return the length of a dataset that a DataLoader could index, or the given number of samples."""
     if isinstance(dataset, int | np.integer) and not isinstance(dataset, bool):
         if dataset < 1:
             size = quantity(int(dataset), "sample")
@@ -248,7 +270,7 @@ def length_of(dataset: Any) -> int:
 
 
 def parsed(state: Any, length: int) -> tuple[int, list[Part]]:
-    """The pass of a state, and what was given of it."""
+    """Return the pass of a state, and the parts of it that were given."""
     try:
         samples, number, given = state["samples"], state["pass"], state["given"]
         rows = [

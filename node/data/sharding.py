@@ -18,27 +18,35 @@ __all__ = ["Shard", "length_of_items", "samples_in"]
 
 
 class Shard:
-    """This node's share of ``dataset``, in batches, looked up anew as members come and go.
+    """This node's share of ``dataset``, in batches, divided again as members come and go.
 
-    Iterating gives ``epochs`` passes; iterating again gives further passes, not the same ones. A pass covers what this
-    node owns: no index twice; a dead member's part comes in, and what a newcomer owns goes away, at the first batch
-    after the change. The pass ends when nothing owned is left, so its last batch may be short, and a share smaller
-    than ``batch_size`` is one short batch. A share of zero samples (more members than samples) gives nothing: the loop
-    body does not run, and a caller that loops until it has trained enough must wait between passes by itself.
+    Iterating gives ``epochs`` passes; iterating again gives further passes, not the same ones. A pass covers this
+    node's share without repeating an index. At the first batch after a change of members, a dead member's part is
+    included and a newcomer's part left out. The pass ends when nothing owned is left. Its last batch may be short, and
+    a share smaller than ``batch_size`` is one short batch. An empty share (more members than samples) gives nothing:
+    the loop body does not run, and a loop that trains until some condition must wait between passes by itself.
 
-    Across the swarm a sample is seen at least once a pass, not exactly once: what a member had done before it died, or
-    before a newcomer took it over, is done again, because nobody asks.
+    Across the swarm a sample is seen at least once per pass, not exactly once. Samples that a member trained on before
+    it died, or before a newcomer took them over, are trained on again, because members do not coordinate.
 
-    ``dataset`` is a tensor or array, a tuple or list of them of equal length, or a TensorDataset (all of these are
-    indexed a batch at a time, arrays come out as tensors, as from a DataLoader); or any object with ``__len__`` and
-    ``__getitem__``, whose items are collated by ``torch.utils.data.default_collate``.
+    Args:
+        dataset: A tensor or array, a tuple or list of them of equal length, or a TensorDataset, all indexed a batch at
+            a time; arrays become tensors, as in a DataLoader. Or any object with ``__len__`` and ``__getitem__``, whose
+            items are collated by ``torch.utils.data.default_collate``.
+        batch_size: Samples per batch and rank.
+        shuffle: Shuffle the share, by ``(pass, me)`` alone; otherwise it is ascending.
+        epochs: Passes per iteration.
+        me: This node's id.
+        members: Returns the ids of all live members.
+        epoch_of_members: Returns a counter that changes whenever that set does; read before every batch.
+        first_pass: The number of the first pass. Nodes that agree on it divide the dataset without overlap; each number
+            divides it differently, so that over the passes every node sees all data.
+        rank: This process's rank within its node.
+        ranks: The number of ranks of the node.
 
-    ``members()`` gives the ids of everybody alive; ``epoch_of_members()`` is a counter that changes whenever that set
-    does, read before every batch. ``first_pass`` is the number of the first pass: nodes that agree on it divide the
-    dataset without overlap, and another number divides it in another way, so that over the passes every node sees all
-    of the data. Order depends on ``(pass, me)`` alone.
-
-    Raises :class:`DataError` where the dataset cannot be divided, :class:`ConfigError` for impossible numbers.
+    Raises:
+        DataError: The dataset cannot be divided.
+        ConfigError: A number is impossible.
     """
 
     def __init__(
@@ -71,7 +79,7 @@ class Shard:
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self._epochs):
             number = self._pass
-            self._pass += 1  # before the first batch: a loop left by `break` goes on with other data
+            self._pass += 1  # Counted before the first batch, so that after `break` the loop goes on with other data.
             seed = 0 if self._shuffle else None
             one = Pass(self._length, number, seed, self._me, self._members, self._epoch_of_members)
             while len(batch := one.take(self._batch_size * self._ranks, ranks=self._ranks)):
@@ -79,12 +87,12 @@ class Shard:
 
 
 def samples_in(dataset: Any) -> int:
-    """How many samples a dataset holds, at least one; raises as :class:`Shard` does."""
+    """Return the number of samples in a dataset, at least one; raises as :class:`Shard` does."""
     return _open(dataset)[0]
 
 
 def _open(dataset: Any) -> tuple[int, Callable[[I64], Any]]:
-    """A dataset's length, and what gives the batch of some indices."""
+    """Return a dataset's length, and a function from indices to a batch."""
     if isinstance(dataset, TensorDataset):
         dataset = dataset.tensors
     if isinstance(dataset, torch.Tensor | np.ndarray):
@@ -110,7 +118,7 @@ def _column(values: torch.Tensor | npt.NDArray[Any]) -> Callable[[I64], torch.Te
         raise DataError("The dataset holds a tensor without dimensions; its first dimension must count samples.")
     if isinstance(values, torch.Tensor):
         return lambda indices: values[torch.from_numpy(indices)]
-    try:  # indexing by an array copies, so that read-only and memory-mapped arrays do as well
+    try:  # Indexing by an array copies, so that read-only and memory-mapped arrays work too.
         torch.from_numpy(values[np.empty(0, dtype=np.int64)])
     except (TypeError, ValueError) as error:
         raise DataError(f"torch has no type for an array of {values.dtype}; convert it to numbers first.") from error
@@ -118,7 +126,7 @@ def _column(values: torch.Tensor | npt.NDArray[Any]) -> Callable[[I64], torch.Te
 
 
 def length_of_items(dataset: Any) -> int:
-    """How many items ``len`` says, at least one. Raises :class:`DataError` where they cannot be told by an index."""
+    """Return a dataset's ``len``, at least one. Raises :class:`DataError` if it cannot be indexed."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise DataError(f"{kind} is an IterableDataset, which has no parts to divide; use your own loader.")
@@ -135,7 +143,7 @@ def length_of_items(dataset: Any) -> int:
 
 def _open_items(dataset: Any) -> tuple[int, Callable[[I64], Any]]:
     length = length_of_items(dataset)
-    many = getattr(dataset, "__getitems__", None)  # a whole batch at once: what torch's own fetcher asks for first
+    many = getattr(dataset, "__getitems__", None)  # Fetches a whole batch at once, as torch's own fetcher prefers.
 
     def fetch(indices: I64) -> Any:
         wanted = indices.tolist()
