@@ -1,4 +1,4 @@
-"""What the callbacks of all frameworks do alike: own the node, divide its data, and end it."""
+"""The common part of the framework callbacks: own the node, divide its data, and close it."""
 
 from __future__ import annotations
 
@@ -20,46 +20,55 @@ __all__ = ["Adapter", "Block", "EpochSampler", "ScaleWatch"]
 class Adapter:
     """A node that begins and ends with a framework's training.
 
-    ``samples``: the whole swarm's: with so many behind the weights the run is over, and every node stops about the same
-    time; None: the framework's own limits end the training. ``settle_s``: how long to mix without training, at the end
-    and before evaluations and checkpoints. Everything else goes to :class:`node.node.Node`. Where the framework trains
-    one model in several processes they are one node (``group``).
+    Args:
+        samples: The samples after which the run ends, counted over the whole swarm, so that all nodes stop at about
+            the same time. None: the framework's own limits end the training.
+        settle_s: Seconds to mix without training, at the end and before evaluations and checkpoints.
+        **options: Passed to :class:`node.node.Node`. If the framework trains one model in several processes, these are
+            one node, and ``group`` is set.
 
-    ``node`` is the node: None before training begins, and a closed one, whose figures can still be read, afterwards.
-    Raises TypeError for an argument that Node has not.
+    Raises:
+        TypeError: Node has no such option.
+
+    Attributes:
+        node: The node. None before training begins; afterwards a closed one, whose figures can still be read.
     """
 
     def __init__(self, *, samples: int | None = None, settle_s: float = 5.0, **options: Any) -> None:
-        inspect.signature(Node).bind(None, None, **options)  # what is spelled wrong is told before training begins
+        inspect.signature(Node).bind(None, None, **options)  # Report a misspelled option before training begins.
         self.samples, self.settle_s, self.options = samples, settle_s, options
         self.node: Node | None = None
         self.running = False
         self.concluded = False
-        self.saved: dict[str, Any] | None = None  # what a checkpoint says of the node
-        self.ranks = 1  # processes that are this node
+        self.saved: dict[str, Any] | None = None  # The node's state for a checkpoint.
+        self.ranks = 1  # The number of processes that form this node.
 
     # -- for programs --------------------------------------------------------------------------------------------
     def sampler(self, dataset: Sized) -> EpochSampler:
-        """For a ``DataLoader(dataset, batch_size, sampler=...)``: this node's share, in an order of its own."""
+        """Return a sampler of this node's share, shuffled, for ``DataLoader(dataset, batch_size, sampler=...)``.
+
+        Args:
+            dataset: The dataset, of which only the length is used.
+        """
         return EpochSampler(self, len(dataset))
 
     @property
     def progress(self) -> float:
-        """How much of the run is done, 0 to 1, alike on all nodes: what a learning rate's schedule follows."""
+        """Return the finished share of the run, 0 to 1 and the same on all nodes, for learning rate schedules."""
         if not self.samples or self.node is None:
             return 0.0
         return 1.0 if self.over else min(1.0, self.node.swarm_samples / self.samples)
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to train."""
+        """Return True if there is nothing left to train."""
         node = self.node
         if node is None:
             return False
         return node.finished or (self.samples is not None and node.swarm_samples >= self.samples)
 
     def figures(self) -> dict[str, float]:
-        """For loggers: what is known of the node, "gossip/..." each."""
+        """Return the node's known figures as "gossip/..." for loggers."""
         if self.node is None:
             return {}
         return {
@@ -68,16 +77,16 @@ class Adapter:
 
     # -- for the frameworks' callbacks -----------------------------------------------------------------------------
     def ready(self) -> None:
-        """Start the node, unless it runs: a sampler may be asked before the framework says that training begins."""
+        """Start the node unless it runs: a sampler may be used before the framework reports that training begins."""
         raise NotImplementedError
 
     @property
     def feeds(self) -> bool:
-        """Whether data are given: a loop over none ends at once."""
+        """Return True if samplers give data: a loop over an empty sampler ends at once."""
         return not self.over
 
     def share_model(self, ranks: int) -> None:
-        """So many processes train one model, each with a callback of its own: they are one node."""
+        """Form one node from ``ranks`` processes that train one model, each with its own callback."""
         self.ranks = ranks
         if ranks > 1:
             self.options.setdefault("group", dist.group.WORLD)
@@ -87,11 +96,15 @@ class Adapter:
         if self.saved is not None:
             node.load_state_dict(self.saved)
         self.node = node.start()
-        self.running, self.concluded = True, node.finished  # a late-comer has the final weights
+        self.running, self.concluded = True, node.finished  # A late-comer already has the final weights.
         self.conclude()
 
     def step(self, loss: Any, samples: int) -> bool:
-        """One step of the framework's optimizer; whether the run is over, and the weights are what all agreed on."""
+        """Report a step of the framework's optimizer.
+
+        Returns:
+            True if the run has ended and the weights are the final ones, on which all nodes agree.
+        """
         if self.concluded:
             return True
         assert self.node is not None
@@ -99,7 +112,7 @@ class Adapter:
         return self.conclude()
 
     def conclude(self) -> bool:
-        """Where the run is over, agree with the others on its weights, which are given to whoever comes later."""
+        """If the run has ended, settle on its final weights, which newcomers then get; return True once done."""
         if self.over and not self.concluded:
             assert self.node is not None
             self.settle()
@@ -108,7 +121,7 @@ class Adapter:
         return self.concluded
 
     def settle(self) -> None:
-        """Mix without training, where anybody is there to mix with."""
+        """Mix without training, if there is a live member to mix with."""
         if not self.running or self.concluded:
             return
         assert self.node is not None
@@ -116,7 +129,7 @@ class Adapter:
             self.node.settle(self.settle_s)
 
     def kept(self) -> dict[str, Any] | None:
-        """What a checkpoint says of the node; None before there was one."""
+        """Return the node's state for a checkpoint; None if there has been no node."""
         if self.node is not None:
             self.saved = self.node.state_dict()
         return self.saved
@@ -133,8 +146,10 @@ class Adapter:
 
 
 class Block(Adapter):
-    """An adapter for frameworks that do not tell their callbacks when training fails: a ``with`` block around the
-    training closes the node whatever ends it. A silent member would keep others waiting."""
+    """An adapter for frameworks that do not report failures of training to their callbacks.
+
+    A ``with`` block around the training closes the node however it ends; a silent member would delay others.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -159,8 +174,10 @@ class Block(Adapter):
 
 
 class ScaleWatch:
-    """Of half precision's gradient scaler, None where there is none: steps whose gradients were no numbers it leaves
-    out, or has a fused optimizer leave out, and tells nobody. Its scale falls with each of them, and never otherwise.
+    """A detector of optimizer steps that mixed precision's gradient scaler skips.
+
+    The scaler skips a step with non-finite gradients, or makes a fused optimizer skip it, and reports it nowhere. But
+    its scale falls with each skipped step, and only then. ``scaler`` is None where there is none.
     """
 
     def __init__(self, scaler: Any) -> None:
@@ -171,17 +188,18 @@ class ScaleWatch:
         return 0.0 if self.scaler is None else float(self.scaler.get_scale())
 
     def left_out(self) -> bool:
-        """Whether the last step was; ask once after each."""
+        """Return True if the last step was skipped; call it once after each step."""
         before, self.scale = self.scale, self.read()
         return self.scale < before
 
 
 class EpochSampler(Sampler[int]):
-    """Indices of this node's share, for any DataLoader.
+    """A sampler of this node's share, for any DataLoader.
 
-    An epoch gives as many as the whole dataset holds, in as many passes of the swarm as that takes: what a framework
-    derives from the length (steps, schedules, when to evaluate) is as it was without a swarm. Of several processes that
-    are one node each gets its part. Where the run is over it gives nothing, and a late-comer trains nothing.
+    An epoch has as many indices as the whole dataset, in as many passes of the swarm as that takes. So everything that
+    a framework derives from the length (steps, schedules, evaluations) is the same as without a swarm. Each of several
+    processes that form one node gets its part. Once the run has ended the sampler is empty, so a late-comer trains
+    nothing.
     """
 
     def __init__(self, adapter: Adapter, length: int) -> None:
@@ -201,10 +219,10 @@ class EpochSampler(Sampler[int]):
         return islice(self.passes, len(self))
 
     def share(self, node: Node) -> Iterable[Any]:
-        """A pass, at each turn through it."""
+        """Return the share; each iteration over it is a pass."""
         return node.sampler(self.length)
 
     def again_and_again(self, share: Iterable[Any]) -> Iterator[int]:
-        """Pass after pass; of one that an epoch leaves the next one gives the rest. A share may be empty in one."""
+        """Yield pass after pass; the next epoch continues an unfinished pass. The share of a pass may be empty."""
         while self.adapter.feeds:
             yield from share

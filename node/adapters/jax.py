@@ -1,4 +1,4 @@
-"""JAX: a tree of arrays that a Node averages, whatever optimizes it and however steps are compiled."""
+"""JAX: a tree of arrays that a Node averages, with any optimizer and any way of compiling steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Pytree"]
 
 
 class Pytree(State):
-    """Holds a tree of JAX arrays; of floating point those are averaged, and the rest is left alone.
+    """A tree of JAX arrays, whose floating-point arrays are averaged; other leaves are left alone.
 
     ``tree = Pytree(params)``, ``with Node(tree, ...) as node``; in the loop, after each step::
 
@@ -25,18 +25,18 @@ class Pytree(State):
         node.step(loss)
         params = tree.value
 
-    Arrays are never written to: what a Node changes is another tree, so read :attr:`value` again after whatever may
-    change it (entering the block, ``step``, ``settle``, ``load``). A step may be given the buffers of ``params`` to use
-    again (``donate_argnums``): what is sent is a copy, made in the order of the device's work. The optimizer's state is
-    nobody's but the loop's: a newcomer's begins afresh.
+    Arrays are immutable, and a Node's change makes another tree. So read :attr:`value` again after every call that may
+    change it (entering the block, ``step``, ``settle``, ``load``). A step may reuse the buffers of ``params``
+    (``donate_argnums``): the node sends a copy, made in the order of the device's work. The optimizer's state belongs
+    to the loop: a newcomer's starts empty.
 
-    Raises :class:`~gossip.errors.LayoutError` for a tree that cannot be averaged, and at ``step`` for one that is
-    another than it was.
+    Raises:
+        LayoutError: The tree cannot be averaged; or, at ``step``, it is not the same tree as before.
     """
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        """The tree as it is now."""
+        """The current tree."""
         paths, self._tree = jax.tree_util.tree_flatten_with_path(value)
         kept = [(at, path, leaf) for at, (path, leaf) in enumerate(paths) if _is_averaged(leaf)]
         self._at = [at for at, _, _ in kept]
@@ -46,11 +46,11 @@ class Pytree(State):
             Segment(name, tuple(leaf.shape), leaf.dtype.name, "parameter")
             for name, (_, _, leaf) in zip(names, kept, strict=True)
         )
-        # One call of the device each: compiled at the first use, as a training step is.
+        # One call of the device each, compiled at the first use like a training step.
         self._flat, self._shifted, self._placed = jax.jit(_flat), jax.jit(self._shift), jax.jit(self._cut)
 
     def begin_read(self, out: Floats) -> Arriving:
-        """What the device has to do for it follows the steps that were taken, and the loop waits for none of them."""
+        """Begin to copy the weights. The device's work is queued behind the training steps; the loop waits for none."""
         began = time.perf_counter()
         flat = self._flat(self._floats())
         flat.copy_to_host_async()
@@ -64,7 +64,8 @@ class Pytree(State):
             leaf.reshape(-1)[low - begins : high - begins].astype(jnp.float32)
             for leaf, (low, high, begins) in zip(self._floats(), places, strict=True) if low < high
         ]  # fmt: skip
-        flat = jnp.array(jnp.concatenate(pieces), copy=True)  # of one alone it is no other array
+        # A copy, because concatenating one piece returns that piece.
+        flat = jnp.array(jnp.concatenate(pieces), copy=True)
         flat.copy_to_host_async()
         return Arriving(flat, out)
 
@@ -72,13 +73,13 @@ class Pytree(State):
         np.copyto(out, np.asarray(self._flat(self._floats())))
 
     def add(self, shift: Floats) -> None:
-        self._put(self._shifted(self._floats(), shift.copy()))  # JAX may read a host array after the call, in place
+        self._put(self._shifted(self._floats(), shift.copy()))  # JAX may read a host array in place after the call.
 
     def write(self, vector: Floats) -> None:
         self._put(self._placed(vector.copy()))
 
     def _floats(self) -> list[Any]:
-        """The leaves that are averaged, each still what the layout says."""
+        """Return the averaged leaves, after checking that they still match the layout."""
         leaves, tree = jax.tree_util.tree_flatten(self.value)
         if tree != self._tree:
             raise LayoutError("The tree has other branches than it had: make a new Node after changing a model.")
@@ -109,7 +110,7 @@ class Pytree(State):
         ]
 
     def _shift(self, floats: list[Any], shift: Any) -> list[Any]:
-        """Added in float32 at least, and rounded once."""
+        """Add in float32 at least, and round once."""
         wide = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in floats]
         return [
             (leaf + shift[start:stop].reshape(leaf.shape)).astype(dtype)
@@ -118,7 +119,7 @@ class Pytree(State):
 
 
 class Arriving:
-    """A vector that the device makes, on its way to ``out``."""
+    """A vector that the device computes, on its way to ``out``."""
 
     def __init__(self, flat: Any, out: Floats) -> None:
         self._flat, self._out = flat, out
@@ -131,7 +132,7 @@ class Arriving:
 
 
 def _is_averaged(leaf: Any) -> bool:
-    """Complex ones and those of 8 bits are refused by the layout; numbers of Python are no weights."""
+    """Return True for floating-point arrays. The layout refuses complex and 8-bit arrays."""
     return hasattr(leaf, "dtype") and hasattr(leaf, "shape") and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 

@@ -1,4 +1,4 @@
-"""A node beside Keras's ``fit``, as a callback."""
+"""A callback that adds a node to Keras's ``fit``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,23 @@ Floats = NDArray[np.float32]
 
 
 class KerasGossip(Block, keras.callbacks.Callback):  # type: ignore[misc]
-    """``with KerasGossip(model, batch_size=16, samples=100_000, seeds=[...]) as gossip: model.fit(...,
-    callbacks=[gossip])``, with the torch and the jax backend.
+    """A Keras callback, for the torch and jax backends.
 
-    Entering joins, so that ``gossip.node.load(path)`` can go on with a run before ``fit``; leaving the block takes the
-    node away, whatever ends it. Keras tells no callback how many samples a batch had: they count as ``batch_size``
-    each, which is right with ``drop_last=True``. The data are divided by ``DataLoader(dataset, batch_size,
-    sampler=gossip.sampler(dataset), drop_last=True)``. :class:`node.adapters.adapter.Adapter` has the other arguments.
+    ``with KerasGossip(model, batch_size=16, samples=100_000, seeds=[...]) as gossip: model.fit(...,
+    callbacks=[gossip])``. Entering the block joins the swarm, so that ``gossip.node.load(path)`` can resume a run
+    before ``fit``; leaving it closes the node, however it ends. Divide the data with ``DataLoader(dataset, batch_size,
+    sampler=gossip.sampler(dataset), drop_last=True)``.
+
+    Args:
+        model: The built model.
+        batch_size: The samples counted for each batch, since Keras does not report them; exact with ``drop_last=True``.
+        samples: As in :class:`node.adapters.adapter.Adapter`.
+        settle_s: As in :class:`node.adapters.adapter.Adapter`, in seconds.
+        **options: As in :class:`node.adapters.adapter.Adapter`.
+
+    Raises:
+        ConfigError: Keras runs on another backend.
+        LayoutError: The model has no weights yet.
     """
 
     def __init__(
@@ -38,7 +48,7 @@ class KerasGossip(Block, keras.callbacks.Callback):  # type: ignore[misc]
             raise ConfigError(f"Keras runs on {keras.backend.backend()}: choose torch or jax with KERAS_BACKEND.")
         self.weights = KerasWeights(model, options.get("frozen", False))
         self.batch_size = batch_size
-        self.batch = -1  # of this epoch, the last that the node knows of
+        self.batch = -1  # The last batch of this epoch that the node has counted.
 
     def __enter__(self) -> Any:
         super().__enter__()
@@ -47,7 +57,7 @@ class KerasGossip(Block, keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def feeds(self) -> bool:
-        """Always: ``fit`` looks at a batch before it asks whether there is anything to train."""
+        """Return True always: ``fit`` needs a batch before it checks whether there is anything to train."""
         return True
 
     def ready(self) -> None:
@@ -58,13 +68,13 @@ class KerasGossip(Block, keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self.ready()
         if self.over:
-            self.model._initial_epoch = self.params["epochs"]  # as BackupAndRestore has it: nothing is left to train
+            self.model._initial_epoch = self.params["epochs"]  # As BackupAndRestore does it: no epoch is left to train.
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.batch = -1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        batches, self.batch = batch - self.batch, batch  # several, where one execution takes several steps
+        batches, self.batch = batch - self.batch, batch  # More than one if an execution runs several steps.
         if self.step((logs or {}).get("loss"), batches * self.batch_size):
             self.model.stop_training = True
 
@@ -77,16 +87,18 @@ class KerasGossip(Block, keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class KerasWeights(State):
-    """A Keras model's weights of floating point, trained ones and others (BatchNorm's statistics), of any backend.
-    Those of frozen layers are left out of exchanges where others are trained, unless ``frozen``; newcomers get them
-    once. Raises LayoutError for a model without weights, and later where a frozen one is trained."""
+    """A Keras model's floating-point weights, trained ones and others (like BatchNorm's statistics), on any backend.
+
+    Weights of frozen layers are left out of exchanges if others are trained, unless ``frozen``; newcomers get them
+    once. Raises LayoutError for a model without weights, and later if a frozen weight is trained.
+    """
 
     def __init__(self, model: Any, frozen: bool = False) -> None:
         if not model.built or not model.weights:
             raise LayoutError("This Keras model has no weights yet: give it a keras.Input, or call it on a batch.")
         self.model = model
         trained = {id(variable) for variable in model.trainable_weights}
-        # Keras counts frozen weights and statistics alike; only what was made to be trained can be frozen.
+        # Keras lists frozen weights and statistics together; only weights created as trainable can be frozen.
         made = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
         kept: dict[str, tuple[Any, Segment]] = {}
         for number, variable in enumerate(model.weights):
@@ -94,7 +106,8 @@ class KerasWeights(State):
                 kind: Kind = "buffer" if id(variable) not in made else "parameter"
                 if trained and not frozen and kind == "parameter" and id(variable) not in trained:
                     kind = "frozen"
-                # Keras numbers layers as they are made in a process: only their order is the same on every node.
+                # Keras numbers layers in the order of creation in a process: only their order is the same on every
+                # node.
                 name = f"{number:04d}.{variable.name}"
                 kept[name] = variable, Segment(name, tuple(variable.shape), str(variable.dtype), kind)
         self.layout = Layout(segment for _, segment in kept.values())
@@ -103,13 +116,19 @@ class KerasWeights(State):
         self.hold_frozen()
 
     def hold_frozen(self) -> None:
-        """For :meth:`read_frozen`, which any thread may call: where ``fit`` on jax keeps them no other can look.
-        Torch's tensors stay the same ones."""
+        """Keep the frozen weights for :meth:`read_frozen`, which any thread may call.
+
+        Other threads cannot read them while ``fit`` runs on jax, so they are copied. Torch's tensors stay the same
+        objects.
+        """
         held = [variable.value for variable in self.variables[len(self.variables) - len(self.frozen) :]]
         self.base = held if keras.backend.backend() == "torch" else [np.array(one) for one in held]
 
     def sync(self) -> None:
-        """While ``fit`` runs on jax the weights are elsewhere; who asks for them pays for having them brought back."""
+        """Check that frozen weights still are, and bring the weights back from jax.
+
+        While ``fit`` runs on jax it keeps the weights elsewhere, so each access costs a transfer.
+        """
         for variable in self.model.trainable_weights if self.frozen else ():
             if id(variable) in self.frozen:
                 raise LayoutError(
@@ -148,14 +167,18 @@ class KerasWeights(State):
         self.hold_frozen()
 
     def pieces(self, elements: int) -> Iterator[tuple[Any, Segment, int, int]]:
-        """Of a vector of so many, each variable's."""
+        """Yield the variables of a vector of so many elements, with their segments and bounds."""
         for variable, (segment, start, stop) in zip(self.variables, self._places(), strict=True):
             if stop <= elements:
                 yield variable, segment, start, stop
 
 
 def fill(out: Floats, start: int, value: Any, begins: int) -> int:
-    """Of a variable that begins there in the vector, what lies in ``out``, which begins at ``start``. Its elements."""
+    """Copy the overlap of a variable, which begins at ``begins`` of the vector, with ``out``, which begins at
+    ``start``.
+
+    Returns the number of the variable's elements.
+    """
     flat = keras.ops.convert_to_numpy(value).reshape(-1)
     low, high = max(begins, start), min(begins + flat.size, start + out.size)
     if low < high:

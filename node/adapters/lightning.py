@@ -1,4 +1,4 @@
-"""A node beside Lightning's Trainer, as a callback."""
+"""A callback that adds a node to Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,22 @@ __all__ = ["LightningGossip"]
 
 
 class LightningGossip(Adapter, Callback):  # type: ignore[misc]
-    """``Trainer(callbacks=[LightningGossip(samples=100_000, seeds=[...])])``: automatic and manual optimization, with
-    one optimizer or several.
+    """A Lightning callback, for automatic and manual optimization, with one optimizer or several.
 
-    A batch after which ``trainer.global_step`` has moved is a step of the node; the batches since the last one are its
-    samples. ``batch_size``: of one batch, where it cannot be told from the batch's tensors. The data are divided by
-    ``DataLoader(dataset, sampler=gossip.sampler(dataset))``. Checkpoints of Lightning hold the run, and ``fit(...,
-    ckpt_path=...)`` goes on with it; before one is written the nodes agree, unless a validation has just seen these
-    weights. Processes of DDP are one node. The node leaves when ``fit`` ends, however it ends. :class:`Adapter` has
-    the other arguments.
+    ``Trainer(callbacks=[LightningGossip(samples=100_000, seeds=[...])])``. A batch after which ``trainer.global_step``
+    has moved is a step of the node; the batches since the last one are its samples. Divide the data with
+    ``DataLoader(dataset, sampler=gossip.sampler(dataset))``. Lightning's checkpoints hold the run, and ``fit(...,
+    ckpt_path=...)`` resumes it. The nodes settle before a checkpoint is written, unless a validation has just used
+    these weights. Processes of DDP are one node. The node leaves when ``fit`` ends, however it ends.
+
+    Args:
+        samples: As in :class:`Adapter`.
+        settle_s: As in :class:`Adapter`, in seconds.
+        batch_size: The samples of one batch, if they cannot be derived from the batch's tensors.
+        **options: As in :class:`Adapter`.
+
+    Raises:
+        ConfigError: The strategy does not hold the whole model in each process.
     """
 
     def __init__(
@@ -35,9 +42,9 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
         super().__init__(samples=samples, settle_s=settle_s, **options)
         self.batch_size = batch_size
         self.trainer: Any = None
-        self.steps = 0  # of the trainer's optimizers, all of them, that the node knows of
-        self.seen = 0  # samples since then
-        self.settled_at = -1  # global_step: what was agreed on then is not mixed again before the next step
+        self.steps = 0  # Steps over all of the trainer's optimizers that the node has counted.
+        self.seen = 0  # Samples since then.
+        self.settled_at = -1  # The global_step of the last settling; the next one needs a new step.
         self.scale = ScaleWatch(None)
 
     def sampler(self, dataset: Sized) -> RankSampler:
@@ -79,7 +86,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
             self.settled_at = self.trainer.global_step
 
     def agree_and_save(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """A checkpoint holds what the nodes agree on; that of a validation what the validation has seen."""
+        """Save a checkpoint of weights on which the nodes agree; after a validation, of the weights that it used."""
         if self.running and self.settled_at != self.trainer.global_step:
             self.settle()
         save(*args, **kwargs)
@@ -101,14 +108,14 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
     ) -> None:
         self.seen += extract_batch_size(batch) if self.batch_size is None else self.batch_size
         if trainer.global_step == self.steps:
-            return  # gradients are being accumulated
+            return  # Gradients are being accumulated.
         self.steps = trainer.global_step
         samples, self.seen = self.seen, 0
         if self.scale.left_out():
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None and pl_module.automatic_optimization:
-            loss = loss * trainer.accumulate_grad_batches  # Lightning divided it
+            loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it.
         if self.step(loss, samples):
             trainer.should_stop = True
         if self.steps % trainer.log_every_n_steps == 0:
@@ -116,7 +123,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
                 logger.log_metrics(self.figures(), step=trainer.global_step)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.settle()  # nothing before training begins, when Lightning tries whether validation works
+        self.settle()  # Does nothing before training begins, when Lightning runs its sanity check.
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -127,5 +134,8 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
 
 
 class RankSampler(EpochSampler, DistributedSampler[int]):
-    """Lightning puts another sampler in the place of each that is not of this class, where there are several processes:
-    it would draw a whole epoch at its beginning, and divide it again."""
+    """An EpochSampler that Lightning keeps.
+
+    With several processes Lightning replaces samplers of other classes by one that draws a whole epoch at its beginning
+    and divides it again.
+    """

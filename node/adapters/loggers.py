@@ -1,4 +1,4 @@
-"""A node's figures for what people already log with: TensorBoard, W&B and their like, OpenTelemetry."""
+"""Exporters of a node's figures to the usual loggers: TensorBoard, W&B and similar ones, OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ PREFIX = "gossip/"
 
 
 class Exporter:
-    """Call it in the loop, after ``node.step()``: every ``every_s`` seconds it gives the node's figures to ``log``, as
-    ``log({"gossip/loss": 0.5, ...}, step)``, with the seconds and the distance of the last exchange. It is the loop
-    that logs, so that a logger needs to be no other thread's. :meth:`close` logs once more."""
+    """A periodic export of the node's figures; call it in the loop, after ``node.step()``.
+
+    Every ``every_s`` seconds it calls ``log({"gossip/loss": 0.5, ...}, step)``, with the duration and the distance of
+    the last exchange. The loop's thread calls ``log``, so that the logger need not be thread-safe. :meth:`close` logs
+    once more.
+
+    Args:
+        node: The node.
+        log: Called with the figures and the step.
+        every_s: The least seconds between two calls.
+    """
 
     def __init__(self, node: Node, log: Log, every_s: float = 5.0) -> None:
         self.node, self.log, self.every_s = node, log, every_s
         self.logged_at = time.monotonic()
-        self.last: ExchangeEvent | None = None  # set in the thread of callbacks, whole
+        self.last: ExchangeEvent | None = None  # Replaced whole by the thread of callbacks.
         self.take_back = node.on("exchange.done", self.heard)
 
     def heard(self, event: ExchangeEvent) -> None:
@@ -44,18 +52,22 @@ class Exporter:
         self.log({PREFIX + name: value for name, value in values.items()}, metrics.steps)
 
     def close(self) -> None:
-        """Inside the node's block."""
+        """Log once more and stop; call it inside the node's block."""
         self.take_back()
         self.write()
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Those figures that are numbers, and known."""
+    """Return the figures that are known numbers."""
     return {name: float(value) for name, value in metrics.items() if isinstance(value, bool | int | float)}
 
 
 def tensorboard(writer: Any) -> Log:
-    """``writer``: a ``torch.utils.tensorboard.SummaryWriter``, or what has its ``add_scalar``."""
+    """Return a log for TensorBoard.
+
+    Args:
+        writer: A ``torch.utils.tensorboard.SummaryWriter``, or an object with its ``add_scalar``.
+    """
 
     def log(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -65,8 +77,13 @@ def tensorboard(writer: Any) -> Log:
 
 
 def wandb(run: Any) -> Log:
-    """``run``: what ``wandb.init`` returns, or what has its ``log(values, step=...)``. A step of its own among the
-    values, since a run refuses those that fall behind what the loop has logged already."""
+    """Return a log for W&B.
+
+    The step goes into the values, since a run refuses steps lower than the last one logged.
+
+    Args:
+        run: The result of ``wandb.init``, or an object with its ``log(values, step=...)``.
+    """
 
     def log(values: Mapping[str, float], step: int) -> None:
         run.log({**values, f"{PREFIX}step": step})
@@ -75,8 +92,17 @@ def wandb(run: Any) -> Log:
 
 
 def observe(node: Node, meter: Any) -> None:
-    """OpenTelemetry: an observable gauge for every figure that is a number, as ``gossip.loss``, read when its reader
-    collects. ``meter``: what ``opentelemetry.metrics.get_meter`` returns. Raises ModuleNotFoundError without it."""
+    """Register an OpenTelemetry observable gauge for every numeric figure, named like ``gossip.loss``.
+
+    A gauge is read when its reader collects.
+
+    Args:
+        node: The node.
+        meter: The result of ``opentelemetry.metrics.get_meter``.
+
+    Raises:
+        ModuleNotFoundError: OpenTelemetry is not installed.
+    """
     from opentelemetry.metrics import Observation
 
     def reader(name: str) -> Callable[[Any], Iterable[Any]]:

@@ -1,4 +1,4 @@
-"""A node beside the Trainer of transformers, as a callback."""
+"""A callback that adds a node to the Trainer of transformers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,22 @@ __all__ = ["TransformersGossip"]
 
 
 class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: ignore[misc]
-    """``with TransformersGossip(trainer, samples=100_000, seeds=[...]): trainer.train()``.
+    """A callback for the Trainer of transformers.
 
-    A step of the optimizer is one of the node, with as many samples as its batches were to hold; steps that half
-    precision left out are none. The trainer's own callbacks are told by :meth:`on_log`, so that the node's figures
-    reach every logger. The training data are divided among the members, unless ``divide`` is False, for nodes with data
-    of their own. Its checkpoints hold the run, and ``train(resume_from_checkpoint=...)`` goes on with it. The node
-    leaves with the block, whatever ends it. :class:`node.adapters.adapter.Adapter` has the other arguments.
+    ``with TransformersGossip(trainer, samples=100_000, seeds=[...]): trainer.train()``. An optimizer step is one of the
+    node, with the nominal samples of its batches; steps that mixed precision skips do not count. :meth:`on_log` adds
+    the node's figures to the trainer's logs, so that they reach every logger. The checkpoints hold the run, and
+    ``train(resume_from_checkpoint=...)`` resumes it. The node leaves with the block, however it ends.
+
+    Args:
+        trainer: The trainer.
+        samples: As in :class:`node.adapters.adapter.Adapter`.
+        settle_s: As in :class:`node.adapters.adapter.Adapter`, in seconds.
+        divide: Divide the training data among the members; False for nodes with data of their own.
+        **options: As in :class:`node.adapters.adapter.Adapter`.
+
+    Raises:
+        ConfigError: The trainer uses DeepSpeed, or restore_callback_states_from_checkpoint.
     """
 
     def __init__(
@@ -50,7 +59,7 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
         self.trainer = trainer
         self.model: Any = None
         self.scale = ScaleWatch(None)
-        self.loss: float | None = None  # transformers tells its callbacks no other than the logs'
+        self.loss: float | None = None  # transformers passes its callbacks no loss but that of the logs.
         # Behind the callback that decides when to evaluate and save, and before the loggers.
         callbacks = trainer.callback_handler.callbacks
         flow = [number for number, callback in enumerate(callbacks) if isinstance(callback, DefaultFlowCallback)]
@@ -89,11 +98,11 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         trainer = self.trainer
-        if not self.scale.left_out():  # accelerate's own answer is wrong for fused optimizers, as the default one is
+        if not self.scale.left_out():  # accelerate's own answer is wrong for fused optimizers, like the default one.
             samples = trainer._train_batch_size * trainer.current_gradient_accumulation_steps
             if self.step(self.loss, samples):
                 control.should_training_stop = True
-                # As where its own limit ends it; what is done once an epoch follows by itself.
+                # As when the trainer's own limit ends it; actions of an epoch's end follow by themselves.
                 control.should_evaluate |= args.eval_strategy == "steps"
                 control.should_save |= args.save_strategy == "steps"
         self.before_use(control)
@@ -122,7 +131,7 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if not args.load_best_model_at_end:  # those of an earlier step, of this node's choosing, are here then
+        if not args.load_best_model_at_end:  # Otherwise the trainer has loaded this node's best earlier weights.
             self.settle()
 
     def state(self) -> dict[str, Any]:
@@ -130,8 +139,10 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
 
 
 class WholeSampler(EpochSampler):
-    """Every process of a node draws the node's whole share, in one order: accelerate's loaders give each its batches of
-    it, and would leave out most of one that was divided before."""
+    """A sampler of the node's whole share, in the same order on every process of the node.
+
+    accelerate's loaders give each process its batches of it, and would drop most of an already divided share.
+    """
 
     def __len__(self) -> int:
         return self.length
