@@ -1,1 +1,1 @@
-"""Keys, secrets, invites, and what a node keeps on disk about itself."""
+"""Keys, secrets, invites, and a node's state on disk."""

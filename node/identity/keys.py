@@ -1,4 +1,4 @@
-"""Who this node is, and what lets it in: its own key, the swarm's secret, and the invite that carries the latter."""
+"""A node's identity and its access: its own key, the swarm's secret, and the invite that carries the secret."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = [
 ]
 
 IDENTITY_FILE = "identity.pem"
-SECRET_FILE = "swarm.secret"  # in a state directory
-SECRET_BYTES = 32  # as many as the Ed25519 key that is derived from it
+SECRET_FILE = "swarm.secret"  # In a state directory.
+SECRET_BYTES = 32  # As many as the Ed25519 key that is derived from it.
 SECRET_PREFIX = "gossip-secret-1:"
 INVITE_PREFIX = "gossip-invite-1:"
-INVITE_ADDRESSES_MAX = 8  # one member's ways in (IPv4, IPv6, local, public), twice over
-INVITE_TEXT_MAX = 4_096  # characters; eight addresses with the longest host names fit
-HOST_PATTERN = re.compile(r"[0-9A-Za-z._:%-]{1,253}")  # 253: the longest name that DNS can carry
+INVITE_ADDRESSES_MAX = 8  # One member's addresses (IPv4, IPv6, local, public), twice over.
+INVITE_TEXT_MAX = 4_096  # Characters; eight addresses with the longest host names fit.
+HOST_PATTERN = re.compile(r"[0-9A-Za-z._:%-]{1,253}")  # 253 is the longest name that DNS can carry.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Identity:
     """An Ed25519 key pair. The private half is in no ``repr`` and leaves only encrypted."""
 
     _key: Ed25519PrivateKey = field(repr=False, compare=False)
-    public_key: bytes = field(init=False)  # 32 bytes
+    public_key: bytes = field(init=False)  # 32 bytes.
     id: PeerId = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,15 +58,15 @@ class Identity:
 
     @classmethod
     def fresh(cls) -> Identity:
-        """A new member that no file remembers."""
+        """Create a new member that is stored nowhere."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def load(cls, state_dir: Path | None) -> Identity:
-        """The identity kept in ``state_dir``, made there at the first start; without a directory a fresh one.
+        """Load the identity in ``state_dir``, creating it at the first start; without a directory create a fresh one.
 
-        Raises :class:`IdentityError` where the directory cannot be used or the file holds no Ed25519 key. A damaged
-        file is never replaced unasked: that would silently turn this node into another member.
+        Raises :class:`IdentityError` if the directory cannot be used or the file holds no Ed25519 key. A damaged file
+        is never replaced silently, since that would turn this node into another member.
         """
         if state_dir is None:
             return cls.fresh()
@@ -84,8 +84,8 @@ class Identity:
             ) from error
         try:
             key = serialization.load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):  # TypeError: it wants a password;
-            key = None  # InternalError: a key of another kind that OpenSSL reads and cannot use
+        except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):  # TypeError: it needs a password;
+            key = None  # InternalError: OpenSSL reads keys of this kind but cannot use them.
         if not isinstance(key, Ed25519PrivateKey):
             raise IdentityError(
                 f"{path} does not hold a node's key: restore it from a copy, or delete it to start as a new member."
@@ -94,17 +94,17 @@ class Identity:
         return cls(key)
 
     def sign(self, payload: bytes) -> bytes:
-        """64 bytes that only the holder of this key can make."""
+        """Return a signature of 64 bytes that only the holder of this key can make."""
         return self._key.sign(payload)
 
     def pem(self, password: bytes | None = None) -> bytes:
-        """The private key as PKCS8 PEM, encrypted if there is a password."""
+        """Return the private key as PKCS8 PEM, encrypted if a password is given."""
         how = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
         return self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
 
 
 def verify(public_key: bytes, payload: bytes, signature: bytes) -> bool:
-    """Whether the owner of ``public_key`` (32 bytes) signed ``payload``; junk of any length is a plain no."""
+    """Return True if the owner of ``public_key`` (32 bytes) signed ``payload``; False for junk of any length."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, payload)
     except (InvalidSignature, ValueError):
@@ -113,12 +113,12 @@ def verify(public_key: bytes, payload: bytes, signature: bytes) -> bool:
 
 
 def new_secret() -> str:
-    """A swarm secret nobody has had before, as text for a file."""
+    """Return a new random swarm secret, as text for a file."""
     return SECRET_PREFIX + _text_of(secrets.token_bytes(SECRET_BYTES))
 
 
 def parse_secret(text: str) -> bytes:
-    """The 32 bytes behind a secret's text; raises :class:`IdentityError`, which never repeats the text."""
+    """Return the 32 bytes of a secret's text; raise :class:`IdentityError`, which never repeats the text."""
     secret = _bytes_of(text, SECRET_PREFIX)
     if secret is None or len(secret) != SECRET_BYTES:
         raise IdentityError("This is not a swarm secret: make one with `gossip secret`, or copy the swarm's whole.")
@@ -126,7 +126,7 @@ def parse_secret(text: str) -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret kept in a file; raises :class:`IdentityError` naming the file."""
+    """Return the secret in a file; raise :class:`IdentityError`, which names the file."""
     try:
         text = path.read_text(encoding="ascii")
     except FileNotFoundError as error:
@@ -152,8 +152,9 @@ def read_secret(path: Path) -> bytes:
 
 
 def check_private(path: Path, what: str) -> None:
-    """Raise :class:`IdentityError` where everybody on this machine may read the file and its owner, who starts this
-    node, could forbid it. What an orchestrator mounts belongs to somebody else or cannot be written, and is its affair.
+    """Raise :class:`IdentityError` if every user of this machine may read the file and we could forbid it.
+
+    A file mounted by an orchestrator belongs to another user or is read-only, and is accepted.
     """
     found = path.stat()
     ours = found.st_uid == os.geteuid() and os.access(path, os.W_OK)
@@ -162,7 +163,7 @@ def check_private(path: Path, what: str) -> None:
 
 
 def keep_secret(secret: bytes, folder: Path) -> Path:
-    """Write a secret into a folder, where its owner alone can read it; raises IdentityError."""
+    """Write a secret into a folder, readable by its owner alone; raise IdentityError if that fails."""
     path = folder / SECRET_FILE
     try:
         if read_secret(path) == secret:
@@ -181,10 +182,10 @@ def kept_secret(folder: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class InviteToken:
-    """All that a newcomer needs: the secret, and one member by its id, so that no impostor at its address will do."""
+    """All that a newcomer needs: the secret, and one member by its id, so that no impostor can take its address."""
 
-    secret: bytes = field(repr=False)  # 32 bytes
-    seeds: tuple[Address, ...]  # 1 to 8, all of them ways to reach the member `seed_id`
+    secret: bytes = field(repr=False)  # 32 bytes.
+    seeds: tuple[Address, ...]  # 1 to 8 addresses of the member `seed_id`.
     seed_id: PeerId
 
     def __post_init__(self) -> None:
@@ -198,17 +199,17 @@ class InviteToken:
 
     @property
     def text(self) -> str:
-        """One line to hand to a newcomer, as secret as the secret in it."""
+        """Return one line to give to a newcomer; it must be kept as secret as the secret in it."""
         return INVITE_PREFIX + _text_of(msgpack.packb([self.secret, self.seeds, self.seed_id]))
 
 
 def is_invite(text: str) -> bool:
-    """Whether the text means to be an invite (an address or a path never does)."""
+    """Return True if the text is meant as an invite (an address or a path never is)."""
     return text.strip().startswith(INVITE_PREFIX)
 
 
 def parse_invite(text: str) -> InviteToken:
-    """The invite behind its text; raises :class:`IdentityError` for everything else, without repeating it."""
+    """Return the invite in a text; raise :class:`IdentityError` for any other text, without repeating it."""
     packed = _bytes_of(text, INVITE_PREFIX) if len(text) <= INVITE_TEXT_MAX else None
     try:
         match msgpack.unpackb(packed or b"", max_ext_len=0, max_map_len=0):
@@ -216,7 +217,7 @@ def parse_invite(text: str) -> InviteToken:
                 invite = InviteToken(secret, tuple(_address_of(pair) for pair in pairs), PeerId(seed_id))
             case _:
                 raise ValueError("not three fields")
-        if invite.text != text.strip():  # one invite has one text: wasteful encodings are refused too
+        if invite.text != text.strip():  # Each invite has one canonical text; wasteful encodings are refused too.
             raise ValueError("not canonical")
     except (ValueError, IdentityError, msgpack.UnpackException):
         raise IdentityError("This is not a whole invite: copy it again, from the prefix to the end.") from None
@@ -225,7 +226,7 @@ def parse_invite(text: str) -> InviteToken:
 
 def _address_of(pair: object) -> Address:
     match pair:
-        case [str(host), int(port)] if type(port) is int:  # True is an int, and no port
+        case [str(host), int(port)] if type(port) is int:  # True is an int, but not a port.
             return Address(host, port)
     raise ValueError("not an address")
 
@@ -235,7 +236,7 @@ def _text_of(data: bytes) -> str:
 
 
 def _bytes_of(text: str, prefix: str) -> bytes | None:
-    """What :func:`_text_of` wrote after ``prefix``; None unless it is exactly that."""
+    """Return the bytes that :func:`_text_of` wrote after ``prefix``; None if the text has any other form."""
     text = text.strip()
     if not text.startswith(prefix):
         return None
@@ -244,15 +245,15 @@ def _bytes_of(text: str, prefix: str) -> bytes | None:
         data = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
     except (binascii.Error, ValueError):
         return None
-    return data if _text_of(data) == body else None  # the decoder skips characters that it does not know
+    return data if _text_of(data) == body else None  # The decoder skips characters that it does not know.
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """All of the file or none of it, readable by its owner alone; raises :class:`IdentityError`."""
+    """Write a file atomically, readable by its owner alone; raise :class:`IdentityError` if that fails."""
     partial = ""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mode 0600
+        handle, partial = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # Created with mode 0600.
         with open(handle, "wb") as file:
             file.write(data)
             file.flush()

@@ -1,4 +1,4 @@
-"""What a node remembers over restarts, beside its key: whom it knew, and how many lives it has had."""
+"""The state that a node keeps over restarts besides its key: known members, and the number of its lives."""
 
 from __future__ import annotations
 
@@ -21,20 +21,26 @@ from gossip.wire.records import MAX_INT
 
 __all__ = ["OF_THIS_PROCESS", "Memory", "StateDir"]
 
-VERSION = 1  # of the address book; a newer one is another format, and not one with more values behind these
-MAX_BOOK_BYTES = 8 << 20  # ten times BOOK_RECORDS of the largest
-BOOK_RECORDS = 1_024  # what membership gives; enough to find any swarm again
-MAX_EXTRA = 64  # values of newer versions
+VERSION = 1  # The format of the address book. A newer one is incompatible, not just longer.
+MAX_BOOK_BYTES = 8 << 20  # Ten times BOOK_RECORDS records of the largest size.
+BOOK_RECORDS = 1_024  # The limit of membership; enough to find any swarm again.
+MAX_EXTRA = 64  # Values of newer versions.
 CHECKSUM_BYTES = 8
 OF_THIS_PROCESS = "another node of this process"
-HELD: set[Path] = set()  # by nodes of this process, between which the lock does not tell
+HELD: set[Path] = set()  # By nodes of this process, which the file lock cannot tell apart.
 os.register_at_fork(after_in_child=HELD.clear)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``incarnation`` of the last life, ``samples`` trained over all lives, and the members it knew. ``extra`` is what
-    a newer version wrote behind these."""
+    """A node's memory of earlier lives.
+
+    Attributes:
+        incarnation: The incarnation of the last life.
+        samples: Samples trained over all lives.
+        book: The members it knew.
+        extra: Values that a newer version appended.
+    """
 
     incarnation: int = 0
     samples: int = 0
@@ -43,23 +49,25 @@ class Memory:
 
 
 class NewerFormatError(ValueError):
-    """Not damaged: written by a version that this one cannot read."""
+    """A file that is not damaged, but written by a version that this one cannot read."""
 
 
 class StateDir:
-    """A directory with the address book ``members.bin``; None keeps nothing."""
+    """A directory with the address book ``members.bin``; with None nothing is kept."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.damaged = ""
-        self._failing = False  # the last write, and that was said
-        self.holder = ""  # who holds the directory, where it is not us
+        self._failing = False  # The last write failed, and that was reported.
+        self.holder = ""  # The holder of the directory, if it is not this node.
         self._lock: int | None = None
-        self._extra: tuple[Any, ...] = ()  # of a newer version that ran here before: written again as it was
+        self._extra: tuple[Any, ...] = ()  # From a newer version that ran here before; written back unchanged.
 
     def take(self) -> bool:
-        """Whether the directory is this node's alone from now on, until :meth:`release` or the end of the process.
-        Two nodes with one key would each be told what the other did, and train alone beside each other."""
+        """Lock the directory until :meth:`release` or the end of the process; return False if another node has it.
+
+        Two nodes with one key would each receive messages meant for the other, and train alone in parallel.
+        """
         if self.path is None or self._lock is not None:
             return True
         place = self.path.resolve()
@@ -70,9 +78,9 @@ class StateDir:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
-            return True  # whoever writes the key there says what is wrong
+            return True  # Writing the key there will report the trouble.
         try:
-            # Not flock: forked loader workers would hold it, some seconds longer than their node was alive.
+            # Not flock: forked loader workers would hold it for some seconds after their node's end.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             taken = error.errno in (errno.EACCES, errno.EAGAIN)
@@ -80,7 +88,7 @@ class StateDir:
                 said = os.read(file, 200).decode(errors="replace").strip()
                 self.holder = said if said.isprintable() and said else "another process"
             os.close(file)
-            return not taken  # a filesystem without locks: then nobody can tell
+            return not taken  # On a filesystem without locks the check is impossible.
         with contextlib.suppress(OSError):
             os.ftruncate(file, 0)
             os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -95,8 +103,11 @@ class StateDir:
             self._lock = None
 
     def read(self) -> Memory:
-        """An absent book is an empty one. A damaged one is set aside (``damaged`` says so): the key is what counts, and
-        a seed or a member who dials us brings the book back."""
+        """Return the stored memory, which is empty if there is none.
+
+        A damaged book is set aside, and ``damaged`` reports it. Only the key is essential: a seed, or a member that
+        dials us, restores the book.
+        """
         if self.path is None:
             return Memory()
         file = self.path / "members.bin"
@@ -105,7 +116,7 @@ class StateDir:
                 memory = parse(opened.read(MAX_BOOK_BYTES + 1))
         except FileNotFoundError:
             return Memory()
-        except Exception as error:  # whatever a damaged file makes msgpack raise
+        except Exception as error:  # A damaged file can make msgpack raise anything.
             aside = file.with_suffix(".newer" if isinstance(error, NewerFormatError) else ".damaged")
             with contextlib.suppress(OSError):
                 file.replace(aside)
@@ -120,16 +131,16 @@ class StateDir:
 
     @property
     def ending(self) -> Path | None:
-        """The file that says which run was finished here."""
+        """Return the file that names the run that was finished here."""
         return None if self.path is None else self.path / "finished"
 
     @property
     def final(self) -> Path | None:
-        """The checkpoint of the run that was finished here."""
+        """Return the file of that run's checkpoint."""
         return None if self.path is None else self.path / "final.safetensors"
 
     def finished(self) -> bytes:
-        """The genesis of the run that was finished here; empty where none was, or nobody can read which."""
+        """Return the id of the run that was finished here; empty if there is none, or the file cannot be read."""
         if self.ending is None:
             return b""
         try:
@@ -139,10 +150,10 @@ class StateDir:
             return b""
 
     def finish(self, genesis: bytes) -> str:
-        """Remember that this run is finished.
+        """Store that this run is finished.
 
         Returns:
-            A sentence where that failed, as on a full disk; else nothing. What was remembered before stays then.
+            A sentence if that failed, for example on a full disk; the stored state then stays. Otherwise an empty text.
         """
         if self.ending is None:
             return ""
@@ -150,14 +161,17 @@ class StateDir:
             replace(self.ending, (genesis.hex() + "\n").encode("ascii"))
         except OSError as error:
             return (
-                f"That this run is finished cannot be written to {self.path} ({error.strerror}): a node that starts "
+                f"The end of this run cannot be written to {self.path} ({error.strerror}): a node that starts "
                 "there alone trains again."
             )
         return ""
 
     def write(self, incarnation: int, samples: int, book: Sequence[MemberRecord]) -> str:
-        """Atomically; a failure (a full disk) costs only the memory, never the training. Returns what to say of it: a
-        sentence at the first that fails and at the first that works again, else nothing."""
+        """Write the book atomically. A failure, like a full disk, loses only this state and never stops training.
+
+        Returns:
+            A sentence at the first failure and at the first success after one; otherwise an empty text.
+        """
         if self.path is None:
             return ""
         rows = [pack_record(record) for record in book[:BOOK_RECORDS]]
@@ -176,7 +190,7 @@ class StateDir:
 
 
 def replace(file: Path, data: bytes) -> None:
-    """Write the file whole or leave the one that is there. Raises OSError."""
+    """Write the file whole, or leave the old one. Raises OSError."""
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     try:
         temporary.write_bytes(data)
@@ -192,9 +206,9 @@ def checksum(data: bytes) -> bytes:
 
 
 def parse(data: bytes) -> Memory:
-    """The contents of an address book; ValueError and whatever msgpack raises for one that was not written so."""
+    """Return the contents of an address book; raise ValueError, or an error of msgpack, for damaged data."""
     body = data[:-CHECKSUM_BYTES]
-    # A flipped bit in a count would be signed, and refused by everybody: what is not as it was written is not used.
+    # A flipped bit in a count would be signed, and refused by all members, so a checksum guards the data.
     if len(data) > MAX_BOOK_BYTES or data[-CHECKSUM_BYTES:] != checksum(body):
         raise ValueError
     version, *values = msgpack.unpackb(body, raw=False, max_ext_len=0, max_array_len=20_000)

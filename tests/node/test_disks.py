@@ -41,7 +41,7 @@ def test_the_end_of_a_run_that_cannot_be_written_is_told_and_leaves_the_earlier_
     assert state.finish(FIRST) == ""
     full()
     assert state.finish(SECOND) == (
-        f"That this run is finished cannot be written to {tmp_path} (No space left on device): a node that starts "
+        f"The end of this run cannot be written to {tmp_path} (No space left on device): a node that starts "
         "there alone trains again."
     )
     assert state.finished() == FIRST
@@ -109,5 +109,5 @@ def test_a_node_on_a_full_disk_trains_on_and_says_once_what_is_not_written(tmp_p
     saved, intact, finished, rubbish, steps = done.stdout.splitlines()
     assert "no space left on device; the previous checkpoint is intact" in saved
     assert (intact, finished, rubbish, steps) == ("True", "0" * 32, "[]", "3")
-    for sentence in ("The address book in", "The final weights are not kept", "That this run is finished cannot be"):
+    for sentence in ("The address book in", "The final weights are not kept", "The end of this run cannot be"):
         assert done.stderr.count(sentence) == 1, done.stderr
