@@ -1,1 +1,1 @@
-"""The network thread: effects performed on real streams, and what comes over them told to the peer."""
+"""The network thread: it performs effects on real streams and passes received data to the peer."""

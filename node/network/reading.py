@@ -1,4 +1,4 @@
-"""What comes over one link, told to whom it concerns; and a bound on how much of it there may be."""
+"""The reader of a link: it dispatches messages and limits their rate."""
 
 from __future__ import annotations
 
@@ -44,17 +44,18 @@ from node.transfers.streams import Streams
 
 __all__ = ["FloodError", "Reading"]
 
-MESSAGES_PER_S = 2_000  # of one link; a member of the largest swarm sends under a tenth of it
-ORDINARY = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records, Accept, Commit})  # which begin nothing here
-STATUS_MESSAGES = 20  # for how many a page of the status counts: it is up to 64 KiB to write, a millisecond or so
+MESSAGES_PER_S = 2_000  # Of one link; a member of the largest swarm sends under a tenth of it.
+# Messages that begin no session here.
+ORDINARY = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records, Accept, Commit})
+STATUS_MESSAGES = 20  # The cost of a status page, in messages: it is up to 64 KiB to write, about a millisecond.
 
 
 class FloodError(ProtocolError):
-    """More than any allowance."""
+    """A link exceeded its rate limit."""
 
 
 class Hearing(Protocol):
-    """Who hears what a link brings: a :class:`node.network.runtime.Runtime`."""
+    """The receiver of a link's messages: a :class:`node.network.runtime.Runtime`."""
 
     peer: Peer
     config: Config
@@ -74,17 +75,17 @@ class Hearing(Protocol):
 
 
 class Reading:
-    """Of one link, until it ends. ``observer``: at its other end is no member, which may ask for the status alone."""
+    """The reader of one link, until it ends. An ``observer`` is no member and may query only the status."""
 
     __slots__ = ("count", "link", "links", "observer", "runtime", "window")
 
     def __init__(self, runtime: Hearing, link: Link, observer: bool) -> None:
         self.runtime, self.link, self.observer, self.links = runtime, link, observer, runtime.links
-        self.window, self.count = runtime.now, 0  # messages of the second that began then
+        self.window, self.count = runtime.now, 0  # The start of the current second, and its messages so far.
 
     async def run(self) -> None:
         link, runtime = self.link, self.runtime
-        link.reader.before_waiting = runtime.settle  # so that what came together is answered together
+        link.reader.before_waiting = runtime.settle  # Messages that arrive together are answered together.
         try:
             await link.read_loop(
                 self.on_message, self.on_chunk, self.on_body, runtime.streams.flow, runtime.streams.moved
@@ -115,7 +116,7 @@ class Reading:
             links.flush()
 
     def take(self, message: Message) -> None:
-        """It is the peer's, and of this moment."""
+        """Pass a message to the peer, at the time of its arrival."""
         runtime, link = self.runtime, self.link
         runtime.perform(runtime.peer.receive(link.peer, message, link.used_at))
 
@@ -138,25 +139,26 @@ class Reading:
             runtime.widening.asked(link, message.connections)
         elif isinstance(message, OF_NEIGHBOURS):
             runtime.streams.neighbours.heard(link, message)
-        elif not (link.ending and isinstance(message, Offer | Invite | Fetch)):  # no answer would go out
+        # No answer would go out on an ending link.
+        elif not (link.ending and isinstance(message, Offer | Invite | Fetch)):
             if isinstance(message, Offer | Invite | Fetch | Outcome) and counts is not None:
                 peer.counted(*counts())
             self.open(message) if isinstance(message, Offer | Fetch | Outcome) else self.take(message)
 
     def open(self, message: Offer | Fetch | Outcome) -> None:
-        """What may begin a session of this link, which may stream at once."""
+        """Take a message that may begin a session on this link, which may stream at once."""
         links, session = self.runtime.sessions.links, message.session
         known = session in links
         if not known:
             links[session] = self.link
         self.take(message)
         if not (known or self.runtime.peer.is_with(session, self.link.peer)):
-            links.pop(session, None)  # what was refused is not remembered
+            links.pop(session, None)  # A refused session is not kept.
 
     def on_chunk(self, chunk: Chunk, size: int) -> memoryview | None:
         place = self.runtime.streams.place(self.link, chunk, size)
         if place is None:
-            self.cost(1)  # one that moves nothing is a message as others are
+            self.cost(1)  # A chunk of no session counts as a message.
         return place
 
     async def on_lane_chunk(self, chunk: Chunk, size: int) -> memoryview | None:

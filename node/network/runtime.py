@@ -1,4 +1,4 @@
-"""The network thread of a node: performs a Peer's effects on real streams, keeps time, and decides nothing."""
+"""The network thread of a node: it performs a Peer's effects on real streams, keeps time, and decides nothing."""
 
 from __future__ import annotations
 
@@ -68,20 +68,23 @@ from node.transport.tls import Contexts
 
 __all__ = ["Runtime"]
 
-LOOK_S = 0.25  # between two looks at whether vectors move: below the shortest time of a probe
-PENDING_MESSAGES = 32  # kept for a peer that is being dialled
+LOOK_S = 0.25  # The interval between two checks whether vectors move: below the shortest timeout of a probe.
+PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled.
 REPORTS = (
     "adopted", "by_memory", "collected", "compared", "counted", "dial_failed", "dial_tried", "failed", "finish",
     "gathered", "leave", "linked", "look_at_the_end", "mended", "merge", "misbehaves", "not_kept", "optimizer",
     "recalled", "restored", "resume", "seed_answered", "seed_is_me", "seeded", "served", "settle", "snapshotted",
     "spoiled", "start", "stepped", "streamed", "tell_figures", "tick", "unlinked",
 )  # fmt: skip
-"""The methods by which a Peer is told of everything but messages: a fault in one leaves its state inconsistent."""
+"""The methods that report everything but messages to a Peer: a fault in one leaves its state inconsistent."""
 
 
 class Runtime:
-    """Runs in one trio task tree; ``main`` until cancelled. All methods but ``main`` and tasks are synchronous and run
-    in trio's thread; the training thread reaches it through the token alone."""
+    """The network side of a node, in one trio task tree; ``main`` runs until cancelled.
+
+    All methods but ``main`` and tasks are synchronous and run in trio's thread. The training thread reaches it only by
+    trio's token.
+    """
 
     def __init__(
         self, peer: Peer, config: Config, network: Network, greeter: Greeter, contexts: Contexts | None,
@@ -89,9 +92,9 @@ class Runtime:
         outer_lock: AbstractContextManager[object] | None = None, lookup: SeedLookup | None = None,
         announce: Callable[[NodeEvent], None] = lambda event: None, faults: Faults | None = None,
     ) -> None:  # fmt: skip
-        """``on_event`` hears what there is but a sentence of, ``announce`` events that say more."""
+        """``on_event`` gets events that are only a sentence, ``announce`` the structured ones."""
         self.peer, self.config = peer, config
-        self.failure: BaseException | None = None  # the fault that ends this network side
+        self.failure: BaseException | None = None  # The fault that ends this network side.
         for name in REPORTS:
             setattr(peer, name, self.guarded(getattr(peer, name)))
         self.on_event, self.announce = on_event, announce
@@ -103,7 +106,8 @@ class Runtime:
         )  # fmt: skip
         if lookup is not None:
             lookup.tell = lambda sentence: self.doors.tell(sentence, "seed")
-        self.hosts_seen, self.hosts = -1, frozenset[str]()  # of members, and the turnover at which they were so
+        # Hosts of members, and the turnover at which they were computed.
+        self.hosts_seen, self.hosts = -1, frozenset[str]()
         self.links, self.hands = Links(), Hands()
         self.faults = self.doors.faults = faults or self.doors.faults
         self.streams = Streams(
@@ -118,21 +122,21 @@ class Runtime:
         self.widening = Widening(self.links, self.doors, config)
         self.doors.join = self.widening.join
         self.losses = Losses(self.links, on_event, self.widening.widen)
-        self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
+        self.pending: dict[PeerId, deque[Message]] = {}  # For peers that are being dialled.
         self.clock = trio.lowlevel.current_clock()
-        self.timer, self.armed = trio.CancelScope(), -math.inf  # ends when the peer is to be told the time
+        self.timer, self.armed = trio.CancelScope(), -math.inf  # It ends when the peer's next tick is due.
         self.parted = config.part != "all"
         self.stopping = False
         self.nursery: trio.Nursery | None = None
         self.after_perform: Callable[[], object] = lambda: None
-        self.counts: Callable[[], tuple[int, int]] | None = None  # steps and samples of the training loop, now
+        self.counts: Callable[[], tuple[int, int]] | None = None  # Steps and samples of the training loop, now.
 
     @property
     def now(self) -> float:
         return self.clock.current_time()
 
     async def main(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Raises the fault that ended it."""
+        """Run until cancelled; raise the fault that ended it."""
         try:
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
@@ -151,8 +155,10 @@ class Runtime:
             raise self.failure
 
     def fail(self, error: BaseException) -> None:
-        """End this network side, since a fault of this library left the peer or its effects half done. From here on no
-        effect is performed. Without a nursery nobody runs this network side, and the caller gets the error."""
+        """End this network side after a fault of this library, which left the peer or its effects inconsistent.
+
+        From here on no effect is performed. Without a nursery the network side is not running, and the error is raised.
+        """
         if self.nursery is None:
             raise error
         if self.failure is None:
@@ -167,7 +173,7 @@ class Runtime:
         def told(*args: Any, **named: Any) -> Any:
             try:
                 return report(*args, **named)
-            except RemoteError:  # a member's doing, which ends its link
+            except RemoteError:  # A member caused it, which ends its link.
                 raise
             except Exception as error:
                 self.fail(error)
@@ -184,7 +190,7 @@ class Runtime:
         try:
             for effect in effects:
                 self.perform_one(effect)
-        except RemoteError:  # a member's doing, which ends its link
+        except RemoteError:  # A member caused it, which ends its link.
             raise
         except Exception as error:
             self.fail(error)
@@ -194,13 +200,13 @@ class Runtime:
             self.settle()
 
     def settle(self) -> None:
-        """All has been performed that one thing brought about: a report, the time, or what came over a link at once."""
+        """Send messages and set the timer, once all effects of one report, tick or batch of messages are performed."""
         if self.failure is not None:
             return
         try:
             self.links.flush()
             deadline = self.peer.deadline
-            if deadline < self.armed:  # to set the timer anew for every message would cost as much as the message
+            if deadline < self.armed:  # Setting the timer for every message would cost as much as the message.
                 self.armed = self.timer.deadline = deadline
             if self.parted:
                 self.averager.expect(self.peer.next_part)
@@ -218,7 +224,8 @@ class Runtime:
             case Transfer():
                 streams.transfer(effect)
             case Gather(session):
-                self.teller.offer_over(session)  # whoever did not answer the invitation was counted before it began
+                # Members that did not answer the invitation were counted before it began.
+                self.teller.offer_over(session)
                 streams.gather(effect)
             case Mix():
                 streams.mix(effect)
@@ -254,7 +261,7 @@ class Runtime:
             self.nursery.start_soon(task, *args)
 
     def look(self) -> None:
-        """Have the seeds looked up, unless they are being."""
+        """Start a look-up of the seeds, unless one is running."""
         if self.lookup is not None and not self.looking:
             self.looking = True
             self.spawn(self.look_up, self.lookup)
@@ -281,7 +288,7 @@ class Runtime:
         self.perform(self.peer.dial_failed(peer, self.now))
 
     def member_hosts(self) -> frozenset[str]:
-        """Where the members live whom we met, as far as their addresses are numbers."""
+        """Return the hosts of contacted members, as far as their addresses are numeric."""
         peer = self.peer
         if peer.turnover != self.hosts_seen:
             self.hosts_seen = peer.turnover
@@ -303,10 +310,10 @@ class Runtime:
             if isinstance(message, Offer):
                 self.teller.offered[message.session] = to, self.now
         if link is not None:
-            if isinstance(message, Offer):  # a Fetch that is more than a question was bound by its Collect
+            if isinstance(message, Offer):  # A Fetch that is not only a query was bound to its link by Collect.
                 self.sessions.links[message.session] = link
             link.send(message)
-            if isinstance(message, Abort):  # chunks already on their way belong to nothing any more
+            if isinstance(message, Abort):  # Chunks in flight do not belong to any session now.
                 self.sessions.late(message.session)
             return
         record = self.peer.member(to)
@@ -326,7 +333,7 @@ class Runtime:
 
     # -- a link's life -------------------------------------------------------------------------------------------
     async def run_link(self, link: Link, theirs: Hello) -> None:
-        """From the finished Hello to the end of the stream."""
+        """Run a link from the finished Hello to the end of the stream."""
         member = theirs.record
         if member is not None:
             if self.stopping or (len(self.links) >= self.config.max_links and not self.make_room()):
@@ -371,20 +378,22 @@ class Runtime:
 
     def admit(self, link: Link, reading: Reading, nursery: trio.Nursery, stream: ByteStream, reader: FrameReader,
               dialled: bool) -> bool:  # fmt: skip
-        """Another connection of it, from now on until it ends."""
+        """Start a lane of the link, until it ends; return False if the link is ending."""
         if self.stopping or link.ending:
             return False
         nursery.start_soon(Lane(link, stream, reader).run, dialled, reading.on_lane_chunk, reading.on_body)
         return True
 
     def contain(self, link: Link, error: Exception) -> None:
-        """What one member's link brought out ends that link and nothing else. The other side is told that it was a
-        fault, and of which kind, but never its text, which may be anything."""
+        """Contain a fault that a member's link caused: it ends that link only.
+
+        The other side is told the kind of the fault, but never its text, which may contain anything.
+        """
         if isinstance(error, RemoteError):
             raise error
-        self.faults.contain(error, f"What {short(link.peer)} sent", "its link is closed")
+        self.faults.contain(error, f"A message from {short(link.peer)}", "its link is closed")
         kind = type(next(leaves(error))).__name__
-        link.send(Close("fault", f"a message of yours met a fault here ({kind}).", ()))
+        link.send(Close("fault", f"your message caused a fault here ({kind}).", ()))
 
     def welcome(self, link: Link, member: MemberRecord) -> None:
         pending = self.pending.pop(link.peer, None)
@@ -394,7 +403,7 @@ class Runtime:
                 self.send(link.peer, message)
 
     def blame(self, link: Link, group: BaseExceptionGroup[RemoteError]) -> None:
-        """What ended a link, if it was not merely the network's doing, is the member's at its other end."""
+        """Record misbehaviour if the member at its other end, not just the network, ended a link."""
         for error in group.exceptions:
             if isinstance(error, BaseExceptionGroup):
                 self.blame(link, error)
@@ -402,7 +411,7 @@ class Runtime:
                 self.note(link.peer, "flood" if isinstance(error, FloodError) else "fault")
 
     def note(self, who: PeerId | str, kind: str) -> None:
-        """Somebody did what :mod:`gossip.conduct` counts."""
+        """Report a misbehaviour that :mod:`gossip.conduct` counts."""
         self.perform(self.peer.misbehaves(who, kind, self.now))
 
     async def write(self, link: Link, scope: trio.CancelScope) -> None:
@@ -431,7 +440,7 @@ class Runtime:
         self.streams.gathers.unlinked(link)
 
     def make_room(self) -> bool:
-        """Close the link that was idle the longest, if there is one without a session."""
+        """Close the link that has been idle longest and has no session, if there is one."""
         busy = self.streams.busy()
         idle = [link for link in self.links.all() if link not in busy and link.peer not in self.peer.relays]
         if not idle:
@@ -448,11 +457,11 @@ class Runtime:
                 await trio.sleep_forever()
             if self.now >= self.peer.deadline:
                 self.perform(self.peer.tick(self.now))
-                if self.peer.deadline <= self.now:  # a deadline that a tick did not move must not spin
+                if self.peer.deadline <= self.now:  # A deadline that a tick does not move must not cause a busy loop.
                     await trio.sleep(0.01)
 
     async def watch(self) -> None:
-        """Streams that stopped moving, links that are idle, a training loop that stands."""
+        """Watch for stalled streams, idle links and a stalled training loop."""
         chunk_s = 4e-6 * self.config.chunk_elements / self.config.slowest_rate_mb_s
         every_s, due = min(self.config.stall_s / 4, STANDS_S / 4), self.now
         while True:
@@ -483,7 +492,7 @@ class Runtime:
                     link.retire()
 
     async def leave(self, within_s: float) -> None:
-        """Say LEFT, let it be sent, close every link."""
+        """Announce LEFT, wait for it to be sent, and close every link."""
         if self.counts is not None:
             self.peer.counted(*self.counts())
         self.perform(self.peer.leave(self.now))

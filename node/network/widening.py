@@ -1,4 +1,4 @@
-"""Which links get more connections: those on which one does not fill the path, and whose other side lets them in."""
+"""Striping decisions: which links get more connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["Widening"]
 
 
 class Widening:
-    """Of one node. Who dialled a link opens its lanes, since the other side may not be able to; either may ask."""
+    """The striping decisions of one node.
+
+    The side that dialled a link opens its lanes, since the other side may be unable to; either side may request them.
+    """
 
     def __init__(self, links: Links, doors: Doors, config: Config) -> None:
         self.links, self.doors, self.config = links, doors, config
@@ -25,11 +28,11 @@ class Widening:
 
     @property
     def full(self) -> bool:
-        """Lanes of all links together are bounded as links are."""
+        """Return True if there are as many lanes, over all links, as links are allowed."""
         return self.opening + sum(len(link.lanes.all) for link in self.links.all()) >= self.config.max_links
 
     def widen(self, link: Link) -> None:
-        """One connection does not fill its path. Said again and again it is done once."""
+        """Widen a link that one connection does not fill; repeated calls have no effect."""
         if link.widened or self.config.connections < 2 or not link.named:
             return
         link.widened = True
@@ -39,7 +42,7 @@ class Widening:
             self.open(link, self.config.connections)
 
     def asked(self, link: Link, connections: int) -> None:
-        """The other side says so."""
+        """Handle the other side's request for lanes."""
         if link.address is None:
             raise ProtocolError("A member asked for more connections where it can open them itself.")
         if not link.widened and link.named:
@@ -47,7 +50,7 @@ class Widening:
             self.open(link, min(connections, self.config.connections))
 
     def open(self, link: Link, connections: int) -> None:
-        """So many lanes; one would do what the link does by itself."""
+        """Open ``connections`` lanes; a single one would add nothing to the link itself."""
         for _ in range(connections if connections > 1 else 0):
             if not self.full:
                 self.opening += 1
@@ -57,7 +60,7 @@ class Widening:
         try:
             assert link.address is not None
             lane = await self.doors.dial_lane(link.address, link.peer, link.named)
-        except (OSError, RemoteError):  # the link does without it
+        except (OSError, RemoteError):  # The link works without it.
             return
         finally:
             self.opening -= 1
@@ -65,7 +68,7 @@ class Widening:
             lane.stream.close_now()
 
     async def join(self, lane: Link, theirs: Hello) -> None:
-        """Somebody dialled a lane of a link that it has to us."""
+        """Admit a lane that a peer dialled to one of its links, or close it."""
         most = self.config.connections
         for link in self.links.by_peer.get(lane.peer, ()):
             if link.ending or not link.name or not compare_digest(link.name, theirs.joins):
@@ -75,5 +78,5 @@ class Widening:
                 link.widened = True
                 return
         with trio.move_on_after(1.0):
-            await lane.stream.aclose()  # who dialled sends nothing before it is let in
+            await lane.stream.aclose()  # The dialling side sends nothing before it is admitted.
         lane.stream.close_now()

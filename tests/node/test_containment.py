@@ -66,7 +66,7 @@ def test_a_fault_at_one_members_message_ends_its_link_and_nothing_else(train, un
     before = trainees[0].node.metrics().exchanges_done
     until(lambda: trainees[0].node.metrics().exchanges_done > before + 5)  # they dial again
     assert len(told) == 1
-    assert re.search(r"What [0-9a-f]{8} sent raised ZeroDivisionError in test_containment.py:\d+", told[0])
+    assert re.search(r"A message from [0-9a-f]{8} raised ZeroDivisionError in test_containment.py:\d+", told[0])
     assert "stranger" not in told[0]
     assert trainees[0].side.runtime.faults.count == 3
 
@@ -137,7 +137,7 @@ async def test_the_other_side_hears_of_a_fault_and_not_its_text():
             got = await reader.message()
             assert got is not None
             found = got[0] if isinstance(got[0], Close) else None
-    assert found == Close("fault", "a message of yours met a fault here (ZeroDivisionError).", ())
+    assert found == Close("fault", "your message caused a fault here (ZeroDivisionError).", ())
     assert not len(node.links)
     assert not node.peer.linked_peers
 
