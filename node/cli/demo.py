@@ -20,18 +20,18 @@ from node.settings import paged
 
 __all__ = ["DemoResult", "run_demo"]
 
-SAMPLES = 48_000  # of the whole swarm: 33 epochs, three times what 96 % takes
-STEP_DELAY_S = 0.03  # 750 steps of 16 on each of four nodes: some 25 s to watch
-TARGET = 0.96  # of digits' test set
-TOLD = ("joined", "merged", "finished", "page")  # what nodes log that is worth telling here
-STILL_S = 60.0  # without a sample or a node more, beyond the limit, for the time to be up: machines differ in speed
-MOST_LIMITS = 10  # times the limit, after which it is up all the same
-START_S = 5.0  # that a node takes to load its libraries on two quiet cores; a machine on which it takes longer has more
+SAMPLES = 48_000  # Of the whole swarm: 33 epochs, three times what 96 % takes.
+STEP_DELAY_S = 0.03  # 750 steps of 16 samples on each of four nodes: some 25 s to watch.
+TARGET = 0.96  # Accuracy on the test set of the digits.
+TOLD = ("joined", "merged", "finished", "page")  # The kinds of nodes' events that the demo shows.
+STILL_S = 60.0  # Seconds without progress, beyond the limit, after which time is up: machines differ in speed.
+MOST_LIMITS = 10  # A multiple of the limit after which time is up in any case.
+START_S = 5.0  # A node's start on two quiet cores; a slower machine gets proportionally more time.
 
 
 @dataclass(slots=True)
 class DemoResult:
-    """What happened, for the table and for ``--json``."""
+    """The outcome, for the table and for ``--json``."""
 
     ok: bool = False
     seconds: float = 0.0
@@ -44,11 +44,19 @@ class DemoResult:
 def run_demo(
     *, nodes: int, as_json: bool, limit_s: float, job: Path | None = None, page: bool = False, opens: bool = False
 ) -> int:
-    """Stage it; 0 if every survivor and the newcomer end at 96 % or more of digits' test set, else 1.
+    """Run the demo; return 0 if every survivor and the newcomer reach 96 % on the digits' test set, else 1.
 
-    ``page``: the second node has a live page; ``opens``: a browser shows it. ``job`` is another script than
-    :mod:`node.cli.demo_job`, taking the same arguments and printing the same line.
-    Raises :class:`DataError` without scikit-learn, ConfigError without what a page needs.
+    Args:
+        nodes: Nodes to begin with.
+        as_json: Print the outcome as JSON instead of a table.
+        limit_s: The time limit in seconds, which is extended on slow machines.
+        job: A script to use instead of :mod:`node.cli.demo_job`, with the same arguments and output.
+        page: Give the second node a live page.
+        opens: Open that page in a browser.
+
+    Raises:
+        DataError: scikit-learn is missing.
+        ConfigError: A package that the page needs is missing.
     """
     if page:
         paged("127.0.0.1:0", None)
@@ -58,7 +66,7 @@ def run_demo(
         folder = Path(name)
         # A copy, since a script's own folder comes first on sys.path, and in ours node.py would hide the package node.
         script = Path(shutil.copy(job or Path(__file__).with_name("demo_job.py"), folder / "digits.py"))
-        # One more than begin: nobody ends before the newcomer has come, however long it takes to start.
+        # One more than at the beginning, so that no node ends before the newcomer has come.
         arguments = ["--samples", str(SAMPLES), "--step-delay", str(STEP_DELAY_S), "--members", str(nodes + 1)]
         with LocalSwarm(script, arguments, folder=folder) as swarm, Screen(swarm) as screen:
             stage = Stage(swarm, screen, page, opens)
@@ -76,24 +84,25 @@ def run_demo(
 
 
 class Stage:
-    """The plot: start, kill the first node at half of the samples, let one join through a living node, wait.
+    """The course of the demo: start, kill the first node at half of the samples, add one through a live node, wait.
 
-    Training begins when all are there and goes on until the newcomer has come: processes load their libraries for two
-    seconds or for two minutes, as busy as the machine is."""
+    Training begins when all nodes are present and goes on until the newcomer has come. Loading libraries takes from two
+    seconds to two minutes, depending on the load of the machine.
+    """
 
     def __init__(self, swarm: LocalSwarm, screen: Screen, page: bool = False, opens: bool = False) -> None:
         self.outcome = DemoResult()
         self.killed: Child | None = None
         self.newcomer: Child | None = None
-        self.broken: list[Child] = []  # ended with an error of their own
+        self.broken: list[Child] = []  # Nodes that ended with an error of their own.
         self._swarm = swarm
         self._screen = screen
         self._page, self._opens = page, opens
         self._since_s = self._moved_s = time.monotonic()
-        self._known = (0, 0)  # samples, and nodes that listen
+        self._known = (0, 0)  # Samples, and nodes that listen.
 
     def late(self, limit_s: float, trained: int) -> bool:
-        """Whether time is up: a slow machine has more of it, for as long as something happens."""
+        """Return True if time is up; a slow machine gets more, as long as there is progress."""
         now = time.monotonic()
         starts_s = [child.start_s for child in self._swarm.children if child.start_s is not None]
         if (trained, len(starts_s)) != self._known:
@@ -104,7 +113,7 @@ class Stage:
         return passed_s > limit_s and (still_s > min(STILL_S, limit_s) or passed_s > MOST_LIMITS * limit_s)
 
     def play(self, nodes: int, limit_s: float) -> None:
-        """Until all have ended, or time is up."""
+        """Run until all nodes have ended, or time is up."""
         all_here = nodes, MOST_LIMITS * limit_s
         first = self._swarm.add(wait_for=all_here)
         self._tell(f"node 0 starts, then {nodes - 1} more; loading libraries takes seconds, on a busy machine a minute")
@@ -115,7 +124,7 @@ class Stage:
                         webbrowser.open(row["sentence"].split()[-1])
                     self._tell(f"node {child.number}: {row['sentence']}")
             if len(self._swarm.children) < nodes and first.address is not None:
-                for number in range(1, nodes):  # the page is of one that lives to the end
+                for number in range(1, nodes):  # The page belongs to a node that lives to the end.
                     paged_at = "127.0.0.1:0" if self._page and number == 1 else None
                     self._swarm.add(seed=first.address, page=paged_at, wait_for=all_here)
                 self._tell(f"node 0 listens on {first.address}; nodes 1 to {nodes - 1} know nothing but that address")
@@ -125,7 +134,7 @@ class Stage:
                 self._turn(first, others[len(others) // 2], trained)
             self._screen.show()
             self.broken = [child for child in self._swarm.children if child.code and child is not self.killed]
-            if self.broken:  # nothing is shown by waiting for the rest
+            if self.broken:  # Waiting for the rest would show nothing.
                 self._tell(f"node {self.broken[0].number} ended with code {self.broken[0].code}")
                 break
             if self.late(limit_s, trained):
@@ -149,7 +158,7 @@ class Stage:
 
 
 def describe(child: Child, killed: bool, newcomer: bool) -> dict[str, Any]:
-    """One row of the table. A newcomer to whom a busy machine gave its turn when all was trained has nothing to do."""
+    """Return one row of the table. On a busy machine the newcomer may start after the run's end and train nothing."""
     figures = child.figures
     result = result_of(child)
     accuracy = result.get("accuracy")
@@ -172,7 +181,7 @@ def describe(child: Child, killed: bool, newcomer: bool) -> dict[str, Any]:
 
 
 def result_of(child: Child) -> dict[str, Any]:
-    """The JSON line that a job ends with; empty if it did not come so far."""
+    """Return the JSON line that a job ends with; empty if it did not get that far."""
     for line in last_lines(child.out, 1):
         try:
             result = json.loads(line)
@@ -184,7 +193,7 @@ def result_of(child: Child) -> dict[str, Any]:
 
 
 def print_outcome(outcome: DemoResult) -> None:
-    """The closing table and the verdict, on stdout."""
+    """Print the closing table and the verdict to stdout."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,6 +1,6 @@
-"""What each process of `gossip demo` runs: a small perceptron learns scikit-learn's 1,797 handwritten digits.
+"""The script of `gossip demo`'s processes: a small perceptron learns scikit-learn's 1,797 handwritten digits.
 
-The examples hold the same loop for reading; this one travels with the package, and needs nothing beside it.
+The examples have the same loop for reading; this one is part of the package and needs no other file.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from torch.nn import functional as F
 
 from node import Node
 
-RATE = 0.2  # falls to 0 as the samples come in: four models averaged in pairs ended at 97.5 to 97.8 % over three seeds
+RATE = 0.2  # It falls to 0 with the samples: four models averaged in pairs ended at 97.5 to 97.8 % over three seeds.
 
 
 def main() -> None:
-    """Train until the whole swarm has seen ``--samples`` and everybody has come, agree, and print one JSON line with
-    the test accuracy. What is trained while one is waited for is trained at the rate 0."""
+    """Train until the swarm has seen ``--samples`` and all members have come; then settle and print a JSON line.
+
+    The line has the test accuracy. Training that only waits for a member has the learning rate 0.
+    """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -34,19 +36,19 @@ def main() -> None:
     x = torch.from_numpy(images / 16).float()  # (1797, 64) in 0..1
     y = torch.from_numpy(labels).long()  # (1797,)
     parts = train_test_split(range(len(y)), test_size=0.2, random_state=0, stratify=labels)
-    train, test = map(torch.tensor, parts)  # indices, (1437,) and (360,)
+    train, test = map(torch.tensor, parts)  # Indices, (1437,) and (360,).
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=1e-3)
-    seen: set[str] = set()  # who has taken part
+    seen: set[str] = set()  # Ids of the members that have taken part.
 
     def over() -> bool:
         seen.update(member.id for member in node.members)
         return node.finished or (node.swarm_samples >= args.samples and len(seen) >= awaited)
 
     with Node(model, optimizer) as node:
-        # Whoever comes late is the one that is waited for, and may never hear of who died before.
+        # The awaited newcomer need not wait, and may never learn of members that died before.
         awaited = args.members if node.swarm_samples < args.samples // 4 else 1
         while not over():
             for inputs, targets in node.shard((x[train], y[train]), batch_size=16):
@@ -56,11 +58,11 @@ def main() -> None:
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 node.step(loss=loss, samples=len(inputs))
-                time.sleep(args.step_delay)  # digits are so easy that nobody could watch
+                time.sleep(args.step_delay)  # Digits are so easy that the training would be too fast to watch.
                 if (node.finished or node.swarm_samples >= args.samples) and over():
                     break
         distance = node.settle(3.0, wait_s=60.0)
-        node.finish()  # whoever comes now gets these weights, and trains nothing
+        node.finish()  # Newcomers now get these weights and train nothing.
         with torch.no_grad():
             accuracy = (model(x[test]).argmax(1) == y[test]).float().mean().item()
     print(json.dumps({"accuracy": accuracy, "consensus_distance": distance}))

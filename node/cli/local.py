@@ -1,4 +1,4 @@
-"""`gossip local`: a swarm of processes on this machine, one line a node, and a table at the end."""
+"""`gossip local`: a swarm of processes on this machine, one line per node, and a table at the end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from node.observe.figures import columns_of
 
 __all__ = ["Screen", "ending_on_signals", "free_port", "run_local"]
 
-LINE_PERIOD_S = 10.0  # where there is no terminal to rewrite: 360 lines an hour of each node
-PORT_TRIES = 3  # another program took the free port before our node did: rare once, never thrice
+LINE_PERIOD_S = 10.0  # Without a terminal to rewrite: 360 lines an hour per node.
+PORT_TRIES = 3  # Another program may take the free port before our node does: rare once, never three times.
 
 
 class Screen:
-    """One live line per node on stderr: rewritten on a terminal; elsewhere printed every 10 s where it is new."""
+    """One live line per node on stderr: rewritten on a terminal; elsewhere printed every 10 s if it is new."""
 
     def __init__(self, swarm: LocalSwarm) -> None:
         from rich.console import Console
@@ -36,7 +36,7 @@ class Screen:
         self._shown_s = float("-inf")
         self._shown: list[str] = []
         self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        # Prints go where stdout leads, which may be a file, so rich does not redirect them to the terminal.
+        # Scripts' output goes to stdout, perhaps a file, so rich must not redirect it to the terminal.
         live = partial(Live, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._live = live(console=self.console) if self.console.is_terminal else None
 
@@ -50,7 +50,7 @@ class Screen:
             self._live.stop()
 
     def show(self) -> None:
-        """Show how the nodes stand, if it is time to."""
+        """Show the state of the nodes, if that is due."""
         from rich.text import Text
 
         now_s = time.monotonic()
@@ -64,7 +64,7 @@ class Screen:
             self._shown_s, self._shown = now_s, news
 
     def say(self, sentence: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.console.print(sentence, soft_wrap=True)
 
     def print(self, line: str) -> None:
@@ -76,7 +76,7 @@ class Screen:
 
 
 def longer(line: str) -> str:
-    """The line, the same as long as a wait has not doubled: that alone is no news for a file."""
+    """Reduce a waiting time to its power of two, so that a log repeats the line only when the time has doubled."""
     return re.sub(r"(\d+) s so far", lambda waited: f"{int(waited[1]).bit_length()}", line)
 
 
@@ -114,13 +114,13 @@ def run_local(
 
 
 def watch(swarm: LocalSwarm, first: Child, port: int) -> bool:
-    """Show the swarm until it has ended; False when the first node found its port taken."""
-    told: set[int] = set()  # of whom it was said how they failed
+    """Show the swarm until it has ended; return False if the first node found its port taken."""
+    told: set[int] = set()  # Nodes whose failure has been reported.
     with Screen(swarm) as screen:
         while True:
             running = swarm.running
             for child, row in swarm.new_rows():
-                # Comings and goings of members are left out: every node would tell of every other.
+                # Skip membership changes, since every node reports every other one.
                 if "sentence" in row and row["event"] not in ("listening", "member"):
                     screen.say(f"node {child.number}: {row['sentence']}")
             printed = show_prints(swarm, screen)
@@ -147,15 +147,15 @@ def show_prints(swarm: LocalSwarm, screen: Screen) -> bool:
 
 
 def report(swarm: LocalSwarm) -> None:
-    """On stderr what went wrong, and a table."""
+    """Print failures and a table to stderr."""
     from rich.console import Console
     from rich.table import Table
 
     for child in swarm.children:
-        if child.code:  # all of it was shown when it happened, by now perhaps pages above
+        if child.code:  # All of it was shown when it happened, which may be pages above.
             for line in last_lines(child.err, 1):
                 print(f"node {child.number}: {line}", file=sys.stderr)
-    if not any(child.figures for child in swarm.children):  # a table of zeros would hide why
+    if not any(child.figures for child in swarm.children):  # A table of zeros would hide the reason.
         return
     table = Table("node", *columns_of({}), "exit code")
     for child in swarm.children:
@@ -165,7 +165,7 @@ def report(swarm: LocalSwarm) -> None:
 
 @contextlib.contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an orderly way out; further ones are ignored, since that way is bounded."""
+    """Turn SIGTERM and SIGHUP into an orderly exit, which is bounded in time; ignore further ones."""
 
     def leave(number: int, _frame: FrameType | None) -> NoReturn:
         for each in (signal.SIGTERM, signal.SIGHUP):
@@ -182,7 +182,7 @@ def ending_on_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def folder_of(log_dir: Path | None) -> Iterator[Path]:
-    """The folder for logs and outputs: the user's, or one that is deleted at the end."""
+    """Yield the folder for logs and outputs: the user's, or a temporary one."""
     if log_dir is None:
         with tempfile.TemporaryDirectory(prefix="gossip-") as folder:
             yield Path(folder)
@@ -195,14 +195,14 @@ def folder_of(log_dir: Path | None) -> Iterator[Path]:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listened on a moment ago."""
+    """Return a loopback port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port
 
 
 def was_taken(child: Child, port: int) -> bool:
-    """Whether another program has the port that this one was to listen on, or had it then, as the node says."""
+    """Return True if another program has the node's port, or had it according to the node."""
     return is_taken(port) or any("Cannot listen on" in line for line in last_lines(child.err, ERROR_LINES))
 
 

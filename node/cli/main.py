@@ -1,4 +1,4 @@
-"""What the `gossip` command does, once `gossip.__main__` has read its options."""
+"""The `gossip` command, after `gossip.__main__` has parsed its options."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from node.identity.keys import new_secret as make_secret
 __all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status", "top"]
 
 
-NODELESS_S = 15.0  # after its last import a script may read its data, and is told only that it has no Node yet
+# A script may still read its data for so long after its last import; then it is told that it has no Node yet.
+NODELESS_S = 15.0
 WITH_NODE = "Put 'with Node(model, optimizer) as node:' around its loop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """The options of `gossip run`. What is None is left to the environment, and to Node's own defaults."""
+    """The options of `gossip run`. None leaves a setting to the environment and to Node's defaults."""
 
     seeds: tuple[str, ...] = ()  # host:port, invites, or @file
     listen: str | None = None
@@ -45,22 +46,23 @@ class RunSettings:
     secret_file: Path | None = None
     insecure: bool = False
     state_dir: Path | None = None
-    must_join: float | None = None  # seconds
-    wait_for: int | None = None  # members
+    must_join: float | None = None  # Seconds.
+    wait_for: int | None = None  # Members.
     wait_s: float | None = None
     config: Path | None = None
     page: str | None = None  # host:port
-    on_fault: str | None = None  # restart, raise
+    on_fault: str | None = None  # restart or raise
     log: Path | None = None
     quiet: bool = False
 
 
 # -- gossip run --------------------------------------------------------------------------------------------------------
 def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
-    """Run a training script in this process with the settings in its environment; its exit code.
+    """Run a training script in this process with the settings in its environment; return its exit code.
 
-    Raises :class:`GossipError` (of ours before the script starts, or one that the script let through) and
-    :class:`SystemExit` (the script's own, or 143 after SIGTERM).
+    Raises:
+        GossipError: A setting is wrong, or the script let such an error through.
+        SystemExit: The script's own, or 143 after SIGTERM.
     """
     check_script(script)
     for name, value in environment_of(settings, os.environ).items():
@@ -76,7 +78,7 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second ^C ends what the interpreter still does, without a word
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # A second ^C silently ends what the interpreter still does.
         return 130
     except GossipError:
         raise
@@ -93,9 +95,9 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
 
 
 def put_first(folder: Path) -> None:
-    """Have the script's imports begin in its own folder, as Python does it.
+    """Put the script's folder first on the import path, as Python does.
 
-    The packages `gossip` and `node` are there already and stay ours; a file that they hide from the script is named.
+    The packages `gossip` and `node` are imported already and stay ours; warn of a file of the script that they hide.
     """
     if sys.flags.safe_path:
         sys.path.insert(0, str(folder))
@@ -111,7 +113,7 @@ def put_first(folder: Path) -> None:
 
 
 def tell_of_missing_node(script: Path, log: Path | None) -> None:
-    """Say once that a script runs without a Node: on stderr, and as a row of its log.
+    """Report once that a script runs without a Node: on stderr, and as a row of its log.
 
     It runs in a thread of its own. Imports may take minutes on a busy machine, so the time counts from the last moment
     at which the main thread was importing something.
@@ -145,19 +147,21 @@ def is_importing(thread: threading.Thread) -> bool:
 
 
 def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
-    """SIGTERM: unwind the script, so that `with Node` says LEFT. A second one ends the process at once. Where an import
-    catches what is raised here, the script ends as it begins to train."""
+    """Unwind the script on SIGTERM, so that `with Node` announces LEFT; a second one ends the process at once.
+
+    If an import catches the exception raised here, the script ends when it begins to train.
+    """
     leaving.ask()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise SystemExit(143)
 
 
 def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dict[str, str | None]:
-    """Changes to the variables that Node reads (None: unset), checked before the script spends minutes loading.
+    """Return changes to the variables that Node reads (None: unset), checked before the script loads for minutes.
 
-    Raises :class:`GossipError`, one sentence for each setting that cannot work.
+    Raises :class:`GossipError`, one sentence, for a setting that cannot work.
     """
-    from node.settings import Settings  # here: it brings trio
+    from node.settings import Settings  # Imported here, because it imports trio.
 
     changes: dict[str, str | None] = {}
     secret_file = settings.secret_file
@@ -173,7 +177,7 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
     if not settings.insecure and secret_file is None and (inherited := environment.get("GOSSIP_SECRET_FILE")):
         secret_file = Path(inherited)
     if settings.insecure:
-        changes |= {"GOSSIP_INSECURE": "1", "GOSSIP_SECRET_FILE": None}  # the option wins over an inherited secret
+        changes |= {"GOSSIP_INSECURE": "1", "GOSSIP_SECRET_FILE": None}  # The option wins over an inherited secret.
     elif secret_file is not None:
         changes |= {"GOSSIP_SECRET_FILE": str(secret_file.resolve()), "GOSSIP_INSECURE": None}
     if settings.listen:
@@ -199,16 +203,16 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
     if settings.log is not None:
         if not settings.log.resolve().parent.is_dir():
             raise ConfigError(f"The log's folder {settings.log.resolve().parent} does not exist: make it first.")
-        changes["GOSSIP_LOG"] = str(settings.log.resolve())  # absolute: scripts may change their directory
+        changes["GOSSIP_LOG"] = str(settings.log.resolve())  # Absolute, because scripts may change their directory.
     changes["GOSSIP_PROGRESS"] = "off" if settings.quiet else "line"
     after = {name: value for name, value in {**environment, **changes}.items() if value is not None}
-    Settings.gather(None, None, None, None, None, None, after)  # as Node will
+    Settings.gather(None, None, None, None, None, None, after)  # As Node will.
     return changes
 
 
 def resolve_seeds(texts: Sequence[str]) -> tuple[list[str], bytes | None]:
-    """Seeds as Node reads them, ``host:port``, ``host:port#id`` or ``@file``, and the secret if any was an invite."""
-    from node.transport.seeds import parse_seed, source_of  # here: it brings trio
+    """Return seeds as Node reads them (``host:port``, ``host:port#id`` or ``@file``), and an invite's secret."""
+    from node.transport.seeds import parse_seed, source_of  # Imported here, because it imports trio.
 
     seeds: list[str] = []
     secrets: set[bytes] = set()
@@ -234,15 +238,15 @@ def resolve_seeds(texts: Sequence[str]) -> tuple[list[str], bytes | None]:
 
 
 def keep_invited(secret: bytes, state_dir: Path | None) -> Path:
-    """Write an invite's secret where its owner alone can read it: the state directory, or one that goes with us."""
+    """Write an invite's secret, readable by its owner alone, into the state directory or a temporary one."""
     if state_dir is not None:
         return keep_secret(secret, state_dir)
     return keep_secret(secret, folder_of_this_process())
 
 
 def folder_of_this_process() -> Path:
-    """Make a temporary folder that its owner alone can read, and that goes with this process."""
-    folder = Path(tempfile.mkdtemp(prefix="gossip-"))  # mode 0700
+    """Create a temporary folder that its owner alone can read, and that is deleted with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="gossip-"))  # Created with mode 0700.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
@@ -253,7 +257,7 @@ def check_script(script: Path) -> None:
 
 
 def print_script_error(error: BaseException, script: str) -> None:
-    """The script's traceback as if Python had run it: without the frames of this command and of runpy."""
+    """Print the script's traceback as if Python had run it, without frames of this command and of runpy."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != script:
         frames = frames.tb_next
@@ -265,7 +269,7 @@ def local(
     script: Path, args: Sequence[str], *, nodes: int, threads: int, wait_for: int | None, wait_s: float | None,
     config: Path | None, log_dir: Path | None,
 ) -> int:  # fmt: skip
-    """A swarm of processes on this machine; the worst of their exit codes."""
+    """Run a swarm of processes on this machine; return the worst of their exit codes."""
     from node.cli.local import run_local
     from node.local import TOGETHER_S
 
@@ -279,7 +283,7 @@ def local(
 
 
 def demo(*, nodes: int, as_json: bool, limit_s: float, page: bool = False, opens: bool = False) -> int:
-    """The demonstration; 0 if every survivor and the newcomer learned the digits."""
+    """Run the demonstration; return 0 if every survivor and the newcomer learned the digits."""
     from node.cli.demo import run_demo
 
     return run_demo(nodes=nodes, as_json=as_json, limit_s=limit_s, page=page or opens, opens=opens)
@@ -287,8 +291,10 @@ def demo(*, nodes: int, as_json: bool, limit_s: float, page: bool = False, opens
 
 # -- gossip status, secret, invite -------------------------------------------------------------------------------------
 def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: float, everybody: bool = False) -> None:
-    """Print what a running node says of itself. Of those who left people see a count, unless they ask for
-    ``everybody``: a node knows them for a day. Programs get them all."""
+    """Print the status of a running node.
+
+    Members that left are only counted, unless ``everybody``, since a node remembers them for a day. JSON has them all.
+    """
     answer = ask(address, secret_file, timeout_s)
     if as_json:
         # A diverged loss travels as NaN, which JSON does not have.
@@ -317,9 +323,9 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
     if members.row_count:
         console.print(members)
     if left:
-        console.print(f"and {left:,} who left within a day; --all names them")
+        console.print(f"and {left:,} members that left within a day; --all names them")
     for name, heads in HEADINGS.items():
-        rows = answer["metrics"].get(name)  # of another version perhaps none
+        rows = answer["metrics"].get(name)  # Another version may have none.
         if rows:
             shown_rows = Table(*heads)
             for who, code, count in rows:
@@ -328,12 +334,12 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
 
 
 def short_name(who: str) -> str:
-    """Of an id as many digits as everywhere; others are addresses."""
+    """Shorten ids to 8 digits, as everywhere in the output; shorten addresses to 15 characters."""
     return who[:8] if from_hex(who) else who[:15]
 
 
 def top(address: str, *, secret_file: Path | None, timeout_s: float, every_s: float) -> int:
-    """A swarm in the terminal until ^C; once where there is no terminal."""
+    """Show a swarm in the terminal until ^C; only once where there is no terminal."""
     from node.cli.top import run_top
 
     return run_top(lambda: ask(address, secret_file, timeout_s), every_s)
@@ -359,14 +365,14 @@ def invite(address: str, *, secret_file: Path, timeout_s: float) -> None:
 def ask(address: str, secret_file: Path | None, timeout_s: float) -> dict[str, Any]:
     secret = None if secret_file is None else read_secret(secret_file)
     where = parse_address(address)
-    from node.observe.status import query  # here: it brings trio
+    from node.observe.status import query  # Imported here, because it imports trio.
 
     return query(where, secret, timeout_s)
 
 
 # -- gossip plan -------------------------------------------------------------------------------------------------------
 def links(addresses: Sequence[str], *, secret_file: Path | None) -> dict[str, Any]:
-    """The links among the nodes of a running swarm, as tables of a scenario's file."""
+    """Return the links among the nodes of a running swarm, as tables of a scenario's file."""
     from node.observe.links import asked, tables
 
     secret = None if secret_file is None else read_secret(secret_file)
@@ -374,7 +380,7 @@ def links(addresses: Sequence[str], *, secret_file: Path | None) -> dict[str, An
 
 
 def shown(value: Any) -> str:
-    """A figure for a person."""
+    """Return a figure as text for people."""
     match value:
         case None:
             return "-"

@@ -1,4 +1,4 @@
-"""`gossip top`: a swarm in the terminal, as one of its nodes tells it, anew every other second."""
+"""`gossip top`: a swarm in the terminal, as one of its nodes sees it, refreshed every two seconds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["picture_of", "run_top"]
 
-ROWS = 60  # members that are shown: a terminal is that high
+ROWS = 60  # Members shown: the height of a terminal.
 ORDER = {"alive": 0, "suspect": 1, "dead": 2, "left": 3}
 
 
 def run_top(ask: Callable[[], dict[str, Any]], every_s: float, console: Console | None = None) -> int:
-    """Show what ``ask`` answers until ^C; once where the output is no terminal. A node that does not answer any more
-    keeps its last picture, with how old it is. Raises LocalError where nobody answers the first time."""
+    """Show what ``ask`` answers until ^C; once where the output is no terminal.
+
+    When the node stops answering, its last picture stays, with its age. Raises LocalError if the first query fails.
+    """
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
@@ -49,7 +51,7 @@ def run_top(ask: Callable[[], dict[str, Any]], every_s: float, console: Console 
 
 
 def picture_of(answer: Mapping[str, Any], before: Mapping[str, Any] | None, passed_s: float) -> RenderableType:
-    """One answer of `gossip status`; rates where there is one before it."""
+    """Return one answer of `gossip status` as a table, with rates if there is an answer before it."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -78,7 +80,7 @@ def picture_of(answer: Mapping[str, Any], before: Mapping[str, Any] | None, pass
 
 
 def named(value: Any, noun: str) -> str:
-    """Return a count of another node with its noun; a dash where it says none."""
+    """Return another node's count with its noun; a dash if it sent none."""
     return quantity(value, noun) if type(value) is int else f"- {noun}s"
 
 

@@ -188,7 +188,7 @@ def test_of_those_who_left_the_status_has_a_count_and_names_them_when_asked(monk
         return capsys.readouterr().out
 
     shown, everybody = printed(), printed(everybody=True)
-    assert "and 3 who left within a day; --all names them" in shown
+    assert "and 3 members that left within a day; --all names them" in shown
     assert "fefefefe" in shown
     assert "10101010" not in shown
     assert "10101010" in everybody
