@@ -174,10 +174,9 @@ class KerasWeights(State):
 
 
 def fill(out: Floats, start: int, value: Any, begins: int) -> int:
-    """Copy the overlap of a variable, which begins at ``begins`` of the vector, with ``out``, which begins at
-    ``start``.
+    """Copy the overlap of a variable with ``out``; return the number of the variable's elements.
 
-    Returns the number of the variable's elements.
+    The variable begins at ``begins`` of the vector, and ``out`` at ``start``.
     """
     flat = keras.ops.convert_to_numpy(value).reshape(-1)
     low, high = max(begins, start), min(begins + flat.size, start + out.size)

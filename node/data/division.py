@@ -170,8 +170,9 @@ def of_rank(taken: I64, rank: int, ranks: int) -> I64:
 
 
 def owned(buckets: int, me: PeerId, members: Sequence[PeerId], salt: bytes) -> npt.NDArray[np.bool_]:
-    """Return the buckets that ``me`` owns, as (buckets,) bool: no rival has a higher weight, or an equal one and a
-    smaller id.
+    """Return the buckets that ``me`` owns, as (buckets,) bool.
+
+    It owns a bucket if no rival has a higher weight, or an equal one and a smaller id.
 
     Rivals are compared in blocks, and only buckets still held go on to the next block. After k rivals 1 / (k + 1) of
     the buckets are left, so blocks grow as the held buckets shrink, and a round costs at most ``buckets`` hashes. For

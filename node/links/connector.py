@@ -220,8 +220,11 @@ class Doors:
         return self.names.get(seed) or str(seed)
 
     def note_seed(self, address: Address, greeted: bool, failure: str, refused: RefusedError | None) -> None:
-        """Note the outcome of a dial to a seed. Nodes that start together do not listen at the same moment, so a seed
-        that does not answer is reported after a delay."""
+        """Note the outcome of a dial to a seed.
+
+        Nodes that start together do not listen at the same moment, so a seed that does not answer is reported after a
+        delay.
+        """
         if greeted or refused is not None:
             self.unanswered.discard(address)
         if greeted:
@@ -235,8 +238,7 @@ class Doors:
                 self.spawn(self.tell_unanswered, address)
 
     async def tell_unanswered(self, address: Address) -> None:
-        """Log why there is no link to a seed, if it still does not answer after half of ``join_timeout_s``; once per
-        cause.
+        """Log once per cause why a seed still does not answer after half of ``join_timeout_s``.
 
         A name with several addresses is reported only if none answers: they may be ::1 and 127.0.0.1, or nodes of which
         some are down.

@@ -137,8 +137,7 @@ class Greeter:
             raise RefusedError("layout", "")
 
     async def refuse(self, stream: ByteStream, reader: FrameReader, theirs: Hello, error: RemoteError) -> RefusedError:
-        """Send a Close with the reason (never the exception's own text), read the other side's, and name the
-        difference."""
+        """Send a Close with the reason, never the exception's own text; read the other side's; name the difference."""
         layout = self.layout
         sentence = {
             "version": f"this node speaks protocol {spoken(VERSION_MIN, VERSION_MAX)}, the other side "

@@ -77,8 +77,7 @@ class Lanes:
             bulk.let_go()
 
     def take(self) -> tuple[int, Bulk] | None:
-        """Return the vector of which a lane sends the next chunk, in rotation. The caller calls :meth:`put_down` after
-        it."""
+        """Return the vector whose chunk a lane sends next, in rotation; :meth:`put_down` must follow."""
         for session, behind in self.behind.items():
             if behind <= self.link.taken:
                 self.behind[session] = self.behind.pop(session)

@@ -53,8 +53,9 @@ class Figures:
         return self.tell({}, run, swarm_samples)
 
     def tell(self, figures: Mapping[str, Any], run: bytes, swarm_samples: int) -> bytes:
-        """Return the packed figures for our record; empty if there are none. A value that is not finite removes its
-        figure.
+        """Return the packed figures for our record; empty if there are none.
+
+        A value that is not finite removes its figure.
 
         Raises :class:`ConfigError` for a value that is no number, and for more than a record has room for.
         """

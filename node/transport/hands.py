@@ -54,8 +54,7 @@ class BlockingStream:
         return True
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Receive as :meth:`PlainStream.receive_into` does, but fill a large buffer completely if data comes fast
-        enough."""
+        """Receive like :meth:`PlainStream.receive_into`, but fill a large buffer whole if data comes fast enough."""
         flags = socket.MSG_WAITALL if len(buffer) >= WHOLE_BYTES else 0
         while True:
             try:

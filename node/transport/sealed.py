@@ -67,8 +67,7 @@ class Direction:
         self.records = 0
 
     def turn(self) -> tuple[AESGCM, bytes]:
-        """Return cipher and nonce for the next record. Keys are ratcheted: an old key cannot be computed from a later
-        one."""
+        """Return cipher and nonce for the next record. Keys are ratcheted: a later one does not reveal earlier ones."""
         if self.records and self.records % RECORDS_A_KEY == 0:
             self.key = HKDFExpand(algorithm=hashes.SHA256(), length=32, info=b"gossip sealed next").derive(self.key)
             self.cipher = AESGCM(self.key)

@@ -334,8 +334,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _load_leaf(context: ssl.SSLContext, identity: Identity, leaf: x509.Certificate) -> None:
-    """Load a leaf into a context. ``ssl`` takes keys from files only, so the file is encrypted with a throwaway
-    password."""
+    """Load a leaf into a context, from a file with a throwaway password, since ``ssl`` takes keys from files only."""
     password = secrets.token_bytes(32).hex()
     with tempfile.TemporaryDirectory(prefix="gossip-") as folder:  # Created with mode 0700.
         path = Path(folder, "leaf.pem")
