@@ -1,1 +1,1 @@
-"""Networks, machines that come and go, step times, members that lie."""
+"""Networks, links, churn and step times."""

@@ -1,4 +1,4 @@
-"""When each peer is up."""
+"""Churn: the times at which each peer is up."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from sim.seeds import generator
 
 __all__ = ["Churn", "Uptime", "churn_of"]
 
-SHORTEST_S = 1e-3  # Weibull times of a small shape come arbitrarily near 0, and time has to pass
+SHORTEST_S = 1e-3  # Weibull times of a small shape come arbitrarily near 0, and time must pass.
 COLUMNS = ("peer", "from_s", "until_s")
 
 
 class Uptime(NamedTuple):
-    """A peer is up from the one time to the other (math.inf: to the end), and says goodbye or does not; of a ``silent``
-    one its machine says nothing either."""
+    """A session of a peer, from one time to another (math.inf: to the end).
+
+    ``farewell``: it announces its end. ``silent``: its machine loses power, so that connections are not even reset.
+    """
 
     from_s: float
     until_s: float
@@ -34,14 +36,16 @@ class Uptime(NamedTuple):
 
 
 class Churn:
-    """Nobody comes or goes: each peer has one session. Others override :meth:`spans`."""
+    """No churn: each peer has one session. Subclasses override :meth:`spans`."""
 
     def __init__(self, seed: int, farewell: float = 0.0, silent: float = 0.0) -> None:
         self.seed, self.farewell, self.silent = seed, farewell, silent
 
     def sessions(self, name: str, index: int) -> Iterator[Uptime]:
-        """The sessions of one peer in the order of time, from the seed and its name alone (a trace knows its number).
-        They may never end: take as many as the run needs."""
+        """Yield the sessions of one peer in order of time, drawn from the seed and its name alone.
+
+        A trace identifies the peer by ``index``. The sequence may be endless: take as many as the run needs.
+        """
         rng, power = generator(self.seed, name, "farewell"), generator(self.seed, name, "power")
         for from_s, until_s in self.spans(name, index):
             ends = math.isfinite(until_s)
@@ -49,7 +53,7 @@ class Churn:
             yield Uptime(from_s, until_s, farewell, ends and not farewell and power.random() < self.silent)
 
     def spans(self, name: str, index: int) -> Iterator[tuple[float, float]]:
-        """From and until, seconds."""
+        """Yield the beginning and end of each session, in seconds."""
         yield 0.0, math.inf
 
 
@@ -65,8 +69,8 @@ class Renewal(Churn):
         rng = generator(self.seed, name, "churn")
         now = 0.0
         if self.start == "steady":
-            # At a random time of a process without beginning: up in proportion to the means, and what is left of the
-            # duration that is running is longer than a fresh one where long ones are rare (Distribution.residual).
+            # Start at a random time of a process without beginning. It is up in proportion to the means. The rest of
+            # the current duration is longer than a fresh one where long ones are rare (Distribution.residual).
             assert self.down is not None
             if rng.random() * (self.up.mean + self.down.mean) < self.up.mean:
                 ends = max(self.up.residual(rng), SHORTEST_S)
@@ -95,7 +99,7 @@ class Row:
 
 
 class Trace(Churn):
-    """Sessions that were written down."""
+    """Sessions read from a file."""
 
     def __init__(self, path: str, seed: int, peers: int, spec: ChurnSpec) -> None:
         super().__init__(seed, spec.farewell, spec.silent)
@@ -143,8 +147,11 @@ def rows_of(path: str, peers: int) -> Iterator[Row]:
 
 
 def churn_of(spec: ChurnSpec | None, seed: int, peers: int) -> Churn:
-    """The comings and goings that a scenario describes; None: everybody stays. A trace is read and checked here: raises
-    :class:`~gossip.errors.DataError` where it is missing, :class:`~gossip.errors.ConfigError` where it cannot be."""
+    """Return the churn that a scenario describes; with None all peers stay.
+
+    A trace is read and checked here. Raises :class:`~gossip.errors.DataError` if it is missing, and
+    :class:`~gossip.errors.ConfigError` if its contents are impossible.
+    """
     if spec is None:
         return Churn(seed)
     if spec.trace is not None:

@@ -1,4 +1,4 @@
-"""One direction of one TCP connection, as long as it lasts."""
+"""One direction of one TCP connection, for as long as it lasts."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from sim.seeds import GOLDEN, MASK, mixed
 
 __all__ = ["FIRST_SEGMENTS", "Line", "Met", "line_key"]
 
-FIRST_SEGMENTS = 10.0  # initial window, RFC 6928
-ODD = 0xD1B54A32D192ED03  # another multiplier than GOLDEN, so that a line and the one back differ
+FIRST_SEGMENTS = 10.0  # The initial window of RFC 6928.
+ODD = 0xD1B54A32D192ED03  # A multiplier other than GOLDEN, so that a line and its reverse differ.
 
 
 class Met(NamedTuple):
-    """What a stream that began on the line back found out about the one that is to come the other way."""
+    """The prediction for a stream, made when its counterpart began on the reverse line."""
 
-    at: float  # when it began
+    at: float  # When the counterpart began.
     segments: float
     delay_s: float
 
 
 class Line:
-    """``key``: 64 bits, of which all its draws are made, so that another line changes none of them. ``loss``: share of
-    packets."""
+    """The state of one direction of a connection.
+
+    ``key``: 64 bits that determine all its draws, so that another line changes none of them. ``loss``: the share of
+    lost packets.
+    """
 
     __slots__ = (
         "active_s", "back", "clear", "connections", "drawn", "flat_s", "free_at", "held", "key", "lanes", "log_arrives",
@@ -36,36 +39,37 @@ class Line:
         self.key, self.drawn = key, 0
         self.loss, self.log_arrives = loss, math.log1p(-loss)
         self.window = FIRST_SEGMENTS
-        self.threshold = math.inf  # cubic's slow start ends there, in segments
-        self.peak = 0.0  # cubic's window at its last loss; 0: there was none
-        self.active_s = -1.0  # of sending since cubic's window began to grow slowly; below 0: it has not yet
-        self.plateau = self.flat_s = self.reno = (
-            0.0  # where and when cubic's curve is flat; what Reno's window would be
-        )
+        self.threshold = math.inf  # The end of cubic's slow start, in segments.
+        self.peak = 0.0  # cubic's window at its last loss; 0: there was none.
+        self.active_s = -1.0  # Seconds of sending since cubic's slow growth began; below 0: it has not.
+        # Height and time of the flat part of cubic's curve, and the window that Reno would have.
+        self.plateau = self.flat_s = self.reno = 0.0
         self.met: Met | None = None
-        self.clear = -1  # segments that arrive until one is lost; below 0: not drawn yet
-        self.until_probe_s = -1.0  # of use until bbr's next PROBE_RTT; the same
-        self.queue_s = 0.0  # what others' packets wait at its sender while its latest stream is sent, on average
+        self.clear = -1  # Segments until the next loss; below 0: not drawn yet.
+        self.until_probe_s = -1.0  # Seconds of use until bbr's next PROBE_RTT; below 0: not drawn yet.
+        self.queue_s = 0.0  # The average delay at this sender for other packets while its latest stream is sent.
         self.used_at = now
-        self.free_at = now  # what is sent on it arrives no sooner: TCP keeps order
-        self.back: Line | None = None  # the other direction, of a link that is open
-        self.sent = self.sending_s = 0.0  # segments, and how long it took, as far as is needed to know that it is lossy
-        self.wide_at, self.connections = math.inf, 1  # from then on this is the first of so many
-        self.lanes: list[Line] = []  # the others
-        self.held: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []  # sent into a cut, with when
+        self.free_at = now  # Data sent on it arrives no earlier: TCP keeps order.
+        self.back: Line | None = None  # The reverse direction, of an open link.
+        self.sent = self.sending_s = 0.0  # Segments and their time, counted until the link is known to be lossy.
+        # The time from which striping applies, and the number of connections.
+        self.wide_at, self.connections = math.inf, 1
+        self.lanes: list[Line] = []  # The additional connections.
+        # Messages sent during a cut, with their times.
+        self.held: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
 
     @property
     def last_at(self) -> float:
-        """When something last went over this connection, in either direction."""
+        """Return when the connection was last used, in either direction."""
         back = self.back
         return self.free_at if back is None or back.free_at < self.free_at else back.free_at
 
     def draw(self) -> float:
-        """Above 0, below 1: a hash of a counter, to be had in any order."""
+        """Return a hash of a counter, above 0 and below 1, which is independent of other lines."""
         self.drawn += 1
         return ((mixed((self.key + self.drawn * GOLDEN) & MASK) >> 12) + 0.5) / (1 << 52)
 
 
 def line_key(sender: int, receiver: int, now: float) -> int:
-    """Of the line from one to the other that opens now, of keys that are theirs alone."""
+    """Return the key of the line from one peer to another that opens now; the arguments are the peers' own keys."""
     return (sender * GOLDEN ^ receiver * ODD) + int(now * 2**30) & MASK

@@ -1,4 +1,4 @@
-"""How long a message takes from one peer to another, how much each can carry, and what carries it."""
+"""The network: latency and rate between peers, and the transport."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ __all__ = ["NetworkModel", "has_tcp", "network_of"]
 
 @dataclass(frozen=True, slots=True)
 class NetworkModel:
-    """Every pair of peers alike. The swarm asks these methods alone, so that another network answers them differently:
-    ``sender`` and ``receiver`` are numbers of peers, in the order in which they were added.
+    """A network in which all pairs are alike, and the interface that the swarm uses.
 
-    Raises :class:`~gossip.errors.ConfigError` for numbers that no network has.
+    ``sender`` and ``receiver`` are numbers of peers, in the order in which they were added. Raises
+    :class:`~gossip.errors.ConfigError` for impossible numbers.
     """
 
-    latency_s: float = 0.02  # one way; 0: what is sent arrives at the same instant, after what was sent before
-    rate_bytes_s: float = 12.5e6  # of one peer, 100 Mbit/s each way; math.inf: streams take the latency alone
-    loss: float = 0.0  # of packets, where there is TCP; else of messages and of streams, which then never arrive
-    congestion: Congestion | None = None  # of TCP; None: there is none, and a rate is a rate from the first byte
-    tls: bool = False  # over TCP
-    weight: float = 1.0  # of a byte of a vector, where a small model stands for a large one
-    connections: int = 1  # of one link at most, where one does not fill its path
+    latency_s: float = 0.02  # One way; 0: messages arrive at the same instant, in order.
+    rate_bytes_s: float = 12.5e6  # Of one peer, 100 Mbit/s each way; math.inf: streams take the latency alone.
+    loss: float = 0.0  # The share of lost packets with TCP; without it, of messages and streams that never arrive.
+    # TCP's congestion control; None: no TCP, and the full rate from the first byte.
+    congestion: Congestion | None = None
+    tls: bool = False  # TLS over TCP.
+    weight: float = 1.0  # The weight of a vector's byte, where a small model stands for a large one.
+    connections: int = 1  # The most connections of one link, where one does not fill its path.
 
     def __post_init__(self) -> None:
         if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
@@ -50,47 +51,49 @@ class NetworkModel:
             raise ConfigError("tls needs a congestion control: it is spoken over TCP.")
 
     def bytes_of(self, encoded_bytes: int) -> int:
-        """What a link carries of a vector that is encoded in so many bytes."""
+        """Return the bytes on a link for a vector of so many encoded bytes."""
         return encoded_bytes if self.weight == 1.0 else max(1, round(self.weight * encoded_bytes))
 
     def add(self, name: str) -> None:
-        """A new peer, the next in number; its randomness comes from its name."""
+        """Add a peer, the next in number; its randomness comes from its name."""
 
     def latency(self, sender: int, receiver: int) -> float:
-        """Seconds from the one to the other. One pair's is the same at all times, or messages would overtake."""
+        """Return the latency in seconds. A pair's latency is constant, or messages would overtake each other."""
         return self.latency_s
 
     def loss_of(self, sender: int, receiver: int) -> float:
-        """The share of packets from the one to the other that are lost, where there is TCP."""
+        """Return the share of packets from one peer to the other that are lost, with TCP."""
         return self.loss
 
     @property
     def longest_s(self) -> float:
-        """The longest latency of any pair."""
+        """Return the longest latency of any pair."""
         return self.latency_s
 
     def up_bytes_s(self, peer: int) -> float:
-        """What this peer can send, all its streams together."""
+        """Return what this peer can send, over all its streams."""
         return self.rate_bytes_s
 
     def down_bytes_s(self, peer: int) -> float:
-        """What this peer can receive, all its streams together."""
+        """Return what this peer can receive, over all its streams."""
         return self.rate_bytes_s
 
     @property
     def transport(self) -> Transport | None:
-        """What TCP makes of its links."""
+        """Return the model of TCP, or None without TCP."""
         return None if self.congestion is None else Transport(self.congestion, self.tls, self.connections)
 
     def loses(self, rng: random.Random) -> bool:
-        """Whether this message or stream is lost for good, as none is over TCP: tests lose some to see that exchanges
-        survive it. ``rng`` is the sender's own."""
+        """Return True if this message or stream is lost for good, which TCP prevents.
+
+        Tests use it to check that exchanges survive losses. ``rng`` belongs to the sender.
+        """
         return self.congestion is None and self.loss > 0 and rng.random() < self.loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenNetwork(NetworkModel):
-    """Pairs alike, with another rate down than up (``rate_bytes_s``)."""
+    """A network of equal pairs, with different rates down and up (``rate_bytes_s``)."""
 
     down_rate_bytes_s: float = 12.5e6
 
@@ -100,13 +103,15 @@ class UnevenNetwork(NetworkModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairNetwork(UnevenNetwork):
-    """Each pair has the quantile that a hash of both peers' keys picks: nothing is kept for a pair, and 10,000 peers
-    have 50 million. Pairs are independent, unlike places on a globe: near A and near B does not mean A near B.
+    """A network in which a hash of both peers' keys picks each pair's quantile of latency.
+
+    Nothing is stored per pair, since 10,000 peers have 50 million. Pairs are independent, unlike places on a globe: if
+    A and B are near C, A need not be near B.
     """
 
     seed: int
-    table_s: list[float] = field(repr=False)  # TABLE quantiles, evenly spaced
-    keys: list[int] = field(default_factory=list, repr=False)  # 64 random bits a peer
+    table_s: list[float] = field(repr=False)  # TABLE quantiles, evenly spaced.
+    keys: list[int] = field(default_factory=list, repr=False)  # 64 random bits per peer.
 
     def add(self, name: str) -> None:
         self.keys.append(int.from_bytes(derive(self.seed, name, "latency")[:8], "little"))
@@ -122,11 +127,12 @@ class PairNetwork(UnevenNetwork):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionNetwork(PairNetwork):
-    """Each peer lives in a region; ``table_s`` is of pairs within one, where the matrix has nothing to say (0)."""
+    """A network of regions. ``table_s`` applies to pairs within one region, for which the matrix has 0."""
 
-    matrix_s: list[list[float]] = field(repr=False)  # (regions, regions), one way
-    regions: list[int] = field(default_factory=list, repr=False)  # of each peer
-    placed: Mapping[str, int] = field(default_factory=dict, repr=False)  # by name, who does not draw one
+    matrix_s: list[list[float]] = field(repr=False)  # (regions, regions), one way.
+    regions: list[int] = field(default_factory=list, repr=False)  # By peer.
+    # The regions of peers that do not draw one, by name.
+    placed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def add(self, name: str) -> None:
         PairNetwork.add(self, name)
@@ -145,12 +151,12 @@ class RegionNetwork(PairNetwork):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetNetwork(NetworkModel):
-    """Another network, in which some peers have rates, latency or loss of their own."""
+    """Another network, in which some peers have their own rates, latency or loss."""
 
     base: NetworkModel
-    fleet: Mapping[str, PeerSpec] = field(repr=False)  # by name
-    own: list[PeerSpec | None] = field(default_factory=list, repr=False)  # of each peer
-    further_s: list[float] = field(default_factory=list, repr=False)  # the same
+    fleet: Mapping[str, PeerSpec] = field(repr=False)  # By name.
+    own: list[PeerSpec | None] = field(default_factory=list, repr=False)  # By peer.
+    further_s: list[float] = field(default_factory=list, repr=False)  # Additional latency, by peer.
 
     def add(self, name: str) -> None:
         self.base.add(name)
@@ -187,9 +193,11 @@ def network_of(
     spec: NetworkSpec, seed: int, ideal: bool = False, fleet: Sequence[PeerSpec] = (), weight: float = 1.0,
     connections: int = 1,
 ) -> NetworkModel:  # fmt: skip
-    """The network that a scenario describes, without its cuts: those are events of the swarm. A perfect one has no
-    TCP, nor one that is said to have none; nor has that of an ``ideal`` membership, unless it loses packets: there
-    links are left out, and with them what they take."""
+    """Return the network that a scenario describes, without its cuts, which are events of the swarm.
+
+    It has no TCP if it is perfect or the scenario excludes TCP. An ``ideal`` membership without packet loss has no TCP
+    either, since it leaves out links and their delays.
+    """
     common: dict[str, Any] = {"loss": spec.loss, "weight": weight}
     if has_tcp(spec, ideal, fleet):
         common |= {"congestion": spec.congestion, "tls": spec.tls, "connections": connections}
@@ -200,7 +208,7 @@ def network_of(
 
 
 def has_tcp(spec: NetworkSpec, ideal: bool, fleet: Sequence[PeerSpec]) -> bool:
-    """Whether links are TCP's, for which :func:`network_of` says why."""
+    """Return True if links use TCP, by the rules of :func:`network_of`."""
     if spec.congestion is None:
         return False
     if ideal:
@@ -209,7 +217,7 @@ def has_tcp(spec: NetworkSpec, ideal: bool, fleet: Sequence[PeerSpec]) -> bool:
 
 
 def base_of(spec: NetworkSpec, seed: int, common: dict[str, Any], fleet: Mapping[str, PeerSpec]) -> NetworkModel:
-    """Without what is single peers' own, but for the regions in which they are."""
+    """Return the network without single peers' own properties, except their regions."""
     rate, latency = spec.rate_mbit_s, spec.latency
     rates: dict[str, Any] = {"rate_bytes_s": rate.up_bytes_s, "down_rate_bytes_s": rate.down_bytes_s}
     if latency.kind == "constant":
@@ -228,29 +236,28 @@ def base_of(spec: NetworkSpec, seed: int, common: dict[str, Any], fleet: Mapping
 
 
 TABLE_BITS = 12
-TABLE = (
-    1 << TABLE_BITS
-)  # steps of 0.03 ms in the middle half of the internet's, of 15 ms in its last hundredth; 128 KiB
+# Steps of 0.03 ms in the middle half of the internet's latencies, of 15 ms in the last hundredth; 128 KiB.
+TABLE = 1 << TABLE_BITS
 # Multiplicative hashing: the high bits of the product with 2**64 over the golden ratio (D. Knuth, The Art of Computer
 # Programming, volume 3, section 6.4). The keys are random, so one product is enough, and costs 0.1 us.
 GOLDEN = 0x9E3779B97F4A7C15
 SHIFT, MASK = 64 - TABLE_BITS, TABLE - 1
-SAME_REGION_RTT_MS = (0.25, 3.4)  # as worlds.toml says of the cloud's
+SAME_REGION_RTT_MS = (0.25, 3.4)  # The cloud's figures in worlds.toml.
 
 
 def pick(key: int) -> int:
-    """A place in the table for a pair's 64 bits."""
+    """Return the place in the table for a pair's 64 bits."""
     return (key * GOLDEN >> SHIFT) & MASK
 
 
 def quantiles_s(latency: Latency) -> NDArray[np.float64]:
-    """TABLE one-way latencies, seconds, at evenly spaced shares: a pair that picks one at random draws from it."""
+    """Return TABLE one-way latencies in seconds at evenly spaced shares; picking one at random draws from them."""
     shares = (np.arange(TABLE) + 0.5) / TABLE
     if latency.distribution is not None:
         return latency.distribution.quantiles(shares)
     if latency.kind == "matrix":
         low, high = SAME_REGION_RTT_MS
         return (low + shares * (high - low)) / 2e3
-    figures = world("quantiles_ms", latency.name, "name")  # p5, p25 ...: the share below is linear between them
+    figures = world("quantiles_ms", latency.name, "name")  # p5, p25 ...: between them the quantile function is linear.
     at_ms = np.interp(shares, [float(name[1:]) / 100 for name in figures], list(figures.values()))
     return np.asarray(at_ms, np.float64) / 1e3

@@ -1,4 +1,4 @@
-"""How long each training step of each peer takes."""
+"""The duration of each training step of each peer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sim.seeds import derive, generator
 
 __all__ = ["StepTimes"]
 
-SHORTEST_S = 1e-6  # distributions come arbitrarily near 0, and a run of such steps would not let time pass
-AHEAD = 64  # draws made at once: one call of numpy costs as much as fifty draws
+SHORTEST_S = 1e-6  # Distributions come arbitrarily near 0, and a run of such steps would stop time.
+AHEAD = 64  # Draws made at once: one call of numpy costs as much as fifty draws.
 
 
 class StepTimes:
@@ -26,7 +26,7 @@ class StepTimes:
         self.own = {name: each.step_s for name, each in by_name(fleet).items() if each.step_s is not None}
 
     def slowdown(self, name: str) -> float:
-        """1, or how many times as long a straggler's steps take."""
+        """Return the factor on a peer's step times: 1, or a straggler's slowdown."""
         stragglers = self.spec.stragglers
         if stragglers is None or name in self.own:
             return 1.0
@@ -34,8 +34,10 @@ class StepTimes:
         return stragglers.slowdown if drawn < stragglers.share else 1.0
 
     def durations(self, name: str) -> Callable[[int], NDArray[np.float64]]:
-        """A source of one peer's durations: each call gives the next so many, in seconds. How many are asked for at a
-        time changes none of them."""
+        """Return a source of one peer's durations: each call returns the next ``count``, in seconds.
+
+        The size of the requests changes no duration.
+        """
         spec, slowdown, step_s = self.spec, self.slowdown(name), self.own.get(name, self.spec.step_s)
         if spec.per == "step" and step_s.kind != "constant":
             return Drawn(step_s, slowdown, generator(self.seed, name, "steps"))
@@ -45,7 +47,7 @@ class StepTimes:
 
 
 class Drawn:
-    """Durations drawn anew for every step, some ahead."""
+    """Durations drawn for every step, in blocks."""
 
     def __init__(self, step_s: Distribution, slowdown: float, rng: np.random.Generator) -> None:
         self.step_s, self.slowdown, self.rng = step_s, slowdown, rng

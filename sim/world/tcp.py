@@ -1,22 +1,21 @@
-"""What TCP makes of a link: loss is delay, and a stream begins slowly.
+"""TCP on a link: loss is delay, and a stream begins slowly.
 
-Pure: a :class:`~sim.world.line.Line` is one direction of one connection, and :class:`Transport` says how much later
-than on a line without TCP something arrives on it. The figures are those of Linux: ten segments at first (RFC 6928),
-which grow 1.9-fold a round trip; a retransmission timeout of a round trip and 200 ms, doubled each time (RFC 6298, with
-Linux's minimum). What kernels did over emulated links lies beside ``benchmarks/tcp_model.py``, which compares.
+A :class:`~sim.world.line.Line` is one direction of one connection. :class:`Transport` computes how much later than
+without TCP data arrives on it. The constants are Linux's: ten segments at first (RFC 6928), growing 1.9-fold per round
+trip; a retransmission timeout of a round trip and 200 ms, doubled each time (RFC 6298, with Linux's minimum).
+Measurements of kernels over emulated links are next to ``benchmarks/tcp_model.py``, which compares.
 
-``cubic`` is what Linux begins with. It takes each loss for congestion: its window falls to 0.7 and grows by its curve,
-or by 0.53 segments a round trip where that is more (RFC 9438, section 4.3), which holds a long stream to ``segment /
-rtt * sqrt(3 / 2) / sqrt(loss)`` (Mathis et al., 1997, equation 3). After idling it begins slowly again. Where nothing
-is lost at random it fills the queue before the slowest link, and two streams that meet wait in each other's
-(:mod:`sim.world.cubic`).
-``bbr`` keeps its estimate of the rate over losses and idle times, and its queues short; loss costs it rounds in which
-its window does not grow while it looks for the rate, and every ten seconds of use it nearly stops for 200 ms to see the
-round trip (PROBE_RTT).
+``cubic`` is Linux's default. It takes each loss for congestion: its window falls to 0.7 and grows by its curve, or by
+0.53 segments a round trip where that is more (RFC 9438, section 4.3). That limits a long stream to ``segment / rtt *
+sqrt(3 / 2) / sqrt(loss)`` (Mathis et al., 1997, equation 3). After idling it begins slowly again. Without random losses
+it fills the queue before the slowest link, and two streams that meet wait in each other's (:mod:`sim.world.cubic`).
 
-What stands in a queue keeps other packets as well (``Line.queue_s``): messages that a sender has for others meanwhile.
+``bbr`` keeps its estimate of the rate over losses and idle times, and its queues short. While it looks for the rate, a
+round with a loss does not grow its window. Every ten seconds of use it nearly stops for 200 ms to measure the round
+trip (PROBE_RTT).
 
-Not modelled: queues that streams of several links share; acknowledgements that are lost.
+A queue also delays other packets (``Line.queue_s``): messages that a sender has for others meanwhile. Not modelled:
+queues that streams of several links share; lost acknowledgements.
 """
 
 from __future__ import annotations
@@ -33,28 +32,32 @@ from sim.world.line import FIRST_SEGMENTS, Line, Met
 
 __all__ = ["Back", "Passage", "Transport", "syn_again_s"]
 
-SEGMENT_BYTES = 1448  # of data in a packet of 1500 bytes, whose IP, TCP and timestamp headers take 52
+SEGMENT_BYTES = 1448  # Data in a packet of 1500 bytes, whose IP, TCP and timestamp headers take 52.
 PACKET_BYTES = 1500
-ACKNOWLEDGES = 1.0173  # packets' bytes while as much comes the other way: 52 bytes more for every second one
-TIMEOUT_S = 0.2  # the least that a retransmission timeout is longer than the round trip (Linux: TCP_RTO_MIN)
-LONGEST_TIMEOUT_S = 120.0  # TCP_RTO_MAX
-REORDERED = 1.25  # round trips until a gap that others follow is filled: a quarter is waited for reordering (RFC 8985)
-UNFOLLOWED = 3  # so many last segments have too few after them to show a gap; a probe after two round trips does
-PACED = 1.5  # of a window a round trip: as fast as bbr sends while it looks for the rate (2.89 of the rate before)
-# bbr lets two round trips of the rate be in flight, and three quanta of two segments: of what is more than one round
-# trip so much stands in the queue on average. At 50 ms and 20, 10 and 2 Mbit/s 19, 36 and 46 ms did (here 24, 26, 39).
+# Factor on packets' bytes with as much traffic the other way: 52 bytes more for every second one.
+ACKNOWLEDGES = 1.0173
+TIMEOUT_S = 0.2  # The least excess of a retransmission timeout over the round trip (Linux: TCP_RTO_MIN).
+LONGEST_TIMEOUT_S = 120.0  # TCP_RTO_MAX.
+REORDERED = 1.25  # Round trips until a gap that others follow is filled: a quarter allows for reordering (RFC 8985).
+UNFOLLOWED = 3  # So many last segments have too few after them to show a gap; a probe after two round trips does.
+PACED = 1.5  # Windows per round trip that bbr sends while it looks for the rate (2.89 of the rate before).
+# bbr lets two round trips of the rate be in flight, and three quanta of two segments. The part beyond one round trip
+# stands in the queue on average: at 50 ms and 20, 10 and 2 Mbit/s 19, 36 and 46 ms (here 24, 26, 39).
 STANDING, QUANTA = 0.45, 6
 PROBE_EVERY_S, PROBE_S = 10.0, 0.2
-# From one SYN to the next, while nobody answers: its timer goes off 2 % late (1.02, 2.04, 3.07, 4.09, 5.11, 7.13 s).
+# From one SYN to the next while nothing answers: the timer is 2 % late (1.02, 2.04, 3.07, 4.09, 5.11, 7.13 s).
 SYN_S, SYN_EVEN = 1.02, 5
-EPOCHS = 64  # from one loss to the next, drawn each by itself; what is left then goes at Mathis' rate
-QUEUE_S = 0.1  # what a home's router holds before a slow link, of its rate,
-LEAST_QUEUE_BYTES = 65_536  # and this much at least
+EPOCHS = 64  # Losses of one stream that are drawn singly; the rest goes at Mathis' rate.
+QUEUE_S = 0.1  # The queue of a home router before a slow link, in seconds at its rate.
+LEAST_QUEUE_BYTES = 65_536  # The least size of that queue.
 
 
 class Passage(NamedTuple):
-    """What TCP makes of one stream: it sends no faster than ``ceiling_bytes_s`` (of ``wire_bytes``), and its last byte
-    arrives ``delay_s`` later than at that rate, or at what else limits it."""
+    """TCP's effect on one stream.
+
+    It sends ``wire_bytes`` no faster than ``ceiling_bytes_s``. Its last byte arrives ``delay_s`` later than at that
+    rate, or at any other limit.
+    """
 
     wire_bytes: float
     ceiling_bytes_s: float
@@ -62,7 +65,7 @@ class Passage(NamedTuple):
 
 
 class Back(NamedTuple):
-    """The other direction of a line, on which as much comes the other way, and the wire bytes a second that it has."""
+    """The reverse direction of a line with as much traffic, and its rate in wire bytes per second."""
 
     line: Line
     rate: float
@@ -70,10 +73,10 @@ class Back(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How the lines of a network behave. ``tls``: a link's opening takes a round trip more. ``connections``: of one
-    link at most.
+    """The behaviour of a network's connections.
 
-    ``rate`` is what a stream could have at most, wire bytes a second, and ``rtt`` seconds there and back.
+    ``tls``: opening a link takes a round trip more. ``connections``: the most of one link. In the methods ``rate`` is
+    the most that a stream could have, in wire bytes per second, and ``rtt`` the round trip in seconds.
     """
 
     congestion: Congestion = "cubic"
@@ -81,11 +84,11 @@ class Transport:
     connections: int = 1
 
     def timeout_s(self, rtt: float) -> float:
-        """Until what was not acknowledged is sent again for the first time."""
+        """Return the time until unacknowledged data is first sent again."""
         return rtt + TIMEOUT_S
 
     def retransmitted_at(self, sent_at: float, now: float, rtt: float) -> float:
-        """When what was sent then, and has not been acknowledged since, is sent again next."""
+        """Return when data that was sent at ``sent_at`` and never acknowledged is sent again next."""
         at, timeout_s = sent_at, self.timeout_s(rtt)
         while at < now:
             at += timeout_s
@@ -93,15 +96,15 @@ class Transport:
         return at
 
     def gap(self, line: Line) -> int:
-        """How many segments arrive until one is lost."""
+        """Draw how many segments arrive until one is lost."""
         return int(math.log(line.draw()) / line.log_arrives)
 
     def late_s(self, line: Line, rtt: float) -> float:
-        """How much later a message of one segment arrives, for having been lost: it is never lost for good."""
+        """Return the delay of a message of one segment by losses: it is never lost for good."""
         return self.again_s(line, rtt) if self.lost(line) else 0.0
 
     def again_s(self, line: Line, rtt: float) -> float:
-        """A segment was lost that nothing follows: until one of those sent again arrives."""
+        """Return the delay of a lost segment that nothing follows, until a retransmission arrives."""
         waited_s, timeout_s = 0.0, self.timeout_s(rtt)
         line.clear = -1
         while True:
@@ -111,7 +114,7 @@ class Transport:
                 return waited_s
 
     def lost(self, line: Line) -> bool:
-        """Whether the next packet is."""
+        """Return True if the next packet is lost."""
         if not line.loss:
             return False
         if line.clear < 0:
@@ -122,7 +125,7 @@ class Transport:
     def stream(
         self, line: Line, size_bytes: float, rate: float, rtt: float, now: float, back: Back | None = None
     ) -> Passage:
-        """A stream of so many bytes begins on this line, and ``back`` says which one comes the other way."""
+        """Begin a stream on this line; ``back`` describes one in the other direction."""
         segments = max(1.0, size_bytes / SEGMENT_BYTES)
         packet_bytes = PACKET_BYTES * (1.0 if back is None else ACKNOWLEDGES)
         wire_bytes, at_s = segments * packet_bytes, rate / packet_bytes  # segments a second, at most
@@ -144,26 +147,28 @@ class Transport:
     def seconds(
         self, line: Line, size_bytes: float, rate: float, rtt: float, now: float, back: Back | None = None
     ) -> float:
-        """From the first byte sent to the last one there, for a stream that has this rate all the time."""
+        """Return the time from the first byte sent to the last one received, for a stream at a constant rate."""
         wire_bytes, ceiling, delay_s = self.stream(line, size_bytes, rate, rtt, now, back)
         return wire_bytes / min(rate, ceiling) + delay_s + rtt / 2
 
     # -- a window ------------------------------------------------------------------------------------------------
     def rest(self, line: Line, rtt: float, now: float) -> None:
-        """cubic begins slowly again; bbr keeps its estimate."""
+        """Restart slowly after idling with cubic; bbr keeps its estimate."""
         if self.congestion == "cubic":
             cubic.rest(line, int((now - line.used_at) / self.timeout_s(rtt)))
 
     def queued(
         self, line: Line, segments: float, at_s: float, rtt: float, now: float, back: Back | None, packet_bytes: float
     ) -> float:
-        """How much longer than at the full rate cubic takes where only queues lose something. Of two streams that meet
-        the one that begins first finds it out for both."""
+        """Return cubic's delay beyond the full rate where only queues lose packets.
+
+        Of two streams that meet, the one that begins first computes it for both.
+        """
         met, line.met = line.met, None
         if met is not None and met.segments == segments and now - met.at <= 2 * rtt:
             return met.delay_s
         if not rtt:
-            return 0.0  # an acknowledgement is there at once
+            return 0.0  # Acknowledgements arrive at once.
         lines, rates = [line], [at_s]
         if back is not None and back.line.used_at <= now:
             lines.append(back.line)
@@ -177,11 +182,14 @@ class Transport:
         return took_s[0] - segments / at_s
 
     def start(self, line: Line, segments: float, at_s: float, rtt: float) -> float:
-        """Seconds until bbr has sent all segments: a window a round trip while that is less than the rate. A round that
-        lost something lets the window as it is, the next one does not."""
+        """Return the seconds until bbr has sent all segments.
+
+        It sends a window per round trip while that is less than the rate. A round with a loss does not grow the window,
+        but the next one does.
+        """
         took_s, window, held, left = 0.0, line.window, False, segments
         line.queue_s = 0.0
-        full = at_s * rtt if rtt else 0.0  # a rate may be infinite
+        full = at_s * rtt if rtt else 0.0  # A rate may be infinite.
         while window < full:
             if left <= window:
                 line.window = window
@@ -197,7 +205,7 @@ class Transport:
         return took_s + full_s
 
     def lossy(self, line: Line, segments: float) -> bool:
-        """Whether one of so many is lost."""
+        """Return True if one of so many segments is lost."""
         if line.clear < 0:
             line.clear = self.gap(line)
         if line.clear >= segments:
@@ -207,8 +215,10 @@ class Transport:
         return True
 
     def lossy_s(self, lines: Sequence[Line], segments: float, at_s: float, rtt: float, now: float) -> float:
-        """Seconds until all segments are there that cubic has sent over these: of several each has its last chunk to
-        itself, and what is before it goes as they have room."""
+        """Return the seconds until all segments that cubic sends over these lines have arrived.
+
+        Each of several lines has its last chunk to itself; earlier chunks go to whichever has room.
+        """
         for line in lines:
             self.rest(line, rtt, now)
         if len(lines) == 1:
@@ -221,14 +231,16 @@ class Transport:
             rates = [1.0 / self.epochs(line, before, at_s / len(lines), rtt) for line in lines if before > 0]
             took_s = len(rates) / sum(rates) if rates else 0.0
             took_s += max(self.epochs(line, last, at_s / len(lines), rtt) for line in lines)
-            took_s = math.hypot(lanes.DEALT * took_s, segments / at_s)  # windows that fill the path wait in its queue
+            took_s = math.hypot(lanes.DEALT * took_s, segments / at_s)  # Windows that fill the path wait in its queue.
         for line in lines:
             line.used_at = now + took_s
         return took_s
 
     def epochs(self, line: Line, segments: float, at_s: float, rtt: float) -> float:
-        """Seconds until all segments are there that cubic has sent, from one loss to the next. Its window never holds
-        more than the rate carries."""
+        """Return the seconds until all of cubic's segments have arrived, computed from one loss to the next.
+
+        Its window never exceeds what the rate carries.
+        """
         took_s, left, recovers = 0.0, segments, False
         full = max(at_s * rtt, 2.0) if rtt else 2.0
         for _ in range(EPOCHS):
@@ -241,7 +253,7 @@ class Transport:
                 line.clear -= int(sent)
                 return took_s
             line.clear = self.gap(line)
-            flight = line.window  # what is sent until the loss is known
+            flight = line.window  # Segments sent until the loss is known.
             cubic.lost(line)
             line.window = line.threshold = max(2.0, float(int(BETA * flight)))
             if left < flight:
@@ -249,16 +261,19 @@ class Transport:
             took_s += max(flight / at_s, rtt)
             left -= flight
             recovers = True
-            if line.draw() < line.loss:  # what was sent again is lost too
+            if line.draw() < line.loss:  # The retransmission is lost too.
                 took_s += self.again_s(line, rtt)
-        return took_s + left * max(1 / at_s, rtt / math.sqrt(1.5 / line.loss))  # Mathis et al., equation 3
+        return took_s + left * max(1 / at_s, rtt / math.sqrt(1.5 / line.loss))  # Mathis et al., equation 3.
 
     def epoch(
         self, line: Line, segments: float, at_s: float, rtt: float, full: float, recovers: bool, loses: bool
     ) -> float:
-        """Seconds for so many segments until a loss: slow start up to the threshold, or until HyStart sees a queue of
-        its own, then the curve. ``recovers``: for a round the window does not grow, since what was lost before it
-        is sent again; ``loses``: the last of them is lost, and those before it in its round let the window grow."""
+        """Return the seconds for so many segments until a loss.
+
+        Slow start lasts up to the threshold, or until HyStart sees its own queue; then the curve follows. ``recovers``:
+        the window does not grow for one round, while lost segments are sent again. ``loses``: the last segment is lost,
+        and those before it in its round let the window grow.
+        """
         took_s, left = 0.0, segments
         if recovers and line.window < full:
             if left <= line.window:
@@ -285,21 +300,21 @@ class Transport:
         return took_s + left / at_s
 
     def tail_s(self, line: Line, segments: float, at_s: float, rtt: float) -> float:
-        """How much later the last byte is there for what is lost of the last window: only then nothing hides it."""
-        behind = self.gap(line)  # segments after the last that was lost
+        """Return the delay of the last byte by losses in the last window; earlier ones are hidden."""
+        behind = self.gap(line)  # Segments after the last one that was lost.
         return self.found_s(line, behind, segments, at_s, rtt) if behind < segments else 0.0
 
     def found_s(self, line: Line, behind: float, segments: float, at_s: float, rtt: float) -> float:
-        """A segment was lost that only so many follow: how much later it is there than the last of these."""
+        """Return how much later a lost segment arrives than the last of the ``behind`` segments that follow it."""
         if segments <= 1:
             return self.again_s(line, rtt)
         late_s = (2 * rtt if behind < UNFOLLOWED else REORDERED * rtt) - behind / at_s
-        if line.draw() < line.loss:  # it is lost again, and waits for the timeout
+        if line.draw() < line.loss:  # The retransmission is lost too, and waits for the timeout.
             late_s += self.again_s(line, rtt)
         return max(0.0, late_s)
 
     def probes_s(self, line: Line, took_s: float) -> float:
-        """bbr's PROBE_RTT: the time of its connections is not aligned, since no two began at once."""
+        """Return the time of bbr's PROBE_RTT phases, whose start is random: connections did not begin together."""
         if line.until_probe_s < 0:
             line.until_probe_s = PROBE_EVERY_S * line.draw()
         line.until_probe_s -= took_s
@@ -311,7 +326,10 @@ class Transport:
 
 
 def syn_again_s(tries: int) -> float:
-    """When a dial that was not answered knocks again, seconds after its first knock: after 1, 2, 3, 4, 5, 7, 11 ... of
-    the kernel's seconds, of which the first are even since Linux 6.5 (tcp_syn_linear_timeouts)."""
+    """Return when an unanswered dial sends its next SYN, in seconds after its first.
+
+    The kernel's intervals lead to 1, 2, 3, 4, 5, 7, 11 ... s; the first are even since Linux 6.5
+    (tcp_syn_linear_timeouts).
+    """
     even = min(tries + 1, SYN_EVEN)
     return SYN_S * (even + 2 * (2.0 ** (tries + 1 - even) - 1))
