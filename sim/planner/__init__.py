@@ -1,1 +1,1 @@
-"""Which settings suit these links: a few are played on them, and the cheapest that does is named."""
+"""The planner: it plays a few settings on given links, and recommends the cheapest that suffices."""

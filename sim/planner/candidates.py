@@ -1,4 +1,4 @@
-"""The settings that are tried: how often, how coarsely, how much at once, and with whom."""
+"""The candidate settings: how often, how coarsely, how much at once, and with which partners to mix."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["GIVEN", "Candidate", "candidates", "parse", "played"]
 GIVEN = "as given"
 MOST = 12
 TRIED = ("fp32", "bf16", "int8", "int4")
-LONGEST = 128  # steps that an exchange is taken to last: beyond it all mix as often as they can
+LONGEST = 128  # The most steps that an exchange is assumed to last: beyond it all mix as often as they can.
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """``changes``: what is said under ``[gossip]`` beside what the file says there; with a preset all that is."""
+    """A candidate. ``changes`` are keys of ``[gossip]`` on top of the file's; with a preset, all its keys."""
 
     name: str
     changes: Mapping[str, Any]
@@ -32,10 +32,16 @@ class Candidate:
 def candidates(
     scenario: Scenario, steps_of: Callable[[str], float], suited: Mapping[str, Any] | None = None
 ) -> list[Candidate]:
-    """What the file says, and up to eleven others around the pace that these links allow: no pair can mix more often
-    than an exchange takes, and who mixes much more rarely leaves the links idle. ``steps_of``: local steps that pass
-    while two whole vectors are exchanged with a codec. ``suited``: what all but the first begin with, a preset and what
-    the file says; without one they change what the file says."""
+    """Return the file's settings, and up to eleven others around the pace that these links allow.
+
+    No pair can mix more often than an exchange takes, and mixing much more rarely leaves the links idle.
+
+    Args:
+        scenario: The scenario to play.
+        steps_of: Returns the local steps that pass while two whole vectors are exchanged with a codec.
+        suited: What all candidates but the first begin with: a preset and the file's keys. Without it they change the
+            file's keys.
+    """
     every = {codec: paces(steps_of(codec)) for codec in TRIED}
     often, middle, rarely = ({codec: steps[which] for codec, steps in every.items()} for which in range(3))
     tried = [
@@ -51,7 +57,7 @@ def candidates(
         candidate = Candidate(one.name, {**(suited or {}), **one.changes})
         try:
             config = played(scenario, candidate).config
-        except ConfigError:  # it does not go with what the file says
+        except ConfigError:  # It does not go with the file's settings.
             continue
         if config not in seen and len(found) < MOST:
             found.append(candidate)
@@ -60,27 +66,27 @@ def candidates(
 
 
 def paces(steps: float) -> tuple[int, int, int]:
-    """Steps from one mix to the next, where an exchange takes so many: half of it, twice and eight times."""
+    """Return three intervals between mixes, in steps: half of what an exchange takes, twice and eight times that."""
     pace = 2 ** round(math.log2(min(max(steps, 1.0), LONGEST)))
     return max(1, pace // 2), 2 * pace, 8 * pace
 
 
 def paced(codec: str, every: Mapping[str, int], method: str = "", **changes: Any) -> Candidate:
-    """One with this codec that mixes every so many steps."""
+    """Return a candidate with this codec that mixes at the codec's interval."""
     steps = every[codec]
     name = f"{codec} every {steps}" + (f", {method}" if method else "")
     return Candidate(name, {"codec": codec, "mix_every_steps": steps} | changes)
 
 
 def played(scenario: Scenario, candidate: Candidate) -> Scenario:
-    """Return the scenario with its settings. Raises :class:`ConfigError`."""
+    """Return the scenario with a candidate's settings. Raises :class:`ConfigError`."""
     if "preset" in candidate.changes:
         return scenario.replace(gossip=dict(candidate.changes))
     return scenario.replace(**{f"gossip.{key}": value for key, value in candidate.changes.items()})
 
 
 def parse(text: str) -> Candidate:
-    """``"mix_every_steps=4 codec=int8"``. Raises :class:`ConfigError`."""
+    """Return the candidate in a text like ``"mix_every_steps=4 codec=int8"``. Raises :class:`ConfigError`."""
     known, changes = {field.name for field in dataclasses.fields(Config)}, dict[str, Any]()
     for word in text.split():
         key, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""What `gossip plan` does, once `gossip.__main__` has read its options."""
+"""The `gossip plan` command, after `gossip.__main__` has parsed its options."""
 
 from __future__ import annotations
 
@@ -34,9 +34,28 @@ def plan(
     quiet: bool = False,
     jobs: int | None = None,
 ) -> int:
-    """Try settings on the links of a file, or of a ``table`` as one would hold, ``jobs`` at once (None: as many as
-    there are cores), and say which to take; the exit code, 130 after ^C. ``more``: settings to try beside ours. Raises
-    as :func:`sim.cli.run`."""
+    """Play settings on the links of a file or table, and report which to take.
+
+    Args:
+        file: A scenario's file.
+        table: Its tables, instead of a file.
+        model_mb: The size of the model in MB of float32.
+        step_s: Seconds per step, in place of the file's.
+        nodes: Number of nodes, in place of the file's.
+        seed: The first seed, in place of the file's.
+        seeds: Number of seeds.
+        more: Further settings to try.
+        out: A file for the recommended settings.
+        as_json: Print JSON.
+        quiet: Show no progress.
+        jobs: Simulations at once; None: one per core.
+
+    Returns:
+        The exit code, 130 after ^C.
+
+    Raises:
+        GossipError: As :func:`sim.cli.run`.
+    """
     from sim.cli import results_of
     from sim.jobs import Assignment
     from sim.report.result import Result
@@ -68,7 +87,7 @@ def plan(
 
 
 def show(study: Study, out: Path | None) -> None:
-    """The table, what is advised, and the section."""
+    """Print the table, the advice, and the section."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""What came of the settings that were tried, and which of them to take: compared in pairs, seed by seed."""
+"""The evaluation of the candidates, compared in pairs, seed by seed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from sim.scenario.tables import toml_text
 
 __all__ = ["Study", "Tried"]
 
-POINT = 0.01  # of accuracy: what is as good as the best
-SHY = 0.02  # below what the best comes to at the end, the accuracy whose time is told
-NEVER = "–"  # noqa: RUF001  a dash, where it was not reached
+POINT = 0.01  # Accuracy that counts as equal to the best.
+SHY = 0.02  # The reported time is that of an accuracy so far below the best final one.
+NEVER = "–"  # noqa: RUF001  Shown where it was not reached.
 
 
 @dataclass(slots=True)
 class Tried:
-    """One candidate's runs: a figure of each seed."""
+    """One candidate's runs, with a figure for each seed."""
 
     candidate: Candidate
     accuracy: list[float] = field(default_factory=list)  # at the end, mean of the peers
@@ -61,22 +61,22 @@ class Tried:
 
     @property
     def mean(self) -> float:
-        """Accuracy at the end, of all seeds; one that came to no number is worth nothing."""
+        """Return the mean final accuracy over the seeds, counting NaN as 0."""
         return statistics.fmean(0.0 if math.isnan(each) else each for each in self.accuracy)
 
     def seconds_to(self, accuracy: float) -> float:
-        """Median over the seeds of when the mean accuracy was there; infinity where most runs never were."""
+        """Return the median over the seeds of the time to a mean accuracy; infinite if most runs never had it."""
         return statistics.median(first_at(*curve, accuracy) for curve in self.curves)
 
     def below(self, other: Tried) -> tuple[float, float]:
-        """How much less accurate than the other it is, paired by seed: mean, and its standard error (NaN of one)."""
+        """Return its deficit in accuracy to ``other``, paired by seed: mean and standard error (NaN for one)."""
         gaps = [theirs - ours for theirs, ours in zip(other.accuracy, self.accuracy, strict=True)]
         error = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
         return statistics.fmean(gaps), error
 
 
 class Study:
-    """Every candidate played with every seed; ``add`` notes what came of a run, and the rest is asked when all are."""
+    """All candidates with all seeds; the recommendation is available after :meth:`take`."""
 
     def __init__(self, world: World, tried: Sequence[Candidate], seeds: int) -> None:
         self.world, self.seeds = world, seeds
@@ -88,11 +88,11 @@ class Study:
                 self.runs.append((outcome, scenario.replace(seed=scenario.seed + count)))
 
     def take(self, results: dict[int, Result]) -> None:
-        """Of every run, by its number; the seeds of each candidate in their order."""
+        """Take the results by run number; each candidate gets its seeds in order."""
         for place, (outcome, _) in enumerate(self.runs):
             outcome.add(results[place])
         if all(math.isnan(each) for outcome in self.outcomes for each in outcome.accuracy):
-            raise LocalError("Nothing was learned by any of the settings: check the task and its optimizer.")
+            raise LocalError("None of the settings learned anything: check the task and its optimizer.")
 
     # -- what follows --------------------------------------------------------------------------------------------
     @property
@@ -101,7 +101,7 @@ class Study:
 
     @property
     def mixing(self) -> list[Tried]:
-        """Those in which nodes mixed at all while they were watched: of the others nothing follows for longer runs."""
+        """Return the candidates that mixed at all, since the others tell nothing about longer runs."""
         return [outcome for outcome in self.outcomes if sum(outcome.mixes) > 0] or self.outcomes
 
     @property
@@ -110,25 +110,25 @@ class Study:
 
     @property
     def choice(self) -> Tried:
-        """The one that sends least of those within a point of the best."""
+        """Return the candidate that sends least among the ones within a point of the best."""
         best = self.best
         good = [outcome for outcome in self.mixing if best.mean - outcome.mean <= POINT]
         return min(good, key=lambda outcome: statistics.fmean(outcome.sent))
 
     @property
     def target(self) -> float:
-        """The accuracy whose times are told, a whole per cent."""
+        """Return the accuracy whose times are reported, in whole per cent."""
         return math.floor(100 * (self.best.mean - SHY)) / 100
 
     @property
     def within(self) -> int:
-        """In how many seeds the choice is within a point of the best."""
+        """Return the number of seeds in which the choice is within a point of the best."""
         best, choice = self.best.accuracy, self.choice.accuracy
         return sum(top - own <= POINT for top, own in zip(best, choice, strict=True))
 
     @property
     def sentences(self) -> list[str]:
-        """What is advised, and how sure that is."""
+        """Return the recommendation and its certainty as sentences."""
         choice, best, given = self.choice, self.best, self.given
         length = duration_text(self.world.scenario.duration_s or 0.0)
         told = [f"Take {choice.label}: {share_text(choice.mean)} after {length}, {sending(choice)}."]
@@ -150,7 +150,7 @@ class Study:
 
     @property
     def deadlines(self) -> list[str]:
-        """Which preset the choice has its deadlines of, and why, where the file names none."""
+        """Return which preset the choice takes its deadlines from, and why, if the file names none."""
         world = self.world
         if not world.suited:
             return []
@@ -175,7 +175,7 @@ class Study:
 
     # -- tables --------------------------------------------------------------------------------------------------
     def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
-        """Heads and a row for each candidate, the most accurate first."""
+        """Return heads and a row for each candidate, the most accurate first."""
         heads = ["settings", "accuracy", f"to {100 * self.target:.0f} %", "sent/min", "exchange"]
         rows = list[tuple[str, ...]]()
         for outcome in sorted(self.outcomes, key=lambda one: -one.mean):
@@ -190,17 +190,17 @@ class Study:
         return heads, rows
 
     def settings(self) -> dict[str, Any]:
-        """What the choice says under ``[gossip]``, beside what was given."""
+        """Return the choice's section ``[gossip]``."""
         given, changes = self.world.scenario.to_mapping().get("gossip", {}), self.choice.candidate.changes
         return dict(changes) if "preset" in changes else {**given, **changes}
 
     def to_toml(self) -> str:
-        """A file for ``gossip run --config``."""
+        """Return the text of a file for ``gossip run --config``."""
         said = "".join(f"# {sentence}\n" for sentence in self.sentences)
         return said + toml_text({"gossip": self.settings()})
 
     def to_mapping(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the study as plain data for JSON."""
         world = self.world.scenario
         return {
             "name": world.name, "nodes": world.peers, "seeds": self.seeds, "model_mb": world.task.model_mb,
@@ -222,7 +222,7 @@ class Study:
 
 
 def first_at(seconds: Any, accuracies: Any, wanted: float) -> float:
-    """When a curve was there for the first time, between two of its points by a line; infinity for never."""
+    """Return when a curve first reached a value, interpolated linearly; infinity for never."""
     there = np.flatnonzero(accuracies >= wanted)
     if not len(there):
         return math.inf

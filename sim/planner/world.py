@@ -1,4 +1,4 @@
-"""The links and machines that a plan is for, and the stand-in that learns on them."""
+"""The links and machines of a plan, and the stand-in model that learns on them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ from sim.world.tcp import Back
 
 __all__ = ["World"]
 
-STEPS = 400  # of a peer: the stand-in learns for so long, or
-MIXES = 16.0  # as many as that many exchanges take, where links are slow,
-MOST_STEPS = 800  # and no longer: what is tried takes longer than anybody waits otherwise
-MOST_PEERS = 32  # whose pairs say what an exchange takes
-LEARNING_RATE = 0.1  # of SGD for so many STEPS; a longer run learns more slowly, so that it is about its whole length
+STEPS = 400  # Steps per peer that the stand-in learns.
+MIXES = 16.0  # On slow links it learns for as long as this number of exchanges takes.
+MOST_STEPS = 800  # It learns for at most this many steps, so that a plan ends in acceptable time.
+MOST_PEERS = 32  # Peers whose pairs determine how long an exchange takes.
+LEARNING_RATE = 0.1  # SGD's rate for STEPS steps; a longer run learns more slowly, so that all of it matters.
 TASK: dict[str, Any] = {"dataset": "digits", "model": "mlp", "partition": {"kind": "dirichlet", "alpha": 0.3}}
-FAST_S, FAST_BYTES_S = 1e-3, 1.2e9  # datacentre: a latency of at most so much, one way, and a rate of at least so much
-NEAR_S, NEAR_BYTES_S = 5e-3, 6e6  # the same of lan: twelve times the rate at which it gives a transfer up
-"""A perceptron of 4,810 parameters on handwritten digits, each peer with classes of its own: who mixes too rarely, or
-too coarsely, pays for it as a large model does."""
+"""A perceptron of 4,810 parameters on handwritten digits, where each peer has its own classes. Mixing too rarely or too
+coarsely costs accuracy, as with a large model."""
+FAST_S, FAST_BYTES_S = 1e-3, 1.2e9  # datacentre: at most this one-way latency, and at least this rate.
+# lan: the same limits; the rate is twelve times the one at which it gives a transfer up.
+NEAR_S, NEAR_BYTES_S = 5e-3, 6e6
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """``scenario`` has the task, links, machines and churn that all candidates share, and as ``gossip`` what they are
-    compared with. ``section``: what the file says under ``[gossip]``; a file that names no preset has candidates take
-    the one that suits its links."""
+    """The world of a plan.
+
+    ``scenario`` has the task, links, machines and churn that all candidates share, and as ``gossip`` the settings that
+    they are compared with. ``section`` is the file's ``[gossip]``. If it names no preset, candidates take the one that
+    suits the links.
+    """
 
     scenario: Scenario
     section: Mapping[str, Any] = field(default_factory=dict)
@@ -44,8 +48,11 @@ class World:
         cls, held: Mapping[str, Any], source: str, *, model_mb: float, step_s: float | None = None,
         nodes: int | None = None, seed: int | None = None,
     ) -> World:  # fmt: skip
-        """A scenario's tables, of which none must be there: what is left out is 8 nodes, a step of 0.1 s, and the
-        stand-in as the task. ``source``: what a sentence calls them. Raises :class:`ConfigError`."""
+        """Create the world from a scenario's tables, all of them optional.
+
+        The defaults are 8 nodes, a step of 0.1 s, and the stand-in as the task. ``source`` names the tables in error
+        messages. Raises :class:`ConfigError`.
+        """
         table = dict(held)
         for key in ("rounds", "fidelity", "attackers"):
             if key in table:
@@ -63,7 +70,7 @@ class World:
             table["seed"] = seed
         length_s = table.pop("duration_s", None)
         try:
-            # Candidates with other codecs or groups need the whole level, and all are compared at one.
+            # Candidates with other codecs or groups need the whole level, and all are compared at one level.
             ends = {"duration_s": 1.0 if length_s is None else length_s, "fidelity": "whole"}
             scenario = Scenario.from_mapping(table | ends)
         except ConfigError as error:
@@ -84,15 +91,18 @@ class World:
 
     @property
     def suited(self) -> dict[str, Any]:
-        """What a candidate's section begins with: {} where the file names a preset or a method, else the preset whose
-        deadlines suit the links, and what the file says."""
+        """Return the base of the candidates' section.
+
+        It is {} if the file names a preset or a method; otherwise the preset whose deadlines suit the links, with the
+        file's keys.
+        """
         if "preset" in self.section or "method" in self.section:
             return {}
         return {"preset": self.preset, **self.section}
 
     @property
     def links(self) -> tuple[float, float, float]:
-        """Latency one way (s), rate (bytes a second) and share of packets lost: medians over the pairs, both ways."""
+        """Return one-way latency (s), rate (bytes/s) and packet loss: medians over the pairs, both ways."""
         network = self.network()
         ways = [way for pair in self.pairs() for way in (pair, pair[::-1])]
         return (
@@ -103,14 +113,14 @@ class World:
 
     @property
     def preset(self) -> str:
-        """The preset of :class:`gossip.Config` whose deadlines suit these links."""
+        """Return the preset of :class:`gossip.Config` whose deadlines suit these links."""
         latency_s, rate_bytes_s, loss = self.links
         if loss or latency_s > NEAR_S or rate_bytes_s < NEAR_BYTES_S:
             return "wan"
         return "datacentre" if latency_s <= FAST_S and rate_bytes_s >= FAST_BYTES_S else "lan"
 
     def network(self) -> NetworkModel:
-        """The links between the peers."""
+        """Return the links between the peers."""
         scenario = self.scenario
         network = network_of(
             scenario.network, scenario.seed, fleet=scenario.fleet, connections=scenario.gossip.connections
@@ -120,12 +130,14 @@ class World:
         return network
 
     def pairs(self) -> list[tuple[int, int]]:
-        """The pairs that stand for all."""
+        """Return a sample of the pairs."""
         return [(a, b) for a in range(min(self.scenario.peers, MOST_PEERS)) for b in range(a)]
 
     def exchange_steps(self, codec: str) -> float:
-        """Local steps that pass while two whole vectors are exchanged with this codec: the median over the pairs, both
-        ways at once, without anything else on their links."""
+        """Return the local steps that pass while two whole vectors are exchanged with this codec.
+
+        It is the median over the pairs, both ways at once, with nothing else on their links.
+        """
         scenario, network = self.scenario, self.network()
         assert scenario.task.model_mb is not None
         size_bytes = get_codec(codec).encoded_bytes(round(1e6 * scenario.task.model_mb / 4))
@@ -134,7 +146,7 @@ class World:
 
 
 def pair_seconds(network: NetworkModel, a: int, b: int, size_bytes: float) -> float:
-    """Offer, answer and the slower of the two streams."""
+    """Return the time of the offer, the answer and the slower of the two streams."""
     latency_s, ways = network.latency(a, b), ((a, b), (b, a))
     there, back = (min(network.up_bytes_s(one), network.down_bytes_s(other)) for one, other in ways)
     if network.transport is None:

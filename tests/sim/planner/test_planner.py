@@ -191,7 +191,7 @@ def test_one_that_diverged_is_never_taken_and_all_of_them_are_a_sentence():
     assert study.choice is study.given
     assert json.dumps(study.to_mapping(), allow_nan=False)
     nobody = Study(world_of(**SLOW), [Candidate(GIVEN, {})], 1)
-    with pytest.raises(LocalError, match="Nothing was learned"):
+    with pytest.raises(LocalError, match="None of the settings learned"):
         nobody.take({0: Diverged(nobody.runs[0][1])})
 
 
