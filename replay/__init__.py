@@ -1,1 +1,1 @@
-"""Scenarios on emulated links: real processes, real TCP, and the simulator's prediction beside what they did."""
+"""Replays of scenarios: real processes and real TCP on emulated links, next to the simulator's prediction."""

@@ -1,4 +1,4 @@
-"""What `gossip replay` does, once `gossip.__main__` has read its options."""
+"""The `gossip replay` command, after `gossip.__main__` has parsed its options."""
 
 from __future__ import annotations
 
@@ -28,10 +28,23 @@ def replay(
     as_json: bool = False,
     quiet: bool = False,
 ) -> int:
-    """Predict and play scenarios one after the other; the exit code, 130 after ^C.
+    """Predict and play scenarios one after the other.
 
-    ``out``: a folder for a JSON file a scenario, each written as soon as it is done, and gaps.md with all of them.
-    Raises :class:`~gossip.errors.GossipError`; what cannot be played is found before anything is.
+    Args:
+        files: The scenarios' files.
+        seed: The first seed, in place of the files'.
+        seeds: Number of simulations.
+        runs: Number of real runs.
+        settings: Changed keys, as KEY=VALUE.
+        out: A folder for one JSON file per scenario, each written as soon as it is done, and gaps.md with all of them.
+        as_json: Print JSON.
+        quiet: Show no progress.
+
+    Returns:
+        The exit code, 130 after ^C.
+
+    Raises:
+        GossipError: A scenario cannot be played, which is checked before any starts, or a replay failed.
     """
     from replay.links import missing
     from replay.plan import Plan
@@ -66,7 +79,7 @@ def replay(
 
 
 def of(plan: Plan, seeds: int, runs: int, quiet: bool) -> Report:
-    """One scenario: so many predictions, and so many runs in real time, each with the next seed."""
+    """Replay one scenario: ``seeds`` predictions, and ``runs`` in real time, each with the next seed."""
     from replay.forks import in_processes
     from replay.play import play
     from replay.predict import predicted

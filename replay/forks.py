@@ -1,4 +1,4 @@
-"""Processes forked from one that has read torch already: it is read once, and its pages are shared."""
+"""Processes forked from one that has loaded torch already, so that its pages are shared."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Found = TypeVar("Found")
 
 
 def forks() -> ForkServerContext:
-    """Where processes come from."""
+    """Return the context that starts processes."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(READ_BEFORE)
     return context
 
 
 def in_processes(work: Callable[[Given], Found], todo: Sequence[Given], at_once: int) -> Iterator[Found]:
-    """What ``work`` makes of each, in their order; no process is left afterwards, whatever happens."""
+    """Yield the results of ``work`` in order. No process is left afterwards, whatever happens."""
     with ProcessPoolExecutor(at_once, forks(), initializer=leave_interrupts) as pool:
         try:
             yield from pool.map(work, todo)
         finally:
-            for process in multiprocessing.active_children():  # at ^C nobody waits for what is under way
+            for process in multiprocessing.active_children():  # At ^C do not wait for unfinished work.
                 process.terminate()
 
 
 def leave_interrupts() -> None:
-    """^C reaches every process of a terminal; the one that began the others ends them."""
+    """Ignore ^C, which reaches every process of a terminal; the parent ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

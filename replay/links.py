@@ -1,4 +1,4 @@
-"""Network namespaces joined by emulated links (``router.c``); sockets and processes inside them."""
+"""Emulated links: network namespaces joined by a router (``router.c``), with sockets and processes inside them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from gossip.errors import LocalError
 __all__ = ["MOST_NODES", "EmulatedLinks", "Stats", "missing"]
 
 SOURCE = Path(__file__).parent / "router.c"
-MOST_NODES = 32  # router.c's
+MOST_NODES = 32  # The limit of router.c.
 CLONE_NEWNET = 0x40000000
-DISTURBED = 0.05  # share of packets over 5 ms late above which a run says more of this machine than of the links
-QUEUE_MS = 100.0  # of each uplink and downlink
+DISTURBED = 0.05  # The share of packets over 5 ms late from which a run measures this machine, not the links.
+QUEUE_MS = 100.0  # The queue of each uplink and downlink.
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What the links have carried so far; ``nodes``: packets and bytes sent, packets and bytes received, of each."""
+    """The links' counters so far. ``nodes``: packets and bytes sent, packets and bytes received, of each."""
 
     delivered: int
-    late: int  # over 5 ms
+    late: int  # Over 5 ms.
     latest_ms: float
     lost: int
     full: int
@@ -39,12 +39,12 @@ class Stats:
     nodes: list[list[int]]
 
     def late_since(self, before: Stats) -> float:
-        """Share of the packets since then."""
+        """Return the share of late packets since ``before``."""
         return (self.late - before.late) / max(1, self.delivered - before.delivered)
 
 
 def missing() -> str:
-    """Why there can be no emulated links on this machine, and what would help; empty where there can."""
+    """Return why this machine cannot emulate links, and what would help; empty if it can."""
     if os.geteuid() != 0:
         return "emulated links need root, for network namespaces: run it with sudo."
     if not Path("/dev/net/tun").exists():
@@ -62,22 +62,22 @@ def missing() -> str:
 class EmulatedLinks:
     """``with EmulatedLinks(count) as links``: so many namespaces; node k's address is ``links.address(k)``.
 
-    All begin with 1 Gbit/s each way, no latency and no loss. What is changed holds for packets sent from then on. The
-    namespaces have no name and live in their processes alone: whatever ends this one, nothing is left of them. Raises
-    :class:`LocalError`, a sentence, where they cannot be made.
+    Initially all have 1 Gbit/s each way, no latency and no loss. Changes apply to packets sent from then on. The
+    namespaces have no name and live only in their processes, so nothing is left when this process ends. Raises
+    :class:`LocalError`, a sentence, if they cannot be made.
     """
 
     def __init__(self, count: int, seed: int = 1, queue_ms: float = QUEUE_MS) -> None:
         assert 1 <= count <= MOST_NODES, "router.c has no more"
         self.count, self.seed, self.queue_ms = count, seed, queue_ms
-        self.spaces: list[int] = []  # namespaces, as open files of this process
-        self.files: list[str] = []  # their paths, by which another process may open them
+        self.spaces: list[int] = []  # Namespaces, as open files of this process.
+        self.files: list[str] = []  # Their paths, by which another process may open them.
 
     def __enter__(self) -> Self:
         with tempfile.TemporaryDirectory(prefix="gossip-links-") as folder:
             program = Path(folder) / "router"
             run("gcc", "-O2", "-o", str(program), str(SOURCE))
-            # A session of its own: the scheduler divides a processor among sessions first (autogroup), and ours may be
+            # A session of its own: the scheduler first divides a processor among sessions (autogroup), and ours may be
             # full of training.
             self.process = subprocess.Popen(
                 [str(program), str(self.seed), str(self.queue_ms), str(self.count)], stdin=subprocess.PIPE,
@@ -95,7 +95,7 @@ class EmulatedLinks:
             for node in range(self.count):
                 self.ip(node, "link", "set", "lo", "up")
                 self.ip(node, "address", "add", f"{self.address(node)}/24", "dev", "eth0")
-                # The queue before the device holds whatever TCP puts there: the links drop, and nothing before them.
+                # The queue before the device holds all that TCP puts there, so that only the links drop packets.
                 self.ip(node, "link", "set", "eth0", "mtu", "1500", "txqueuelen", "10000", "up")
         except BaseException:
             self.close()
@@ -112,7 +112,7 @@ class EmulatedLinks:
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
-                with contextlib.suppress(OSError):  # what a dead router did not read any more
+                with contextlib.suppress(OSError):  # Input that a dead router did not read.
                     stream.close()
         for space in self.spaces:
             os.close(space)
@@ -128,23 +128,25 @@ class EmulatedLinks:
         self.tell(f"rate {node} {up_mbit_s!r} {down_mbit_s!r}")
 
     def latency(self, one: int, other: int, latency_s: float) -> None:
-        """One way, the same both ways."""
+        """Set the one-way latency, the same both ways."""
         self.tell(f"latency {one} {other} {1e3 * latency_s!r}")
 
     def loss(self, one: int, other: int, share: float) -> None:
-        """Of the packets, both ways."""
+        """Set the share of lost packets, both ways."""
         self.tell(f"loss {one} {other} {share!r}")
 
     def cut(self, one: int, other: int) -> None:
-        """Nothing passes, not even what is under way."""
+        """Let nothing pass, not even packets in flight."""
         self.tell(f"cut {one} {other}")
 
     def heal(self, one: int = -1, other: int = -1) -> None:
         self.tell(f"heal {one} {other}")
 
     def congestion(self, node: int, name: str) -> None:
-        """TCP's congestion control for every connection of this node, as a property of its route: a namespace may set
-        only those by sysctl that the host has opened to everybody, and its route any that the host has."""
+        """Set TCP's congestion control for all connections of this node, as a property of its route.
+
+        A namespace may set by sysctl only what the host allows everybody, but its route may name any that the host has.
+        """
         subnet = ["route", "replace", "10.78.0.0/24", "dev", "eth0", "src", self.address(node)]
         try:
             self.ip(node, *subnet, "congctl", name)
@@ -160,7 +162,7 @@ class EmulatedLinks:
     # -- inside ------------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def inside(self, node: int) -> Iterator[None]:
-        """Sockets that this thread makes meanwhile, and processes that it starts, are the node's."""
+        """Make sockets of this thread, and processes that it starts, belong to the node."""
         own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         try:
             enter(self.spaces[node])
@@ -172,7 +174,7 @@ class EmulatedLinks:
             os.close(own)
 
     def start(self, node: int, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """A process of the node, in a session of its own."""
+        """Start a process of the node, in a session of its own."""
         with self.inside(node):
             return subprocess.Popen(command, start_new_session=True, **options)
 
@@ -191,7 +193,7 @@ class EmulatedLinks:
             self.process.stdin.write(command + "\n")
             self.process.stdin.flush()
         except OSError:
-            pass  # and then it says nothing
+            pass  # The answer is then empty.
         if not (answer := self.line()):
             raise LocalError("The process of the emulated links was ended: run it again.")
         return answer

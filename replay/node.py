@@ -1,7 +1,7 @@
 """One node of a replay: a process that trains as the simulated peer of its number does, and keeps a diary.
 
-Its model is that peer's row of :class:`sim.learning.learners.Learners`: the same first weights, samples and batches,
-and the same arithmetic. A step takes what the scenario says by sleeping until it ends.
+Its model is that peer's row of :class:`sim.learning.learners.Learners`: the same initial weights, samples and batches,
+and the same arithmetic. Each step sleeps until the scenario's duration has passed.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from sim.world.step_times import StepTimes
 __all__ = ["Errand", "Go", "live"]
 
 PR_SET_PDEATHSIG = 1
-OVERTIME_S = 60.0  # after the run's end, for who was never told to go
-MOST_BYTES = 1 << 30  # of diaries, all models of all looks
+OVERTIME_S = 60.0  # Limit beyond the run's end, for a process that is never told to stop.
+MOST_BYTES = 1 << 30  # Of diaries, for all models of all looks.
 
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What a process is made for: one life of one node."""
+    """A process's task: one life of one node."""
 
     plan: Plan
     node: int
-    space: str  # the file of its network namespace
-    folder: Path  # of its diary
-    state: Path  # of its identity, the same in each of its lives
+    space: str  # The file of its network namespace.
+    folder: Path  # The folder of its diary.
+    state: Path  # The state directory with its identity, the same in each of its lives.
     secret: Path | None
     listen: str
 
@@ -55,13 +55,13 @@ class Errand:
 class Go:
     """The beginning of a life; times are of CLOCK_MONOTONIC, which all processes of a machine share."""
 
-    zero: float  # when the run began
+    zero: float  # The run's beginning.
     seeds: tuple[str, ...]
-    taken: int  # steps in earlier lives: batches go on behind them
+    taken: int  # Steps in earlier lives, after which its batches continue.
 
 
 class Diary:
-    """``diary.jsonl`` and ``vectors.f32``, a line for each vector: whole up to the moment of a kill."""
+    """``diary.jsonl`` and ``vectors.f32``, with a line for each vector: complete up to the moment of a kill."""
 
     def __init__(self, folder: Path, zero: float) -> None:
         self.zero = zero
@@ -73,7 +73,7 @@ class Diary:
 
 
 class Watched(Runtime):
-    """A node's driver with somebody who looks on."""
+    """A node's driver with an observer."""
 
     onlooker: Watch
     diary: Diary
@@ -95,9 +95,9 @@ class Watched(Runtime):
 
 
 def live(errand: Errand, parent: Connection) -> None:
-    """The process: makes all that takes long, says so, waits for its turn, and lives."""
-    os.setsid()  # a scheduling group of its own (autogroup)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who began the run ends it
+    """Run the process: prepare all that takes long, report that, wait for the start, and train."""
+    os.setsid()  # A scheduling group of its own (autogroup).
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent ends it.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     log = os.open(errand.folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -110,8 +110,8 @@ def live(errand: Errand, parent: Connection) -> None:
             del os.environ[name]
         os.environ["GOSSIP_PROGRESS"] = "off"
         if errand.secret is None:
-            os.environ["GOSSIP_INSECURE"] = "1"  # the links are ours alone
-        # A node asks for bbr, and root gets it everywhere: the choice is its route's, which has what the scenario says.
+            os.environ["GOSSIP_INSECURE"] = "1"  # The links are private.
+        # A node selects bbr, which root may always do. The scenario's choice is a property of the route instead.
         tcp.choose_bbr = lambda sock: None
         plan = errand.plan
         learners = Learners(plan.scenario.task, plan.names, plan.scenario.seed)
@@ -120,7 +120,7 @@ def live(errand: Errand, parent: Connection) -> None:
         with one_thread(), np.errstate(all="ignore"):
             train(errand, go, learners)
     except EOFError:
-        pass  # nobody is left to play for
+        pass  # The parent is gone.
     except SystemExit:
         raise
     except BaseException:
@@ -135,11 +135,11 @@ def train(errand: Errand, go: Go, learners: Learners) -> None:
     vector = learners.matrix[row]
     diary = Diary(errand.folder, go.zero)
     Watched.onlooker, Watched.diary = Watch(row), diary
-    vars(service)["Runtime"] = Watched  # in this process, which has one node
+    vars(service)["Runtime"] = Watched  # In this process, which has one node.
     durations = StepTimes(scenario.compute, scenario.seed, scenario.fleet).durations(plan.names[row])
     rows, counts = np.array([row]), np.array([1])
     began = time.monotonic()
-    alpha, beta = scenario.config.outer  # said, or a Node would take the outer step for vectors that nobody trains
+    alpha, beta = scenario.config.outer  # Set explicitly, or a Node would use the outer step of untrained vectors.
     peer = Node(
         {"model": vector}, config=replace(scenario.config, outer_momentum=alpha, outer_rate=beta), seeds=go.seeds,
         listen=errand.listen, secret=errand.secret, state_dir=errand.state,
@@ -153,7 +153,7 @@ def train(errand: Errand, go: Go, learners: Learners) -> None:
         while due < ends + OVERTIME_S:
             due += float(durations(1)[0])
             now = time.monotonic()
-            if now > due:  # what is lost is not made up for, as no machine would
+            if now > due:  # Lost time is not made up, as on any machine.
                 late_s += now - due
                 due = now
             else:

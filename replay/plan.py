@@ -1,4 +1,4 @@
-"""What of a scenario real processes play, and when: lives, links and cuts; what they cannot play is refused."""
+"""The plan of a replay: lives, links and cuts; what real processes cannot play is refused."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from sim.world.network import NetworkModel, network_of
 
 __all__ = ["Life", "Plan", "Separation"]
 
-LONGEST_S = 3_600.0  # real time passes
-MOST_LIVES = 64  # processes, each with torch in its memory
+LONGEST_S = 3_600.0  # Real time passes.
+MOST_LIVES = 64  # Processes, each with torch in its memory.
 TARGETS = (0.8, 0.9, 0.93, 0.95)
 PORT = 7700
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One node's time up: it ends with a goodbye, or as kill -9 ends it; a ``silent`` one's machine says nothing."""
+    """One node's session. It ends with a farewell, or as by kill -9; with ``silent`` its machine loses power."""
 
     node: int
     from_s: float
-    until_s: float  # math.inf: to the end
+    until_s: float  # math.inf: to the end.
     farewell: bool
     silent: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Separation:
-    """From one time to another nothing passes between these groups of nodes."""
+    """A cut: for some time nothing passes between these groups of nodes."""
 
     at_s: float
     until_s: float
     groups: tuple[tuple[int, ...], ...]
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Of nodes that do not see each other."""
+        """Return the separated pairs of nodes."""
         groups = self.groups
         return [(a, b) for i, one in enumerate(groups) for other in groups[i + 1 :] for a in one for b in other]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A scenario as processes play it; ``names[node]`` is what the simulator calls each."""
+    """A scenario as processes play it; ``names[node]`` is the simulator's name of each."""
 
     scenario: Scenario
     names: tuple[str, ...]
     duration_s: float
-    lives: tuple[Life, ...]  # in the order of their beginnings
+    lives: tuple[Life, ...]  # In the order of their beginnings.
     cuts: tuple[Separation, ...]
-    every_s: float  # between two looks at all models
+    every_s: float  # The interval between two looks at all models.
 
     @classmethod
     def of(cls, scenario: Scenario) -> Plan:
-        """Raises :class:`ConfigError`, a sentence that names the key, for what cannot be played."""
+        """Plan a scenario. Raises :class:`ConfigError`, a sentence that names the key, for what cannot be played."""
         check(scenario)
         assert scenario.duration_s is not None
         lives = tuple(lives_of(scenario))
@@ -74,11 +74,11 @@ class Plan:
 
     @property
     def targets(self) -> tuple[float, ...]:
-        """Accuracies whose times are told."""
+        """Return the accuracies whose times are reported."""
         return TARGETS if self.scenario.trains else ()
 
     def network(self) -> NetworkModel:
-        """The simulator's own, so that each pair has the latency that it has there."""
+        """Return the simulator's own network, so that each pair has the same latency as there."""
         network = network_of(self.scenario.network, self.scenario.seed, fleet=self.scenario.fleet)
         for name in self.names:
             network.add(name)
@@ -126,7 +126,7 @@ def refused(key: str, why: str, most: str) -> ConfigError:
 
 
 def lives_of(scenario: Scenario) -> list[Life]:
-    """As sim.simulation starts and ends them."""
+    """Return the lives as sim.simulation starts and ends them."""
     assert scenario.duration_s is not None
     churn = churn_of(scenario.churn, scenario.seed, scenario.peers)
     lives = []
@@ -142,5 +142,5 @@ def lives_of(scenario: Scenario) -> list[Life]:
 
 
 def groups_of(peers: int, groups: int) -> tuple[tuple[int, ...], ...]:
-    """Neighbours by number, as sim.simulation cuts them."""
+    """Return groups of consecutive numbers, as sim.simulation cuts them."""
     return tuple(tuple(node for node in range(peers) if node * groups // peers == group) for group in range(groups))

@@ -1,4 +1,4 @@
-"""A scenario played by real processes on emulated links, once."""
+"""One play of a scenario by real processes on emulated links."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from sim.seeds import derive
 
 __all__ = ["play"]
 
-READY_S = 180.0  # for all processes to load torch and their data, on a busy machine
-LEAVE_S = 10.0  # after SIGTERM
-SEEDS = 3  # that who comes is told, as sim.simulation does
-LEAD_S = 0.2  # from "all are ready" to the beginning
+READY_S = 180.0  # Limit for all processes to load torch and their data, on a busy machine.
+LEAVE_S = 10.0  # After SIGTERM.
+SEEDS = 3  # The seeds that a newcomer gets, as in sim.simulation.
+LEAD_S = 0.2  # From "all are ready" to the beginning.
 
 
 @dataclass(slots=True)
@@ -53,8 +53,11 @@ class Body:
 
 
 def play(plan: Plan, say: Callable[[str], None]) -> Seen:
-    """Needs :func:`replay.links.missing` to say nothing. Raises :class:`LocalError` where a process ends that should
-    not. All processes are gone afterwards, whatever happens; ``say`` is told how far it is."""
+    """Play a scenario. :func:`replay.links.missing` must have returned nothing.
+
+    All processes are gone afterwards, whatever happens. ``say`` gets the progress. Raises :class:`LocalError` if a
+    process ends unexpectedly.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="gossip-replay-") as name,
         EmulatedLinks(len(plan.names), plan.scenario.seed) as links,
@@ -69,13 +72,13 @@ class Playing:
         self.plan, self.links, self.folder, self.say = plan, links, folder, say
         self.bodies: list[Body] = []
         self.now_up: dict[int, Body] = {}
-        self.dark: set[int] = set()  # nodes whose machines lost their power
+        self.dark: set[int] = set()  # Nodes whose machines lost power.
         self.split: set[tuple[int, int]] = set()
-        self.order: list[int] = []  # nodes as they first came
+        self.order: list[int] = []  # Nodes in the order of their first start.
         self.zero = 0.0
 
     def run(self) -> None:
-        """From the first process to the last: none is left, whatever happens."""
+        """Run from the first process to the last; none is left, whatever happens."""
         try:
             self.prepare()
             self.go()
@@ -84,7 +87,7 @@ class Playing:
 
     # -- before ------------------------------------------------------------------------------------------------------
     def prepare(self) -> None:
-        """Links as the scenario says, and a process for each life, all of them started before time begins to count."""
+        """Set up the scenario's links, and start a process for each life before the clock starts."""
         plan, links = self.plan, self.links
         network, spec = plan.network(), plan.scenario.network
         assert spec.congestion is not None, "a plan refuses it"
@@ -183,7 +186,7 @@ class Playing:
         self.connect()
 
     def connect(self) -> None:
-        """The cuts of the network, and those around machines without power."""
+        """Apply the cuts of the network, and the ones around machines without power."""
         self.links.heal()
         for one, other in self.split:
             self.links.cut(one, other)
@@ -232,7 +235,7 @@ class Playing:
 
 
 def read(body: Body) -> list[dict[str, Any]]:
-    """The lines of its diary that are whole."""
+    """Return the complete lines of a diary."""
     path = body.folder / "diary.jsonl"
     if not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""What the simulator says of a scenario, seen with the instruments of the real run."""
+"""The simulator's prediction, seen with the instruments of the real run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sim.threads import one_thread
 
 __all__ = ["predict", "predicted"]
 
-LOOK_S = 0.01  # how finely the time of a join is seen
+LOOK_S = 0.01  # The resolution of join times.
 
 
 def predict(plan: Plan) -> Seen:
-    """Play it in virtual time."""
+    """Play a scenario in virtual time."""
     with one_thread(), uncollected(), np.errstate(all="ignore"):
         simulation = Simulation(plan.scenario)
         if simulation.learners.parameters < simulation.learners.elements:
@@ -39,13 +39,13 @@ def predict(plan: Plan) -> Seen:
                 index = simulation.indices[life.node]
                 if index is not None and not swarm.hosts[index].gone and swarm.hosts[index].peer.ready:
                     waiting.remove(life)
-                    if life.from_s > 0:  # the first has nothing to join
+                    if life.from_s > 0:  # The first has nothing to join.
                         seen.joins.append(now - life.from_s)
                 elif now > life.until_s:
                     waiting.remove(life)
             if now >= due - 1e-9:
                 due += plan.every_s
-                swarm.run_until(now)  # and with it all steps up to now
+                swarm.run_until(now)  # With it, all steps up to now.
                 row = simulation.measures.row()
                 seen.accuracy.append((now, row["accuracy_mean"]))
                 seen.distance.append((now, row["consensus_distance"]))
@@ -61,7 +61,7 @@ def predict(plan: Plan) -> Seen:
 
 
 def predicted(plan: Plan) -> dict[str, float]:
-    """The figures of :func:`predict`."""
+    """Return the figures of :func:`predict`."""
     return predict(plan).figures()
 
 

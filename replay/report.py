@@ -1,4 +1,4 @@
-"""What the simulator predicted and what real processes did, side by side."""
+"""The comparison of the simulator's prediction with real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from replay.seen import Seen
 
 __all__ = ["Measure", "Report", "gap_table"]
 
-LATE_S_MINUTE = 1.0  # of training, above which a run says more of this machine than of the swarm
+# Seconds per minute by which training may fall behind; beyond it a run measures this machine, not the swarm.
+LATE_S_MINUTE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +32,21 @@ class Measure:
 
     @property
     def gap(self) -> float:
-        """How far the prediction lies from what happened, as a share of what happened."""
+        """Return the prediction's deviation as a share of the real value."""
         return (self.predicted - self.real) / self.real if self.real else math.nan
 
 
 @dataclass(slots=True)
 class Report:
-    """Of one scenario."""
+    """The report of one scenario."""
 
     name: str
-    predictions: list[dict[str, float]] = field(default_factory=list)  # a seed each
+    predictions: list[dict[str, float]] = field(default_factory=list)  # One per seed.
     runs: list[dict[str, float]] = field(default_factory=list)
-    disturbances: list[str] = field(default_factory=list)  # of each run; "" where there was none
+    disturbances: list[str] = field(default_factory=list)  # One per run; "" if it was undisturbed.
 
     def add_run(self, seen: Seen) -> str:
-        """Note a real run; returns why it does not count, or ""."""
+        """Record a real run; return why it does not count, or ""."""
         self.runs.append(seen.figures())
         self.disturbances.append(disturbance(seen))
         return self.disturbances[-1]
@@ -59,7 +60,7 @@ class Report:
         return [Measure(name, value, real.get(name, math.nan)) for name, value in predicted.items()]
 
     def lines(self) -> list[str]:
-        """The table for a terminal."""
+        """Return the table for a terminal."""
         counted = f"{len(self.counted)} of {quantity(len(self.runs), 'run')}"
         heads = ("", f"simulated ({quantity(len(self.predictions), 'seed')})", f"real ({counted})", "gap")
         cells = [heads, *((row.name, text(row.predicted), text(row.real), percent(row.gap)) for row in self.rows())]
@@ -74,7 +75,7 @@ class Report:
         return [self.name, *lines, *notes]
 
     def to_json(self) -> str:
-        """All of it, each run and seed by itself."""
+        """Return everything as JSON, with each run and seed."""
         rows = [
             {"figure": row.name, "simulated": row.predicted, "real": row.real, "gap": row.gap} for row in self.rows()
         ]
@@ -90,7 +91,7 @@ class Report:
 
 
 def disturbance(seen: Seen) -> str:
-    """Why a run tells of this machine and not of the swarm; "" where it does not."""
+    """Return why a run measures this machine instead of the swarm; "" if it does not."""
     if seen.late_packets > DISTURBED:
         return f"{seen.late_packets:.0%} of packets came over 5 ms late"
     if seen.late_s_minute > LATE_S_MINUTE:
@@ -99,7 +100,7 @@ def disturbance(seen: Seen) -> str:
 
 
 def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each figure over the runs that have it; nan unless most have."""
+    """Return the median of each figure over the runs that have it; nan unless most do."""
     found = {}
     for name in runs[0] if runs else ():
         values = [run[name] for run in runs if math.isfinite(run[name])]
@@ -108,7 +109,7 @@ def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def gap_table(reports: Sequence[Report]) -> str:
-    """Gaps of several scenarios as a table in Markdown: a row for each figure that any of them has on both sides."""
+    """Return the gaps of several scenarios as a Markdown table, with a row for each figure known on both sides."""
     names = list(dict.fromkeys(row.name for report in reports for row in report.rows()))
     lines = [f"| | {' | '.join(report.name for report in reports)} |", "|---" * (len(reports) + 1) + "|"]
     for name in names:

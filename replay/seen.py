@@ -1,4 +1,4 @@
-"""What was seen of a run, simulated or real, with the same instruments: a peer's effects, and rows of all models."""
+"""Observations of a run, simulated or real, by the same instruments: a peer's effects, and snapshots of all models."""
 
 from __future__ import annotations
 
@@ -30,26 +30,29 @@ __all__ = ["Change", "Seen", "Watch"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """At ``at_s`` one node held another to be in another state than before."""
+    """At ``at_s`` one node's view of another changed."""
 
     at_s: float
     observer: int
     subject: PeerId
-    state: str  # of MemberState
+    state: str  # A value of MemberState.
 
 
 class Watch:
-    """One peer's effects, as its driver performs them. The same for both drivers, so that a second of one is a second
-    of the other: an exchange lasts from the wish for its snapshot to the mix that both sides have committed to."""
+    """An observer of one peer's effects, as its driver performs them.
+
+    It is the same for both drivers, so that their seconds compare: an exchange lasts from the request for its snapshot
+    to the mix to which both sides have committed.
+    """
 
     WATCHED = (Snapshot, Rename, Transfer, Gather, Mix, Merge, Release, MemberChanged)
 
     def __init__(self, node: int) -> None:
         self.node = node
-        self.wished: dict[int, float] = {}  # by session; as many as the peer has under way
-        self.agreed: dict[int, float] = {}  # by session: when its streams began
-        self.mixes: list[tuple[float, float]] = []  # when, and how long the exchange took
-        self.streams: list[float] = []  # how long of that streams and commits took
+        self.wished: dict[int, float] = {}  # By session; as many as the peer has in progress.
+        self.agreed: dict[int, float] = {}  # By session: when its streams began.
+        self.mixes: list[tuple[float, float]] = []  # The time of a mix, and the duration of its exchange.
+        self.streams: list[float] = []  # The part of that taken by streams and commits.
         self.changes: list[Change] = []
 
     def see(self, effect: Effect, now: float) -> None:
@@ -77,23 +80,24 @@ class Watch:
 
 @dataclass(slots=True)
 class Seen:
-    """One run. Times are seconds since its beginning, virtual or real."""
+    """The observations of one run. Times are seconds since its beginning, virtual or real."""
 
     plan: Plan
-    mixes: list[tuple[float, float]] = field(default_factory=list)  # of all nodes: when, and seconds from the wish
-    streams: list[float] = field(default_factory=list)  # seconds from the agreement to the mix, of all nodes
+    # Of all nodes: the time, and the seconds from the request.
+    mixes: list[tuple[float, float]] = field(default_factory=list)
+    streams: list[float] = field(default_factory=list)  # Of all nodes: seconds from the agreement to the mix.
     changes: list[Change] = field(default_factory=list)
-    ids: dict[PeerId, int] = field(default_factory=dict)  # the number of each node
-    joins: list[float] = field(default_factory=list)  # seconds from a start to weights that are the swarm's
-    failed: int = 0  # exchanges that came to nothing, each side counting
-    sent_bytes: int = 0  # streams and messages of all nodes, without TCP's and TLS's own
-    accuracy: list[tuple[float, float]] = field(default_factory=list)  # mean over the nodes that hold weights
-    distance: list[tuple[float, float]] = field(default_factory=list)  # consensus distance
-    late_packets: float = 0.0  # share that came over 5 ms late
-    late_s_minute: float = 0.0  # by which the worst node's training fell behind, of each minute
+    ids: dict[PeerId, int] = field(default_factory=dict)  # The number of each node.
+    joins: list[float] = field(default_factory=list)  # Seconds from a start to the swarm's weights.
+    failed: int = 0  # Failed exchanges, counted by each side.
+    sent_bytes: int = 0  # Streams and messages of all nodes, without overhead of TCP and TLS.
+    accuracy: list[tuple[float, float]] = field(default_factory=list)  # Mean over the nodes that hold weights.
+    distance: list[tuple[float, float]] = field(default_factory=list)  # Consensus distance.
+    late_packets: float = 0.0  # The share of packets that came over 5 ms late.
+    late_s_minute: float = 0.0  # Seconds per minute by which the worst node's training fell behind.
 
     def figures(self) -> dict[str, float]:
-        """Every line of the report; nan where a run has nothing to say."""
+        """Return every line of the report; nan where a run has no value."""
         plan = self.plan
         seconds = np.array([took for _, took in self.mixes] or [np.nan])
         minutes = sum(min(life.until_s, plan.duration_s) - life.from_s for life in plan.lives) / 60
@@ -121,7 +125,7 @@ class Seen:
         return {name: float(value) for name, value in figures.items()}
 
     def deaths(self) -> list[float]:
-        """From each end without a goodbye until each of those that stayed held the node to be dead."""
+        """Return, for each end without a farewell, the time until each remaining node held the node to be dead."""
         found: list[float] = []
         for life in self.plan.lives:
             if life.farewell or life.until_s >= self.plan.duration_s:
@@ -139,9 +143,9 @@ class Seen:
         return found
 
     def healing(self, cut: Separation) -> float:
-        """Seconds from a cut's end until, of those who were up, nobody held anybody to be suspect or dead any more."""
+        """Return the seconds from a cut's end until no live node held another live node to be suspect or dead."""
         held: dict[tuple[int, int], str] = {}
-        whole_at = cut.until_s  # unless somebody is still held to be gone
+        whole_at = cut.until_s  # Unless a node is still held to be gone.
         for change in self.between_those_up():
             if change.at_s > cut.until_s and not self.apart(held, whole_at):
                 break
@@ -150,8 +154,10 @@ class Seen:
         return np.nan if self.apart(held, whole_at) else whole_at - cut.until_s
 
     def suspected(self, cut: Separation, healing_s: float) -> float:
-        """How often, between its healing and the next cut, somebody who was up was suspected: TCP leaves a link that
-        outlived the cut silent for as long again."""
+        """Return how often a live node was suspected between the healing of a cut and the next cut.
+
+        After a cut, TCP leaves a surviving link silent for as long again.
+        """
         later = [other.at_s for other in self.plan.cuts if other.at_s >= cut.until_s]
         until_s = min(later, default=self.plan.duration_s)
         found = [
@@ -161,7 +167,7 @@ class Seen:
         return np.nan if math.isnan(healing_s) else float(len(found))
 
     def between_those_up(self) -> list[Change]:
-        """Changes in the order of time, without those about or of nodes that were not up, or that are not known."""
+        """Return changes in order of time, only between known nodes that were up."""
         found = [
             change for change in self.changes
             if (subject := self.ids.get(change.subject)) is not None
@@ -170,7 +176,7 @@ class Seen:
         return sorted(found, key=lambda each: each.at_s)
 
     def apart(self, held: Mapping[tuple[int, int], str], at_s: float) -> bool:
-        """Whether somebody who is up holds somebody who is up to be suspect or dead."""
+        """Return True if a live node holds another live node to be suspect or dead."""
         return any(
             state in (MemberState.SUSPECT.value, MemberState.DEAD.value)
             and self.plan.up(observer, at_s) and self.plan.up(subject, at_s)
@@ -178,7 +184,7 @@ class Seen:
         )  # fmt: skip
 
     def rows(self, at_s: float, accuracies: Sequence[float], vectors: NDArray[np.float32]) -> None:
-        """Note all models (nodes, elements) at one time."""
+        """Record all models (nodes, elements) at one time."""
         if len(vectors):
             self.accuracy.append((at_s, float(np.mean(accuracies))))
             self.distance.append((at_s, spread(vectors, np.arange(len(vectors)))[1]))
