@@ -1,1 +1,1 @@
-"""What came of it: numbers, pictures, pages."""
+"""Reports of simulations: figures, pictures and pages."""

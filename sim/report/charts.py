@@ -1,4 +1,4 @@
-"""Panels as pictures: files, and SVG within a page. matplotlib is imported when something is drawn."""
+"""Charts: panels as picture files, and as SVG within a page. matplotlib is imported only when something is drawn."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SHADE: "shade"} | {
     light: f"s{number}" for number, (light, _) in enumerate(COLOURS)
 }
 
-PANEL_INCHES = (4.0, 2.6)  # at 72 points an inch; a phone shows it at about that size
+PANEL_INCHES = (4.0, 2.6)  # At 72 points an inch; a phone shows it at about that size.
 
 
 def require_matplotlib() -> None:
-    """Raises :class:`LocalError`, saying what to install, where matplotlib is missing."""
+    """Raise :class:`LocalError`, saying what to install, if matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
         raise LocalError("Reports are drawn with matplotlib, which is missing: pip install 'gossip-trainer[sim]'.")
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
 def draw(results: Sequence[Result], panel: Panel | None = None, *, key: bool = True) -> Figure:
-    """A figure of one panel, or of all of them with their titles. ``key``: say in it which curve is which."""
+    """Return a figure of one panel, or of all panels with their titles. With ``key`` it says which curve is which."""
     from matplotlib.figure import Figure
 
     with styled():
@@ -59,7 +59,7 @@ def draw(results: Sequence[Result], panel: Panel | None = None, *, key: bool = T
             figure = Figure(figsize=PANEL_INCHES, layout="constrained")
             axes = figure.subplots()
             paint(axes, panel, results)
-            if len(results) == 1:  # room for the key in every panel, so that those of a page stand in line
+            if len(results) == 1:  # Keep room for the key in every panel, so that the panels of a page align.
                 cast(Any, figure.get_layout_engine()).set(rect=(0, 0, 1, 0.93))
             if key and len(results) > 1:
                 figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
@@ -85,7 +85,7 @@ def draw(results: Sequence[Result], panel: Panel | None = None, *, key: bool = T
 
 
 def paint(axes: Axes, panel: Panel, results: Sequence[Result]) -> None:
-    """One panel onto axes, with the key above it where a single result has several curves."""
+    """Draw one panel onto axes, with the key above it if a single result has several curves."""
     from matplotlib.ticker import MaxNLocator
 
     several = len(results) > 1
@@ -99,12 +99,12 @@ def paint(axes: Axes, panel: Panel, results: Sequence[Result]) -> None:
         for cut in cuts(results):
             axes.axvspan(cut.at_s / divisor, min(cut.until_s, last_s) / divisor, color=SHADE, linewidth=0, zorder=0)
     if not several and len(axes.get_legend_handles_labels()[0]) > 1:
-        # Out of the layout: it may be wider than the axes, which would be narrowed to it.
+        # Keep it out of the layout: it may be wider than the axes, which would be narrowed to it.
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.98), ncols=4).set_in_layout(False)
 
 
 def alone(drawn: Callable[[Axes], None]) -> Figure:
-    """A figure of one panel that a function draws."""
+    """Return a figure of one panel that a function draws."""
     from matplotlib.figure import Figure
 
     with styled():
@@ -114,7 +114,7 @@ def alone(drawn: Callable[[Axes], None]) -> Figure:
 
 
 def side_by_side(pictures: Sequence[tuple[str, Callable[[Axes], None]]], labels: Sequence[str]) -> Figure:
-    """A figure of titled panels in a row, with a key where there is more than one label."""
+    """Return a figure of titled panels in a row, with a key if there is more than one label."""
     from matplotlib.figure import Figure
 
     with styled():
@@ -130,7 +130,7 @@ def side_by_side(pictures: Sequence[tuple[str, Callable[[Axes], None]]], labels:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture; the suffix says which kind (png, svg, pdf). Raises :class:`LocalError` if it cannot."""
+    """Write a picture of the kind that the suffix names (png, svg, pdf). Raises :class:`LocalError` if it cannot."""
     with styled():
         try:
             figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -140,24 +140,27 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def save_all(results: Sequence[Result], folder: Path) -> None:
-    """A PNG of each panel, named after it, and curves.png of them all."""
+    """Write a PNG of each panel, named after it, and curves.png with all of them."""
     save(draw(results), folder / "curves.png")
     for panel in panels_of(results):
         save(draw(results, panel), folder / f"{panel.name}.png")
 
 
 def svg_of(figure: Figure, label: str, *, themed: bool = True) -> str:
-    """A figure as an ``<svg>`` element. ``themed``: for a page that defines the colours as CSS variables, as
-    :mod:`sim.report.html` does; else they are those of a white page."""
+    """Return a figure as an ``<svg>`` element.
+
+    With ``themed`` its colours are the CSS variables that :mod:`sim.report.html` defines; otherwise they are those of a
+    white page.
+    """
     stream = io.StringIO()
     with styled():
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = stream.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="[^"]*"', "<g", text)  # axes_1 in every panel would be the same id many times over
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # axes_1 in every panel would repeat the same id.
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)  # the page's own typeface
+    text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)  # Use the page's own typeface.
     for colour, variable in VARIABLES.items() if themed else ():
         text = text.replace(colour, f"var(--{variable})")
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()  # type: ignore[union-attr]
@@ -168,7 +171,7 @@ def svg_of(figure: Figure, label: str, *, themed: bool = True) -> str:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The house's look, for as long as a figure is made or written; the user's own settings stay as they are."""
+    """Apply our style while a figure is made or written; the user's own settings stay as they are."""
     import matplotlib as mpl
 
     look: Any = {

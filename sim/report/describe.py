@@ -1,4 +1,4 @@
-"""A scenario in plain sentences, and what tells several apart."""
+"""A scenario in plain sentences, and the differences between several."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["differences", "in_words"]
 
 MODELS = {"linear": "a linear model", "mlp": "an MLP", "cnn": "a CNN", "gpt": "a small GPT"}
 WORLDS = {"internet": "the internet", "cloud": "a cloud"}
-FEW = 5  # peers that a sentence names
+FEW = 5  # Peers that a sentence names.
 
 DATASETS = {
     "digits": "digits", "fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "shakespeare": "Shakespeare's plays",
@@ -35,10 +35,10 @@ DATASETS = {
 
 
 def in_words(scenario: Scenario, played: Fidelity | None = None) -> str:
-    """Describe in a paragraph what is played; the scenario's file says it to the last figure.
+    """Describe the scenario in a paragraph; its file has every detail.
 
     Args:
-        scenario: What was to be played.
+        scenario: The scenario.
         played: The level that played it, if it has been played.
     """
     fidelity = played or fidelity_of(scenario)
@@ -93,7 +93,7 @@ def mixing(scenario: Scenario) -> str:
 
 
 def mixed(config: Config) -> str:
-    """What of the model, where that is not said by saying nothing."""
+    """Return which part of the model is mixed, unless it is the usual one."""
     kind, _, amount = config.part.partition(" ")
     if kind == "mask":
         return f" a random {100 * float(amount):g} % of its elements"
@@ -158,7 +158,7 @@ def network(scenario: Scenario) -> str:
 
 
 def unlike(scenario: Scenario) -> str:
-    """Who differs from the others."""
+    """Describe the peers that differ from the others."""
     own = [str(spec) for spec in scenario.fleet if spec.links or spec.step_s is not None or spec.region is not None]
     if not own:
         return ""
@@ -167,7 +167,7 @@ def unlike(scenario: Scenario) -> str:
 
 
 def carried(scenario: Scenario) -> str:
-    """What of links is modelled, and what is not."""
+    """Describe what of the links is modelled, and what is not."""
     spec, ideal = scenario.network, scenario.membership.mode == "ideal"
     if not has_tcp(spec, ideal, scenario.fleet):
         return "There is no TCP: a message takes the latency, and a stream its bytes over the rate from the first one."
@@ -237,7 +237,7 @@ def rate_text(mbit_s: float) -> str:
 
 
 def drawn(times: Distribution) -> str:
-    """A distribution of seconds as people speak of one."""
+    """Describe a distribution of seconds."""
     first, *others = times.parameters
     match times.kind:
         case "constant":
@@ -252,7 +252,7 @@ def drawn(times: Distribution) -> str:
 
 
 def differences(scenarios: Sequence[Scenario]) -> dict[str, list[str]]:
-    """Dotted keys in which scenarios differ, each with the value in every one of them; their names left out."""
+    """Return the dotted keys in which scenarios differ, except names, with the value in each scenario."""
     tables = [dict(flat(scenario)) for scenario in scenarios]
     keys = dict.fromkeys(key for table in tables for key in table)
     found = {key: [table.get(key, NOTHING) for table in tables] for key in keys if key != "name"}
@@ -260,7 +260,7 @@ def differences(scenarios: Sequence[Scenario]) -> dict[str, list[str]]:
 
 
 def flat(table: Any, above: str = "") -> Iterator[tuple[str, str]]:
-    """Every key of a scenario and of the tables in it, presets spelled out."""
+    """Yield every key of a scenario and of its tables, with presets spelled out."""
     for field in dataclasses.fields(table):
         value, key = getattr(table, field.name), above + field.name
         if dataclasses.is_dataclass(value) and type(value).__str__ is object.__str__:

@@ -1,7 +1,7 @@
 """Every figure of a simulation, each declared once.
 
 history.csv and the report's table of rows, summary.json, the closing table and docs/figures.md are made of these rows.
-A new figure is its row, and what the row reads in :mod:`sim.report.measures`.
+To add a figure, add its row here and compute what the row reads in :mod:`sim.report.measures`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "HISTORY", "SHOWN", "SUMMARY", "Column", "Total", "page"]
 
-ROUNDED = 1e-3  # thirds and elevenths of groups, summed: below it up to 10^10 of them
+ROUNDED = 1e-3  # Tolerance for sums of thirds and elevenths of groups: enough for up to 10^10 of them.
 HEAD = """
 ## Of a simulation
 
-A model is looked at as it is at the end of the step that its peer is in. At most 1,000 held-out samples are used (128
-windows of text). Where some attack, losses, accuracies and the consensus distance are of the honest peers alone.
+A model is evaluated as it is at the end of its peer's current step. At most 1,000 held-out samples are used (128
+windows of text). If some peers attack, losses, accuracies and the consensus distance are those of the honest peers.
 
 A row of **history.csv** (and of `result.history`); empty where unknown:
 
@@ -46,8 +46,10 @@ ALL = """
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A figure of one instant, nan where unknown; with a ``head`` it is in the report's table of rows, as ``text``
-    writes it."""
+    """A figure at one instant, nan where unknown.
+
+    If it has a ``head`` it is in the report's table of rows, formatted by ``text``.
+    """
 
     name: str
     meaning: str
@@ -66,68 +68,68 @@ class Total:
 
 
 HISTORY = (
-    Column("virtual_s", "when, in virtual seconds", lambda at: at.level.now, "virtual time", duration_text),
+    Column("virtual_s", "virtual time in seconds", lambda at: at.level.now, "virtual time", duration_text),
     Column("alive", "peers up", lambda at: at.level.alive, "alive", count_text),
-    Column("ready", "those of them that hold a run's weights and train", lambda at: at.level.ready),
+    Column("ready", "peers up that hold a run's weights and train", lambda at: at.level.ready),
     Column(
-        "steps", "so far, of all lives, divided by `peers`", lambda at: at.level.steps / at.scenario.peers
+        "steps", "steps so far, of all lives, divided by `peers`", lambda at: at.level.steps / at.scenario.peers
     ),
     Column(
-        "mixes", "so far, of all lives, divided by `peers`; each side of an exchange counts",
+        "mixes", "mixes so far, of all lives, divided by `peers`; each side of an exchange counts",
         lambda at: at.level.mixes / at.scenario.peers, "mixes", "{:.1f}".format,
     ),
     Column(
-        "loss_mean", "of the evaluated peers' own models on held-out samples: of cross-entropy in nats, else as "
-        "`task.loss` has it; for `averaging` half the mean square", lambda at: at.losses.mean(), "loss",
+        "loss_mean", "loss of the evaluated peers' models on held-out samples: cross-entropy in nats, or as "
+        "in `task.loss`; for `averaging` half the mean square", lambda at: at.losses.mean(), "loss",
     ),
-    Column("loss_min", "the least of them", lambda at: at.losses.min()),
-    Column("loss_max", "the greatest", lambda at: at.losses.max()),
+    Column("loss_min", "the least loss", lambda at: at.losses.min()),
+    Column("loss_max", "the greatest loss", lambda at: at.losses.max()),
     Column(
-        "accuracy_mean", "the same, 0 to 1; for text by predicted byte; empty where nothing is classified",
+        "accuracy_mean", "their accuracy, 0 to 1; for text per predicted byte; empty where nothing is classified",
         lambda at: at.accuracies.mean(), "accuracy", share_text,
     ),
-    Column("accuracy_min", "the least of them", lambda at: at.accuracies.min()),
-    Column("accuracy_max", "the greatest", lambda at: at.accuracies.max()),
-    Column("loss_average_model", "of the mean of all ready peers' weights", lambda at: at.average_loss),
+    Column("accuracy_min", "the least accuracy", lambda at: at.accuracies.min()),
+    Column("accuracy_max", "the greatest accuracy", lambda at: at.accuracies.max()),
+    Column("loss_average_model", "loss of the mean of all ready peers' weights", lambda at: at.average_loss),
     Column(
-        "accuracy_average_model", "the same, 0 to 1", lambda at: at.average_accuracy, "average model", share_text
+        "accuracy_average_model", "its accuracy, 0 to 1", lambda at: at.average_accuracy, "average model", share_text
     ),
-    Column("metric_mean", "of `task.metric`, the same as of the loss; empty without one", lambda at: at.metrics.mean()),
-    Column("metric_min", "the least of them", lambda at: at.metrics.min()),
-    Column("metric_max", "the greatest", lambda at: at.metrics.max()),
-    Column("metric_average_model", "of the mean of all ready peers' weights", lambda at: at.average_metric),
+    Column("metric_mean", "mean of `task.metric`, like the loss; empty without one", lambda at: at.metrics.mean()),
+    Column("metric_min", "the least metric", lambda at: at.metrics.min()),
+    Column("metric_max", "the greatest metric", lambda at: at.metrics.max()),
+    Column("metric_average_model", "metric of the mean of all ready peers' weights", lambda at: at.average_metric),
     Column(
         "consensus_distance", "sqrt(mean |x_i - mean|^2) over all ready peers", lambda at: at.distance,
         "consensus distance",
     ),
     Column(
-        "exchanges_done", "so far: pairs, groups or pushes, each counted once, where all its sides have mixed",
+        "exchanges_done", "exchanges so far: pairs, groups or pushes, each counted once all its sides have mixed",
         lambda at: math.floor(at.level.exchanges + ROUNDED),
     ),
     Column(
-        "exchanges_failed", "so far, as each peer counts them, so that both sides may count one",
+        "exchanges_failed", "failed exchanges so far, as each peer counts them; both sides may count one",
         lambda at: at.level.failed,
     ),
     Column(
-        "bytes_sent", "so far, by all: streams whole, and control messages estimated from every 61st",
+        "bytes_sent", "bytes so far, by all peers: streams in full, control messages estimated from every 61st",
         lambda at: at.level.bytes_sent, "sent", bytes_text,
     ),
     Column(
-        "exchange_s_median", "from the wish for a snapshot to the mix, over an even sample of all so far",
+        "exchange_s_median", "median time from the request for a snapshot to the mix, over an even sample",
         lambda at: np.median(at.exchange_s),
     ),
-    Column("exchange_s_p95", "the same, 95 % within", lambda at: np.percentile(at.exchange_s, 95)),
-    Column("events", "handled so far", lambda at: at.level.handled),
+    Column("exchange_s_p95", "the 95th percentile of the same", lambda at: np.percentile(at.exchange_s, 95)),
+    Column("events", "events handled so far", lambda at: at.level.handled),
 )  # fmt: skip
 COLUMNS = tuple(column.name for column in HISTORY)
-OF_ACCURACY = ("mean", "min", "max", "average_model")  # and of a metric
+OF_ACCURACY = ("mean", "min", "max", "average_model")  # The same keys apply to a metric.
 
 SUMMARY = (
-    Total("name", "of the scenario", lambda end: end.scenario.name),
-    Total("seed", "of the scenario", lambda end: end.scenario.seed),
-    Total("peers", "of the scenario", lambda end: end.scenario.peers),
-    Total("virtual_s", "when it ended", lambda end: end.last["virtual_s"]),
-    Total("events", "handled: messages, timers, boundaries, ends of streams", lambda end: int(end.last["events"])),
+    Total("name", "name of the scenario", lambda end: end.scenario.name),
+    Total("seed", "seed of the scenario", lambda end: end.scenario.seed),
+    Total("peers", "peers of the scenario", lambda end: end.scenario.peers),
+    Total("virtual_s", "virtual time of the end", lambda end: end.last["virtual_s"]),
+    Total("events", "handled events: messages, timers, boundaries, stream ends", lambda end: int(end.last["events"])),
     Total("node_updates", "mixes applied, each side counting", lambda end: end.level.mixes),
     Total("steps", "training steps of all peers", lambda end: end.level.steps),
     Total("loss", "`loss_mean` of the last row", lambda end: end.last["loss_mean"]),
@@ -146,15 +148,15 @@ SUMMARY = (
     Total("consensus_distance", "of the last row", lambda end: end.last["consensus_distance"]),
     Total("exchanges_done", "of the last row", lambda end: int(end.last["exchanges_done"])),
     Total("exchanges_failed", "of the last row", lambda end: int(end.last["exchanges_failed"])),
-    Total("refused", "what the honest peers that were up refused or cut off, by reason", lambda end: end.refused),
+    Total("refused", "refusals and clips by the honest peers that were up, by reason", lambda end: end.refused),
     Total("bytes_sent", "of the last row", lambda end: int(end.last["bytes_sent"])),
     Total("digest", "SHA-256 over the log of events and all final weights", lambda end: end.level.digest()),
-    Total("done", "how much of the run was played, 0 to 1", lambda end: end.done),
+    Total("done", "played share of the run, 0 to 1", lambda end: end.done),
     Total(
-        "wall_s", "real seconds of the run, evaluations included, building the swarm left out",
+        "wall_s", "real seconds of the run with evaluations, without building the swarm",
         lambda end: round(end.wall_s, 3),
     ),
-    Total("cpu_s", "processor seconds of the same", lambda end: round(end.cpu_s, 3)),
+    Total("cpu_s", "processor seconds of the run", lambda end: round(end.cpu_s, 3)),
     Total("setup_s", "processor seconds of building the swarm", lambda end: round(end.setup_s, 3)),
     Total(
         "updates_per_cpu_s", "`node_updates / cpu_s`",
@@ -165,7 +167,7 @@ SUMMARY = (
         "fidelity", "the level that played it: `whole`, message by message, or `exchange`, exchange by exchange",
         lambda end: end.fidelity.level,
     ),
-    Total("fidelity_reason", "why it was not the fast level; else empty", lambda end: end.fidelity.reason),
+    Total("fidelity_reason", "the reason if it was not the fast level; else empty", lambda end: end.fidelity.reason),
 )  # fmt: skip
 
 
@@ -174,12 +176,12 @@ def accuracy(one: Result, key: str) -> float:
 
 
 def learned(one: Result, text: str) -> str:
-    """Nothing, where nothing has an accuracy."""
+    """Return the text, or nothing if no model has an accuracy."""
     return "" if math.isnan(accuracy(one, "mean")) else text
 
 
 def measured(one: Result) -> str:
-    """The metric of the task, where it has one."""
+    """Return the task's metric as text, if it has one."""
     mean, low, high = (number(one.summary["metric"][key]) for key in OF_ACCURACY[:3])
     return "" if math.isnan(mean) else f"{figure_text(mean)} ({figure_text(low)} to {figure_text(high)})"
 
@@ -221,7 +223,7 @@ SHOWN: tuple[tuple[str, Callable[[Result], str]], ...] = (
 
 
 def page() -> str:
-    """The part of docs/figures.md that is about a simulation."""
+    """Return the part of docs/figures.md that is about a simulation."""
     tables = ((HEAD, HISTORY), (ALL, SUMMARY))
     cells = [(head, [(f"`{row.name}`", row.meaning.replace("|", "\\|")) for row in rows]) for head, rows in tables]
     return "".join(head + "".join(f"| {name} | {meaning} |\n" for name, meaning in rows) for head, rows in cells)

@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: figures, pictures and tables, in light and dark, at any width."""
+"""A self-contained HTML file: figures, pictures and tables, for light and dark themes and any width."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Headline", "details", "figures", "key", "page", "paragraph", "pictur
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One headline figure: what it is, the figure with its unit, and what else belongs to it."""
+    """A headline figure: its name, the figure with its unit, and a note."""
 
     what: str
     value: str
@@ -22,7 +22,7 @@ class Headline:
 
 
 def page(title: str, kind: str, parts: Iterable[str]) -> str:
-    """The whole file. ``kind`` stands small above the title; ``parts`` are made by the functions below."""
+    """Return the whole file. ``kind`` is shown small above the title; ``parts`` come from the functions below."""
     return PAGE.format(title=escape(title), kind=escape(kind), style=STYLE, body="\n".join(parts))
 
 
@@ -31,7 +31,7 @@ def paragraph(text: str, style: str = "lead") -> str:
 
 
 def figures(all_of_them: Iterable[Headline]) -> str:
-    """Headline figures, as many beside one another as there is room for."""
+    """Return headline figures, in as many columns as fit."""
     cells = (
         f"<div><dt>{escape(each.what)}</dt><dd>{words(each.value)}<small>{words(each.note)}</small></dd></div>"
         for each in all_of_them
@@ -40,7 +40,7 @@ def figures(all_of_them: Iterable[Headline]) -> str:
 
 
 def pictures(all_of_them: Iterable[tuple[str, str, str]]) -> str:
-    """Pictures as (title, caption, ``<svg>`` element)."""
+    """Return pictures, given as (title, caption, ``<svg>`` element)."""
     cells = (
         f"<figure><figcaption><h2>{escape(title)}</h2><p>{escape(caption)}</p></figcaption>{svg}</figure>"
         for title, caption, svg in all_of_them
@@ -49,7 +49,7 @@ def pictures(all_of_them: Iterable[tuple[str, str, str]]) -> str:
 
 
 def key(names: Sequence[str]) -> str:
-    """Which colour is which scenario; stays in sight while the pictures scroll."""
+    """Return the key of colours and scenarios, which stays visible while the pictures scroll."""
     items = "".join(f"<li>{swatch(number)}{escape(name)}</li>" for number, name in enumerate(names))
     return f'<ul class="key">{items}</ul>'
 
@@ -61,8 +61,10 @@ def swatch(number: int) -> str:
 
 
 def table(heads: Sequence[str], groups: Mapping[str, Iterable[Sequence[str]]], *, coloured: bool = False) -> str:
-    """A table of rows in groups, each group under its title. The first column names the row, the others hold figures.
-    ``coloured``: the other columns are scenarios."""
+    """Return a table of rows in groups, each group under its title.
+
+    The first column names the row, the others hold figures. With ``coloured`` the other columns are scenarios.
+    """
     first, *others = heads
     columns = "".join(
         f'<th scope="col">{swatch(number) if coloured else ""}{escape(head)}</th>' for number, head in enumerate(others)
@@ -84,18 +86,18 @@ def row(cells: Sequence[str]) -> str:
 
 
 def details(title: str, inside: str, *, preformatted: bool = False) -> str:
-    """What is folded away until somebody asks."""
+    """Return a folded section."""
     body = f"<pre>{escape(inside)}</pre>" if preformatted else inside
     return f"<details><summary>{escape(title)}</summary>{body}</details>"
 
 
 def colours(shade: int) -> str:
-    """The series' colours as CSS variables: 0 for the light page, 1 for the dark one."""
+    """Return the series' colours as CSS variables: 0 for the light page, 1 for the dark one."""
     return "".join(f" --s{number}: {pair[shade]};" for number, pair in enumerate(COLOURS))
 
 
 def words(text: str) -> str:
-    """Escaped, with figures kept on one line with their units."""
+    """Return escaped text in which numbers stay on one line with their units."""
     return escape(UNIT.sub("\N{NO-BREAK SPACE}", text))
 
 

@@ -1,4 +1,4 @@
-"""What can be said of a swarm at one instant: how well it has learned, how far apart its members are, what it cost."""
+"""Measurements of a swarm at one instant: learning, distance between members, and cost."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ BLOCK_ROWS = 256
 
 
 class Level(Protocol):
-    """A swarm under way, however closely it is played."""
+    """A running swarm at any level of detail."""
 
     def run_until(self, when: float) -> None:
-        """Let virtual time pass up to ``when``, seconds."""
+        """Advance virtual time to ``when``, seconds."""
 
     def settle(self) -> None:
-        """Every model is as it is at the end of the step that its peer is in."""
+        """Bring every model to the end of its peer's current step."""
 
     @property
     def now(self) -> float:
-        """Virtual seconds since the beginning."""
+        """Return virtual seconds since the beginning."""
 
     @property
     def handled(self) -> int:
-        """Events."""
+        """Return the number of events handled."""
 
     @property
     def alive(self) -> int:
-        """Peers up."""
+        """Return the number of peers up."""
 
     @property
     def ready(self) -> int:
-        """Those of them that hold a run's weights."""
+        """Return the number of peers up that hold a run's weights."""
 
     def honest(self) -> Rows:
-        """Those of them that do not attack, as rows of the learners' matrix."""
+        """Return the ready peers that do not attack, as rows of the learners' matrix."""
 
     @property
     def steps(self) -> int:
-        """Of all peers, as far as they have been counted."""
+        """Return the steps of all peers, as far as counted."""
 
     @property
     def interval_steps(self) -> int | None:
@@ -60,33 +60,36 @@ class Level(Protocol):
 
     @property
     def mixes(self) -> int:
-        """Applied, each side of an exchange counting."""
+        """Return the mixes applied, counting each side of an exchange."""
 
     @property
     def exchanges(self) -> float:
-        """The same, each side counting for its share."""
+        """Return the finished exchanges: the mixes, each counted by its side's share."""
 
     @property
     def failed(self) -> int:
-        """Exchanges, as each peer counts them."""
+        """Return the failed exchanges, as each peer counts them."""
 
     @property
     def bytes_sent(self) -> int: ...
 
     @property
     def durations_s(self) -> list[float]:
-        """Of an even sample of the exchanges, seconds."""
+        """Return the durations of an even sample of the exchanges, in seconds."""
 
     def refused(self) -> dict[str, int]:
-        """What the honest peers that are up now refused of others, and what they cut off ("clipped"), by reason."""
+        """Return how often the honest live peers refused vectors or clipped them ("clipped"), by reason."""
 
     def digest(self) -> str:
-        """SHA-256 of what happened and of all models, in hexadecimal."""
+        """Return the SHA-256 of all events and models, in hexadecimal."""
 
 
 class Look:
-    """A swarm at one instant. Models are looked at as they are at the end of the step that each peer is in. Where some
-    attack, losses, accuracies and the consensus distance are of the honest ones alone."""
+    """A swarm at one instant.
+
+    Models are evaluated as they are at the end of each peer's current step. If some peers attack, losses, accuracies
+    and the consensus distance are those of the honest ones.
+    """
 
     def __init__(self, level: Level, scenario: Scenario, learners: Learners) -> None:
         level.settle()
@@ -111,13 +114,13 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A run that is over, and what it took."""
+    """A finished run, and its cost."""
 
     level: Level
     scenario: Scenario
-    last: dict[str, float]  # row of the history
+    last: dict[str, float]  # A row of the history.
     fidelity: Fidelity
-    done: float  # of the run, 0 to 1
+    done: float  # The played share of the run, 0 to 1.
     wall_s: float
     cpu_s: float
     setup_s: float
@@ -125,12 +128,12 @@ class End:
 
     @property
     def refused(self) -> dict[str, int]:
-        """What was refused, in the order of the alphabet."""
+        """Return the refusals in alphabetical order."""
         return dict(sorted(self.level.refused().items()))
 
 
 class Measures:
-    """Rows of the history and the summary."""
+    """The rows of the history and the summary."""
 
     def __init__(self, level: Level, scenario: Scenario, learners: Learners) -> None:
         self.level, self.scenario, self.learners = level, scenario, learners
@@ -140,13 +143,13 @@ class Measures:
         return {column.name: float(column.of(look)) for column in HISTORY}
 
     def summary(self, last: dict[str, float], fidelity: Fidelity, **spent: float) -> dict[str, Any]:
-        """Return the figures of the end; ``spent`` as :class:`End` has them."""
+        """Return the figures of the end; ``spent`` are the costs as in :class:`End`."""
         end = End(self.level, self.scenario, last, fidelity, **spent)
         return {total.name: total.of(end) for total in SUMMARY}
 
 
 def spread(matrix: NDArray[np.float32], rows: Rows) -> tuple[NDArray[np.float32], float]:
-    """The mean of these rows, and the root of the mean square distance from it: the consensus distance."""
+    """Return the mean of these rows, and the root of their mean square distance from it: the consensus distance."""
     total = np.zeros(matrix.shape[1])
     blocks = [rows[start : start + BLOCK_ROWS] for start in range(0, len(rows), BLOCK_ROWS)]
     for block in blocks:

@@ -1,4 +1,4 @@
-"""The two reports: of one result, and of several side by side. What a page is made of is in :mod:`sim.report.html`."""
+"""The two reports: of one result, and of several side by side. :mod:`sim.report.html` has the elements of a page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sim.report.units import NOTHING, bytes_text, count_text, duration_text, fig
 
 __all__ = ["comparison", "report"]
 
-SHOWN_DIFFERENCES = 12  # of scenarios; more would push the curves off the first screen
+SHOWN_DIFFERENCES = 12  # Differing keys of scenarios; more would push the curves off the first screen.
 
 
 def report(result: Result) -> str:
-    """The page of one result."""
+    """Return the page of one result."""
     summary = result.summary
     parts = [
         page.paragraph(words.in_words(result.scenario, result.fidelity)),
@@ -35,7 +35,7 @@ def report(result: Result) -> str:
 
 
 def comparison(results: Sequence[Result]) -> str:
-    """The page of several results: the same panels with a colour for each, and a table."""
+    """Return the page of several results: the same panels with a colour for each, and a table."""
     names = [str(result.summary["name"]) for result in results]
     different = words.differences([result.scenario for result in results])
     keys = list(different)[:SHOWN_DIFFERENCES]
@@ -61,7 +61,7 @@ def shading(results: Sequence[Result]) -> str:
 
 
 def drawn(results: Sequence[Result]) -> list[tuple[str, str, str]]:
-    """Panels as (title, caption, svg)."""
+    """Return panels as (title, caption, svg)."""
     several = len(results) > 1
     return [
         (
@@ -74,7 +74,7 @@ def drawn(results: Sequence[Result]) -> list[tuple[str, str, str]]:
 
 
 def headline(result: Result) -> list[page.Headline]:
-    """The figures that people ask for first."""
+    """Return the headline figures."""
     summary, shown = result.summary, result.figures()
     accuracy, last = summary["accuracy"], result.history[-1] if result.history else {}
     made = []
@@ -99,7 +99,7 @@ def headline(result: Result) -> list[page.Headline]:
 
 
 def cost(result: Result) -> list[tuple[str, str]]:
-    """What it took to simulate."""
+    """Return the cost of the simulation."""
     summary = result.summary
     return [
         ("real time", duration_text(summary["wall_s"])),
@@ -113,7 +113,7 @@ def cost(result: Result) -> list[tuple[str, str]]:
 
 
 def rows_table(result: Result) -> str:
-    """The history, as much of it as people read."""
+    """Return the main columns of the history as a table."""
     shown = [column for column in HISTORY if column.head]
     rows = [tuple(column.text(row[column.name]) for column in shown) for row in result.history]
     return page.table([column.head for column in shown], {"": rows})

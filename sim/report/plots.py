@@ -1,6 +1,6 @@
-"""What is drawn of results: one small picture a question, each readable at a phone's width.
+"""The panels of a report: one small picture per question, each readable at a phone's width.
 
-matplotlib is imported by :mod:`sim.report.charts`, which makes the axes that are drawn on.
+:mod:`sim.report.charts` imports matplotlib and makes the axes that are drawn on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COLOURS", "DASHES", "GRID", "INK", "MUTED", "SHADE", "Panel", "cuts", "panels_of", "plain_ticks"]
 
-# (on white, on a dark page), each with a contrast of 3 or more to the page, and told apart with any kind of dichromacy:
-# CIELAB distances of at least 25 as seen with protanopia and deuteranopia, 19 with tritanopia (simulated after Machado,
-# Oliveira and Fernandes, 2009).
+# (on a white page, on a dark page): each has a contrast of 3 or more to the page. CIELAB distances are at least 25 with
+# protanopia and deuteranopia, and 19 with tritanopia (simulated after Machado, Oliveira and Fernandes, 2009).
 COLOURS = (
     ("#0067a9", "#4ea8e6"),
     ("#d55e00", "#f28e3c"),
@@ -35,29 +34,29 @@ COLOURS = (
     ("#783a05", "#e1e993"),
     ("#538eff", "#abe1ff"),
 )
-DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # from the seventh curve on
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # Used from the seventh curve on.
 INK, MUTED, GRID, SHADE = "#1f2328", "#59636e", "#dfe3e8", "#eceff3"
-WIDE = 20.0  # an axis over more than this ratio is logarithmic
+WIDE = 20.0  # An axis over more than this ratio is logarithmic.
 BINS = 32
-TICKS = 3  # on a logarithmic axis, at least, where that takes none but these digits
+TICKS = 3  # The least ticks on a logarithmic axis, before more digits are used.
 DIGITS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture: its name in file names, its title, what it shows in a sentence, and how it is drawn."""
+    """A picture: its name in file names, its title, its caption, and the function that draws it."""
 
     name: str
     title: str
     caption: str
     draw: Callable[[Axes, Sequence[Result]], None]
     about_time: bool = True
-    many: Callable[[Axes, Sequence[Result]], None] | None = None  # for several results, where that differs
+    many: Callable[[Axes, Sequence[Result]], None] | None = None  # For several results, if that differs.
     many_caption: str = ""
 
     def caption_for(self, results: Sequence[Result]) -> str:
-        """What these results show in it."""
+        """Return the caption for these results."""
         if self.name == "loss" and all(each.scenario.task.dataset == "averaging" for each in results):
             return "Half the mean square of the peers' vectors" + (
                 ", and of their average." if len(results) == 1 else "."
@@ -66,12 +65,12 @@ class Panel:
 
 
 def panels_of(results: Sequence[Result]) -> list[Panel]:
-    """The panels that have something to show: no accuracy for a task without one, no durations without exchanges."""
+    """Return the panels with data: no accuracy for a task without one, no durations without exchanges."""
     return [panel for panel in PANELS if panel.name not in UNLESS or any(UNLESS[panel.name](each) for each in results)]
 
 
 def cuts(results: Sequence[Result]) -> tuple[NetworkCut, ...]:
-    """When the network is cut, where that is the same for all of the results; shaded in the panels over time."""
+    """Return the network's cuts, if all results have the same; panels over time shade them."""
     first, *others = (each.scenario.network.partitions for each in results)
     return first if all(other == first for other in others) else ()
 
@@ -90,7 +89,7 @@ def times(result: Result, results: Sequence[Result]) -> Floats:
 
 
 def band(axes: Axes, results: Sequence[Result], kind: str, scale: float = 1.0) -> None:
-    """Mean over peers as a line, least to greatest as a band; of a single result the average model's line too."""
+    """Draw the mean over peers as a line, least to greatest as a band, and the average model of a single result."""
     for number, result in enumerate(results):
         at = times(result, results)
         low, mean, high = (scale * result.column(f"{kind}_{part}") for part in ("min", "mean", "max"))
@@ -115,7 +114,7 @@ def loss(axes: Axes, results: Sequence[Result]) -> None:
 
 
 def loss_label(scenarios: Sequence[Scenario]) -> str:
-    """With its unit, where one is known of all: of data of one's own only what the scenario says."""
+    """Return the label of the loss with its unit, if all scenarios have the same known one."""
     labels = set()
     for scenario in scenarios:
         task = scenario.task
@@ -151,8 +150,11 @@ def consensus(axes: Axes, results: Sequence[Result]) -> None:
 
 
 def distances(result: Result) -> Floats:
-    """The consensus distance where a logarithm shows it: a swarm that starts from one model begins at 0, or at what
-    rounding makes of that, which would press everything else into the top of the picture."""
+    """Return the consensus distance, without values that a logarithmic axis cannot show well.
+
+    A swarm that starts from one model begins at 0, or at the rounding error of that, which would press all else into
+    the top of the picture.
+    """
     distance = result.column("consensus_distance")
     greatest = positive(distance).max(initial=0.0)
     nothing = (distance <= 0) | ((result.column("virtual_s") == 0) & (distance < 1e-4 * greatest))
@@ -187,14 +189,14 @@ def traffic(axes: Axes, results: Sequence[Result]) -> None:
 
 
 def durations(axes: Axes, results: Sequence[Result]) -> None:
-    """A histogram, with the median and the 95th percentile marked."""
+    """Draw a histogram, with the median and the 95th percentile marked."""
     (result,) = results
     sample = positive(result.exchange_s)
     divisor, unit = time_axis(float(np.quantile(sample, 0.95)))
     sample = sample / divisor
     low, high = float(sample.min()), float(sample.max())
     wide = high > WIDE * low
-    if high - low < 1e-6 * high:  # all alike: one bar of some width
+    if high - low < 1e-6 * high:  # All are equal: draw one bar of some width.
         low, high = 0.9 * low, 1.1 * high
     edges = np.geomspace(low, high, BINS + 1) if wide else np.linspace(low, high, BINS + 1)
     shares = np.full(sample.size, 100.0 / sample.size)
@@ -212,7 +214,7 @@ def durations(axes: Axes, results: Sequence[Result]) -> None:
 
 
 def durations_of_many(axes: Axes, results: Sequence[Result]) -> None:
-    """The share of exchanges that took at most so long: lines, since bars would hide one another."""
+    """Draw cumulative shares of durations: lines, since bars would hide one another."""
     samples = [positive(each.exchange_s) for each in results]
     all_of_them = np.concatenate(samples)
     divisor, unit = time_axis(float(np.quantile(all_of_them, 0.95)))
@@ -220,7 +222,7 @@ def durations_of_many(axes: Axes, results: Sequence[Result]) -> None:
         if sample.size:
             at = np.concatenate([[0.0], np.sort(sample) / divisor])
             shares = np.linspace(0, 100, at.size)
-            thin = np.unique(np.linspace(0, at.size - 1, 400).astype(int))  # no picture shows more points
+            thin = np.unique(np.linspace(0, at.size - 1, 400).astype(int))  # No picture shows more points.
             line = {"color": colour(number), "linestyle": dash(number), "label": name(result)}
             axes.plot(at[thin], shares[thin], drawstyle="steps-post", **line)
     low, high = float(all_of_them.min()) / divisor, float(all_of_them.max()) / divisor
@@ -245,8 +247,7 @@ def positive(values: Floats) -> Floats:
 
 
 def plain_ticks(axes: Axes, low: float, high: float, which: str = "y") -> None:
-    """Round figures, written out, on a logarithmic axis: powers of ten alone where it is long, more where it is
-    short."""
+    """Set round, written-out ticks on a logarithmic axis: powers of ten on a long axis, more digits on a short one."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     if not which:

@@ -1,4 +1,4 @@
-"""A progress bar in a terminal or a notebook: virtual time, events a second, and what is left."""
+"""A progress bar in a terminal or a notebook: virtual time, events per second, and the time left."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ NAME_WIDTH = 24
 
 
 class Bar:
-    """``with Bar(name) as bar``: ``bar.update(progress)`` redraws it. On stderr in a terminal, and gone when it stops;
-    below the cell in a notebook; elsewhere nothing is written, since a file of redrawn lines helps nobody."""
+    """A progress bar: ``with Bar(name) as bar``, and ``bar.update(progress)`` redraws it.
+
+    In a terminal it is on stderr, and vanishes when it stops; in a notebook it is below the cell. Elsewhere nothing is
+    written, since redrawn lines are useless in a file.
+    """
 
     def __init__(self, name: str) -> None:
-        from rich import progress  # here: nobody who sees no bar pays for it
+        from rich import progress  # Imported here, so that only a visible bar costs the time.
         from rich.console import Console
 
         console = Console(stderr=True, highlight=False)
         self.name = name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
-        self.in_notebook = console.is_jupyter  # rich needs ipywidgets there, which many lack
+        self.in_notebook = console.is_jupyter  # rich needs ipywidgets there, which are often not installed.
         self.cell: Any = None
         self.drawn = progress.Progress(
             progress.TextColumn("{task.description}", markup=False), progress.BarColumn(bar_width=None),
@@ -35,7 +38,8 @@ class Bar:
 
     def __enter__(self) -> Self:
         if self.in_notebook:
-            display = importlib.import_module("IPython.display").display  # it is there: this is a notebook
+            # IPython is installed, since this is a notebook.
+            display = importlib.import_module("IPython.display").display
             self.cell = display(self.bundle(0.0, "starts"), raw=True, display_id=True)
         self.drawn.start()
         return self
@@ -46,18 +50,18 @@ class Bar:
             self.cell.update({"text/html": "", "text/plain": ""}, raw=True)
 
     def update(self, progress: Progress) -> None:
-        """Draw how far it is."""
+        """Draw the progress of a simulation."""
         self.note(progress.done, figures_of(progress))
 
     def note(self, done: float, figures: str) -> None:
-        """The same of what is no simulation: a share, 0 to 1, and a few words."""
+        """Draw the progress of any other work: a share, 0 to 1, and a few words."""
         self.drawn.update(self.task, completed=done, figures=figures)
         self.drawn.refresh()
         if self.cell is not None:
             self.cell.update(self.bundle(done, figures), raw=True)
 
     def bundle(self, done: float, figures: str) -> dict[str, str]:
-        """What a notebook chooses from."""
+        """Return the formats among which a notebook chooses."""
         text = f"{100 * done:.0f} %  {figures}"
         bar = f'<progress value="{done:.3f}" style="width: 20em"></progress>'
         return {

@@ -1,4 +1,4 @@
-"""What came out of a simulation: rows over virtual time, figures of the end, and a report that a person looks at."""
+"""The result of a simulation: rows over virtual time, figures of the end, and a report."""
 
 from __future__ import annotations
 
@@ -29,37 +29,52 @@ __all__ = ["COLUMNS", "Progress", "Result", "RowFile", "compare", "folder_names"
 
 
 class Progress(NamedTuple):
-    """How far a simulation is."""
+    """The progress of a simulation."""
 
     virtual_s: float
-    done: float  # 0 to 1
+    done: float  # 0 to 1.
     events: int
-    events_s: float  # a second of real time
-    left_s: float  # of real time; inf before there is anything to go by
+    events_s: float  # Per second of real time.
+    left_s: float  # Real time; inf while unknown.
 
 
 @dataclass(slots=True, repr=False)
 class Result:
-    """One simulation, done. Displays itself in a notebook."""
+    """A finished simulation, which displays itself in a notebook.
+
+    Attributes:
+        scenario: The scenario that was played.
+        history: Rows of COLUMNS, in order of virtual time.
+        summary: The figures of the end, as in docs/figures.md.
+        exchange_s: Durations of a sample of the finished exchanges, in seconds, (sample,).
+    """
 
     scenario: Scenario
-    history: list[dict[str, float]]  # rows of COLUMNS, in the order of virtual time
+    history: list[dict[str, float]]
     summary: dict[str, Any]
-    exchange_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # (sample,) of finished exchanges
+    exchange_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     def column(self, name: str) -> NDArray[np.float64]:
-        """A column of the history, as a copy; nan where a row lacks it. Raises :class:`ConfigError` for no column."""
+        """Return a copy of a column of the history; nan where a row lacks it.
+
+        Raises:
+            ConfigError: There is no such column.
+        """
         check_column(name, COLUMNS)
         return np.array([row.get(name, math.nan) for row in self.history], np.float64)
 
     def to_json(self) -> str:
-        """The summary as one line of JSON; a figure that is not a number is null."""
+        """Return the summary as one line of JSON; a figure that is not a number is null."""
         return json.dumps(plain(self.summary), allow_nan=False)
 
     def plot(self, path: str | Path) -> None:
-        """Write one picture of all curves; the suffix says which kind (.png, .svg, .pdf).
+        """Write one picture of all curves.
 
-        Raises :class:`~gossip.errors.LocalError` without matplotlib, and for a file that cannot be written.
+        Args:
+            path: The file; its suffix says which kind (.png, .svg, .pdf).
+
+        Raises:
+            LocalError: matplotlib is missing, or the file cannot be written.
         """
         from sim.report import charts
 
@@ -67,10 +82,18 @@ class Result:
         charts.save(charts.draw([self]), Path(path))
 
     def save(self, folder: str | Path) -> Path:
-        """Write history.csv, summary.json, scenario.toml, report.html and PNGs into a folder, made if need be; returns
-        the report's path. Figures come first, so that they are there whatever becomes of the pictures.
+        """Write history.csv, summary.json, scenario.toml, report.html and PNGs into a folder.
 
-        Raises :class:`~gossip.errors.LocalError` without matplotlib, and where a file cannot be written.
+        Figures are written first, so that a failure of the pictures does not lose them.
+
+        Args:
+            folder: The folder, which is created if needed.
+
+        Returns:
+            The path of the report.
+
+        Raises:
+            LocalError: matplotlib is missing, or a file cannot be written.
         """
         from sim.report import charts, pages
 
@@ -87,18 +110,18 @@ class Result:
         return folder / "report.html"
 
     def csv_text(self) -> str:
-        """The history as CSV with a line of heads; what is unknown is left empty."""
+        """Return the history as CSV with a line of heads; unknown values are empty."""
         stream = io.StringIO()
         csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *map(cells, self.history)])
         return stream.getvalue()
 
     @property
     def fidelity(self) -> Fidelity:
-        """The level that played it, and why not the fast one."""
+        """Return the level that played it, and the reason if that is not the fast one."""
         return Fidelity(self.summary["fidelity"], self.summary["fidelity_reason"])
 
     def figures(self) -> dict[str, str]:
-        """What matters of the summary, in words and with units, in the order in which people ask."""
+        """Return the main figures as text with units, in the order in which users ask."""
         return {head: text for head, of in SHOWN if (text := of(self))}
 
     def __str__(self) -> str:
@@ -117,11 +140,11 @@ class Result:
         )
 
     def __repr__(self) -> str:
-        """In a sentence: an interpreter that shows a result should not print its rows."""
+        """Return one sentence, so that an interpreter does not print all rows."""
         return f"<Result: {self}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the figures as a table, and the curves."""
+        """Return the figures as a table and the curves, for notebooks."""
         from sim.report import charts
 
         rows = "".join(
@@ -133,14 +156,16 @@ class Result:
             charts.require_matplotlib()
         except LocalError as error:
             return f"<div>{table}<p>{escape(str(error))}</p></div>"
-        # On white, whatever the notebook's theme: themes do not tell a page which of the two they are.
+        # Draw on white, since a page cannot tell whether the notebook's theme is light or dark.
         picture = charts.svg_of(charts.draw([self]), f"Curves of {self.summary['name']}", themed=False)
         return f'<div>{table}<div style="background:#fff;max-width:1100px;padding:8px">{picture}</div></div>'
 
 
 class RowFile:
-    """``history.csv`` while a simulation is under way: ``with RowFile(folder) as rows``, then ``rows(row)`` for each.
-    Made with the folder; raises :class:`~gossip.errors.LocalError` where it cannot be written."""
+    """``history.csv`` of a running simulation: ``with RowFile(folder) as rows``, then ``rows(row)`` for each.
+
+    It creates the folder, and raises :class:`~gossip.errors.LocalError` if it cannot be written.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -163,14 +188,24 @@ class RowFile:
 
 
 def cells(row: Mapping[str, float]) -> list[str]:
-    """A row of the history as texts; empty for what is unknown."""
+    """Return a row of the history as texts; unknown values are empty."""
     values = (row.get(name, math.nan) for name in COLUMNS)
     return ["" if math.isnan(value) else f"{value:.10g}" for value in values]
 
 
 def compare(results: Sequence[Result], folder: str | Path) -> Path:
-    """Write one report.html with the curves of several results over one another and their figures side by side, and the
-    PNGs beside it; returns the report's path. Raises :class:`~gossip.errors.LocalError` as :meth:`Result.save` does."""
+    """Write one report.html that compares several results, and its PNGs.
+
+    Args:
+        results: Two results or more.
+        folder: The folder, which is created if needed.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        LocalError: matplotlib is missing, or a file cannot be written.
+    """
     from sim.report import charts, pages
 
     assert len(results) >= 2, "one result has a report of its own"
@@ -185,12 +220,12 @@ def compare(results: Sequence[Result], folder: str | Path) -> Path:
 
 
 def folder_names(names: Sequence[str]) -> list[str]:
-    """A folder for each name: told apart by a number where names are alike, and without what file systems refuse."""
+    """Return a folder name for each name, with a number if names are equal, and without unsafe characters."""
     taken: list[str] = []
     for name in names:
         safe = "".join(c if c.isalnum() or c in "-_.+= " else "-" for c in name).strip(". ")[:80] or "scenario"
         chosen, count = safe, 1
-        while chosen.lower() in (each.lower() for each in taken):  # some file systems take Lan and lan for the same
+        while chosen.lower() in (each.lower() for each in taken):  # Some file systems ignore case.
             count += 1
             chosen = f"{safe}-{count}"
         taken.append(chosen)
@@ -198,7 +233,7 @@ def folder_names(names: Sequence[str]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: numpy's numbers as Python's, null for what is not a finite number."""
+    """Return data that JSON can hold: numpy's numbers as Python's, null for a value that is not finite."""
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, np.generic):
@@ -207,7 +242,7 @@ def plain(value: Any) -> Any:
 
 
 def check_column(name: str, columns: Sequence[str]) -> None:
-    """Raise :class:`ConfigError` in a sentence for a name that is no column: nan for it would be drawn as nothing."""
+    """Raise :class:`ConfigError` for an unknown column, which would otherwise be drawn as nothing."""
     if name not in columns:
         near = difflib.get_close_matches(name, columns, 1)
         meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(columns)}."
@@ -216,7 +251,7 @@ def check_column(name: str, columns: Sequence[str]) -> None:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn a file that cannot be written into one sentence."""
+    """Turn a failed write into an error of one sentence."""
     try:
         yield
     except OSError as error:

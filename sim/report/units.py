@@ -1,4 +1,4 @@
-"""Figures as people read them: seconds, bytes, shares and counts."""
+"""Formatting of figures for people: seconds, bytes, shares and counts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = [
 ]
 
 NOTHING = "–"  # noqa: RUF001  a dash, where there is no figure
-BYTES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12), ("PB", 1e15))  # decimal, as rates are
+BYTES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12), ("PB", 1e15))  # Decimal units, as for rates.
 TIMES = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86_400.0))
 COUNTS = (("", 1.0), (" thousand", 1e3), (" million", 1e6), (" billion", 1e9))
 
 
 def number(value: Any) -> float:
-    """A figure of a summary, in which null is none."""
+    """Return a summary's figure as a float, nan for null."""
     return math.nan if value is None else float(value)
 
 
 def bytes_axis(largest: float) -> tuple[float, str]:
-    """What to divide bytes by, and the unit's name, so that an axis up to ``largest`` has short figures."""
+    """Return the divisor and unit of bytes that give short figures on an axis up to ``largest``."""
     divisor, unit = 1.0, "B"
     for name, size in BYTES:
         if largest >= size:
@@ -38,7 +38,7 @@ def bytes_axis(largest: float) -> tuple[float, str]:
 
 
 def time_axis(largest_s: float) -> tuple[float, str]:
-    """What to divide seconds by, and the unit's name, so that an axis up to ``largest_s`` has short figures."""
+    """Return the divisor and unit of time that give short figures on an axis up to ``largest_s``."""
     divisor, unit = TIMES[0][1], TIMES[0][0]
     for name, size_s in TIMES:
         if largest_s >= (0.5 if name == "s" else 3.0) * size_s:
@@ -47,7 +47,7 @@ def time_axis(largest_s: float) -> tuple[float, str]:
 
 
 def bytes_text(count: float) -> str:
-    """``1.23 GB``."""
+    """Return a size like ``1.23 GB``."""
     if not math.isfinite(count):
         return NOTHING
     if count < 1000:
@@ -57,7 +57,7 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """``45 ms``, ``12.3 s``, ``2 min 5 s``, ``1 h 30 min``, ``2 days 3 h``: at most two parts."""
+    """Return ``45 ms``, ``12.3 s``, ``2 min 5 s``, ``1 h 30 min``, ``2 days 3 h``: at most two parts."""
     if not math.isfinite(seconds):
         return NOTHING
     if seconds == 0:
@@ -80,7 +80,7 @@ def parts(whole: int, size: int, large: str, small: str) -> str:
 
 
 def count_text(count: float) -> str:
-    """``12,345``, and from a million on ``1.23 million``."""
+    """Return ``12,345``, and from a million on ``1.23 million``."""
     if not math.isfinite(count):
         return NOTHING
     if abs(count) < 1e6:
@@ -90,7 +90,7 @@ def count_text(count: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """``93.4 %``; enough digits that a share below 1 is never shown as 100 %, nor one above 0 as 0 %."""
+    """Return ``93.4 %``, with enough digits that no share below 1 is 100 % and none above 0 is 0 %."""
     if not math.isfinite(share):
         return NOTHING
     for digits in (1, 2, 3):
@@ -101,7 +101,7 @@ def share_text(share: float) -> str:
 
 
 def figure_text(value: float) -> str:
-    """Three digits of anything: ``0.0123``, ``4.56``, ``1.2e-09``."""
+    """Return a number with three digits: ``0.0123``, ``4.56``, ``1.2e-09``."""
     return three_digits(value) if math.isfinite(value) else NOTHING
 
 
