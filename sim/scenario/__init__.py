@@ -1,4 +1,4 @@
-"""What is simulated, as a person writes it down."""
+"""Scenarios: the description of a simulation in tables."""
 
 from sim.scenario.scenario import (
     AttackersSpec,

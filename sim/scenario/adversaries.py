@@ -1,8 +1,7 @@
-"""Peers that attack: they train and mix as the others do, and send something else than what they hold.
+"""Attacking peers, which train and mix like others but send something other than their model.
 
-An attacker is as strong as its lie: its own model follows the swarm's, so that a flipped sign points against all that
-was learned. It refuses nothing, and commits to whatever comes. To a newcomer it gives what it holds: a lie is told in
-exchanges alone.
+An attacker's own model follows the swarm's, so that a flipped sign points against all that was learned. It refuses
+nothing and commits to every exchange. A newcomer gets its true weights: it lies in exchanges only.
 
 The kinds are those of the literature on Byzantine learning: sign-flip (Li, Xu, Chen, Giannakis and Ling, "RSA:
 Byzantine-robust stochastic aggregation methods for distributed learning from heterogeneous datasets", AAAI 2019),
@@ -69,7 +68,7 @@ class AttackersSpec:
             require(right, "scale", self.scale, "a positive number")
 
     def count(self, peers: int) -> int:
-        """How many of so many peers attack."""
+        """Return how many of so many peers attack."""
         return math.floor(self.share * peers + 0.5)
 
     def size(self, peers: int) -> float:
@@ -104,7 +103,7 @@ class Sight(NamedTuple):
 
 
 class Liar:
-    """What one attacker sends in the place of its model."""
+    """The values that one attacker sends in place of its model."""
 
     def __init__(self, spec: AttackersSpec, seed: int, name: str, peers: int) -> None:
         self.spec, self.seed, self.name, self.peers = spec, seed, name, peers
@@ -145,7 +144,7 @@ def colluding(kind: str, scale: np.float32, sight: Sight) -> Floats:
 
 
 def liars(spec: AttackersSpec | None, names: Sequence[str], seed: int) -> dict[str, Liar]:
-    """Who attacks, drawn by the seed: a larger share has those of a smaller one among it."""
+    """Return the attackers, drawn by the seed: a larger share includes the attackers of a smaller one."""
     if spec is None:
         return {}
     drawn, peers = sorted(names, key=lambda name: derive(seed, name, "attacks")), len(names)
@@ -153,5 +152,5 @@ def liars(spec: AttackersSpec | None, names: Sequence[str], seed: int) -> dict[s
 
 
 def unguarded(config: Config) -> Config:
-    """The same without what an honest peer refuses or cuts off."""
+    """Return the settings without the checks by which an honest peer refuses or clips."""
     return dataclasses.replace(config.unfiltered(), norm_bound=ANY_NORM)

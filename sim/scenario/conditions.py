@@ -1,4 +1,4 @@
-"""The world around the peers, as a scenario states it: latency, rates, loss and cuts of the network, and churn."""
+"""The conditions of a scenario: latency, rates, loss and cuts of the network, and churn."""
 
 from __future__ import annotations
 
@@ -20,11 +20,19 @@ Congestion = Literal["cubic", "bbr"]
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One-way latency of the pairs of a network: a pair keeps what it has drawn.
+    """One-way latency of the pairs of a network; each pair keeps its latency.
 
-    ``kind``: one of Distribution's; "quantiles", a measured distribution by name; "matrix", round trips between
-    regions, by name or with ``regions`` and ``rtt_ms`` (a row a region, milliseconds, symmetric; 0 on the diagonal
-    stands for the 0.25 to 3.4 ms that machines of one cloud region have). A peer draws its region at random.
+    Attributes:
+        kind: One of Distribution's kinds; "quantiles", a measured distribution by name; or "matrix", round trips
+            between regions, by name or with ``regions`` and ``rtt_ms``. A peer draws its region at random.
+        distribution: The distribution of a kind of Distribution.
+        name: The name of measured quantiles or of a matrix.
+        regions: The names of the regions.
+        rtt_ms: Round trips in milliseconds, (regions, regions), symmetric. 0 on the diagonal stands for the 0.25 to 3.4
+            ms between machines of one cloud region.
+
+    Raises:
+        ConfigError: A value cannot work.
     """
 
     kind: str
@@ -48,19 +56,19 @@ class Latency:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The regions of a matrix; none of anything else."""
+        """Return the regions of a matrix; none for other kinds."""
         if self.kind != "matrix":
             return ()
         return self.regions or tuple(worlds.world("matrix", self.name, "name")["regions"])
 
     @classmethod
     def of(cls, distribution: Distribution) -> Latency:
-        """Every pair's drawn from a distribution; a constant one makes all alike."""
+        """Return latencies drawn from a distribution; a constant one makes all pairs alike."""
         return cls(distribution.kind, distribution)
 
     @classmethod
     def parse(cls, value: object) -> Latency:
-        """From a scenario's table; a distribution's times must carry their unit (value_ms, median_s)."""
+        """Parse a scenario's table; times of a distribution need their unit (value_ms, median_s)."""
         if isinstance(value, Latency):
             return value
         if isinstance(value, Distribution):
@@ -78,7 +86,7 @@ class Latency:
         return cls(**value)
 
     def plain(self) -> dict[str, Any]:
-        """The table that :meth:`parse` reads."""
+        """Return the table that :meth:`parse` reads."""
         if self.distribution is not None:
             return self.distribution.plain()
         return tables.fields_of(self)
@@ -106,7 +114,7 @@ def check_matrix(regions: tuple[str, ...] | None, rtt_ms: tuple[tuple[float, ...
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a peer can send and receive at once, in Mbit/s, shared fairly among its transfers; math.inf is unlimited."""
+    """A peer's rates up and down in Mbit/s, shared fairly among its transfers; math.inf is unlimited."""
 
     up: float = 100.0
     down: float = 100.0
@@ -121,7 +129,7 @@ class Rate:
 
     @classmethod
     def parse(cls, value: object) -> Rate:
-        """From a table of up and down; one number, or "unlimited", is both."""
+        """Parse a table of up and down; a single number, or "unlimited", is both."""
         if isinstance(value, str | int | float):
             right = value == UNLIMITED or not isinstance(value, str | bool)
             require(right, "", value, f"a number of Mbit/s, '{UNLIMITED}', or a table of up and down")
@@ -129,17 +137,17 @@ class Rate:
         return tables.record(cls, value)
 
     def plain(self) -> dict[str, Any]:
-        """The table that :meth:`parse` reads."""
+        """Return the table that :meth:`parse` reads."""
         return {name: UNLIMITED if rate == math.inf else rate for name, rate in (("up", self.up), ("down", self.down))}
 
     @property
     def up_bytes_s(self) -> float:
-        """Bytes a second."""
+        """Return the rate up in bytes per second."""
         return self.up * 1e6 / 8
 
     @property
     def down_bytes_s(self) -> float:
-        """Bytes a second."""
+        """Return the rate down in bytes per second."""
         return self.down * 1e6 / 8
 
 
@@ -148,7 +156,7 @@ UNLIMITED = "unlimited"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCut:
-    """The network falls into so many groups of peers from one time to another."""
+    """A cut: for some time the network is split into so many groups of peers."""
 
     at_s: float
     until_s: float
@@ -163,13 +171,22 @@ class NetworkCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
-    """Links between peers. In a scenario ``preset`` (lan, datacentre, fibre, wan, home) gives latency, rate and loss,
-    and other keys override it; in Python :meth:`of` does.
+    """The links between peers.
 
-    ``loss``: share of packets; TCP sends them again, as ``congestion`` says: "cubic", which hosts with Linux have, or
-    "bbr", which a node asks for where it may. Without one there is no TCP: messages and streams are lost for good, to
-    see what a method makes of failures. ``tls``: opening a link takes a round trip more. ``partitions``: cuts, which
-    may not overlap.
+    In a scenario ``preset`` (lan, datacentre, fibre, wan, home) gives latency, rate and loss, and other keys override
+    it; in Python :meth:`of` does.
+
+    Attributes:
+        latency: The latency of the pairs.
+        rate_mbit_s: The rates of each peer in Mbit/s.
+        loss: The share of lost packets, which TCP sends again.
+        congestion: TCP's congestion control: "cubic", the default of Linux, or "bbr", which a node selects where it
+            may. None: no TCP, so that messages and streams are lost for good, to test a method with failures.
+        tls: Links use TLS, whose handshake takes a round trip more.
+        partitions: Cuts, which may not overlap.
+
+    Raises:
+        ConfigError: A value cannot work.
     """
 
     latency: Latency = field(default_factory=lambda: Latency.of(Distribution.constant(0.02)))
@@ -191,46 +208,52 @@ class NetworkSpec:
 
     @property
     def perfect(self) -> bool:
-        """Whether everything arrives at once, so that TCP has nothing to do."""
+        """Return True if everything arrives at once, so that TCP has no effect."""
         distribution, rate = self.latency.distribution, self.rate_mbit_s
         near = distribution is not None and distribution.kind == "constant" and distribution.mean == 0
         return near and rate.up == rate.down == math.inf and not self.loss
 
     @classmethod
     def of(cls, preset: str, **changes: Any) -> NetworkSpec:
-        """A named kind of link, with changes."""
+        """Return a named kind of link, with changes."""
         return cls(**{**worlds.world("network", preset, "preset"), **changes})
 
     @classmethod
     def parse(cls, value: object) -> NetworkSpec:
-        """From a scenario's table."""
+        """Parse a scenario's table."""
         made: NetworkSpec = preset_of(cls, value)
         return made
 
     def plain(self) -> dict[str, Any]:
-        """The table that :meth:`parse` reads."""
+        """Return the table that :meth:`parse` reads."""
         bases = {name: NetworkSpec.of(name) for name in worlds.names("network")}
         return tables.nearest(tables.fields_of(self), {k: without_cuts(base) for k, base in bases.items()})
 
 
 def without_cuts(spec: NetworkSpec) -> dict[str, Any]:
     table = tables.fields_of(spec)
-    for name in ("partitions", "congestion", "tls"):  # a preset gives none
+    for name in ("partitions", "congestion", "tls"):  # A preset gives none of these.
         del table[name]
     return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChurnSpec:
-    """When peers come and go: times up and down, drawn alternately for each peer, or a trace of them.
+    """The times at which peers come and go: times up and down drawn alternately for each peer, or a trace.
 
-    In a scenario ``preset`` (the names of worlds.toml, as spot_v100_2023_02) gives ``up`` and ``down``, and other keys
-    override it; in Python :meth:`of` does. Without ``down`` who goes never comes back.
+    In a scenario ``preset`` (a name in worlds.toml, like spot_v100_2023_02) gives ``up`` and ``down``, and other keys
+    override it; in Python :meth:`of` does.
 
-    ``trace``: a CSV file of columns peer (0 .. peers-1), from_s and until_s; a peer that it never names is never up.
-    ``start``: "together", everybody up at 0 with a session before it; or "steady", as if it had gone on for ever.
-    ``farewell``: the share of sessions that end with a goodbye. ``silent``: the share of the others that end as a
-    machine does which loses its power, of which nobody hears; the rest end as kill -9 does.
+    Attributes:
+        up: The length of sessions.
+        down: The time between sessions; None: a peer that leaves never comes back.
+        trace: A CSV file of columns peer (0 .. peers-1), from_s and until_s; a peer not in it is never up.
+        start: "together", all are up at 0 and begin a session; or "steady", as if churn had gone on for ever.
+        farewell: The share of sessions that end with a farewell.
+        silent: The share of the other sessions that end by loss of power, without a sign; the rest end as by kill -9.
+
+    Raises:
+        ConfigError: A value cannot work.
     """
 
     up: Distribution | None = None
@@ -259,17 +282,17 @@ class ChurnSpec:
 
     @classmethod
     def of(cls, preset: str, **changes: Any) -> ChurnSpec:
-        """Measured churn by name, with changes."""
+        """Return measured churn by name, with changes."""
         return cls(**{**worlds.world("churn", preset, "preset"), **changes})
 
     @classmethod
     def parse(cls, value: object) -> ChurnSpec:
-        """From a scenario's table."""
+        """Parse a scenario's table."""
         made: ChurnSpec = preset_of(cls, value)
         return made
 
     def plain(self) -> dict[str, Any]:
-        """The table that :meth:`parse` reads."""
+        """Return the table that :meth:`parse` reads."""
         table = tables.fields_of(self)
         bases = {name: ChurnSpec.of(name) for name in worlds.names("churn")}
         return tables.nearest(table, {k: durations(b) for k, b in bases.items() if self.down or not b.down})
@@ -280,7 +303,7 @@ def durations(spec: ChurnSpec) -> dict[str, Any]:
 
 
 def preset_of(kind: Any, value: object) -> Any:
-    """From a table with or without a preset, or from a preset's name alone."""
+    """Create an object from a table with or without a preset, or from a preset's name alone."""
     table: Any = {"preset": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping) or "preset" not in table:
         return tables.record(kind, table)

@@ -1,4 +1,4 @@
-"""Durations at random: one class for step times, session lengths and latencies."""
+"""Random durations: one class for step times, session lengths and latencies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sim.scenario.tables import KeyFault, require
 
 __all__ = ["Distribution"]
 
-# Its parameters in their order. Those of SECONDS are times: their keys may say so (scale_s, median_ms), and without a
-# unit they are in seconds.
+# The parameters of each kind in order. The ones in SECONDS are times, whose keys may have a unit (scale_s, median_ms);
+# the default unit is seconds.
 PARAMETERS = {
     "constant": ("value",),
     "uniform": ("low", "high"),
@@ -29,15 +29,22 @@ SECONDS = frozenset({"value", "low", "high", "median", "mean", "scale"})
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A distribution of seconds that are never negative. Made by its classmethods, or from a table as
-    ``{ kind = "weibull", shape = 0.59, scale_s = 6408 }``; a plain number is a constant.
+    """A distribution of seconds, which are never negative.
 
-    Weibull: P(X > x) = exp(-(x / scale)**shape). Log-normal: median exp(sigma Z), Z standard normal.
-    Raises :class:`~gossip.errors.ConfigError` for parameters that no distribution of durations has.
+    Create one by a classmethod, or from a table like ``{ kind = "weibull", shape = 0.59, scale_s = 6408 }``; a plain
+    number is a constant. Weibull: P(X > x) = exp(-(x / scale)**shape). Log-normal: median exp(sigma Z), Z standard
+    normal.
+
+    Attributes:
+        kind: A key of PARAMETERS.
+        parameters: In the order of PARAMETERS, times in seconds.
+
+    Raises:
+        ConfigError: No distribution of durations has these parameters.
     """
 
     kind: str
-    parameters: tuple[float, ...]  # in the order of PARAMETERS, times in seconds
+    parameters: tuple[float, ...]
 
     def __post_init__(self) -> None:
         names = PARAMETERS.get(self.kind)
@@ -61,33 +68,33 @@ class Distribution:
 
     @classmethod
     def constant(cls, value_s: float) -> Distribution:
-        """Always so many seconds."""
+        """Return a constant of so many seconds."""
         return cls("constant", (float(value_s),))
 
     @classmethod
     def uniform(cls, low_s: float, high_s: float) -> Distribution:
-        """Anything from low to high alike."""
+        """Return a uniform distribution from low to high."""
         return cls("uniform", (float(low_s), float(high_s)))
 
     @classmethod
     def lognormal(cls, median_s: float, sigma: float) -> Distribution:
-        """Half below the median; one in six above median * exp(sigma)."""
+        """Return a log-normal distribution: one in six draws is above median * exp(sigma)."""
         return cls("lognormal", (float(median_s), float(sigma)))
 
     @classmethod
     def exponential(cls, mean_s: float) -> Distribution:
-        """Without memory."""
+        """Return an exponential distribution, which has no memory."""
         return cls("exponential", (float(mean_s),))
 
     @classmethod
     def weibull(cls, shape: float, scale_s: float) -> Distribution:
-        """With a shape below 1 the longer it has lasted the longer it will: sessions of people and of spot machines."""
+        """Return a Weibull distribution. Below shape 1 long durations tend to go on, as of spot machines."""
         return cls("weibull", (float(shape), float(scale_s)))
 
     # -- tables ------------------------------------------------------------------------------------------------------
     @classmethod
     def parse(cls, value: object) -> Distribution:
-        """From a scenario's value; errors name the key."""
+        """Parse a scenario's value; errors name the key."""
         if isinstance(value, Distribution):
             return value
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -104,7 +111,7 @@ class Distribution:
         return cls(str(kind), tuple(parameters))
 
     def plain(self) -> dict[str, Any]:
-        """The table that :meth:`parse` reads."""
+        """Return the table that :meth:`parse` reads."""
         names = [name + "_s" if name in SECONDS else name for name in PARAMETERS[self.kind]]
         return {"kind": self.kind} | dict(zip(names, self.parameters, strict=True))
 
@@ -118,7 +125,7 @@ class Distribution:
     # -- numbers -----------------------------------------------------------------------------------------------------
     @property
     def mean(self) -> float:
-        """Seconds."""
+        """Return the mean in seconds."""
         first, second = (*self.parameters, 0.0)[:2]
         if self.kind == "uniform":
             return (first + second) / 2
@@ -127,7 +134,7 @@ class Distribution:
         return second * math.gamma(1 + 1 / first) if self.kind == "weibull" else first
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """So many independent draws, in seconds."""
+        """Return ``count`` independent draws, in seconds."""
         first, second = (*self.parameters, 0.0)[:2]
         if self.kind == "constant":
             return np.full(count, first)
@@ -140,10 +147,10 @@ class Distribution:
         return second * rng.weibull(first, count)
 
     def residual(self, rng: np.random.Generator) -> float:
-        """What is left, in seconds, of a duration that somebody who comes at a random time finds running.
+        """Draw the rest, in seconds, of a duration that is in progress at a random time.
 
-        It is a uniform share of a duration of density x f(x) / mean (the inspection paradox; D. R. Cox, Renewal
-        Theory, 1962, section 5.4), and that density is drawn in closed form for each kind.
+        It is a uniform share of a duration of density x f(x) / mean (the inspection paradox; D. R. Cox, Renewal Theory,
+        1962, section 5.4), and that density is drawn in closed form for each kind.
         """
         first, second = (*self.parameters, 0.0)[:2]
         if self.kind == "constant":
@@ -154,12 +161,12 @@ class Distribution:
             found = first * math.exp(second**2 + second * rng.standard_normal())
         elif self.kind == "exponential":
             found = rng.gamma(2.0, first)
-        else:  # (x / scale)**shape is exponential, so weighted by x it is Gamma(1 + 1 / shape)
+        else:  # (x / scale)**shape is exponential, so weighted by x it is Gamma(1 + 1 / shape).
             found = second * rng.gamma(1 + 1 / first) ** (1 / first)
         return float(rng.random() * found)
 
     def quantiles(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The durations, in seconds, below which these shares (each within 0..1, both ends excluded) of draws lie."""
+        """Return the quantiles, in seconds, at these shares (each within 0..1, both ends excluded)."""
         first, second = (*self.parameters, 0.0)[:2]
         if self.kind == "constant":
             return np.full(shares.shape, first)
@@ -174,7 +181,7 @@ class Distribution:
 
 
 def taken(table: dict[str, Any], name: str, kind: str) -> float:
-    """One parameter out of the table, in seconds where it is a time."""
+    """Remove one parameter from the table and return it, in seconds if it is a time."""
     spellings = {name: 1.0, f"{name}_s": 1.0, f"{name}_ms": 1e-3} if name in SECONDS else {name: 1.0}
     given = [spelling for spelling in spellings if spelling in table]
     if len(given) != 1:

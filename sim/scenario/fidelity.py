@@ -1,4 +1,4 @@
-"""The level at which a scenario is played: what the fast one cannot represent, key by key."""
+"""The level at which a scenario is played, and the keys that the fast one cannot represent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Beyond", "Fidelity", "check_exchanges", "fidelity_of"]
 
-FILTERS = ("none", "clip")  # they refuse nothing that is a number, and so nothing that a decision follows from
-CODECS = ("fp32", "fp16", "bf16")  # each element by itself, so that many vectors are one call
+FILTERS = ("none", "clip")  # These refuse no finite vector, so no decision depends on values.
+CODECS = ("fp32", "fp16", "bf16")  # Each element by itself, so that many vectors are one call.
 
-# Settings of gossip.Config that act through messages, links or failures which the fast level does not play.
+# Settings of gossip.Config that act through messages, links or failures, which the fast level does not play.
 UNPLAYED = (
     "reply_timeout_s", "boundary_patience_s", "slowest_rate_mb_s", "stall_s", "bench_s", "doubt_s", "probe_period_s",
     "probe_timeout_min_s", "probe_timeout_max_s", "indirect_probes", "suspicion_periods", "gossip_period_s",
@@ -27,7 +27,7 @@ UNPLAYED = (
 
 
 class Beyond(ConfigError):
-    """The fast level found out while it built or played a scenario that it cannot represent it.
+    """The fast level found, while building or playing a scenario, that it cannot represent it.
 
     Attributes:
         reason: The same as :attr:`Fidelity.reason`.
@@ -46,7 +46,7 @@ class Fidelity(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """One sentence for reports and the terminal."""
+        """Return one sentence for reports and the terminal."""
         if self.level == "exchange":
             return (
                 "It was played exchange by exchange (the fast level), which leaves out the membership protocol, links "
@@ -56,7 +56,7 @@ class Fidelity(NamedTuple):
 
 
 def fidelity_of(scenario: Scenario) -> Fidelity:
-    """Return the level that plays a scenario: the one that it asks for, or with "auto" the fast one where it can."""
+    """Return the level that plays a scenario: the requested one, or with "auto" the fast one where it can."""
     if scenario.fidelity == "exchange":
         return Fidelity("exchange")
     if scenario.fidelity == "whole":
@@ -72,7 +72,7 @@ def check_exchanges(scenario: Scenario) -> None:
 
 
 def unplayed(config: Config) -> Iterator[str]:
-    """Yield each setting that differs from every preset and that changes nothing at the fast level."""
+    """Yield each setting that differs from every preset and that has no effect at the fast level."""
     presets = [getattr(Config, name)() for name in PRESETS]
     for name in UNPLAYED:
         if getattr(config, name) not in [getattr(preset, name) for preset in presets]:
@@ -80,7 +80,7 @@ def unplayed(config: Config) -> Iterator[str]:
 
 
 def beyond(scenario: Scenario) -> Iterator[tuple[str, str]]:
-    """(key, what would do) of each that is not represented."""
+    """Yield each key that is not represented, with an alternative."""
     gossip, membership = scenario.config, scenario.membership
     if membership.mode == "protocol":
         yield "membership.mode", "leave it out or set it to 'ideal', as no message of the protocol is played"

@@ -1,4 +1,4 @@
-"""Single peers that differ from the others: a real fleet, machine by machine."""
+"""Peers that differ from the others: a real fleet, machine by machine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,20 @@ __all__ = ["PeerSpec", "by_name", "check_fleet"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSpec:
-    """One peer, or those from ``number`` to ``to``, and what is their own; what is left out is as it is for all.
+    """The properties of one peer, or of those from ``number`` to ``to``; others are as for all peers.
 
-    ``name``: for people. ``rate_mbit_s``, ``step_s``: in place of everybody's (a straggler's slowdown is not applied).
-    ``latency_ms``: one way, ``loss``: share of packets; both of its own line to the network, beside those of its pairs.
-    ``region``: where it is, in a network whose latency is a matrix.
+    Attributes:
+        number: The peer's number, from 0.
+        to: The last number of a range.
+        name: A name for people.
+        rate_mbit_s: Its rates in Mbit/s.
+        latency_ms: One-way latency of its own line, in addition to that of its pairs.
+        loss: Packet loss on its own line, in addition to that of its pairs.
+        step_s: Its step times, to which no straggler's slowdown applies.
+        region: Its region, in a network whose latency is a matrix.
+
+    Raises:
+        ConfigError: A value cannot work.
     """
 
     number: int
@@ -50,11 +59,11 @@ class PeerSpec:
 
     @property
     def links(self) -> bool:
-        """Whether its line to the network is its own."""
+        """Return True if its line to the network differs."""
         return self.rate_mbit_s is not None or self.latency_ms > 0 or self.loss > 0
 
     def __str__(self) -> str:
-        """What is its own, for people."""
+        """Return its own properties as text."""
         who = f"{self.number}" if self.to is None else f"{self.number} to {self.to}"
         rate = self.rate_mbit_s
         own = [
@@ -68,7 +77,7 @@ class PeerSpec:
 
 
 def check_fleet(scenario: Scenario) -> None:
-    """Raise a :class:`KeyFault` for a peer that cannot be one of this scenario's."""
+    """Raise a :class:`KeyFault` for a peer that cannot belong to this scenario."""
     known: dict[int, int] = {}
     latency = scenario.network.latency
     for place, spec in enumerate(scenario.fleet):
@@ -92,5 +101,5 @@ def check_fleet(scenario: Scenario) -> None:
 
 
 def by_name(fleet: Sequence[PeerSpec]) -> dict[str, PeerSpec]:
-    """What is each peer's own, by the name that its randomness comes from."""
+    """Return each peer's own properties, by the name that its randomness comes from."""
     return {str(number): spec for spec in fleet for number in spec.numbers}

@@ -1,4 +1,4 @@
-"""A scenario: peers, what they train, and the world around them; frozen, and with its seed a whole experiment."""
+"""A scenario: peers, their task, and the world around them; frozen, and with its seed a whole experiment."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ __all__ = [
     "Task",
 ]
 
-SHORTEST_STEP_S = 1e-6  # nothing trains faster, and virtual time has to pass
-MOST_ROWS = 400  # of a history: the swarm is looked at no more often
+SHORTEST_STEP_S = 1e-6  # Nothing trains faster, and virtual time must pass.
+MOST_ROWS = 400  # The most rows of a history.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stragglers:
-    """Each peer is slow with probability ``share``: its steps then take ``slowdown`` times as long."""
+    """Slow peers: each is slow with probability ``share``, and its steps then take ``slowdown`` times as long."""
 
     share: float
     slowdown: float
@@ -60,7 +60,7 @@ class Stragglers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """How long a training step takes; ``per``: drawn anew for each step, or once for each peer."""
+    """The duration of a training step, drawn for each step or once for each peer (``per``)."""
 
     step_s: Distribution = field(default_factory=lambda: Distribution.constant(0.1))
     per: Literal["step", "peer"] = "step"
@@ -75,11 +75,17 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipSpec:
-    """How peers know each other: the whole membership "protocol", or an "ideal" sampler that always knows which peers
-    are up. None: the protocol where a scenario is played message by message, and the sampler at the fast level.
+    """How peers know each other.
 
-    ``start``: "together", the first peers know each other and hold one model at 0; or "seed", peer 0 is alone and the
-    others join through it, one every ``join_every_s``.
+    Attributes:
+        mode: The whole membership "protocol", or an "ideal" sampler that always knows which peers are up. None: the
+            protocol if a scenario is played message by message, and the sampler at the fast level.
+        start: "together": the first peers know each other and hold one model at 0. "seed": peer 0 is alone and the
+            others join through it.
+        join_every_s: Seconds between two peers that join.
+
+    Raises:
+        ConfigError: A value cannot work.
     """
 
     mode: Literal["protocol", "ideal"] | None = None
@@ -95,8 +101,16 @@ class MembershipSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSpec:
-    """How often the swarm is looked at (None: 40 times over the run), and how many peers, evenly chosen, are evaluated
-    each time: more cost time and change no conclusion."""
+    """The measurements of a run.
+
+    Attributes:
+        every_s: Seconds between two rows; None: 40 rows over the run.
+        evaluate_peers: Peers, evenly chosen, that are evaluated for each row; more take longer and change no
+            conclusion.
+
+    Raises:
+        ConfigError: A value cannot work.
+    """
 
     every_s: float | None = None
     evaluate_peers: int = 256
@@ -112,10 +126,26 @@ class ReportSpec:
 class Scenario:
     """A whole experiment. Construct with keywords, or from TOML with :meth:`from_toml`.
 
-    Exactly one of ``duration_s`` (virtual seconds) and ``rounds`` (until the peers have mixed that often on average)
-    says when it ends. ``fidelity``: "whole", every message of every peer; "exchange", an exchange being one event; or
-    "auto", the second where it can represent the scenario, else the first.
-    Raises :class:`~gossip.errors.ConfigError` in one sentence that names the key and what would do.
+    Attributes:
+        name: Its name in reports.
+        seed: The seed of all randomness.
+        peers: The number of peers.
+        duration_s: The end in virtual seconds; exactly one of this and ``rounds`` is given.
+        rounds: The end, as mixes per peer on average.
+        fidelity: "whole" plays every message of every peer, "exchange" each exchange as one event, and "auto" the
+            second if that can represent the scenario.
+        task: The task to learn.
+        gossip: The settings of each peer.
+        compute: Step times.
+        network: The links.
+        fleet: Peers that differ.
+        churn: When peers come and go; None: all stay.
+        attackers: Peers that attack.
+        membership: How peers know each other.
+        report: How often the swarm is measured.
+
+    Raises:
+        ConfigError: A value cannot work; one sentence names the key and an alternative.
     """
 
     name: str = "scenario"
@@ -167,12 +197,12 @@ class Scenario:
 
     @property
     def trains(self) -> bool:
-        """Whether models are trained, and not only averaged."""
+        """Return True if models are trained, and not only averaged."""
         return self.task.dataset != "averaging"
 
     @property
     def config(self) -> Config:
-        """Of each peer: what ``gossip`` leaves open is decided as a node decides it."""
+        """Return the settings of each peer, where open ones are decided as a node decides them."""
         return self.gossip.for_training(self.task.optimizer.quasi_global > 0) if self.trains else self.gossip
 
     def check_attackers(self) -> None:
@@ -188,7 +218,7 @@ class Scenario:
             require(not endless, "attackers.scale", spec.scale, "given for alie where half of the peers attack")
 
     def check_report(self) -> None:
-        """Rows are written at even shares of a run whose length is known, and not more than so many."""
+        """Check that rows come at even intervals of a run of known length, at most MOST_ROWS of them."""
         every_s = self.report.every_s
         if every_s is None:
             return
@@ -203,8 +233,18 @@ class Scenario:
     def from_toml(
         cls, path: str | Path, *, seed: int | None = None, changes: Mapping[str, str] | None = None
     ) -> Scenario:
-        """A scenario's file. ``changes``: texts under dotted keys, as ``--set gossip.mix_every_steps=4`` gives them,
-        each read as TOML or else as it stands. The paths of a trace and a graph are relative to the file's folder."""
+        """Read a scenario from a TOML file.
+
+        The paths of a trace and a graph are relative to the file's folder.
+
+        Args:
+            path: The file.
+            seed: A seed in place of the file's.
+            changes: Texts by dotted key, as from ``--set gossip.mix_every_steps=4``, each parsed as TOML if possible.
+
+        Raises:
+            ConfigError: The file is missing, or a value in it cannot work.
+        """
         path = Path(path)
         table = read_toml(path, "scenario")
         if isinstance(churn := table.get("churn"), dict) and isinstance(trace := churn.get("trace"), str):
@@ -215,7 +255,7 @@ class Scenario:
         if seed is not None:
             given["seed"] = seed
         ends = {key: given.pop(key) for key in ENDS if key in given}
-        if ends:  # they replace what the file says, which may be nothing
+        if ends:  # They replace the file's, which may have none.
             table = {key: held for key, held in table.items() if key not in ENDS} | ends
         try:
             scenario = cls.from_mapping(table)
@@ -225,33 +265,49 @@ class Scenario:
 
     @classmethod
     def from_mapping(cls, table: Mapping[str, Any]) -> Scenario:
-        """The same keys from nested mappings, or from the dataclasses themselves."""
+        """Create a scenario from nested mappings, or from the dataclasses themselves.
+
+        Args:
+            table: The keys of a scenario's file.
+
+        Raises:
+            ConfigError: A value cannot work.
+        """
         try:
             return tables.record(cls, table)
         except UnknownKey as fault:
             raise elsewhere(fault) from None
 
     def to_mapping(self) -> dict[str, Any]:
-        """Nested mappings that :meth:`from_mapping` turns into an equal scenario. Presets are named again where they
-        leave less to say."""
+        """Return nested mappings that :meth:`from_mapping` turns into an equal scenario.
+
+        Presets are named where that leaves fewer keys.
+        """
         table: dict[str, Any] = tables.plain(self)
         return table
 
     def to_toml(self) -> str:
-        """The text of a file that :meth:`from_toml` turns into an equal scenario (a trace's path is as it was)."""
+        """Return the text of a file that :meth:`from_toml` turns into an equal scenario, with the same trace path."""
         return tables.toml_text(self.to_mapping())
 
     def replace(self, **changes: Any) -> Scenario:
-        """The scenario with other values under dotted keys: ``replace(**{"gossip.mix_every_steps": 4, "peers": 50})``.
+        """Return the scenario with other values under dotted keys.
 
-        None removes a key. ``duration_s`` takes the place of ``rounds``, and the other way round; another optimizer's
-        name takes the place of the whole optimizer.
+        For example ``replace(**{"gossip.mix_every_steps": 4, "peers": 50})``. ``duration_s`` replaces ``rounds``, and
+        the other way round. Another optimizer's name replaces the whole optimizer.
+
+        Args:
+            **changes: Values by dotted key; None removes a key.
+
+        Raises:
+            ConfigError: A value cannot work.
         """
         table = self.to_mapping()
         if sum(changes.get(key) is not None for key in ENDS) == 1:
             table = {key: held for key, held in table.items() if key not in ENDS}
         if changes.get("task.optimizer.name", self.task.optimizer.name) != self.task.optimizer.name:
-            table["task"] = dict(table["task"]) | {"optimizer": {}}  # what suits the one makes the other diverge
+            # Settings that suit one optimizer make another diverge.
+            table["task"] = dict(table["task"]) | {"optimizer": {}}
         return Scenario.from_mapping(tables.changed(table, changes))
 
 
@@ -259,22 +315,22 @@ ENDS = ("duration_s", "rounds")
 
 
 def value_of(text: str) -> Any:
-    """What the command line's ``key=value`` gives: TOML where it is TOML, else the text."""
+    """Parse the command line's ``key=value``: as TOML if possible, else as text."""
     try:
         table = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, a thousand brackets
+    except (ValueError, RecursionError):  # No TOML, a number of thousands of digits, or a thousand brackets.
         return text
     value = table["value"]
     return value if len(table) == 1 and isinstance(value, str | int | float | bool | list | dict) else text
 
 
 def elsewhere(fault: UnknownKey) -> ConfigError:
-    """An unknown key has perhaps strayed into another table."""
+    """Suggest another table for an unknown key, which may have strayed."""
     if "did you mean" in fault.said:
         return fault
     known = [*tables.paths(Scenario), *(f"gossip.{name}" for name in (*tables.hints(Config), "preset"))]
     above, _, last = fault.key.rpartition(".")
-    if "there are" in fault.said and "[" in above:  # an item of a list: its keys are nowhere else
+    if "there are" in fault.said and "[" in above:  # An item of a list, whose keys exist nowhere else.
         return fault
     near = [path for path in known if path.rpartition(".")[2] == last]
     near = near or difflib.get_close_matches(fault.key, known, n=1)

@@ -30,8 +30,8 @@ __all__ = [
 
 T = TypeVar("T")
 
-FEW = 8  # keys that a sentence can list
-NONE = "none"  # TOML has no word for an optional key that is left out on purpose
+FEW = 8  # Keys that a sentence can list.
+NONE = "none"  # TOML has no word for an optional key that is left out on purpose.
 KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
@@ -41,7 +41,7 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 class KeyFault(ConfigError):
-    """One sentence about one key; each table above it puts its own name in front (:meth:`under`)."""
+    """An error about one key; each table above it adds its own name in front (:meth:`under`)."""
 
     def __init__(self, key: str, said: str) -> None:
         super().__init__(key, said)
@@ -51,13 +51,13 @@ class KeyFault(ConfigError):
         return f"{self.key} {self.said}"
 
     def under(self, table: str) -> KeyFault:
-        """The same fault as seen from the table above."""
+        """Return the same error as seen from the table above."""
         whole = f"{table}.{self.key}" if self.key and not self.key.startswith("[") else table + self.key
         return type(self)(whole, self.said)
 
 
 class UnknownKey(KeyFault):
-    """No such key."""
+    """An unknown key."""
 
 
 def require(right: bool, key: str, value: object, wanted: str) -> None:
@@ -69,7 +69,7 @@ def require(right: bool, key: str, value: object, wanted: str) -> None:
 
 # -- tables to dataclasses ---------------------------------------------------------------------------------------------
 def settle(made: Any) -> None:
-    """What a dataclass calls in ``__post_init__``: bring each field to the type of its annotation.
+    """Bring each field of a dataclass to the type of its annotation; called in ``__post_init__``.
 
     Types are int, float, str, bool, Literal, tuples of them, ``X | None`` (the text "none" is None), gossip.Config,
     other such dataclasses, and classes with a classmethod ``parse(value)``.
@@ -82,7 +82,7 @@ def settle(made: Any) -> None:
 
 
 def record(kind: type[T], value: object) -> T:
-    """A dataclass from a table of its keys. What is one already is taken as it is."""
+    """Create a dataclass from a table of its keys; return an instance unchanged."""
     if isinstance(value, kind):
         return value
     require(isinstance(value, Mapping), "", value, f"a table of {', '.join(hints(kind))}")
@@ -97,7 +97,7 @@ def record(kind: type[T], value: object) -> T:
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise an :class:`UnknownKey` for the first key that is none of the known ones."""
+    """Raise an :class:`UnknownKey` for the first key that is not a known one."""
     known = list(known)
     for name in table:
         if name not in known:
@@ -149,11 +149,11 @@ def sequence(options: tuple[Any, ...], value: object) -> tuple[Any, ...]:
 
 
 def config_of(value: object) -> Config:
-    """A ``[gossip]`` section: the keys of a node's ``--config``."""
+    """Return the settings of a ``[gossip]`` section, which has the keys of a node's ``--config``."""
     require(isinstance(value, Mapping), "", value, "a table of gossip's settings")
     known = hints(Config)
     optional = {name for name, wanted in known.items() if type(None) in get_args(wanted)}
-    given = cast(Mapping[str, Any], value).items()  # of a key that is never left out "none" is a value like another
+    given = cast(Mapping[str, Any], value).items()  # For a key that is never left out, "none" is an ordinary value.
     table = {name: None if setting == NONE and name in optional else setting for name, setting in given}
     refuse_unknown(table, ["preset", "method", *known])
     try:
@@ -176,7 +176,7 @@ def uncapitalised(sentence: str) -> str:
 
 
 def hints(kind: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields, found once: it takes a millisecond."""
+    """Return the types of a dataclass's fields; cached, since it takes a millisecond."""
     if kind not in HINTS:
         resolved = get_type_hints(kind)
         HINTS[kind] = {field.name: resolved[field.name] for field in dataclasses.fields(kind)}
@@ -187,7 +187,7 @@ HINTS: dict[Any, dict[str, Any]] = {}
 
 
 def paths(kind: type, above: str = "") -> Iterator[str]:
-    """Every dotted key of a dataclass and of those within it."""
+    """Yield every dotted key of a dataclass and of the dataclasses within it."""
     for name, hint in hints(kind).items():
         yield above + name
         inner = [option for option in (hint, *get_args(hint)) if dataclasses.is_dataclass(option)]
@@ -197,9 +197,9 @@ def paths(kind: type, above: str = "") -> Iterator[str]:
 
 # -- dataclasses to tables ---------------------------------------------------------------------------------------------
 def plain(value: Any) -> Any:
-    """What TOML can hold of a value: a class with a method ``plain`` says so itself, a dataclass gives its fields.
+    """Return what TOML can hold of a value: the result of its method ``plain``, or a dataclass's fields.
 
-    A field that is None is left out, or is the text "none" where its default is another.
+    A field that is None is left out, or is the text "none" if its default is another value.
     """
     if hasattr(value, "plain") and not isinstance(value, Config):
         return value.plain()
@@ -224,9 +224,9 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def nearest(table: dict[str, Any], bases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The table as a preset and what differs from it, for the preset that leaves least to say, or as it is.
+    """Return the table as a preset and the differences from it, if that is shorter than the table.
 
-    ``bases``: what each preset gives. One that gives a key which the table lacks cannot be meant.
+    ``bases`` has the keys of each preset. A preset with a key that the table lacks is not considered.
     """
     best = dict(table)
     for name, base in bases.items():
@@ -237,7 +237,7 @@ def nearest(table: dict[str, Any], bases: Mapping[str, Mapping[str, Any]]) -> di
 
 
 def changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested mappings with other values under dotted keys; None removes a key."""
+    """Return a copy of nested mappings with other values under dotted keys; None removes a key."""
     made = copied(table)
     for dotted, value in changes.items():
         *above, last = dotted.split(".")
@@ -262,8 +262,11 @@ def copied(table: Mapping[str, Any]) -> dict[str, Any]:
 
 # -- tables to text ----------------------------------------------------------------------------------------------------
 def toml_text(table: Mapping[str, Any]) -> str:
-    """A mapping as TOML, which the standard library reads and does not write: its plain values first, then a section
-    for each table, tables within it on one line. Keys are bare words; there are no others in a scenario."""
+    """Return a mapping as TOML, which the standard library reads but does not write.
+
+    Plain values come first, then a section for each table, with inner tables on one line. Keys are bare words, as all
+    keys of a scenario are.
+    """
     lines = [f"{name} = {toml_value(held)}" for name, held in table.items() if not isinstance(held, Mapping)]
     for name, section in table.items():
         if isinstance(section, Mapping):
@@ -280,7 +283,7 @@ def toml_value(value: Any) -> str:
         return '"' + "".join(ESCAPES.get(c, c if c.isprintable() else f"\\U{ord(c):08x}") for c in value) + '"'
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value)  # inf and nan are TOML's words, too
+    return str(value)  # inf and nan are TOML's words, too.
 
 
 ESCAPES = {'"': '\\"', "\\": "\\\\"}

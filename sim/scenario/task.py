@@ -1,4 +1,4 @@
-"""What is learned: the data set, who holds what of it, the model, and the optimizer, as a scenario states them."""
+"""The task of a scenario: the data set and its division, the model, and the optimizer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,16 @@ LARGEST = 1_000_000  # peers, and sizes of a task: a slip of the keyboard is fou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """How the data set is divided: "iid"; "dirichlet", classes in shares of Dirichlet(alpha) (T. Hsu et al.,
-    arXiv:1909.06335; 0.1 is very uneven, 100 nearly even); "natural", by who made it (a speaker of the plays)."""
+    """The division of the data set.
+
+    Attributes:
+        kind: "iid"; "dirichlet", classes in shares of Dirichlet(alpha) (T. Hsu et al., arXiv:1909.06335); or "natural",
+            by author (a speaker of the plays).
+        alpha: The evenness of "dirichlet": 0.1 is very uneven, 100 nearly even.
+
+    Raises:
+        ConfigError: A value cannot work.
+    """
 
     kind: Literal["iid", "dirichlet", "natural"] = "iid"
     alpha: float | None = None
@@ -38,7 +46,7 @@ class Partition:
 
     @classmethod
     def parse(cls, value: object) -> Partition:
-        """From a table, or a kind alone."""
+        """Parse a table, or a kind alone."""
         return tables.record(cls, {"kind": value} if isinstance(value, str) else value)
 
 
@@ -50,8 +58,13 @@ class Optimizer:
 
     ``clip_norm``: a gradient's norm is at most so large, as torch.nn.utils.clip_grad_norm_ has it.
 
-    ``schedule`` "cosine": the rate rises to ``lr`` over ``warmup_steps``, falls to ``min_lr`` until ``schedule_steps``,
-    and stays there. Each peer's own steps count, in all its lives.
+    It is torch.optim.SGD (lr, momentum, weight_decay), AdamW (lr, betas, weight_decay), or with ``quasi_global``
+    momentum :class:`node.model.quasi_global.QuasiGlobal` (lr, quasi_global, weight_decay), with the same arithmetic.
+    With ``schedule`` "cosine" the rate rises to ``lr`` over ``warmup_steps``, falls to ``min_lr`` until
+    ``schedule_steps``, and stays there. It counts each peer's own steps, in all its lives.
+
+    Raises:
+        ConfigError: A value cannot work.
     """
 
     name: Literal["sgd", "adamw", "muon"] = "sgd"
@@ -119,7 +132,7 @@ class Optimizer:
         return tables.record(cls, table)
 
     def plain(self) -> dict[str, Any]:
-        """The table that :meth:`parse` reads."""
+        """Return the table that :meth:`parse` reads."""
         table = tables.fields_of(self)
         for key in ("betas",) if self.name == "sgd" else ("momentum", "quasi_global"):
             del table[key]
@@ -130,27 +143,39 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is learned. ``dataset`` "averaging" trains nothing: the peers average vectors of so many ``elements``, drawn
-    from N(0, 1).
+    """The task that is learned.
 
-    ``samples_per_peer``: None divides the data set among the peers; a number gives each so many samples of its own
-    draw, which others may hold as well. Where the data set has fewer than 8 samples for each peer (1,437 digits among
-    10,000 peers), None means 16 drawn with overlap.
+    Attributes:
+        dataset: A data set's name, or "module:function", which returns (x_train, y_train, x_test, y_test). "averaging"
+            trains nothing: the peers average vectors drawn from N(0, 1).
+        model: A model's name, or "module:function", which returns a torch.nn.Module.
+        loss: A loss's name, or "module:function" of (output, y). None: cross-entropy or mse, depending on y.
+        metric: "module:function" of (output, y), reported with the loss.
+        partition: How the data set is divided.
+        batch_size: Samples per step.
+        optimizer: The optimizer.
+        samples_per_peer: None divides the data set among the peers. A number gives each its own draw of so many
+            samples, which may overlap with others'. If there are fewer than 8 samples per peer (1,437 digits among
+            10,000 peers), None means 16 drawn with overlap.
+        hidden: The width of the mlp; None: 64.
+        elements: The length of a vector of "averaging".
+        model_mb: The size in MB of float32 of the model that this one stands for. Links carry vectors of that size, and
+            nothing else changes: a small model shows in seconds how a large one mixes. None: it stands for itself.
 
-    ``model_mb``: the model stands for one of so many MB of float32. Links carry what that one's vectors weigh, and
-    nothing else is different: a small model says in seconds how a large one mixes. None: it stands for itself.
+    Raises:
+        ConfigError: A value cannot work.
     """
 
-    dataset: str = "digits"  # or "module:function", giving (x_train, y_train, x_test, y_test)
-    model: str = "mlp"  # or "module:function", giving a torch.nn.Module
-    loss: str | None = None  # or "module:function" of (output, y); None: by what y are, cross-entropy or mse
-    metric: str | None = None  # "module:function" of (output, y), told beside the loss
+    dataset: str = "digits"
+    model: str = "mlp"
+    loss: str | None = None
+    metric: str | None = None
     partition: Partition = Partition()
     batch_size: int = 8
     optimizer: Optimizer = Optimizer()
     samples_per_peer: int | None = None
-    hidden: int | None = None  # width of the mlp; None: 64
-    elements: int = 1  # of a vector of "averaging"
+    hidden: int | None = None
+    elements: int = 1
     model_mb: float | None = None
 
     def __post_init__(self) -> None:
@@ -177,5 +202,5 @@ class Task:
         require(right, "model_mb", self.model_mb, f"a size in MB above 0, {LARGEST:,} at most")
 
     def weight(self, elements: int) -> float:
-        """What a byte of these ``elements`` weighs on a link: 1, or more where they stand for a larger model."""
+        """Return the weight of a byte of ``elements`` on a link: 1, or more if they stand for a larger model."""
         return 1.0 if self.model_mb is None else self.model_mb * 1e6 / (4 * elements)

@@ -1,4 +1,4 @@
-"""Networks and churn that others measured, as named presets: worlds.toml holds the figures and their sources."""
+"""Measured networks and churn as named presets: worlds.toml holds the figures and their sources."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def worlds() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def names(kind: str) -> list[str]:
-    """The presets of one kind: "quantiles_ms", "matrix", "network" or "churn"."""
+    """Return the presets of one kind: "quantiles_ms", "matrix", "network" or "churn"."""
     return list(worlds()[kind])
 
 
 def world(kind: str, name: object, key: str) -> Mapping[str, Any]:
-    """The figures of one preset. An unknown name is the fault of ``key``, and the error lists those there are."""
+    """Return the figures of one preset. For an unknown name the error blames ``key`` and lists the known names."""
     require(isinstance(name, str) and name in worlds()[kind], key, name, "one of " + ", ".join(names(kind)))
     return worlds()[kind][str(name)]
