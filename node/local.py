@@ -125,7 +125,7 @@ class Child:
         if not self.said:
             return f"starting: no Node yet, {passed_s:.0f} s so far"
         members = self.figures.get("members_alive", 0)
-        here = f"{members} members are here" if members > 1 else "Nobody else is here"
+        here = f"{members} members are here" if members > 1 else "No other member is here"
         return f"{self.said}" + (f" {here}; no step yet, {passed_s:.0f} s so far" if members else "")
 
     def signal(self, number: int) -> None:

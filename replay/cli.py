@@ -69,7 +69,7 @@ def replay(
             if out is not None:
                 report.write(out / f"{name}.json")
     except KeyboardInterrupt:
-        kept = f"what was finished is in {out}" if out is not None and reports else "nothing was saved"
+        kept = f"the finished reports are in {out}" if out is not None and reports else "nothing was saved"
         print(f"gossip: stopped; {kept}.", file=sys.stderr)
         return 130
     finally:

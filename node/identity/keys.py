@@ -159,7 +159,7 @@ def check_private(path: Path, what: str) -> None:
     found = path.stat()
     ours = found.st_uid == os.geteuid() and os.access(path, os.W_OK)
     if ours and stat.S_ISREG(found.st_mode) and found.st_mode & 0o007:
-        raise IdentityError(f"Everybody on this machine may read {what} in {path}: say chmod 600 {path} first.")
+        raise IdentityError(f"Every user of this machine can read {what} in {path}: run chmod 600 {path} first.")
 
 
 def keep_secret(secret: bytes, folder: Path) -> Path:

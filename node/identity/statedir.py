@@ -181,10 +181,8 @@ class StateDir:
             replace(self.path / "members.bin", data + checksum(data))
         except OSError as error:
             told, self._failing = self._failing, True
-            text = (
-                f"The address book in {self.path} cannot be written ({error.strerror}): training goes on, and what was "
-            )
-            return "" if told else text + "written last stays."
+            text = f"The address book in {self.path} cannot be written ({error.strerror}): training goes on, and the "
+            return "" if told else text + "book written last stays."
         told, self._failing = self._failing, False
         return f"The address book in {self.path} can be written again." if told else ""
 

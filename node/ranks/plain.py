@@ -38,7 +38,7 @@ def unreadable(what: str) -> LocalError:
     """Return the error for bytes or values that no rank of this version sends."""
     return LocalError(
         f"What came from another rank of this node's group is no message of this version ({what}): install the same "
-        "version of this package on all ranks, and let nobody else reach the ports of torch.distributed."
+        "version of this package on all ranks, and keep others from the ports of torch.distributed."
     )
 
 
@@ -58,7 +58,7 @@ def packed(value: Any) -> bytes:
     data = pack(value, 0)
     if len(data) > MOST_BYTES:
         raise ConfigError(
-            f"Rank 0 of this node's group has {len(data) >> 20} MB to tell the others, beside tensors, and may tell "
+            f"Rank 0 of this node's group has {len(data) >> 20} MB to send the others besides tensors, and may send "
             f"{MOST_BYTES >> 20} MB: keep long lists in the optimizer's state as tensors."
         )
     return data

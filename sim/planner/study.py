@@ -141,10 +141,10 @@ class Study:
         if given is not choice and given is not best:
             gap, error = choice.below(given)
             if math.isnan(gap):
-                return [*told, "What is given diverged.", self.sureness, *self.deadlines]
+                return [*told, "The given settings diverged.", self.sureness, *self.deadlines]
             better = "better" if gap < 0 else "worse"
-            more = f"sends {ratio(given, choice)} as much"
-            told.append(f"It is {points(abs(gap), error)} {better} than what is given, which {more}.")
+            more = f"send {ratio(given, choice)} as much"
+            told.append(f"It is {points(abs(gap), error)} {better} than the given settings, which {more}.")
         told.append(self.sureness)
         return told + self.deadlines
 
@@ -159,7 +159,9 @@ class Study:
         lossy = f" and {share_text(loss)} of packets lost" if loss else ""
         links = f"links of {rate} and {duration_text(latency_s)} one way{lossy} (medians)"
         if self.choice is self.given:
-            return [f'What is given names no preset, which is "lan"; "{world.preset}" has deadlines for {links}.']
+            return [
+                f'The given settings name no preset, which means "lan"; "{world.preset}" has deadlines for {links}.'
+            ]
         if "preset" not in self.choice.candidate.changes:
             return []
         return [f'preset = "{world.preset}" has deadlines for {links}.']

@@ -107,7 +107,7 @@ def whom(config: Config, peers: int) -> str:
         size = config.group_size
         if config.selection == "grid":
             return f"in groups of up to {size} on a grid"
-        return f"in random groups of up to {size}" if size else f"with everybody, in groups of up to {MAX_GROUP}"
+        return f"in random groups of up to {size}" if size else f"with all peers, in groups of up to {MAX_GROUP}"
     rule = SELECTIONS[config.selection]
     where = f"on the graph in {Path(config.graph).name}" if rule.file else rule.where
     joint = "to" if config.pushes else "with"
@@ -176,7 +176,7 @@ def carried(scenario: Scenario) -> str:
     most = scenario.gossip.connections
     said = [
         "streams begin slowly" + (", and again after a pause" if cubic else ""),
-        "what is lost comes late" + (" and narrows a sender's window" if cubic else "") if loses else "",
+        "lost packets come late" + (" and narrow a sender's window" if cubic else "") if loses else "",
         f"a link that loses much gets {most} connections" if cubic and loses and most > 1 else "",
         "" if cubic else "every 10 s of use a link nearly stops for 0.2 s",
     ]
@@ -190,14 +190,18 @@ def carried(scenario: Scenario) -> str:
 def churn(scenario: Scenario, ideal: bool) -> str:
     spec = scenario.churn
     if spec is None:
-        going = "Everybody stays"
+        going = "All peers stay"
     elif spec.trace is not None:
         going = f"Peers come and go as {spec.trace} says"
     else:
         assert spec.up is not None, "a churn without a trace has times"
         rest = f"then gone for {drawn(spec.down)}" if spec.down is not None else "then gone for good"
         going = f"A peer is up for {drawn(spec.up)}, {rest}"
-    knowing = "a perfect sampler says who is up" if ideal else "the membership protocol finds out who is up"
+    knowing = (
+        "a perfect sampler knows which peers are up"
+        if ideal
+        else "the membership protocol finds out which peers are up"
+    )
     joining = "; all but the first join through it" if scenario.membership.start == "seed" else ""
     return f"{going}; {knowing}{joining}."
 

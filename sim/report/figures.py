@@ -37,7 +37,7 @@ A row of **history.csv** (and of `result.history`); empty where unknown:
 |---|---|
 """
 ALL = """
-**summary.json**, and what `--json` prints on one line; null for what is not a number:
+**summary.json**, which `--json` prints on one line; null for a value that is not a number:
 
 | key | meaning |
 |---|---|

@@ -26,7 +26,7 @@ def report(result: Result) -> str:
         page.figures(headline(result)),
         shading([result]),
         page.pictures(drawn([result])),
-        page.table(("", ""), {"What it took": cost(result)}),
+        page.table(("", ""), {"Cost": cost(result)}),
         page.details("The rows behind the curves", rows_table(result)),
         page.details("The scenario", result.scenario.to_toml(), preformatted=True),
     ]

@@ -60,7 +60,7 @@ class AttackersSpec:
 
     def __post_init__(self) -> None:
         tables.settle(self)
-        require(0 <= self.share < 1, "share", self.share, "a share from 0 to below 1: somebody is honest")
+        require(0 <= self.share < 1, "share", self.share, "a share from 0 to below 1: at least one peer is honest")
         if self.kind == "nan":
             require(self.scale is None, "scale", self.scale, "left out: nan has none")
         else:

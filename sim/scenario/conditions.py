@@ -271,14 +271,14 @@ class ChurnSpec:
         if self.trace is not None:
             require(bool(self.trace), "trace", self.trace, "the name of a CSV file")
             require(self.up is None and self.down is None, "trace", self.trace, "alone: it replaces up and down")
-            require(self.start == "together", "start", self.start, "'together': a trace says who is up at 0")
+            require(self.start == "together", "start", self.start, "'together': a trace says which peers are up at 0")
             return
         if self.up is None:
             raise KeyFault("up", "is missing: give preset, up (and down), or trace.")
         for name, times in (("up", self.up), ("down", self.down)):
             require(times is None or times.mean > 0, name, times and str(times), "longer than 0 s on average")
         if self.start == "steady" and self.down is None:
-            raise KeyFault("down", "is missing: in a steady state those who go come back.")
+            raise KeyFault("down", "is missing: in a steady state peers that leave come back.")
 
     @classmethod
     def of(cls, preset: str, **changes: Any) -> ChurnSpec:

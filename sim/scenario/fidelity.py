@@ -50,7 +50,7 @@ class Fidelity(NamedTuple):
         if self.level == "exchange":
             return (
                 "It was played exchange by exchange (the fast level), which leaves out the membership protocol, links "
-                "and their beginning, and what single messages do beside their exchange; fidelity = 'whole' plays them."
+                "and their beginning, and what single messages do outside of exchanges; fidelity = 'whole' plays them."
             )
         return f"It was played message by message (the whole level), because {self.reason}."
 

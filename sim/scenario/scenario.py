@@ -96,7 +96,9 @@ class MembershipSpec:
         tables.settle(self)
         require(0 <= self.join_every_s < math.inf, "join_every_s", self.join_every_s, "a number of seconds from 0 up")
         unused = self.start == "together" and self.join_every_s > 0
-        require(not unused, "join_every_s", self.join_every_s, "left out, or start = 'seed': it spaces those who join")
+        require(
+            not unused, "join_every_s", self.join_every_s, "left out, or start = 'seed': it spaces the peers that join"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

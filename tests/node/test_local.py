@@ -186,7 +186,7 @@ def test_a_node_that_loads_for_long_says_for_how_long_and_then_what_it_waits_for
     child.new_rows()
     assert child.line() == "node 2  Took the weights. 2 members are here; no step yet, 42 s so far"
     child.figures["members_alive"] = 1
-    assert child.line() == "node 2  Took the weights. Nobody else is here; no step yet, 42 s so far"
+    assert child.line() == "node 2  Took the weights. No other member is here; no step yet, 42 s so far"
 
 
 def test_a_port_that_was_taken_and_is_free_again_is_replaced_too(tmp_path, monkeypatch, capsys):

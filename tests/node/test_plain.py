@@ -100,7 +100,7 @@ def test_tuples_nest_as_deep_as_may_be_read_and_no_deeper():
 
 
 def test_what_is_told_has_a_largest_size():
-    with pytest.raises(ConfigError, match="has 32 MB to tell the others, beside tensors, and may tell 32 MB"):
+    with pytest.raises(ConfigError, match="has 32 MB to send the others besides tensors, and may send 32 MB"):
         packed([bytes(MOST_BYTES)])
     with pytest.raises(LocalError, match=f"{MOST_BYTES + 1} bytes at once"):
         unpacked(bytes(MOST_BYTES + 1))

@@ -272,7 +272,7 @@ def test_figures_are_of_the_honest_alone():
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"share": 1.0}, ["attackers.share = 1.0", "below 1", "somebody is honest"]),
+        ({"share": 1.0}, ["attackers.share = 1.0", "below 1", "at least one peer is honest"]),
         ({"share": -0.1}, ["attackers.share = -0.1", "from 0"]),
         ({"share": 0.01}, ["attackers.share = 0.01", "1 at least of 10 peers"]),
         ({"share": 0.96}, ["attackers.share = 0.96", "leaves 1"]),

@@ -29,10 +29,10 @@ def test_a_scenario_reads_as_sentences():
         "rate 0.7), in fp32. A step takes 100 ms; 10 % of the peers are 4 times slower. Latencies are those measured "
         "on the internet; each peer has 20 Mbit/s "
         "up and no limit down. There is no TCP: a message takes the latency, and a stream its bytes over the rate from "
-        "the first one. A peer is up for 10 min, then gone for good; a perfect sampler says who is up. The run "
-        "lasts until each peer has mixed 100 times on average. It was played exchange by exchange (the fast level), "
-        "which leaves out the membership protocol, links and their beginning, and what single messages do beside their "
-        "exchange; fidelity = 'whole' plays them."
+        "the first one. A peer is up for 10 min, then gone for good; a perfect sampler knows which peers are up. "
+        "The run lasts until each peer has mixed 100 times on average. It was played exchange by exchange (the fast "
+        "level), which leaves out the membership protocol, links and their beginning, and what single messages do "
+        "outside of exchanges; fidelity = 'whole' plays them."
     )
 
 
@@ -44,7 +44,7 @@ def test_a_scenario_reads_as_sentences():
         ({"selection": "torus", "partners": 0}, "Each averages with all its neighbours on a torus at once every"),
         ({"selection": "graph", "graph": "a/links.txt"}, "Each averages with a neighbour on the graph in links.txt"),
         ({"mixing": "group", "group_size": 5}, "Each averages in random groups of up to 5 every 8 steps"),
-        ({"mixing": "group", "group_size": 0}, "Each averages with everybody, in groups of up to 16 every"),
+        ({"mixing": "group", "group_size": 0}, "Each averages with all peers, in groups of up to 16 every"),
         ({"mixing": "group", "selection": "grid"}, "Each averages in groups of up to 4 on a grid every"),
         ({"mixing": "push-sum"}, "Each pushes its model to a random partner every"),
         ({"mixing": "row-stochastic", "partners": 3}, "Each pushes its model to 3 random partners every"),
@@ -67,15 +67,15 @@ def test_of_two_peers_neither_has_a_random_partner():
     ("tables", "said", "unsaid"),
     [
         ({}, ["TCP's, with cubic: streams begin slowly, and again after a pause.", "queues that"], ["lost", "TLS"]),
-        ({"network": {"loss": 0.1}}, ["comes late and narrows a sender's window", "gets 8 connections"], []),
-        ({"network": {"loss": 0.1}, "gossip": {"connections": 1}}, ["what is lost comes late"], ["connections"]),
+        ({"network": {"loss": 0.1}}, ["come late and narrow a sender's window", "gets 8 connections"], []),
+        ({"network": {"loss": 0.1}, "gossip": {"connections": 1}}, ["lost packets come late"], ["connections"]),
         ({"network": {"congestion": "bbr", "tls": True}}, ["with bbr and TLS", "nearly stops for 0.2 s"], ["lost"]),
         ({"network": PERFECT}, ["There is no TCP"], ["queues that"]),
         ({"network": {"congestion": "none", "loss": 0.1}}, ["10 % of messages and streams are lost.", "no TCP"], []),
         ({"membership": {"mode": "ideal"}}, ["There is no TCP"], ["queues that"]),
         ({"membership": {"mode": "ideal"}, "network": {"loss": 0.1}}, ["Links are TCP's, with cubic"], []),
         ({"fleet": [{"number": 3, "name": "bob", "loss": 0.1, "latency_ms": 7}]},
-         ["bob (3): 7 ms further, 10 % of packets lost.", "what is lost comes late"], []),
+         ["bob (3): 7 ms further, 10 % of packets lost.", "lost packets come late"], []),
         ({"fleet": [{"number": 3, "to": 5, "step_s": 0.5, "rate_mbit_s": 8}]},
          ["peers (3 to 5): 8 Mbit/s up, 8 down, steps of 0.5 s."], ["lost"]),
     ],
