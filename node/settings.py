@@ -212,8 +212,8 @@ def advertised(settings: Settings, bound: Address | None, known: Iterable[Addres
 
     Args:
         settings: The settings of this node; a given ``advertise`` wins.
-        bound: Where this node listens. For "any address" the result is this machine's address on the way to a seed, to
-            other hosts of the launch, to a member of an earlier life, or out of this machine, the first that exists.
+        bound: Where this node listens. For "any address" the result is this machine's address on the way to another
+            host. That is a seed, else another host of the launch, else a known member, else any host outside.
         known: Addresses of members that this node knew in an earlier life.
     """
     if settings.advertise is not None or bound is None:

@@ -175,7 +175,7 @@ def owned(buckets: int, me: PeerId, members: Sequence[PeerId], salt: bytes) -> n
     It owns a bucket if no rival has a higher weight, or an equal one and a smaller id.
 
     Rivals are compared in blocks, and only buckets still held go on to the next block. After k rivals 1 / (k + 1) of
-    the buckets are left, so blocks grow as the held buckets shrink, and a round costs at most ``buckets`` hashes. For
+    the buckets are left. So blocks grow as the held buckets shrink, and a round costs at most ``buckets`` hashes. For
     65,536 buckets among 10,000 members that is about a million hashes instead of 655 million, which would slow a
     training loop.
     """

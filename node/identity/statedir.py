@@ -66,7 +66,7 @@ class StateDir:
     def take(self) -> bool:
         """Lock the directory until :meth:`release` or the end of the process; return False if another node has it.
 
-        Two nodes with one key would each receive messages meant for the other, and train alone in parallel.
+        The swarm would take two nodes with one key for one member, and each would train alone.
         """
         if self.path is None or self._lock is not None:
             return True

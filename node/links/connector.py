@@ -350,8 +350,8 @@ class Doors:
     async def try_dial(self, address: Address, asker: str = "") -> bool:
         """Return True if a connection to ``address`` can be opened, for a member whose link comes from ``asker``.
 
-        A connection proves nothing about the host that listens, so the dial stays charged to the budget, unless the
-        address is on the asker's own host.
+        A connection does not prove that a member listens. So the dial stays charged to the budget, unless the address
+        is on the asker's own host.
         """
         own = neighbourhood(address.host) == neighbourhood(asker)
         if self.may_dial(address) and (own or self.budget.take(address, trio.current_time())):

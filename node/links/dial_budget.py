@@ -33,7 +33,7 @@ def site_of(host: str) -> str:
 class DialBudget:
     """A token bucket for each host: a dial takes a token, and a finished handshake gives it back.
 
-    Dials to an address at which a member has proved to be cost no token from then on, nor do those to loopback, since
+    Once a member has proved to be at an address, dials to it cost no token. Dials to loopback cost none either, since
     nothing leaves this machine.
     """
 

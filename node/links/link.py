@@ -203,8 +203,8 @@ class Link:
     async def cut_when_cancelled(self) -> None:
         """Close the stream on cancellation.
 
-        Worker threads block in the kernel and notice nothing but the end of the connection, so this task runs next to
-        the two loops and ends their threads too.
+        Worker threads block in the kernel and notice nothing but the end of the connection. So this task runs next to
+        the two loops, and ends their threads too.
         """
         try:
             await trio.sleep_forever()

@@ -1,1 +1,1 @@
-"""What a node reports: figures, events, logs and the status page."""
+"""The reports of a node: figures, events, logs and the status page."""

@@ -35,9 +35,9 @@ class Console:
 
     Rows are JSON objects with ``t`` (unix seconds), the node's ``id`` and ``event``: ``listening`` (with ``address``),
     ``progress``, ``final``, and the kinds that the node reports. A ``progress`` row comes every second in the first
-    minute, then after each further sixtieth of the time since the start, and every 10 s from ten minutes on. If the log
-    is renamed or removed (logrotate), a new file of that name begins. Output never stops training: a line or log that
-    cannot be written is turned off, the log with one notice.
+    minute and every 10 s from ten minutes on. In between it comes after each sixtieth of the time since the start. If
+    the log is renamed or removed (logrotate), a new file of that name begins. Output never stops training: a line or
+    log that cannot be written is turned off, the log with one notice.
 
     Without a stream, notices go to Python's logging (:mod:`node.observe.notices`). With ``embedded`` no command shows
     them, so warnings appear even if the program has set up no logging.

@@ -136,8 +136,8 @@ def median(values: Iterable[float]) -> float | None:
 def refused(at: Source) -> tuple[tuple[str, str, int], ...]:
     """Return the members that were refused most often, and the reasons.
 
-    Vectors that a filter shortens do not count. Honest members with their own data cause that often, and those that
-    overdo it are reported as misbehaving.
+    Vectors that a filter shortens do not count, since honest members with their own data often send such vectors. A
+    member that overdoes it is reported as misbehaving.
     """
     whole = [item for item in at.peer.refusals.items() if item[0][1] not in SHORTENED]
     counts = sorted(whole, key=lambda item: item[1], reverse=True)[:SHOWN]

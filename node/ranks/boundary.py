@@ -85,7 +85,7 @@ class RanksBoundary(Boundary):
     # -- the network's -------------------------------------------------------------------------------------------
     @property
     def weighs(self) -> bool:
-        """Return False, since each rank adds the values that it receives."""
+        """Return False, since each rank adds the values that it receives as they are."""
         return False
 
     def want_update(self, update: Update) -> None:

@@ -106,8 +106,8 @@ class GroupChannel:
     def open(self) -> None:
         """Connect the ranks.
 
-        ``dist.new_group`` would not do. It reuses the name of a destroyed group, so the second Node of a program would
-        find in the store the addresses of the first one's ranks.
+        ``dist.new_group`` would not do. It reuses the name of a destroyed group. So the second Node of a program would
+        find the addresses of the first one's ranks in the store.
         """
         number = OPENED[self.group] = OPENED.get(self.group, 0) + 1
         self.store = prefixed(f"gossip/{number}", store_of(self.group))

@@ -141,8 +141,8 @@ class PlainStream:
         try:
             count = sock.recv_into(buffer, 0, DONT_WAIT)
             if not count:
-                # The kernel reports a reset only once, perhaps to a send; later readers see an end of file. A socket
-                # that was reset has no peer name, while one whose peer closed properly still has.
+                # The kernel reports a reset only once, perhaps to a send; later readers see an end of file. But a
+                # reset socket has no peer name, and a socket whose peer closed properly still has one.
                 sock.getpeername()
         except BlockingIOError:
             self._empty = True

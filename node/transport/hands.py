@@ -22,7 +22,7 @@ from node.transport.sealed import SealedStream
 
 __all__ = ["WHOLE_BYTES", "BlockingStream", "Hands"]
 
-THREADS = 8  # Two for each stream of three exchanges (ours and two that others began), and two for a newcomer.
+THREADS = 8  # Two for each of three exchanges (ours and two that others began), and two for a newcomer.
 WHOLE_BYTES = 65_536  # A buffer of at least this size is a chunk's body and is filled in one call.
 LOOK_MS = 250  # The interval at which an idle thread checks whether its vector is still needed.
 # After this time a system call returns with the bytes moved so far, so that a slow stream is seen to move. trio's own

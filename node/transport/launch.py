@@ -31,7 +31,7 @@ def other_hosts(environment: Mapping[str, str]) -> Address | None:
     master = environment.get("MASTER_ADDR", "")
     if master and not is_loopback(master):
         for size, local in SIZES:
-            # Some launchers do not count the processes per host: those may all be on other hosts.
+            # Some launchers do not count the processes per host, so all may be on other hosts.
             if number(environment, size) > max(1, number(environment, local)):
                 return Address(master, number(environment, "MASTER_PORT") or PORT)
     launcher = environment.get("SLURM_LAUNCH_NODE_IPADDR", "")

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 __all__ = ["Loss", "PathRecord"]
 
-# Offsets in Linux's struct tcp_info, which only grows at its end.
+# Byte offsets in Linux's struct tcp_info, which only grows at its end.
 RTT_US, RETRANSMITTED, MIN_RTT_US, SENT = 68, 100, 148, 156  # Segments with data: retransmitted, and sent at all.
 BUSY_US, NO_ROOM_US = 168, 176  # 64-bit times: sending, and held up by the receiver's window.
 INFO_BYTES, LONG_INFO_BYTES = 160, 184
 SEGMENT_BYTES = 1448
 
-ENOUGH = 1_000  # Segments (1.4 MB) before a verdict,
-LOOKS = 4  # in at least so many looks with a loss: a slow start that overshoots loses many, but once.
+ENOUGH = 1_000  # Segments (1.4 MB) before a verdict.
+LOOKS = 4  # Looks with a loss before a verdict: a slow start that overshoots loses many, but only once.
 LOSSY = 0.005  # The share of retransmitted segments from which a path is lossy; a full queue causes a tenth of that.
 LEAST_RTT_S = 0.005  # On a shorter round trip losses are repaired fast, and any window suffices.
 QUEUE = 1.5  # Factor on the shortest round trip: losses at longer ones may be caused by a queue.

@@ -3,7 +3,7 @@
 TLS authenticates both sides and carries both Hellos, with a random key share of each side in them. If both gave a
 share, they close TLS in order, and each direction continues with its own key, derived from both shares. OpenSSL keeps
 one state for both directions, and its records hold 16 KiB. Here a direction is a key and a counter, which a task can
-take into a thread, and a record is decrypted straight into its place.
+take into a thread. A record is decrypted straight into its place.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def direction_keys(dialler: bytes, acceptor: bytes) -> tuple[bytes, bytes]:
     """Derive the keys of the dialler and of the acceptor, from each side's share followed by its id.
 
     Neither side alone determines a key, so no key repeats while one of them draws at random. The ids bind the keys to
-    the two members. Otherwise a man in the middle could dial with the share that it was just given, splice two
-    connections, and leave both sides taking each other for it.
+    the two members. Otherwise a man in the middle could dial with the share that it was just given, and splice two
+    connections. Both sides would then take each other for it.
     """
     both = HKDF(algorithm=hashes.SHA256(), length=64, salt=None, info=b"gossip sealed 1").derive(dialler + acceptor)
     return both[:32], both[32:]

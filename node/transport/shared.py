@@ -1,8 +1,8 @@
 """Shared memory between two processes of one host: a test that they can share it, and a socket that passes it on.
 
-If both ends of a link are processes of one user on one Linux host, a second socket between them carries memory
-descriptors and nothing else. Nothing here waits: a descriptor that was passed before a message was sent over the link
-arrives before that message.
+Two processes of one user on one Linux host have a second socket next to their link. It carries memory descriptors and
+nothing else. Nothing here waits: a descriptor that was passed before a message was sent over the link arrives before
+that message.
 """
 
 from __future__ import annotations

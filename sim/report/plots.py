@@ -152,8 +152,8 @@ def consensus(axes: Axes, results: Sequence[Result]) -> None:
 def distances(result: Result) -> Floats:
     """Return the consensus distance, without values that a logarithmic axis cannot show well.
 
-    A swarm that starts from one model begins at 0, or at the rounding error of that, which would press all else into
-    the top of the picture.
+    A swarm that starts from one model begins at 0, or at the rounding error of that. Such a point would press all else
+    into the top of the picture.
     """
     distance = result.column("consensus_distance")
     greatest = positive(distance).max(initial=0.0)

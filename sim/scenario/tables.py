@@ -71,8 +71,8 @@ def require(right: bool, key: str, value: object, wanted: str) -> None:
 def settle(made: Any) -> None:
     """Bring each field of a dataclass to the type of its annotation; called in ``__post_init__``.
 
-    Types are int, float, str, bool, Literal, tuples of them, ``X | None`` (the text "none" is None), gossip.Config,
-    other such dataclasses, and classes with a classmethod ``parse(value)``.
+    Types are int, float, str, bool, Literal, tuples of them, ``X | None`` (the text "none" is None), and gossip.Config.
+    Other types are dataclasses that call this, and classes with a classmethod ``parse(value)``.
     """
     for name, hint in hints(type(made)).items():
         try:

@@ -165,7 +165,7 @@ def test_the_cheapest_within_a_point_of_the_best_is_taken():
     text = " ".join(study.sentences)
     assert "Take lean" in text
     assert "4 times as much" in text
-    assert "10.7 ± 0.6 points better than what is given" in text
+    assert "10.7 ± 0.6 points better than the given settings" in text
     heads, rows = study.table()
     assert [row[0].strip() for row in rows] == ["best", "> lean", "poor", GIVEN]
     assert heads[2] == "to 90 %"
