@@ -1,21 +1,20 @@
-/* A router between network namespaces of its own, in user space: links with a rate, a latency, loss and cuts.
+/* A user-space router between its own network namespaces: links with a rate, a latency, loss and cuts.
  *
  *   router SEED QUEUE_MS NODES
  *
  * It makes NODES network namespaces, each with one TUN device, "eth0", and prints "ready" with a file descriptor for
- * each namespace: whoever may open /proc/PID/fd/N enters it. Nothing of them has a name outside, so that they are gone
- * with the last process in them, however this one ends. Node k has the address 10.78.0.k+1.
+ * each namespace: a process that may open /proc/PID/fd/N can enter it. The namespaces have no name outside, so they
+ * vanish with the last process in them, however this one ends. Node k has the address 10.78.0.k+1.
  *
- * A packet from i to j is first put on the wire of i's uplink, which takes its bytes over the rate, behind what waits
- * there already; it may be lost; it takes the latency of the pair; and then the downlink of j takes it as the uplink
- * did. What would wait longer than QUEUE_MS (or stands behind 64 KiB, where that is more) finds the queue full and is
- * dropped, as a home's router drops it. Rates count IP bytes. A pair's losses come from (SEED, i, j) alone: the n-th
- * packet from i to j has the same luck whatever the others send.
+ * A packet from i to j first waits for i's uplink, which takes its bytes over the rate. It may be lost. Then it takes
+ * the latency of the pair, and waits for j's downlink in the same way. A packet that would wait longer than QUEUE_MS
+ * (or behind 64 KiB, if that is more) finds the queue full and is dropped, as by a home router. Rates count IP bytes.
+ * A pair's losses depend on (SEED, i, j) alone: the n-th packet from i to j is lost or not whatever others send.
  *
- * Commands come on stdin, one a line, and each is answered by a line. A node given as -1 means every one.
+ * Commands come on stdin, one per line, and each is answered by a line. The node -1 stands for all nodes.
  *   rate NODE UP_MBIT DOWN_MBIT     latency I J MS (both ways)     loss I J SHARE (both ways)
  *   cut I J    heal I J    stats    quit
- * It ends with its stdin, and with the thread that started it.
+ * It ends when its stdin closes, or when the thread that started it ends.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -35,19 +34,19 @@
 #include <unistd.h>
 
 #define MOST_NODES 32
-#define MOST_PACKETS 65536 /* on their way at once, 100 MB: a second of 800 Mbit/s; beyond it a queue counts as full */
-#define LARGEST 1500       /* bytes of a packet: the devices' MTU */
-#define TURN 64            /* packets read from one device before the others have theirs */
-#define FLOWING_NS 2000000 /* since the last packet: for so long devices are looked at in intervals and not waited for, */
-#define LOOK_NS 150000     /* so often: a wake-up for each packet would cost more than the packet */
-#define LATE_NS 5000000    /* later than it should have been: the run was disturbed */
+#define MOST_PACKETS 65536 /* In flight: 100 MB, a second of 800 Mbit/s. Beyond it a queue counts as full. */
+#define LARGEST 1500       /* Bytes of a packet: the devices' MTU. */
+#define TURN 64            /* Packets read from one device before the others have their turn. */
+#define FLOWING_NS 2000000 /* After a packet the devices are polled for so long, instead of waited for. */
+#define LOOK_NS 150000     /* The poll interval: a wake-up for each packet would cost more than the packet. */
+#define LATE_NS 5000000    /* A packet this late shows that the run was disturbed. */
 #define LEAST_QUEUE 65536.0
 
 typedef int64_t ns;
 
 typedef struct packet {
     ns due;
-    uint64_t number; /* in the order of arrival: of two that are due at once the older goes first */
+    uint64_t number; /* In order of arrival: of two packets due at once the older goes first. */
     struct packet *next_free;
     uint16_t size;
     uint8_t from, to, on_downlink;
@@ -55,15 +54,15 @@ typedef struct packet {
 } packet;
 
 typedef struct {
-    double bytes_ns; /* rate */
-    ns free_at;      /* when what it carries now has left it */
+    double bytes_ns; /* The rate. */
+    ns free_at;      /* The time at which its last packet has left it. */
 } wire;
 
 typedef struct {
     ns latency;
     double loss;
     int cut;
-    uint64_t luck; /* state of the generator that decides losses */
+    uint64_t luck; /* The state of the generator that decides losses. */
 } path;
 
 static int nodes, devices[MOST_NODES], spaces[MOST_NODES];
@@ -88,7 +87,7 @@ static double draw(uint64_t *state) {
     return (double)((x ^ (x >> 31)) >> 11) / 9007199254740992.0;
 }
 
-/* -- packets on their way: a heap by when they are due, and those that are free to be used again -------------------- */
+/* -- packets in flight: a heap by due time, and a free list -------------------------------------------------------- */
 static packet *heap[MOST_PACKETS], *spare;
 static size_t on_way;
 
@@ -127,7 +126,7 @@ static void drop(packet *p, uint64_t *why) {
 }
 
 /* -- the way of a packet ------------------------------------------------------------------------------------------ */
-/* When its last bit has passed this wire, if its first may go at `at`; -1 where the queue before it is full. */
+/* Return when its last bit has passed this wire, if its first may go at `at`; -1 if the queue is full. */
 static ns pass(wire *w, int size, ns at) {
     ns begins = w->free_at > at ? w->free_at : at;
     double room = w->bytes_ns * queue_ns > LEAST_QUEUE ? w->bytes_ns * queue_ns : LEAST_QUEUE;
@@ -136,7 +135,7 @@ static ns pass(wire *w, int size, ns at) {
 }
 
 static void enter(packet *p, int from, ns at) {
-    /* IPv4 to 10.78.0.k+1 alone: what else a kernel says of itself (IPv6, multicast) goes nowhere. */
+    /* Only IPv4 to 10.78.0.k+1: other packets of a kernel (IPv6, multicast) are dropped. */
     int to = p->size >= 20 && p->bytes[0] >> 4 == 4 && p->bytes[16] == 10 && p->bytes[17] == 78 ? p->bytes[19] - 1 : -1;
     if (to < 0 || to >= nodes || to == from) { drop(p, 0); return; }
     counts[from].sent++;
@@ -155,7 +154,7 @@ static void enter(packet *p, int from, ns at) {
 static void deliver(ns at) {
     while (on_way && heap[0]->due <= at) {
         packet *p = take();
-        if (paths[p->from][p->to].cut) { drop(p, &severed); continue; } /* a cut takes what was under way with it */
+        if (paths[p->from][p->to].cut) { drop(p, &severed); continue; } /* A cut drops packets in flight too. */
         if (!p->on_downlink) {
             ns passed = pass(&downlinks[p->to], p->size, p->due);
             if (passed < 0) { drop(p, &full); continue; }
@@ -216,7 +215,7 @@ static void listen_to_commands(void) {
     static char text[4096];
     static size_t filled;
     ssize_t size = read(0, text + filled, sizeof text - 1 - filled);
-    if (size <= 0) exit(0); /* nobody is left to tell it anything; nor is a line of 4 KB one of ours */
+    if (size <= 0) exit(0); /* The parent is gone; or a line of 4 KB, which it never sends. */
     filled += size;
     text[filled] = 0;
     char *begin = text, *end;
@@ -235,7 +234,7 @@ static void make_namespace(int k) {
     if ((spaces[k] = open("/proc/self/ns/net", O_RDONLY)) < 0) { perror("/proc/self/ns/net"); exit(1); }
     if ((devices[k] = open("/dev/net/tun", O_RDWR | O_NONBLOCK)) < 0) { perror("/dev/net/tun"); exit(1); }
     if (ioctl(devices[k], TUNSETIFF, &request) < 0) { perror("a TUN device cannot be made"); exit(1); }
-    uplinks[k].bytes_ns = downlinks[k].bytes_ns = 0.125; /* 1 Gbit/s until told otherwise */
+    uplinks[k].bytes_ns = downlinks[k].bytes_ns = 0.125; /* 1 Gbit/s by default. */
 }
 
 int main(int argc, char **argv) {
@@ -252,8 +251,8 @@ int main(int argc, char **argv) {
             draw(&state);
             paths[i][j].luck = state * 0xD1B54A32D192ED03ULL;
         }
-    /* A short slice: woken soon beside busy neighbours, with no more of the processor (EEVDF, Linux 6.12). Older kernels
-     * take no notice. */
+    /* A short slice: it is woken soon even with busy neighbours, for the same share of the processor (EEVDF, Linux
+     * 6.12). Older kernels ignore it. */
     struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; }
         slice = {.size = 48, .runtime = 100000};
     syscall(SYS_sched_setattr, 0, &slice, 0);

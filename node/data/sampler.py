@@ -118,7 +118,7 @@ class ShareSampler(Sampler[int]):
         if before and one.over:
             one = Pass(self.length, number + 1, self.seed, sharers.me(), sharers.members, sharers.changes)
         trained = sharers.own_samples()
-        # The loader has taken all of the last pass, although its loop may still train on it: the new pass begins behind.
+        # The loader has taken all of the last pass, which its loop may still train on: the new pass begins behind it.
         if self.begun and self.begun[-1][0].exhausted:
             last, since = self.begun[-1]
             trained = max(trained, since + last.total)

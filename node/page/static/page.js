@@ -1,11 +1,11 @@
 "use strict";
-// Draws what /events tells. Everything that comes from there is put in as text, never as markup: names, losses and
-// sentences are other members' own words.
+// Draws the data from /events. All of it is inserted as text, never as markup: names, losses and sentences come from
+// other members.
 (function () {
-  const POINTS = 512; // of one line, as the node keeps them; beyond that every second one goes
-  const NAMED = 40; // members whose names stand in the graph; more would cover each other
-  const KEPT = 100; // sentences
-  const MIXED_S = 4; // how long a mix is drawn, fading
+  const POINTS = 512; // Of one curve, as in the node; beyond that every second one is dropped.
+  const NAMED = 40; // Members named in the graph; more names would overlap.
+  const KEPT = 100; // Sentences.
+  const MIXED_S = 4; // The time for which a mix is drawn, fading.
   const COLUMNS = [
     ["member", (m) => m.id.slice(0, 8)], ["state", (m) => stateOf(m)], ["steps", (m) => whole(m.steps)],
     ["samples", (m) => whole(m.samples)], ["samples/s", (m) => short(m.samples_s)], ["loss", (m) => short(m.loss)], ["exchanges", (m) => whole(m.exchanges_done)],
@@ -26,7 +26,7 @@
     return member.old && known(member.answered_s) ? `${state}, ${Math.round(member.answered_s)} s old` : state;
   }
 
-  // Where each member stands: on a circle in the order of ids, so that nobody moves when another's state changes.
+  // Return each member's place on a circle, in order of ids, so that none moves when another's state changes.
   function layout(members) {
     const ids = members.map((m) => m.id).sort();
     const places = new Map();
@@ -37,7 +37,7 @@
     return places;
   }
 
-  // Pairs that mixed within so many seconds, each once: [one, other, seconds ago], by what either of them says.
+  // Return pairs that mixed within so many seconds, each once: [one, other, seconds ago], as either of them reports.
   function edges(members, within) {
     const found = new Map();
     const here = new Set(members.map((m) => m.id));
@@ -60,25 +60,25 @@
     return points.length > POINTS ? points.filter((_, index) => index % 2 === 0) : points;
   }
 
-  // A member that was started again counts its steps from 0, and has a new line.
+  // A restarted member counts its steps from 0, and gets a new curve.
   function continued(points, point) {
     const last = points[points.length - 1];
     return last && point[0] < last[0] ? [point] : appended(points, point);
   }
 
-  // The fall of a loss is seen on a logarithmic axis; one that is 0 or negative has no place there.
+  // The axis is logarithmic, so a loss of 0 or below cannot be drawn.
   function logarithmic(lines) {
     const values = lines.flat().filter(known);
     return values.length > 0 && values.every((value) => value > 0);
   }
 
-  // Losses of all members over one axis: what a chart takes, and whose line is which.
+  // Return the losses of all members over one axis, as a chart takes them, and the member of each curve.
   function aligned(losses) {
     const ids = [...losses.keys()].sort();
     const steps = [...new Set(ids.flatMap((id) => losses.get(id).map((point) => point[0])))].sort((a, b) => a - b);
     const at = new Map(steps.map((step, index) => [step, index]));
     const lines = ids.map((id) => {
-      const line = new Array(steps.length).fill(undefined); // what is not there is spanned
+      const line = new Array(steps.length).fill(undefined); // Gaps are spanned.
       for (const [step, loss] of losses.get(id)) line[at.get(step)] = loss;
       return line;
     });
@@ -93,9 +93,9 @@
     return [...sums].sort((a, b) => b[1] - a[1]);
   }
 
-  const colours = new Map(); // by who came first, so that a member keeps its own for as long as the page is open
+  const colours = new Map(); // In order of appearance, so that a member keeps its colour while the page is open.
   let coloured = 0;
-  const COLOURS = 6, DASHES = [[], [10, 4], [3, 3], [12, 4, 3, 4]]; // the reports' of the simulator: dashes from the seventh on
+  const COLOURS = 6, DASHES = [[], [10, 4], [3, 3], [12, 4, 3, 4]]; // As in the simulator's reports: dashes from the seventh on.
   function look(id) {
     if (!colours.has(id)) colours.set(id, coloured++);
     return lookOf(colours.get(id));
@@ -104,7 +104,7 @@
     return { colour: `--s${number % COLOURS}`, dash: DASHES[Math.floor(number / COLOURS) % DASHES.length] };
   }
 
-  if (typeof module !== "undefined") { // tests without a browser
+  if (typeof module !== "undefined") { // For tests without a browser.
     module.exports = { layout, edges, appended, continued, logarithmic, aligned, summed, looks: (ids) => ids.map(look), short, whole, stateOf };
     return;
   }
