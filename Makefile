@@ -92,10 +92,10 @@ bench-wide: $(READY) ## what becomes of a link's time where a mix is wanted at e
 
 bench-lanes: $(READY) ## one and several connections of a link that loses packets, half an hour; needs root, gcc and /dev/net/tun
 	for more in gossip.connections=1 gossip.connections=8 network.congestion=bbr; do \
-		$(VENV)/bin/gossip replay benchmarks/lanes/*.toml --runs $(or $(RUNS),1) --set $$more; done
+		$(PY) -m benchmarks.replay benchmarks/lanes/*.toml --runs $(or $(RUNS),1) --set $$more; done
 
-bench-replay: $(READY) ## play benchmarks/replay/ with real processes beside predictions, an hour; needs root, gcc and /dev/net/tun
-	$(VENV)/bin/gossip replay benchmarks/replay/*.toml --runs $(or $(RUNS),3) --seeds $(or $(SEEDS),5) --out $(or $(OUT),runs/replay)
+bench-replay: $(READY) ## play benchmarks/replay/scenarios/ with real processes beside predictions, an hour; needs root, gcc and /dev/net/tun
+	$(PY) -m benchmarks.replay benchmarks/replay/scenarios/*.toml --runs $(or $(RUNS),3) --seeds $(or $(SEEDS),5) --out $(or $(OUT),runs/replay)
 
 convergence: $(READY) ## compare four nodes with one process at equal samples
 	$(PY) benchmarks/convergence.py

@@ -31,7 +31,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from replay.links import DISTURBED, EmulatedLinks, missing
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.replay.links import DISTURBED, EmulatedLinks, missing
 
 CONDITIONS = ((1, 100, 0.0), (25, 20, 0.0), (25, 100, 0.0), (25, 100, 0.01), (75, 20, 0.005), (50, 100, 0.01))
 SIZES = (100_000, 1_000_000, 10_000_000)

@@ -2,8 +2,8 @@
 
     sudo .venv/bin/python benchmarks/wan.py [--hivemind PYTHON] [--json wan.json]
 
-Needs root, gcc and /dev/net/tun. Four network namespaces, joined by the router of ``replay/``: 25 ms one way, 100
-Mbit/s each way, 1 % of packets lost. Where more than one packet in twenty came over 5 ms late the run tells of this
+Needs root, gcc and /dev/net/tun. Four network namespaces, joined by the router of ``benchmarks/replay``: 25 ms one way,
+100 Mbit/s each way, 1 % of packets lost. Where more than one packet in twenty came over 5 ms late the run tells of this
 machine: it is "disturbed", played again (``--again``), and left out of the median where there are others.
 
 **link**: our nodes want a mix whenever there can be one, for ``--seconds``, in turn with raw streams: two pairs of
@@ -46,10 +46,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from links import connected
 
-from replay.links import DISTURBED, EmulatedLinks, missing
+from benchmarks.replay.links import DISTURBED, EmulatedLinks, missing
 
 PEERS = Path(__file__).resolve().parent / "peers"
 NODES, LATENCY_S, MBIT_S, LOSS = 4, 0.025, 100.0, 0.01

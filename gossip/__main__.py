@@ -391,29 +391,6 @@ def plan(
     raise typer.Exit(code)
 
 
-@app.command()
-def replay(
-    scenarios: Annotated[list[Path], typer.Argument(metavar="SCENARIO.toml", show_default=False)],
-    seed: SimSeed = None,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Predictions, each with the next seed.")] = 5,
-    runs: Annotated[int, typer.Option(metavar="N", min=1, max=20, help="Real runs, each with the next seed.")] = 1,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Writes a JSON file a scenario, and gaps.md.")] = None,
-    settings: SimSet = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a scenario instead of a table.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No line that says how far it is.")] = False,
-) -> None:
-    """Play a scenario with real processes on emulated links, beside what the simulator predicts.
-
-    In real time, as root, on Linux with gcc and /dev/net/tun.
-    """
-    from replay import cli
-
-    code = cli.replay(
-        scenarios, seed=seed, seeds=seeds, runs=runs, settings=settings or (), out=out, as_json=json, quiet=quiet
-    )
-    raise typer.Exit(code)
-
-
 def main() -> None:
     """The console script. Exit codes: 0 done, 1 the script raised, 2 usage, 3 could not start or save, 4 a fault of
     this library with ``--on-fault raise``, 130, 143."""

@@ -20,7 +20,7 @@ from tests.release.environments import ROOT, Environment
 
 pytestmark = [pytest.mark.built, pytest.mark.slow]
 
-PACKAGES = "gossip/", "node/", "sim/", "replay/"
+PACKAGES = "gossip/", "node/", "sim/"
 NOT_SHIPPED = {".gitignore", ".ci/run"}  # git's own, and how the checks are run where this is developed
 TINY = """
 peers = 6

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.replay import links as emulated
+from benchmarks.replay.links import EmulatedLinks, missing
 from gossip.errors import LocalError
-from replay import links as emulated
-from replay.links import EmulatedLinks, missing
 
 PORT = 5001
 WAIT_S = 10.0

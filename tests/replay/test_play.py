@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gossip import __main__ as command
-from replay import cli
-from replay.links import EmulatedLinks, missing
-from replay.play import Playing, looks, read
+from benchmarks.replay import __main__ as command
+from benchmarks.replay import cli
+from benchmarks.replay.links import EmulatedLinks, missing
+from benchmarks.replay.play import Playing, looks, read
 from sim.learning.learners import Learners
 from tests.replay.test_plan import plan
 
@@ -102,10 +101,7 @@ def test_kills_returns_and_cuts_are_played_and_the_report_has_both_sides(monkeyp
         partitions = [{{ at_s = 12, until_s = 14 }}]
         """
     )
-    monkeypatch.setattr(sys, "argv", ["gossip", "replay", str(file), "--seeds", "1", "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 0
+    assert command.main([str(file), "--seeds", "1", "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert "hard" in shown
     assert "kill to dead s, median" in shown
@@ -122,5 +118,5 @@ def test_stopped_it_says_what_is_kept_and_leaves_no_process(monkeypatch, capsys,
     file = tmp_path / "any.toml"
     file.write_text("duration_s = 5\npeers = 2\nmembership = { start = 'seed' }\ntask = { model = 'linear' }\n")
     assert cli.replay([file], seeds=1, quiet=True) == 130
-    assert "stopped; nothing was saved" in capsys.readouterr().err
+    assert "Stopped; nothing was saved" in capsys.readouterr().err
     assert multiprocessing.active_children() == []

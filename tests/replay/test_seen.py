@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.replay.plan import Plan
+from benchmarks.replay.predict import predict
+from benchmarks.replay.report import Report, gap_table
+from benchmarks.replay.seen import Change, Seen, Watch
 from gossip.effects import MemberChanged, MemberState, Mix, Release, Rename, Snapshot, Transfer
 from gossip.ids import PeerId
-from replay.plan import Plan
-from replay.predict import predict
-from replay.report import Report, gap_table
-from replay.seen import Change, Seen, Watch
 from sim import Scenario, simulate
 from tests.replay.test_plan import plan
 
@@ -139,7 +139,7 @@ def test_a_cut_is_predicted_to_heal_within_seconds_as_real_nodes_do(seed):
     the cut, so that no link was closed and dialled again; the other's last knock came 10 ms before the cut's end, where
     Linux knocks 2 % later."""
     cut = {"task.dataset": "averaging", "task.elements": 250_000, "task.hidden": None, "report.every_s": 44}
-    scenario = Scenario.from_toml(ROOT / "benchmarks" / "replay" / "cut-1MB.toml").replace(
+    scenario = Scenario.from_toml(ROOT / "benchmarks" / "replay" / "scenarios" / "cut-1MB.toml").replace(
         seed=seed, duration_s=44, **cut
     )
     assert predict(Plan.of(scenario)).figures()["healing s"] < 3.5

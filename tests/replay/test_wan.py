@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.links import missing
+from benchmarks.replay.links import missing
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

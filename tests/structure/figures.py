@@ -16,7 +16,7 @@ import grimp
 from tests.gossip.test_face import DRIVERS, reaches
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = "gossip", "node", "sim", "replay"
+PACKAGES = "gossip", "node", "sim"
 HARNESS = ROOT / "tests" / "harness"
 
 

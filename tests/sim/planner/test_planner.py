@@ -9,10 +9,10 @@ import tomllib
 import numpy as np
 import pytest
 
+from benchmarks.replay.plan import Plan
 from gossip import __main__ as command
 from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
-from replay.plan import Plan
 from sim.planner import command as planner
 from sim.planner.candidates import GIVEN, Candidate, candidates, parse, played
 from sim.planner.study import Study, first_at

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.replay.plan import Plan
+from benchmarks.replay.seen import Seen, Watch
 from gossip.errors import ConfigError
-from replay.plan import Plan
-from replay.seen import Seen, Watch
 from sim.simulation import Simulation, uncollected
 from sim.threads import one_thread
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.replay.plan import Plan, Separation
 from gossip.effects import (
     Effect,
     Gather,
@@ -22,7 +23,6 @@ from gossip.effects import (
     Transfer,
 )
 from gossip.ids import PeerId
-from replay.plan import Plan, Separation
 from sim.report.measures import spread
 
 __all__ = ["Change", "Seen", "Watch"]

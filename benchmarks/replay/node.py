@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.replay.links import enter
+from benchmarks.replay.plan import Plan
+from benchmarks.replay.seen import Watch
 from gossip.effects import Effect
 from node import Node, service
 from node.network.runtime import Runtime
 from node.transport import tcp
-from replay.links import enter
-from replay.plan import Plan
-from replay.seen import Watch
 from sim.learning.learners import Learners
 from sim.threads import one_thread
 from sim.world.step_times import StepTimes

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.replay.forks import forks
+from benchmarks.replay.links import EmulatedLinks
+from benchmarks.replay.node import Errand, Go, live
+from benchmarks.replay.plan import PORT, Life, Plan
+from benchmarks.replay.seen import Change, Seen
 from gossip.errors import LocalError
 from gossip.ids import PeerId
 from node.identity.keys import new_secret
-from replay.forks import forks
-from replay.links import EmulatedLinks
-from replay.node import Errand, Go, live
-from replay.plan import PORT, Life, Plan
-from replay.seen import Change, Seen
 from sim.learning.learners import Learners
 from sim.seeds import derive
 

@@ -1,4 +1,4 @@
-"""The `gossip replay` command, after `gossip.__main__` has parsed its options."""
+"""Predict and play scenarios, once ``__main__`` has read the options."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from gossip.errors import LocalError
 
 if TYPE_CHECKING:
-    from replay.plan import Plan
-    from replay.report import Report
+    from benchmarks.replay.plan import Plan
+    from benchmarks.replay.report import Report
 
 __all__ = ["replay"]
 
@@ -46,15 +46,15 @@ def replay(
     Raises:
         GossipError: A scenario cannot be played, which is checked before any starts, or a replay failed.
     """
-    from replay.links import missing
-    from replay.plan import Plan
-    from replay.report import gap_table
+    from benchmarks.replay.links import missing
+    from benchmarks.replay.plan import Plan
+    from benchmarks.replay.report import gap_table
     from sim.cli import read
     from sim.report.result import folder_names
 
     plans = [Plan.of(scenario) for scenario in read(files, seed, settings)]
     if why := missing():
-        raise LocalError(f"gossip replay plays real processes, and {why}")
+        raise LocalError(f"A replay plays real processes, and {why}")
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -69,8 +69,8 @@ def replay(
             if out is not None:
                 report.write(out / f"{name}.json")
     except KeyboardInterrupt:
-        kept = f"the finished reports are in {out}" if out is not None and reports else "nothing was saved"
-        print(f"gossip: stopped; {kept}.", file=sys.stderr)
+        kept = f"what was finished is in {out}" if out is not None and reports else "nothing was saved"
+        print(f"Stopped; {kept}.", file=sys.stderr)
         return 130
     finally:
         if out is not None and reports:
@@ -79,11 +79,11 @@ def replay(
 
 
 def of(plan: Plan, seeds: int, runs: int, quiet: bool) -> Report:
-    """Replay one scenario: ``seeds`` predictions, and ``runs`` in real time, each with the next seed."""
-    from replay.forks import in_processes
-    from replay.play import play
-    from replay.predict import predicted
-    from replay.report import Report
+    """One scenario: so many predictions, and so many runs in real time, each with the next seed."""
+    from benchmarks.replay.forks import in_processes
+    from benchmarks.replay.play import play
+    from benchmarks.replay.predict import predicted
+    from benchmarks.replay.report import Report
     from sim.jobs import cores
 
     shown = sys.stderr.isatty() and not quiet
@@ -112,7 +112,7 @@ def of(plan: Plan, seeds: int, runs: int, quiet: bool) -> Report:
 
 
 def with_seed(plan: Plan, number: int) -> Plan:
-    from replay.plan import Plan
+    from benchmarks.replay.plan import Plan
 
     return Plan.of(plan.scenario.replace(seed=plan.scenario.seed + number))
 

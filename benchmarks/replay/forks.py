@@ -11,7 +11,7 @@ from typing import TypeVar
 
 __all__ = ["forks", "in_processes"]
 
-READ_BEFORE = ["replay.node", "replay.predict", "sim.learning.datasets"]
+READ_BEFORE = ["benchmarks.replay.node", "benchmarks.replay.predict", "sim.learning.datasets"]
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.replay.links import DISTURBED
+from benchmarks.replay.seen import Seen
 from gossip.errors import LocalError
 from gossip.ids import quantity
-from replay.links import DISTURBED
-from replay.seen import Seen
 
 __all__ = ["Measure", "Report", "gap_table"]
 

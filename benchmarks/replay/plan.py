@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from benchmarks.replay.links import MOST_NODES
 from gossip.errors import ConfigError
-from replay.links import MOST_NODES
 from sim.scenario.scenario import Scenario
 from sim.world.churn import churn_of
 from sim.world.network import NetworkModel, network_of
