@@ -61,14 +61,14 @@ def play(scenario: Scenario) -> tuple[Counter[str], float]:
     simulation, seen = Simulation(scenario), Counter[str]()
     swarm = simulation.swarm
     swarm.run_until(BEGINS_S)
-    before, now = swarm.sessions.stream_bytes, BEGINS_S
+    before, now = swarm.links.carrier.flows.sent_bytes, BEGINS_S
     while now < scenario.duration_s:
         now += LOOK_S
         swarm.events.run_until(now)
         seen.update(doing(simulation, host) for host in swarm.hosts)
     spent = (scenario.duration_s - BEGINS_S) * scenario.peers
     seen["mixes"] = swarm.sessions.mixes
-    return seen, (swarm.sessions.stream_bytes - before) / spent
+    return seen, (swarm.links.carrier.flows.sent_bytes - before) / spent
 
 
 def kept_stream(network: NetworkModel, rate_bytes_s: float, seconds: float, seed: int) -> float:

@@ -131,16 +131,13 @@ class Gather:
 class Mix:
     """Both sides committed: at the next step boundary apply ``x += shift(snapshot, difference, weight)``.
 
-    ``late``: whether they had was in doubt, and others were mixed with meanwhile. No outer momentum then, which would
-    count the local progress since the last mix twice: the difference is added to the model and to what the outer step
-    holds of it alike (:meth:`gossip.arithmetic.mixing.OuterStep.shift`). ``plain``: no outer momentum either, but the
-    mean. ``credit``: how far it teaches :class:`gossip.arithmetic.correction.Correction` anything, which counts in
-    intervals of ``every`` local steps from then on; 0: as before.
+    ``plain``: without outer momentum, the mean. ``credit``: how far it teaches
+    :class:`gossip.arithmetic.correction.Correction` anything, which counts in intervals of ``every`` local steps from
+    then on; 0: as before.
     """
 
     session: int
     weight: float
-    late: bool = False
     plain: bool = False
     credit: float = 0.0
     every: int = 0

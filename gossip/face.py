@@ -59,6 +59,7 @@ class Face:
     steps: int
     left: bool
     lonely: bool
+    waiting: bool
     hopeful: bool
 
     # -- itself --------------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ class Face:
     @property
     def due_steps(self) -> int:
         """The step count at which our next mix is due, and ``stepped`` is to be called, unless :attr:`offering`."""
-        return self.schedule.due_steps
+        return self.schedule.steps_beside(self.exchanges.coming)
 
     @property
     def interval_steps(self) -> int | None:
@@ -129,13 +130,14 @@ class Face:
 
     @property
     def offering(self) -> bool:
-        """Whether a mix of our own is under way."""
-        return bool(self.exchanges.outgoing)
+        """Whether no mix of our own may begin: one is under way, or, where mixes overlap, as many as may be."""
+        exchanges = self.exchanges
+        return exchanges.engaged if exchanges.overlapping else bool(exchanges.outgoing)
 
     @property
     def next_mix(self) -> tuple[float, float]:
-        """:attr:`due_steps`, inf while one is under way, and :attr:`mix_at`: what a driver reads after decisions."""
-        return math.inf if self.exchanges.outgoing else self.schedule.due_steps, self.mix_at
+        """:attr:`due_steps`, inf while none may begin, and :attr:`mix_at`: what a driver reads after decisions."""
+        return math.inf if self.offering else self.due_steps, self.mix_at
 
     @property
     def held(self) -> bool:
@@ -149,12 +151,12 @@ class Face:
 
     @property
     def mix_at(self) -> float:
-        """From when on a mix that is due may begin, so that a driver takes a snapshot along. Never while one is under
-        way that is a mix already, nor where there was nobody to mix with the last time: the first mix with somebody
-        begins a step later, and who stays alone copies nothing."""
+        """From when on a mix that is due may begin, so that a driver takes a snapshot along. Never while none may begin
+        beside those under way, nor where there was nobody to mix with the last time: the first mix with somebody begins
+        a step later, and a node that stays alone copies nothing."""
         exchanges = self.exchanges
         waits = exchanges.table and (exchanges.engaged or exchanges.upcoming)
-        return math.inf if self.lonely or waits else self.schedule.retry_at
+        return math.inf if self.lonely or self.waiting or waits else self.schedule.retry_at
 
     @property
     def boundary_at(self) -> float:

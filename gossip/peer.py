@@ -134,8 +134,8 @@ class Peer(Holder):
                 soonest = exchange.deadline
         if joining.phase is not IDLE:
             soonest = min(soonest, joining.next_deadline())
-        elif self.schedule.due_at < soonest and self.local.ready and not exchanges.outgoing and not exchanges.upcoming:
-            soonest = min(soonest, max(self.schedule.due_at, self.schedule.retry_at))
+        elif self.schedule.due_at < soonest and self.local.ready and not self.offering and not exchanges.upcoming:
+            soonest = min(soonest, max(self.schedule.time_beside(exchanges.coming), self.schedule.retry_at))
         if self.seeds.deadline < soonest:
             soonest = self.seeds.deadline
         reach = self.reach
@@ -309,10 +309,10 @@ class Peer(Holder):
 
     def maybe_mix(self, now: float) -> list[Effect]:
         exchanges = self.exchanges
-        waiting = now < self.schedule.retry_at or exchanges.outgoing or self.joining.phase is not IDLE
+        waiting = now < self.schedule.retry_at or self.offering or self.joining.phase is not IDLE
         if not self.local.ready or self.left or waiting or exchanges.upcoming:
             return []
-        if not (self.schedule.due(self.steps, now) or self.local.settling):
+        if not (self.schedule.due(self.steps, now, exchanges.coming) or self.local.settling):
             return []
         effects = exchanges.begin(now)
         self.lonely = not (effects or exchanges.moving)
@@ -466,8 +466,8 @@ class Peer(Holder):
                 self.adapt()
             self.schedule.mixed(self.steps, now, exchanges.own_mixed)
             exchanges.own_mixed = False
-        if self.waiting and not exchanges.moving:  # who asks often enough would have us wait most of the time
-            self.waiting = False
+        if self.waiting and not exchanges.engaged and (exchanges.freed or not exchanges.moving):
+            self.waiting = False  # or a member that asks often enough would have us wait most of the time
             self.schedule.wait(now, 0.0)
         if exchanges.gave_up:
             exchanges.gave_up = False

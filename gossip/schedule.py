@@ -37,8 +37,17 @@ class Schedule:
         self.seen: tuple[int, float] | None = None  # the steps and the time at the last mix
         self.behind = False  # the last mix took so long that the next one was due before it was finished
 
-    def due(self, steps: int, now: float) -> bool:
-        return (self.every is not None and steps >= self.due_steps) or now >= self.due_at
+    def due(self, steps: int, now: float, coming: int = 0) -> bool:
+        """Return True if the next mix is due beside ``coming`` that are under way."""
+        return (self.every is not None and steps >= self.steps_beside(coming)) or now >= self.time_beside(coming)
+
+    def steps_beside(self, coming: int) -> int:
+        """Return ``due_steps``, put off by an interval for each of ``coming`` mixes that are under way."""
+        return self.due_steps + int(coming * self.pace * (self.every or 0))
+
+    def time_beside(self, coming: int) -> float:
+        """Return ``due_at``, put off in the same way."""
+        return self.due_at + coming * self.pace * (self.config.mix_every_s or 0.0)
 
     def begin(self, steps: int, now: float) -> None:
         """The loop trains from now on, as one of those who have long done so: with as much set off against its own

@@ -23,6 +23,7 @@ __all__ = [
     "difference",
     "finite",
     "outer_step",
+    "outer_step_beside",
     "pair_cap",
     "pair_weight",
     "push_mass",
@@ -199,7 +200,7 @@ class OuterStep:
 
     def shift(
         self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None = None,
-        late: bool = False, plain: bool = False,
+        late: bool = False, plain: bool = False, since: Floats | None = None,
     ) -> Floats:  # fmt: skip
         """What to ADD to the live vector, float32, for the exchange that gave ``difference = Q(p) - Q(s)``.
 
@@ -207,16 +208,22 @@ class OuterStep:
         result, which is ``difference`` itself, overwritten. Moves the state: call once for an exchange that both sides
         committed, and never for one that failed.
 
-        ``late``: others were mixed with since the snapshot was taken, and the local progress that it holds is counted.
-        The plain difference then, by which ``phi`` moves as the parameters do, so that it is nobody's progress.
+        ``late``: a newer snapshot was mixed, and the local progress that this one holds is counted. The plain
+        difference then, by which ``phi`` moves as the parameters do, so that it is nobody's progress.
 
         ``plain``: ``phi`` moves to the mean, and the momentum rests.
+
+        ``since``: the sum of what other mixes have added to the live vector after the snapshot was taken, of the same
+        elements. ``phi`` holds that already, so that ``snapshot + since - phi`` is the local progress that nobody has
+        counted.
         """
         if self.plain:
             difference *= np.float32(weight)
             return difference
         if late:
             return self.shift_late(difference, weight, positions)
+        if since is not None:
+            return self.shift_beside(snapshot, difference, weight, positions, plain, since)
         if plain:
             return self.shift_plainly(snapshot, difference, weight, positions)
         if positions is not None:
@@ -238,6 +245,28 @@ class OuterStep:
         else:
             own = int(np.searchsorted(positions, self.parameters))
             phi[positions[:own]] += difference[:own]
+        return difference
+
+    def shift_beside(
+        self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None, plain: bool,
+        since: Floats,
+    ) -> Floats:  # fmt: skip
+        phi, momentum = self._phi, self._momentum
+        assert phi is not None, "reset() before the first mix"
+        assert momentum is not None
+        own = slice(self.parameters if positions is None else int(np.searchsorted(positions, self.parameters)))
+        difference[own.stop :] *= np.float32(weight)
+        d, s, lacks = difference[own], snapshot[own], since[own]
+        if plain:
+            d *= np.float32(weight)
+            phi[own if positions is None else positions[own]] = s + lacks + d
+        elif positions is None:
+            outer_step_beside(d, s, lacks, phi, momentum, weight, self.alpha, self.beta)
+        else:
+            places = positions[own]
+            f, m = phi[places], momentum[places]
+            outer_step_beside(d, s, lacks, f, m, weight, self.alpha, self.beta)
+            phi[places], momentum[places] = f, m
         return difference
 
     def shift_plainly(
@@ -292,6 +321,31 @@ def outer_step(
         m += d
         f += m
         np.subtract(f, s, out=d)
+
+
+def outer_step_beside(
+    difference: Floats, snapshot: Floats, since: Floats, phi: Floats, momentum: Floats, weight: float, alpha: float,
+    beta: float,
+) -> None:  # fmt: skip
+    """The outer momentum step of one node for a mix beside others, whose sum is ``since``.
+
+    The local progress ``snapshot + since - phi`` takes the step, and ``weight difference`` is added plainly: with a
+    momentum of their own, several differences from one disagreement would take the node beyond the mean. All are
+    contiguous, and ``difference`` becomes what is to be added to the live parameters.
+    """
+    w, a, b = np.float32(weight), np.float32(alpha), np.float32(beta)
+    for start in range(0, len(difference), BLOCK_ELEMENTS):
+        block = slice(start, start + BLOCK_ELEMENTS)
+        d, f, m = difference[block], phi[block], momentum[block]
+        progress = snapshot[block] + since[block]
+        progress -= f
+        d *= w
+        m *= a
+        m += b * progress
+        f += m
+        f += d
+        d += m
+        d -= progress
 
 
 def pair_cap(moving: int) -> float:

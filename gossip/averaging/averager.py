@@ -59,6 +59,7 @@ class Reports(Protocol):
     def taking(self) -> bool: ...
     def concerns(self, session: int) -> bool: ...
     def under_way(self, session: int) -> bool: ...
+    def serves(self, session: int) -> bool: ...
     def counted(self, steps: int, samples: int) -> None: ...
     def stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]: ...
     def snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]: ...
@@ -96,8 +97,8 @@ class Averager:
     """Of one node. ``lock`` guards the outer step, where jobs run in another thread than the boundary's visits."""
 
     __slots__ = (
-        "boundary", "config", "driver", "generation", "groups", "joining", "lock", "movement", "outer", "pairs", "part",
-        "peer", "snapshots", "spreads", "vectors",
+        "boundary", "config", "counted", "driver", "generation", "groups", "joining", "lock", "movement", "outer",
+        "pairs", "part", "peer", "snapshots", "spreads", "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +113,7 @@ class Averager:
         self.groups: dict[int, GroupAverage] = {}
         self.joining: Vector | None = None  # what is collected of another run's weights
         self.generation = 0  # of the weights: counts replacements from outside
+        self.counted = 0  # Vector.taken of the newest snapshot whose local progress the outer step has counted
         self.part = ALL  # of the next mix of our own
         size = peer.elements
         parts = lasting_parts(config.part, size) if needs_spread(config.codec) else []
@@ -310,7 +312,7 @@ class Averager:
         taken = average.take_difference()
         positions = None if pair is None else pair.positions
         own_sq = 0.0 if pair is None else pair.own_sq
-        how = effect.late, effect.plain, effect.credit, own_sq, effect.every
+        how = effect.plain, effect.credit, own_sq, effect.every
         self.decide(Mixing(self, snapshot, taken, positions, effect.weight, None, *how))
         return True
 
@@ -325,7 +327,28 @@ class Averager:
 
     def decide(self, mixing: Mixing) -> None:
         self.boundary.owe()
+        if mixing.mass is None and not self.outer.plain:
+            self.order(mixing)
         self.driver.compute(mixing)
+
+    def order(self, mixing: Mixing) -> None:
+        """Of mixes that overlap each piece of local progress counts once: one whose snapshot is older than the newest
+        that was counted counts none, and the newer ones under way are told what they lack."""
+        snapshot = mixing.snapshot
+        mixing.since, mixing.late = snapshot.since, snapshot.taken < self.counted
+        self.counted = max(self.counted, snapshot.taken)
+        part = None if snapshot.cut is None else snapshot.cut.part
+        lacking = {
+            id(other): other for session, other in self.snapshots.items()
+            if other.taken >= self.counted and (None if other.cut is None else other.cut.part) == part
+            and not (other.passing or self.peer.serves(session))
+        }  # fmt: skip
+        for other in lacking.values():
+            new = other.since is None
+            if other.since is None:
+                other.since = self.vectors.take(snapshot.elements)
+            other.since.users += 1
+            mixing.later.append((other.since, new))
 
     # -- joining -------------------------------------------------------------------------------------------------
     def collect(self, effect: Collect) -> Floats:

@@ -181,7 +181,7 @@ class Boundary:
 
     __slots__ = (
         "adoption", "conserves", "decided", "expected", "kept", "lives", "lock", "mass", "model", "owed", "requests",
-        "rest", "restoring", "sampled", "updates", "vectors", "wake", "wanted",
+        "rest", "restoring", "sampled", "updates", "vectors", "visits", "wake", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -206,6 +206,7 @@ class Boundary:
         self.owed = 0
         self.decided = 0  # how many there ever were
         self.lives = 0  # how often the weights were replaced
+        self.visits = 0  # that took copies: the order of snapshots
 
     @property
     def weighs(self) -> bool:
@@ -346,6 +347,10 @@ class Boundary:
             visit.spare = self.copy(visit, self.expected, copies)
         if keep and self.at_hand(None, copies):
             visit.kept = self.copy(visit, None, copies)
+        if copies:
+            self.visits += 1
+            for vector in copies.values():
+                vector.taken = self.visits
         visit.lives = self.lives
         return visit
 

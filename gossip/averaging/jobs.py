@@ -32,16 +32,19 @@ class Mixing:
     """An exchange that happened, on its way to the step boundary. Without a difference the snapshot itself comes
     back."""
 
-    __slots__ = ("averager", "credit", "difference", "elements", "every", "generation", "late", "mass", "own_sq",
-                 "plain", "positions", "result", "snapshot", "unweighted", "weight")  # fmt: skip
+    __slots__ = ("averager", "credit", "difference", "elements", "every", "generation", "late", "later", "mass", "own_sq",
+                 "plain", "positions", "result", "since", "snapshot", "unweighted", "weight")  # fmt: skip
 
     def __init__(
         self, averager: Averager, snapshot: Vector, difference: Vector | None, positions: Positions | None,
-        weight: float, mass: float | None, late: bool = False, plain: bool = False,
-        credit: float = 0.0, own_sq: float = 0.0, every: int = 0,
+        weight: float, mass: float | None, plain: bool = False, credit: float = 0.0, own_sq: float = 0.0,
+        every: int = 0,
     ) -> None:  # fmt: skip
         self.averager, self.snapshot, self.difference, self.positions = averager, snapshot, difference, positions
-        self.weight, self.mass, self.late, self.plain = weight, mass, late, plain
+        self.weight, self.mass, self.plain = weight, mass, plain
+        self.late = False  # a mix whose snapshot is newer has taken place
+        self.since: Vector | None = None  # what other mixes have added after the snapshot was taken
+        self.later: list[tuple[Vector, bool]] = []  # of snapshots that lack this mix: what they lack, and if it is new
         self.credit, self.own_sq, self.every = credit, own_sq, every
         self.generation = averager.generation
         self.elements = snapshot.array.size
@@ -71,11 +74,19 @@ class Mixing:
             if (
                 self.generation == averager.generation
             ):  # else the outer step is at other weights now, and land() drops this
-                averager.outer.shift(own, difference.array, self.weight, self.positions, self.late, self.plain)
+                since = None if self.since is None else self.since.array
+                how = self.positions, self.late, self.plain, since
+                averager.outer.shift(own, difference.array, self.weight, *how)
+        for lacks, new in self.later:
+            if new:
+                lacks.array[:] = difference.array
+            else:
+                lacks.array += difference.array
 
     def land(self) -> None:
         averager, result = self.averager, self.result
         averager.vectors.give(self.snapshot)
+        self.end_later()
         assert result is not None
         if self.generation != averager.generation:
             averager.vectors.give(result)
@@ -91,7 +102,16 @@ class Mixing:
 
     def fail(self) -> None:
         """This node does without it. Its vectors are not used again: who knows what still writes there."""
+        for lacks, new in self.later:
+            if new:
+                lacks.array.fill(0.0)
+        self.end_later()
         self.averager.boundary.excuse()
+
+    def end_later(self) -> None:
+        for lacks, _ in self.later:
+            self.averager.vectors.give(lacks)
+        self.later = []
 
 
 class TakingOver:

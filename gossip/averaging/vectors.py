@@ -36,6 +36,8 @@ class Vector:
     start: int = 0  # of what newcomers take, where it begins
     memory: mmap.mmap | None = None  # the system's, in which it lies alone
     finite: bool | None = None  # whether all of what was copied there is, where that was seen on the way
+    taken: int = 0  # of a snapshot: the number of the visit to the boundary at which it was taken
+    since: Vector | None = None  # of a snapshot: the sum of what mixes have added to the weights after it was taken
 
     @classmethod
     def mapped(cls, elements: int) -> Vector:

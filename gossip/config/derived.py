@@ -62,9 +62,15 @@ class Derived(Keys):
 
     @property
     def incoming_limit(self) -> int:
-        """Incoming exchanges at once: with outer momentum one exchange at a time in all, since two concurrent outer
-        steps would count the same local progress twice."""
-        return self.incoming_exchanges if self.plain else 1
+        """Incoming exchanges at once: none beside another with an outer step of parts or groups, or one that a loop
+        waits for."""
+        return self.incoming_exchanges if self.plain or self.overlaps else 1
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether mixes with an outer step may overlap: pairs of the whole vector, for which no training loop waits."""
+        alone = self.paired and self.partners == 1 and self.part == "all"
+        return alone and not self.plain and self.max_version_gap is None
 
     @property
     def watches_movement(self) -> bool:

@@ -157,7 +157,7 @@ class Keys:
 
     # -- exchanges ---------------------------------------------------------------------------------------------------
     incoming_exchanges: int = key(
-        2, "exchanges that others asked for at once, beside one of our own; 1 with outer momentum",
+        2, "exchanges that others asked for at once, beside one of our own; in all one more where mixes overlap",
         "1 to save memory: each costs two vectors", section="Exchanges", unit="exchanges", least=1, most=8,
     )
     reply_timeout_s: float = key(

@@ -38,7 +38,6 @@ __all__ = ["PairAhead", "ask", "consent"]
 EARLY = frozenset({State.ASKED, State.AHEAD, State.PREPARING})  # nothing of ours has been given to anybody
 ASKS = 32  # questions for one promise: of four members each asks for as long as streams of a minute take
 AGAIN_S = 0.05  # after which all are asked once more, and twice as long the next time
-SEARCH = 4  # answers that a search takes
 UNDER_WAY = frozenset({State.STREAMING, State.VERIFIED})
 
 
@@ -125,8 +124,6 @@ class PairAhead(Pair):
         self.deadline = now + exchanges.config.boundary_patience_s
         if self.initiator:
             exchanges.outgoing[self.session] = self
-        exchanges.overtake()
-        self.overtaken = False  # its snapshot is of after all that began before
         return [Snapshot(self.session)]
 
     def snapshotted(self, now: float, mass: float = 0.0, of: Exchange | None = None) -> list[Effect]:
@@ -222,7 +219,8 @@ class PairAhead(Pair):
 
 def ask(exchanges: Exchanges[Any], now: float) -> list[Effect]:
     """Ask somebody for the next exchange: who streams, and will want another by the end, or who found nobody free."""
-    if exchanges.upcoming is not None or exchanges.moving > 1 or whom(exchanges, set(), now) is None:
+    taken = exchanges.upcoming is not None or exchanges.moving > 1 or exchanges.overlapping
+    if taken or whom(exchanges, set(), now) is None:
         return []
     one = PairAhead(
         exchanges=exchanges, session=exchanges.new_session(), partner=exchanges.me, initiator=INITIATOR, since=now,
@@ -240,12 +238,12 @@ def consent(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float)
     if refused is not None:
         return [Send(sender, Refuse(session, refused))]
     current = [one for one in exchanges.table.values() if not one.idle]
-    streams = any(one.state in UNDER_WAY for one in current) or (not current and worth(exchanges, now))
+    streams = any(one.state in UNDER_WAY for one in current)
     again = any(one.partner == sender for one in current) and partners.beyond({sender})
     own = exchanges.upcoming
     promised = own is not None and (own.state is State.AHEAD or exchanges.me < sender)
     trusted = sender not in exchanges.unkept and not partners.strange(sender) and not exchanges.local.settling
-    if not streams or again or promised or not trusted or session in exchanges.table:
+    if not streams or again or promised or not trusted or session in exchanges.table or exchanges.overlapping:
         return [Send(sender, Busy(session))]
     if partners.declines(sender, now):
         exchanges.conduct.note(sender, "pestering", now)
@@ -258,13 +256,6 @@ def consent(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float)
     one.deadline = now + one.patience_s()
     one.codec = agreed_codec(config.codec, exchanges.codec(sender, ALL), offer.codec)
     return [*dropped, Send(sender, Joined(session, exchanges.local.version, one.codec))]
-
-
-def worth(exchanges: Exchanges[Any], now: float) -> bool:
-    """Whether who is free waits for one that streams: where that takes hardly longer than to find another who is free.
-    A search is some answers long."""
-    awake = now - exchanges.local.boundary_at <= exchanges.config.boundary_patience_s
-    return awake and exchanges.streams.usual_s <= SEARCH * exchanges.answers.usual_s < math.inf
 
 
 def whom(exchanges: Exchanges[Any], asked: set[PeerId], now: float) -> PeerId | None:

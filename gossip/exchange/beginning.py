@@ -26,17 +26,20 @@ def start(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) -> l
     """Prepare the offers of a mix: the snapshot first, so that a partner's stream meets ours ready."""
     if exchanges.engaged:
         return []
-    asked = {one.partner for one in exchanges.table.values() if one.parked or one.promised}
+    overlapping = exchanges.overlapping
+    asked = {one.partner for one in exchanges.table.values() if one.parked or one.promised or overlapping}
+    asked.discard(exchanges.me)
     partners = exchanges.partners
     if not room(exchanges, 1 + partners.incoming()):
         return []
     if partners.choose(asked, now) is None:
         if not asked or partners.choose(set(), now) is None:
             return []
+        if exchanges.moving:
+            return []  # everybody mixes with us already
         asked = set()  # whoever there is has said nothing for long: perhaps none of it arrived
     wanted = partners.wanted()
     part = exchanges.draw_part()
-    exchanges.overtake()
     tries = len(asked) + TRIES * wanted
     effects: list[Effect] = []
     for place in range(wanted):
@@ -75,7 +78,6 @@ def admit(
         own.park(now)
     exchanges.gave_way = exchanges.gave_way or slots > 0
     ready = next((own for own in leaving if part is ALL and own.serves), None)
-    exchanges.overtake()
     dropped = [effect for own in leaving for effect in exchanges.tell(own, Event.YIELDED)]
     one = exchanges.table[session] = kind(
         exchanges=exchanges, session=session, partner=sender, initiator=RESPONDER, since=now,
@@ -106,8 +108,12 @@ def refuses(kind: type[Exchange], exchanges: Exchanges[Exchange], offer: Offer, 
 
 def room(exchanges: Exchanges[Exchange], limit: int, leaving: int = 0) -> bool:
     """Whether one more may begin beside the others (but for ``leaving``, which end for it). With outer momentum one at
-    a time in all: two concurrent outer steps would count the same local progress twice."""
-    return exchanges.moving - leaving < (limit if exchanges.plain else 1)
+    a time in all, but where mixes overlap."""
+    if exchanges.overlapping:
+        limit = min(limit, exchanges.most)
+    elif not exchanges.plain:
+        limit = 1
+    return exchanges.moving - leaving < limit
 
 
 def incoming(exchanges: Exchanges[Exchange], sender: PeerId) -> int:

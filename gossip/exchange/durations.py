@@ -72,7 +72,7 @@ class Patience:
 
     def __init__(self) -> None:
         self.past = Recent[PeerId, list[float]](PARTNERS)  # seconds
-        self.usual_s = math.inf
+        self.usual_s = self.median_s = math.inf  # what is allowed, and what half of them took at most
         self.added = 0
 
     def add(self, partner: PeerId, seconds: float) -> None:
@@ -80,7 +80,8 @@ class Patience:
         self.past[partner] = [*self.past.get(partner, [])[-KNOWN + 1 :], seconds]
         self.added += 1
         if self.added == KNOWN or self.added % AFRESH == 0:
-            self.usual_s = allowed([seconds for past in self.past.values() for seconds in past])
+            waits = [seconds for past in self.past.values() for seconds in past]
+            self.median_s, self.usual_s = median(waits), allowed(waits)
 
     @property
     def seconds(self) -> float:

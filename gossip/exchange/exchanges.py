@@ -29,6 +29,8 @@ from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer, Settled
 
 __all__ = ["Exchanges", "PartnerChoice"]
 
+SHORT = 4.0  # times what answers take, the longest streams beside which others may begin
+LARGEST = 1 << 24  # elements of a vector whose exchanges overlap: eight of 64 MiB, where larger ones need two
 EXCUSED = 256  # partners remembered, as many as there may be links
 
 
@@ -68,9 +70,8 @@ class Exchanges(Ledger[One]):
         self.excused = Recent[PeerId, None](EXCUSED)  # whose last exchange ended for an innocent reason
         self.single = not config.pushes and config.partners == 1  # an exchange is a mix, whoever asked for it
         self.plain = config.plain
-        # Exchanges are agreed ahead where one at a time is allowed, of the whole vector, and no loop waits for its mix.
-        alone = config.paired and self.single and not self.plain and config.part == "all"
-        self.foresees = alone and config.max_version_gap is None
+        self.foresees = config.overlaps  # its exchanges overlap, or are agreed ahead where streams take the time
+        self.small = local.elements <= LARGEST
         self.unkept = Recent[PeerId, None](EXCUSED)  # who did not keep what was agreed ahead, and has mixed not since
         self.filter = filter_of(config)
         self.fragments = fragments_of(config.part, local.elements)
@@ -225,9 +226,30 @@ class Exchanges(Ledger[One]):
     # -- limits --------------------------------------------------------------------------------------------------
     @property
     def engaged(self) -> bool:
-        """Whether what is under way is a mix already; a second one would share its bandwidth."""
+        """Whether no mix of our own may begin beside what is under way: that is a mix already, and a second one would
+        share its bandwidth."""
+        if self.overlapping:
+            return self.moving >= self.most
         single = self.single
         return True in [not one.idle for one in self.table.values() if single or one.initiator]
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether mixes may overlap now: streams take so little of an exchange's time that a link would be idle. Where
+        bytes take the time, exchanges that share a rate are no more in all, and bring older weights."""
+        short = self.streams.median_s <= SHORT * self.answers.median_s < math.inf
+        return short and self.foresees and self.small
+
+    @property
+    def most(self) -> int:
+        """How many may be under way in all where mixes overlap: each holds two vectors, and the sum of what others add
+        meanwhile."""
+        return 1 + self.partners.incoming()
+
+    @property
+    def coming(self) -> int:
+        """How many of those under way put off our next mix by an interval. Elsewhere they do so at their end."""
+        return self.moving if self.overlapping else 0
 
     @property
     def most_doubts(self) -> int:
@@ -251,11 +273,6 @@ class Exchanges(Ledger[One]):
         them, and a training loop that is held for its mix, by definition."""
         waits = self.config.partners == 0 or self.config.max_version_gap is not None
         return 0 if waits else self.most_doubts
-
-    def overtake(self) -> None:
-        """Another exchange begins: what takes no slot will be mixed after it."""
-        for one in self.table.values():
-            one.overtaken = one.overtaken or one.idle
 
     # -- memory --------------------------------------------------------------------------------------------------
     def codec(self, partner: PeerId, part: Subset) -> str:

@@ -136,7 +136,7 @@ class Exchange(Session):
     def serves(self) -> bool:
         """Whether its snapshot would be another exchange's as well: it is of all, gives nothing away, and lacks nothing
         that others brought since."""
-        current = not self.overtaken and self.after == self.exchanges.done
+        current = self.after == self.exchanges.done
         return self.state is State.OFFERED and self.part is ALL and not self.mass and current
 
     # -- asking --------------------------------------------------------------------------------------------------

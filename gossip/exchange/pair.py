@@ -34,12 +34,14 @@ class Pair(Exchange):
     @classmethod
     def standing(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
         """A mix is a mix, whoever asked first; but our next one waits for nobody. Of two offers that cross, the smaller
-        id's is the exchange. Beside one that is parked and streams its partner begins no other."""
+        id's is the exchange. Beside one that is parked or overlaps, and streams, its partner begins no other."""
         leaving: list[Exchange] = []
         waiting = False
         for own in exchanges.table.values():
-            if own.parked:
-                waiting = waiting or (own.partner == sender and own.state in (STREAMING, VERIFIED))
+            if own.partner == sender and own.state in (STREAMING, VERIFIED) and (own.parked or exchanges.overlapping):
+                waiting = True
+            elif own.parked:
+                continue
             elif own.promised:  # who offers does not keep it
                 leaving += [own] if own.partner == sender else []
             elif own.initiator and own.state is OFFERED and own.partner == sender:
@@ -87,9 +89,8 @@ class Pair(Exchange):
         local.version = within(local.version + moved * version_gap(self.theirs, self.ours))
         local.progress.mix(self.claim, self.partner_claim, self.partner, chosen=self.initiator)
         local.mixed_steps = max(local.mixed_steps, self.steps)
-        late = (self.state is DOUBT or self.overtaken) and not exchanges.plain
         counts = 0.0
         if exchanges.config.kappa:
             counts = float(credit(self.trained, self.partner_trained, self.taken))
         every = (local.every or 0) if exchanges.config.chooses else 0
-        return [Mix(self.session, self.weight, late, local.settling, counts, every), *self.end(DONE)]
+        return [Mix(self.session, self.weight, local.settling, counts, every), *self.end(DONE)]

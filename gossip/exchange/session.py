@@ -67,7 +67,6 @@ class Session:
     claim: Claim = UNSTATED
     steps: int = 0  # of the training loop at the snapshot
     parked: bool = False
-    overtaken: bool = False  # another began while this one took no slot
 
     @property
     def others(self) -> tuple[PeerId, ...]:

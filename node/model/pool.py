@@ -123,20 +123,30 @@ class VectorPool:
     def give(self, vector: Vector) -> None:
         with self.lock:
             vector.users -= 1
-            if vector.users or vector.passing:
+            if vector.users:
                 return
-            size = vector.array.size
-            kept = self.free[size] = self.free.pop(size, [])
-            if len(kept) == self.KEPT or (self.sharing and self.replaced(vector.array)):
-                self.drop([vector.array])
-                return
-            kept.append(vector.array)
-            self.held += size
-            self.largest = max(self.largest, size)
-            while self.held > self.KEPT * self.largest:  # a partner's offer says how large a part is
-                oldest = next(iter(self.free))
-                self.held -= oldest * len(self.free[oldest])
-                self.drop(self.free.pop(oldest))
+            since, vector.since = vector.since, None
+            if not vector.passing:
+                self.keep_free(vector.array)
+            if since is not None:
+                since.users -= 1
+                if not since.users:
+                    self.keep_free(since.array)
+
+    def keep_free(self, array: Floats) -> None:
+        """Keep an array that nobody uses for the next one who takes a vector; the lock is held."""
+        size = array.size
+        kept = self.free[size] = self.free.pop(size, [])
+        if len(kept) == self.KEPT or (self.sharing and self.replaced(array)):
+            self.drop([array])
+            return
+        kept.append(array)
+        self.held += size
+        self.largest = max(self.largest, size)
+        while self.held > self.KEPT * self.largest:  # a partner's offer says how large a part is
+            oldest = next(iter(self.free))
+            self.held -= oldest * len(self.free[oldest])
+            self.drop(self.free.pop(oldest))
 
     def replaced(self, array: Floats) -> bool:
         """Whether it was made before vectors were shared."""

@@ -43,8 +43,9 @@ class Host:
     __slots__ = (
         "address", "armed", "averager", "behind_s", "behind_since", "behind_until", "boundary", "collecting", "cursor",
         "dialling", "ends", "events", "gone", "id", "index", "key", "liar", "lines", "links", "name", "offering",
-        "peer", "pending", "perform", "ready", "reported_at", "rest_until", "rng", "row", "samples_per_step", "silent",
-        "since", "steps", "taken", "times", "vector", "visit_at", "visiting", "waiting", "watched",
+        "peer", "pending", "perform", "ready", "released", "reported_at", "rest_until", "rng", "row",
+        "samples_per_step", "silent", "since", "steps", "taken", "times", "vector", "visit_at", "visiting", "waiting",
+        "watched",
     )  # fmt: skip
 
     def __init__(
@@ -77,7 +78,8 @@ class Host:
         self.boundary: Boundary
         self.since: dict[int, float] = {}  # when a session wanted its snapshot
         self.collecting: dict[int, Collect] = {}
-        self.offering = False  # an exchange of its own is under way, and the next is not yet due
+        self.offering = False  # an exchange has begun, and perhaps no mix of its own may begin beside it
+        self.released = False  # one is over, and the next mix may be due sooner than it would look
         # steps
         self.times = times
         self.ends: list[float] = []  # when steps end, some already have

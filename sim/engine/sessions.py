@@ -65,7 +65,7 @@ class Sessions:
     def snapshot(self, host: Host, effect: Snapshot) -> None:
         host.since[effect.session] = self.events.now
         host.averager.snapshot(effect)
-        host.offering = host.peer.offering
+        host.offering = True
 
     def transfer(self, host: Host, effect: Transfer) -> None:
         linked = self.links.linked(host, effect.partner)
@@ -180,7 +180,7 @@ class Sessions:
         host.since[effect.to] = host.since.pop(effect.session)
 
     def release(self, host: Host, effect: Release) -> None:
-        number = effect.session
+        number, host.released = effect.session, True
         if number in self.first:
             del self.first[number]
         if number in host.collecting:

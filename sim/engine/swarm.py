@@ -274,7 +274,9 @@ class Swarm:
         if host.waiting is not None:
             self.training.stand(host)
         if host.offering and not host.peer.offering:
-            host.offering = False
+            host.offering, host.released = False, True
+        if host.released:
+            host.released = False
             self.training.released(host)
 
     def arm(self, host: Host) -> None:

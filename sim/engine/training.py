@@ -173,12 +173,12 @@ class Training:
             self.visit(host, when)
 
     def released(self, host: Host) -> None:
-        """Its own exchange is over: the next may be due sooner than it would look."""
+        """An exchange is over: the next mix may be due sooner than it would look."""
         peer = host.peer
         if host.waiting is not None:
             self.stand(host)
             return
-        if not self.by_steps or not host.ready or host.visit_at <= self.events.now:
+        if not self.by_steps or not host.ready or peer.offering or host.visit_at <= self.events.now:
             return
         passed = self.passed(host, self.events.now)
         due = host.cursor + max(peer.due_steps - host.steps - 1, passed)

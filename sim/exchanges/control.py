@@ -15,6 +15,7 @@ from typing import cast
 from gossip.arithmetic.mixing import pair_cap
 from gossip.config import Config
 from gossip.exchange.durations import Patience
+from gossip.exchange.exchanges import SHORT
 from gossip.ids import PeerId
 from gossip.peer import WAIT_S
 from gossip.recent import Recent
@@ -49,7 +50,7 @@ class Control:
         self.schedules = [Schedule(config, rng) for rng in self.rngs]
         self.table: list[list[Meeting]] = [[] for _ in range(peers)]  # its exchanges,
         self.moving = [0] * peers  # how many of them take a slot,
-        self.outgoing: list[Meeting | None] = [None] * peers  # and which of these is its own
+        self.outgoing: list[list[Meeting]] = [[] for _ in range(peers)]  # and which of these are its own
         self.waiting = [False] * peers  # its mix is due, and waits for the end of one that another asked for
         self.retry_at = [0.0] * peers
         self.due_at = [math.inf] * peers  # the event of its next mix that counts
@@ -60,7 +61,8 @@ class Control:
         self.answers: dict[int, Patience] = {}  # how long answers take, by peer,
         self.waits: dict[int, Patience] = {}  # and streams with their commits
         self.asking = -1
-        self.plain, self.incoming = config.plain, config.incoming_limit
+        self.plain, self.overlaps, self.incoming = config.plain, config.overlaps, config.incoming_limit
+        self.most = config.incoming_limit + 1  # under way at once where mixes overlap
         self.most_parked = config.incoming_limit + config.partners
         every = config.interval_steps
         assert every is not None, "mixes by steps alone"
@@ -80,10 +82,21 @@ class Control:
     def fits(self, peer: int) -> bool:
         return peer != self.asking and self.ready[peer]
 
+    def overlapping(self, peer: int) -> bool:
+        """As :attr:`gossip.exchange.exchanges.Exchanges.overlapping`."""
+        answers, waits = self.answers.get(peer), self.waits.get(peer)
+        if not self.overlaps or answers is None or waits is None:
+            return False
+        return waits.median_s <= SHORT * answers.median_s < math.inf
+
+    def due_steps(self, peer: int) -> int:
+        """Return the step count at which its next mix is due beside those under way."""
+        return self.schedules[peer].steps_beside(self.moving[peer] if self.overlapping(peer) else 0)
+
     # -- a mix of its own ----------------------------------------------------------------------------------------
     def arm(self, peer: int) -> None:
         """Look at the boundary where the next mix is due; one that is looked at before that will see by itself."""
-        now, due = self.events.now, self.schedules[peer].due_steps
+        now, due = self.events.now, self.due_steps(peer)
         steps = self.clocks.after(peer, max(now, self.retry_at[peer]))
         when = self.clocks.time(peer, max(due, steps))
         if when < self.due_at[peer]:
@@ -95,29 +108,32 @@ class Control:
         if when != self.due_at[peer]:
             return
         self.due_at[peer] = math.inf
-        if self.outgoing[peer] is not None or not self.ready[peer]:
+        overlapping = self.overlapping(peer)
+        if (self.outgoing[peer] and not overlapping) or not self.ready[peer]:
             return
         steps = self.clocks.after(peer, when) - 1
-        if steps < self.schedules[peer].due_steps or when < self.retry_at[peer]:
+        if steps < self.due_steps(peer) or when < self.retry_at[peer]:
             self.arm(peer)
             return
         self.counted[peer] = steps
-        if self.moving[peer]:  # what is under way is a mix already
+        if self.moving[peer] >= (self.most if overlapping else 1):  # what is under way is a mix already
             self.waiting[peer], self.retry_at[peer] = True, when + WAIT_S
             return
-        parked = {one.partner(peer) for one in self.table[peer]}
-        partner = self.choose(peer, parked, again=False)
+        others = {one.partner(peer) for one in self.table[peer]}
+        partner = self.choose(peer, others, again=False)
         if partner is None:
-            self.retry_at[peer] = when + WAIT_S
-            self.arm(peer)
+            self.waiting[peer], self.retry_at[peer] = self.moving[peer] > 0, when + WAIT_S
+            if not self.waiting[peer]:
+                self.arm(peer)
             return
-        self.overtake(peer)
-        one = Meeting(peer, self.tape.exchange(peer), steps, when, parked)
+        one = Meeting(peer, self.tape.exchange(peer), steps, when, others)
         self.tape.put(peer, steps, SNAP, one.number, FIRST)
-        self.outgoing[peer] = one
+        self.outgoing[peer].append(one)
         self.table[peer].append(one)
         self.moving[peer] += 1
         self.ask(one, partner)
+        if overlapping:
+            self.arm(peer)
 
     def choose(self, peer: int, asked: set[int], again: bool) -> int | None:
         """As :meth:`gossip.selection.partners.Partners.choose`."""
@@ -175,7 +191,7 @@ class Control:
             return
         self.moving[peer] -= 1
         if not side:
-            self.outgoing[peer] = None
+            self.outgoing[peer].remove(one)
 
     # -- an offer ------------------------------------------------------------------------------------------------
     def on_offer(self, one: Meeting, attempt: int) -> None:
@@ -208,39 +224,38 @@ class Control:
     def takes(self, peer: int, sender: int) -> bool:
         """Whether an offer of this member is accepted: there is room, and it has not just mixed with this one."""
         moving, own, now = self.moving[peer], self.outgoing[peer], self.events.now
-        if own is not None and now >= own.answered:
-            own, streaming = None, 1
-        else:
-            streaming = 0
-        crossed = own is not None and own.second == sender
-        if crossed:
+        offers = [one for one in own if now < one.answered]
+        crossed = next((one for one in offers if one.second == sender), None)
+        if crossed is not None:
             if peer < sender:  # of two offers that cross the smaller number's is the exchange
                 return False
+            offers.remove(crossed)
             moving -= 1
         if self.patient and (self.streams_with(peer, sender) or self.strangers.shuns(peer, sender, now)):
             return False
-        limit = 1
-        if self.plain:
+        limit, overlapping = 1, self.overlapping(peer)
+        if self.plain or overlapping:
             limit = self.incoming - (sender == self.last_partner[peer] and self.incoming > 1)
-            limit += streaming or (own is not None and not crossed)
-        overdue = moving >= limit and own is not None and not crossed and self.overdue(peer, own)
-        if moving - overdue >= limit:
+            limit += len(own) - (crossed is not None)
+        if overlapping:
+            limit = min(limit, self.most)
+        overdue = next((one for one in offers if moving >= limit and self.overdue(peer, one)), None)
+        if moving - (overdue is not None) >= limit:
             return False
         met = self.met[peer].get(sender)
         if met is not None and self.counted[peer] - met < self.apart:
             self.asking = peer
             if uniform(self.alive, self.rngs[peer], self.fits, (sender,)) is not None:
                 return False
-        if own is not None and crossed:
-            self.give_up(own)
-        elif own is not None and overdue:
-            self.park(own, FIRST)
+        if crossed is not None:
+            self.give_up(crossed)
+        elif overdue is not None:
+            self.park(overdue, FIRST)
         return True
 
     def accept(self, one: Meeting, steps: int, now: float) -> None:
         """Who is asked takes its snapshot at its next boundary; both streams and both commits follow from that."""
         first, second, tape, streams = one.first, one.second, self.tape, self.streams
-        self.overtake(second)
         self.table[second].append(one)
         self.moving[second] += 1
         one.weight = min(one.weight, pair_cap(self.moving[second]))
@@ -280,14 +295,13 @@ class Control:
         peer, partner = (one.second, one.first) if side else (one.first, one.second)
         now, other = self.events.now, one.ended
         one.ended = other | 1 << side
-        late = bool(one.late >> side & 1) and not self.plain
         steps = self.clocks.after(peer, now)
-        self.tape.put(peer, steps, ADD, one.number, side, late)
+        self.tape.put(peer, steps, ADD, one.number, side)
         if one.broken:  # the other will not add anything
             self.tape.put(peer, steps, DROP, one.number, side)
         self.mixes += 1
         self.streams.timed(now - wished)
-        if self.patient:
+        if self.patient or self.overlaps:
             since = one.at if side else one.answered
             self.waits.setdefault(peer, Patience()).add(cast(PeerId, partner), now - since)
             if not side:
@@ -305,7 +319,7 @@ class Control:
 
     def released(self, peer: int) -> None:
         """An exchange is over, and the next mix may be due sooner than it would look."""
-        if self.waiting[peer] and not self.moving[peer]:
+        if self.waiting[peer] and self.moving[peer] < (self.most if self.overlapping(peer) else 1):
             self.waiting[peer], self.retry_at[peer] = False, self.events.now
         if not self.waiting[peer]:
             self.arm(peer)
@@ -318,7 +332,8 @@ class Control:
             self.part(one, peer)
         self.table[peer].clear()
         self.met[peer].clear()
-        self.moving[peer], self.outgoing[peer] = 0, None
+        self.moving[peer] = 0
+        self.outgoing[peer].clear()
         self.due_at[peer], self.counted[peer], self.last_partner[peer] = math.inf, steps, -1
         self.strangers.forget(peer)
         self.answers.pop(peer, None)
@@ -379,14 +394,8 @@ class Control:
         one.parked |= 1 << side
         self.moving[peer] -= 1
         if not side:
-            self.outgoing[peer] = None
+            self.outgoing[peer].remove(one)
         self.strangers.slow(peer, partner, self.events.now)
-
-    def overtake(self, peer: int) -> None:
-        """Another begins: what is parked will be mixed after it."""
-        for one in self.table[peer]:
-            if one.parked_at(peer):
-                one.late |= 2 if peer == one.second else 1
 
     def overdue(self, peer: int, own: Meeting) -> bool:
         """Whether its own offer waits for longer than answers take, so that there is room for another's."""
@@ -396,8 +405,9 @@ class Control:
         return late and parked < self.most_parked
 
     def streams_with(self, peer: int, sender: int) -> bool:
-        """Whether one that is parked streams with this member."""
+        """Whether an exchange of this peer streams with this member."""
+        now = self.events.now
         return any(
-            one.parked_at(peer) and one.partner(peer) == sender and self.events.now >= one.answered
+            one.partner(peer) == sender and now >= (one.at if peer == one.second else one.answered)
             for one in self.table[peer]
         )

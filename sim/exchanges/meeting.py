@@ -12,11 +12,10 @@ FIRST, SECOND = 0, 1  # who asks, and who is asked
 
 
 class Meeting:
-    """``ended``, ``parked`` and ``late`` have a bit for each side: that it is over for it, that it takes no slot of it,
-    and that others were mixed with since its snapshot."""
+    """``ended`` and ``parked`` have a bit for each side: that it is over for it, and that it takes no slot of it."""
 
     __slots__ = (
-        "answered", "asked", "at", "attempt", "begun", "broken", "ended", "first", "late", "number", "parked", "second",
+        "answered", "asked", "at", "attempt", "begun", "broken", "ended", "first", "number", "parked", "second",
         "since", "steps", "tries", "verified", "weight", "wished",
     )  # fmt: skip
 
@@ -28,7 +27,7 @@ class Meeting:
         self.wished = self.since = now  # who asked wanted its snapshot; somebody was asked
         self.at = self.answered = math.inf  # the other's snapshot; its answer is here
         self.verified = (math.inf, math.inf)  # the other's stream is here, and the COMMIT goes out
-        self.ended = self.parked = self.late = 0
+        self.ended = self.parked = 0
         self.broken = False  # one side died
 
     def partner(self, peer: int) -> int:

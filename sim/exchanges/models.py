@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip.arithmetic.correction import credit
-from gossip.arithmetic.mixing import outer_step
+from gossip.arithmetic.mixing import outer_step, outer_step_beside
 from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.state_transfer.comparing import FEWEST
@@ -55,6 +55,11 @@ class Models:
         self.mixed_at = np.zeros(len(self.matrix), np.int64)  # steps of each row at its last mix's snapshot
         self.trained: dict[int, dict[int, tuple[int, int]]] = {}  # of snapshots kept: steps, and those since a mix
         self.kept: dict[int, dict[int, F32]] = {}  # snapshots of exchanges under way, by exchange and side
+        # For the outer step: of each row the steps of the newest snapshot whose local progress is counted; of such
+        # snapshots under way their steps, and the sum of what mixes have added after each, by exchange.
+        self.counted = np.full(len(self.matrix), -1)
+        self.flying: dict[int, dict[int, int]] = {}
+        self.since: dict[tuple[int, int], F32] = {}  # by row and exchange
         self.left: dict[int, F64] = {}  # of such, what of the difference each side takes, once that is known
         self.void = set[int]()  # exchanges that are over, of which a snapshot is still to come
         self.half = set[int]()  # of such, those of which one side is over
@@ -96,7 +101,7 @@ class Models:
         trained = self.since_mix(batch.row[[first, second]], steps)
         ours, theirs = (either[:, alike].reshape(-1)[order] for either in (trained, trained[::-1]))
         agreed = np.frombuffer(self.tape.weight)[batch.exchange[sides]]
-        late = batch.late[sides + 1]
+        self.counted[batch.row[[first, second]]] = steps
         if copied:
             to_snapshot, to_boundary = learners.draw(rows, before), learners.draw(rows, after)
         for start in range(0, len(rows), 2 * self.pairs_at_once):
@@ -108,7 +113,7 @@ class Models:
             self.matrix.take(some, axis=0, out=models, mode="clip")
             if copied:
                 learners.train_copies(models, to_snapshot, start)
-            taught, weights = self.mixed(some, models, agreed[part], late[part], own[part], difference)
+            taught, weights = self.mixed(some, models, agreed[part], own[part], difference)
             if copied:
                 learners.train_copies(models, to_boundary, start)
                 models += difference
@@ -128,7 +133,7 @@ class Models:
         return trained
 
     def mixed(
-        self, rows: I64, ours: F32, agreed: F64, late: Flags, own: F64, difference: F32
+        self, rows: I64, ours: F32, agreed: F64, own: F64, difference: F32
     ) -> tuple[tuple[F32, F64] | None, F64]:
         """``difference`` becomes what exchanges bring, all first sides and then all second ones: ``ours`` are the
         snapshots (rows, elements) after ``own`` intervals of each, ``agreed`` the weights that the sides agreed on.
@@ -141,7 +146,7 @@ class Models:
         shares = weights.astype(np.float32)[:, None]
         np.multiply(difference[:half], -shares[half:], out=difference[half:])
         difference[:half] *= shares[:half]
-        return self.shift(rows, ours, difference, weights, late), weights
+        return self.shift(rows, ours, difference, weights), weights
 
     def weights(self, rows: I64, agreed: F64, own: F64, difference: F32, sent: F32) -> F64:
         """What of its difference each of these rows (2, pairs) takes, (2 pairs,): 0 where either refuses."""
@@ -176,6 +181,8 @@ class Models:
                 row, side = int(batch.row[entry]), int(batch.side[entry])
                 self.kept.setdefault(number, {})[side] = self.matrix[row].copy()
                 steps = int(self.learners.taken[row])
+                if not self.config.plain and batch.kind[entry] == SNAP:
+                    self.flying.setdefault(row, {})[number] = steps
                 self.trained.setdefault(number, {})[side] = steps, steps - int(self.mixed_at[row])
         adds = entries[kinds == ADD]
         for start in range(0, len(adds), 2 * self.pairs_at_once):
@@ -200,6 +207,7 @@ class Models:
         self.mixed_at[row] = self.learners.taken[row]
         if not self.config.plain:
             self.phi[row], self.momentum[row] = model, 0
+            self.counted[row] = -1
         if self.watches:
             self.expected[row] = model
         apart = [
@@ -226,7 +234,7 @@ class Models:
         difference = difference - self.decoded(ours)
         weights = np.array([self.left[number][side] for number, side in pairs])
         difference *= weights.astype(np.float32)[:, None]
-        taught = self.shift(rows, ours, difference, weights, batch.late[adds])
+        taught = self.shift(rows, ours, difference, weights, numbers)
         self.matrix[rows] += difference
         if taught is not None:
             since, theirs_since = self.trained_of(pairs, rows)
@@ -256,29 +264,62 @@ class Models:
         self.left.pop(number, None)
         self.trained.pop(number, None)
         self.tape.ranges.pop(number, None)
+        for row in (self.tape.first[number], self.tape.second[number]):
+            self.flying.get(row, {}).pop(number, None)
+            self.since.pop((row, number), None)
         if len(self.kept.pop(number, {})) < 2 and self.tape.second[number] >= 0:
             self.void.add(number)
 
-    def shift(self, rows: I64, ours: F32, difference: F32, weights: F64, late: Flags) -> tuple[F32, F64] | None:
+    def shift(
+        self, rows: I64, ours: F32, difference: F32, weights: F64, numbers: list[int] | None = None
+    ) -> tuple[F32, F64] | None:
         """``difference``, what of theirs less ours is taken, becomes what is to be added. Where corrections learn from
-        it, returns it as it was, and the squared norms of ``ours``."""
+        it, returns it as it was, and the squared norms of ``ours``. ``numbers``: exchanges beside which there may have
+        been others."""
         mixed = weights > 0
         if not mixed.all():
             difference[~mixed] = 0  # what was refused may be no number
         taught = (difference.copy(), squares(ours)) if self.corrects else None
         if not self.config.plain:
-            later = late & mixed
-            self.phi[rows[later]] += difference[later]  # the local progress that the snapshot holds is counted
-            plainly = mixed & ~late
-            if plainly.all():
+            beside = np.zeros(len(rows), bool)
+            for place, number in enumerate(numbers or ()):
+                if mixed[place]:
+                    what = int(rows[place]), number, ours[place], difference[place]
+                    beside[place] = self.shift_beside(*what)
+            alone = mixed & ~beside
+            if alone.all():
                 self.outer(rows, ours, difference)
-            elif plainly.any():
-                mean = difference[plainly]
-                self.outer(rows[plainly], ours[plainly], mean)
-                difference[plainly] = mean
+            elif alone.any():
+                mean = difference[alone]
+                self.outer(rows[alone], ours[alone], mean)
+                difference[alone] = mean
+            for place, number in enumerate(numbers or ()):
+                self.added(int(rows[place]), number, difference[place])
         elif self.watches:
             self.expected[rows] += difference
         return taught
+
+    def shift_beside(self, row: int, number: int, ours: F32, difference: F32) -> bool:
+        """As :meth:`gossip.averaging.averager.Averager.order` has it. False for an exchange beside which nothing was
+        mixed."""
+        steps, since = self.flying.get(row, {}).pop(number, -1), self.since.pop((row, number), None)
+        late = steps < self.counted[row]
+        self.counted[row] = max(self.counted[row], steps)
+        if late:
+            self.phi[row] += difference  # the local progress that the snapshot holds is counted
+        elif since is not None:
+            outer_step_beside(difference, ours, since, self.phi[row], self.momentum[row], 1.0, *self.config.outer)
+        return late or since is not None
+
+    def added(self, row: int, number: int, difference: F32) -> None:
+        """Snapshots under way that are newer lack this."""
+        for other, steps in self.flying.get(row, {}).items():
+            if other == number or steps < self.counted[row]:
+                self.since.pop((row, other), None)
+            elif (row, other) in self.since:
+                self.since[row, other] += difference
+            else:
+                self.since[row, other] = difference.copy()
 
     def outer(self, rows: I64, ours: F32, difference: F32) -> None:
         """The outer step of these rows: it passes over four arrays nine times, so that as many are taken at once as

@@ -35,7 +35,6 @@ class Batch:
     kind: I64
     exchange: I64
     side: I64
-    late: Flags  # others were mixed with since the snapshot
 
     def __len__(self) -> int:
         return len(self.row)
@@ -46,7 +45,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.rows, self.steps = array("q"), array("q")
-        self.codes = array("q")  # exchange, side, late, kind
+        self.codes = array("q")  # exchange, side, kind
         self.first = array("l")  # of each exchange, by its number: who asked,
         self.second = array("l")  # who was asked,
         self.weight = array("d")  # and what of the difference each takes
@@ -61,10 +60,10 @@ class Tape:
         self.weight.append(weight)
         return len(self.first) - 1
 
-    def put(self, row: int, steps: int, kind: int, exchange: int, side: int, late: bool = False) -> None:
+    def put(self, row: int, steps: int, kind: int, exchange: int, side: int) -> None:
         self.rows.append(row)
         self.steps.append(steps)
-        self.codes.append(exchange << 8 | side << 4 | late << 3 | kind)
+        self.codes.append(exchange << 8 | side << 4 | kind)
 
     def take(self, done: I64, cut: bool = True) -> Batch:
         """The entries of boundaries that are passed, ``done`` being the steps of each row by now. Without ``cut`` what
@@ -82,7 +81,7 @@ class Tape:
         self._hashed = len(self.rows)
         order = order[taken]
         row, steps, code = row[order], steps[order], code[order]
-        return Batch(row, steps, code & 7, code >> 8, code >> 4 & 15, (code >> 3 & 1).astype(bool))
+        return Batch(row, steps, code & 7, code >> 8, code >> 4 & 15)
 
     def _note(self) -> None:
         since = self._hashed

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from gossip import kernel
+from gossip.averaging.averager import Averager
 from gossip.config import Config
 from sim.engine.sessions import Sessions
 from tests.agreement import scenario
@@ -142,8 +143,8 @@ def test_a_mix_that_was_in_doubt_is_applied_late_and_alike(after_s: float, monke
     """Everybody is cut off between two COMMITs; one side learns three seconds later that both had committed, and has
     begun other exchanges by then. A moment like that lasts a few milliseconds, so the first one is looked for."""
     late = []
-    mix = Sessions.mix
-    monkeypatch.setattr(Sessions, "mix", lambda self, host, effect: (late.append(effect.late), mix(self, host, effect)))
+    order = Averager.order
+    monkeypatch.setattr(Averager, "order", lambda self, mixing: (order(self, mixing), late.append(mixing.late)))
     config = Config(chunk_elements=1024, mix_every_steps=2, outer_momentum=0.5, outer_rate=0.7)
 
     def cut_off(when_s: float) -> Scenario:
@@ -158,8 +159,18 @@ def test_a_mix_that_was_in_doubt_is_applied_late_and_alike(after_s: float, monke
             break
     late.clear()
     ends = both(scenario)
-    assert late.count(True) == 1
+    assert late.count(True) == 2  # once in each
     assert all(end.exchanges[0] > 20 for end in ends.values())
+
+
+def test_mixes_that_overlap_are_alike_in_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = []
+    order = Averager.order
+    monkeypatch.setattr(Averager, "order", lambda self, mixing: (order(self, mixing), beside.append(mixing.since)))
+    config = Config(chunk_elements=1024, mix_every_steps=1, outer_momentum=0.5, outer_rate=0.7)
+    five = [*trio_of_peers(), (0.0, lambda swarm: swarm.add(3, 0)), (0.0, lambda swarm: swarm.add(4, 1))]
+    both(Scenario(five, 15.0, config))
+    assert len([since for since in beside if since is not None]) > 20
 
 
 @pytest.mark.parametrize("part", ["all", "fragments 4"])

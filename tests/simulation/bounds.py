@@ -105,9 +105,11 @@ def check_exchanges(world: World, host: Host) -> None:
     peer, now = host.peer, world.now
     exchanges = peer.exchanges
     promised = sum(one.state in (State.ASKED, State.AHEAD) for one in exchanges.table.values())
-    if promised > 1 or (exchanges.foresees and exchanges.moving > 1):
+    host.overlapped = host.overlapped or exchanges.overlapping
+    most = exchanges.most if host.overlapped else 1
+    if promised > 1 or (exchanges.foresees and exchanges.moving > most):
         text = f"{host!r}: {exchanges.moving} under way, {promised} agreed ahead"
-        world.fail("one exchange at a time, and one next", text)
+        world.fail("so many exchanges at a time, and one next", text)
     for number, one in peer.exchanges.table.items():
         ahead = one.state in (State.ASKED, State.AHEAD)  # beside another, of which it waits for the end
         begun = host.since.setdefault(-number if ahead else number, now)

@@ -66,6 +66,7 @@ class Host(harness.Host):
         self.backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.awake_at = world.now
         self.since: dict[int, float] = {}  # when an exchange was first seen under way
+        self.overlapped = False  # exchanges could overlap
         peer = Peer(
             record, sign=unsigned, verify=trusting, config=world.config, fingerprint="f", elements=ELEMENTS, rng=rng,
             seeds=seeds, book=book, now=world.now,

@@ -337,3 +337,69 @@ def test_to_begin_is_to_reset_without_a_copy():
     assert plain.begun
     plain.begin(start)
     assert not plain.owns(start)
+
+
+# -- mixes that overlap -----------------------------------------------------------------------------------------------
+class Live:
+    """One node's live vector, beside which mixes come and go in any order."""
+
+    def __init__(self, size, random, parameters=None):
+        self.random = random
+        self.outer = OuterStep(parameters or size, 0.5, 0.7)
+        self.x = random.standard_normal(size).astype(np.float32)
+        self.outer.reset(self.x)
+
+    def train(self):
+        step = 0.1 * self.random.standard_normal(self.x.size).astype(np.float32)
+        self.x += step
+        return step
+
+    def mix(self, snapshot, difference, weight=0.5, **how):
+        shift = self.outer.shift(snapshot, difference.copy(), weight, **how)
+        self.x += shift
+        return shift
+
+
+@pytest.mark.parametrize("size", [1, 777, BLOCK_ELEMENTS + 3])
+def test_overlapping_mixes_count_each_piece_of_local_progress_once(size):
+    """Two snapshots lie in one another's flight. What both bring but for their differences is what one mix would have
+    brought that took the second snapshot and had the first one's before it."""
+    random = np.random.default_rng(size)
+    one, other = Live(size, random), Live(size, np.random.default_rng(size))
+    other.x[:] = one.x
+    other.outer.reset(one.x)
+    zero = np.zeros(size, np.float32)
+    steps = [one.train(), one.train()]
+    first = one.x - steps[1]
+    second = one.x.copy()
+    shift = one.mix(first, zero)
+    one.mix(second, zero, since=shift)
+    other.x += steps[0]
+    shift = other.mix(other.x.copy(), zero)
+    other.x += steps[1]
+    other.mix(other.x.copy(), zero)
+    np.testing.assert_allclose(one.x, other.x, atol=1e-5)
+    for ours, theirs in ((one.outer._phi, other.outer._phi), (one.outer._momentum, other.outer._momentum)):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("part", [False, True])
+def test_the_difference_of_a_mix_beside_others_is_added_plainly(part, plain):
+    """A disagreement that several exchanges found is not taken back several times with momentum; buffers behind the
+    parameters are averaged as ever."""
+    random = np.random.default_rng(3)
+    positions = np.array([0, 7, 59, 60, 99]) if part else None
+    where = slice(None) if positions is None else positions
+    with_it, without = Live(100, random, 60), Live(100, random, 60)
+    without.x[:] = with_it.x
+    without.outer.reset(with_it.x)
+    since, given = random.standard_normal((2, 100)).astype(np.float32)[:, where]
+    snapshot = with_it.x[where] - since
+    how = {"positions": positions, "plain": plain, "since": since}
+    brought = with_it.outer.shift(snapshot, given.copy(), 0.25, **how)
+    nothing = without.outer.shift(snapshot, np.zeros_like(given), 0.25, **how)
+    np.testing.assert_allclose(brought, nothing + 0.25 * given, atol=1e-5)
+    moved = (with_it.outer._phi - without.outer._phi)[slice(60) if positions is None else positions[:3]]
+    np.testing.assert_allclose(moved, 0.25 * given[: moved.size], atol=1e-5)
+    np.testing.assert_array_equal(with_it.outer._momentum, without.outer._momentum)

@@ -182,10 +182,15 @@ def test_an_impossible_outer_step_is_refused(name, value):
     assert name in sentence(**{name: value})
 
 
-def test_an_outer_step_leaves_room_for_one_exchange():
-    plain, outer = Config(incoming_exchanges=3), Config(incoming_exchanges=3, outer_momentum=0.5, outer_rate=0.7)
-    assert (plain.plain, plain.incoming_limit) == (True, 3)
-    assert (outer.plain, outer.incoming_limit) == (False, 1)
+@pytest.mark.parametrize(
+    ("changes", "overlaps"),
+    [({}, True), ({"part": "fragments 4"}, False), ({"max_version_gap": 1.0}, False), ({"mixing": "group"}, False)],
+)
+def test_an_outer_step_of_parts_or_groups_leaves_room_for_one_exchange(changes, overlaps):
+    plain = Config(incoming_exchanges=3, **changes)
+    outer = Config(incoming_exchanges=3, outer_momentum=0.5, outer_rate=0.7, **changes)
+    assert (plain.plain, plain.incoming_limit, plain.overlaps) == (True, 3, False)
+    assert (outer.plain, outer.incoming_limit, outer.overlaps) == (False, 3 if overlaps else 1, overlaps)
     assert not Config(outer_rate=0.5).plain
 
 

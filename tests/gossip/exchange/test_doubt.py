@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gossip.config import Config
@@ -46,14 +48,14 @@ def test_a_doubt_takes_no_slot(config):
 
 
 @pytest.mark.parametrize("answer", ["settled", "commit", "outcome"])
-@pytest.mark.parametrize(("config", "late"), [(Config(), False), (OUTER, True)])
-def test_a_late_yes_is_mixed_without_outer_momentum(config, late, answer):
+@pytest.mark.parametrize("config", [Config(), OUTER])
+def test_a_late_yes_is_mixed(config, answer):
     x = doubting(Side(config=config)).exchanges
     if answer == "settled":
         ended = x.on_settled(B, Settled(1, True), 9.0)
     else:
         ended = x.on_commit(B, 1, 9.0) if answer == "commit" else x.on_outcome(B, 1, 9.0)
-    assert ended[:2] == [Mix(1, 0.5, late), Release(1)]
+    assert ended[:2] == [Mix(1, 0.5), Release(1)]
 
 
 def test_a_yes_in_time_is_mixed_as_ever():
@@ -115,7 +117,7 @@ def test_one_that_was_restarted_knows_of_nothing_and_says_so_at_once():
     assert side.benched == [B]
 
 
-@pytest.mark.parametrize(("config", "most"), [(Config(), 3), (OUTER, 2), (Config(incoming_exchanges=4), 5)])
+@pytest.mark.parametrize(("config", "most"), [(Config(), 3), (OUTER, 3), (Config(incoming_exchanges=4), 5)])
 def test_doubts_are_as_many_as_can_be_under_way_and_the_oldest_is_dropped_for_another(config, most):
     side = Side(partners=(B, C, D), config=config)
     for number, partner in enumerate(OTHERS):
@@ -128,7 +130,7 @@ def test_doubts_are_as_many_as_can_be_under_way_and_the_oldest_is_dropped_for_an
 
 
 def test_one_that_makes_way_for_a_doubt_of_the_same_tick_is_asked_nothing():
-    side = Side(config=OUTER)
+    side = Side(config=replace(OUTER, incoming_exchanges=1))
     doubt(side, OTHERS[0], 50, 0.0)
     doubt(side, OTHERS[1], 51, 0.5)
     x = side.exchanges

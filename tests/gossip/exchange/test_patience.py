@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -25,10 +26,10 @@ def patience(*answers, partners=(B, C, D, E)):
     return it
 
 
-def used_to(side, seconds):
+def used_to(side, seconds, stream_s=None):
     for partner in (B, C, D, E):
         side.exchanges.answers.add(partner, seconds)
-        side.exchanges.streams.add(partner, seconds)
+        side.exchanges.streams.add(partner, seconds if stream_s is None else stream_s)
     return side
 
 
@@ -82,7 +83,7 @@ def test_a_silent_one_takes_no_slot_and_is_waited_for_all_the_same():
     assert not x.gave_up
 
 
-def test_a_late_answer_is_an_exchange_and_counts_without_momentum():
+def test_a_late_answer_is_an_exchange_and_counts():
     side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
     x = side.exchanges
     x.begin(0.0)
@@ -94,20 +95,9 @@ def test_a_late_answer_is_an_exchange_and_counts_without_momentum():
     assert transfer.session == 1
     assert x.moving == 1, "the other one's"
     x.streamed(1, 1.0, 1.0, 2.1)
-    assert x.on_commit(F, 1, 2.2) == [Mix(1, 0.5, True), Release(1)]
+    assert x.on_commit(F, 1, 2.2) == [Mix(1, 0.5), Release(1)]
     assert side.benched == []
     assert side.exchanges.mixed_at == [F], "it is alive, and a mix is a mix"
-
-
-def test_a_late_answer_that_nothing_overtook_keeps_its_momentum():
-    side = used_to(Side(partners=(F,), config=OUTER), 0.1)
-    x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
-    x.tick(LEAST_S)
-    x.on_accept(F, Accept(1, 0.0, 0.5, "fp32"), 2.0)
-    x.streamed(1, 1.0, 1.0, 2.1)
-    assert x.on_commit(F, 1, 2.2) == [Mix(1, 0.5, False), Release(1)]
 
 
 @pytest.mark.parametrize("answer", ["busy", "refuse", "abort"])
@@ -125,7 +115,7 @@ def test_what_is_parked_asks_nobody_else(answer):
 
 def test_only_so_many_are_parked_as_there_are_places():
     """Each holds two vectors. The next silent one keeps its slot until its time is up."""
-    side = used_to(Side(partners=(B, C, D, E), config=OUTER), 0.1)
+    side = used_to(Side(partners=(B, C, D, E), config=replace(OUTER, incoming_exchanges=1)), 0.1, stream_s=1.0)
     x = side.exchanges
     for place in range(3):
         x.begin(1.0 * place)
@@ -177,7 +167,7 @@ def test_a_stream_that_takes_too_long_takes_no_slot():
     [begun] = x.begin(0.6)
     assert isinstance(begun, Snapshot)
     x.streamed(70, 1.0, 1.0, 0.8)
-    assert x.on_commit(F, 70, 0.9) == [Mix(70, 0.5, True), Release(70)]
+    assert x.on_commit(F, 70, 0.9) == [Mix(70, 0.5), Release(70)]
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -220,8 +210,8 @@ def test_an_accept_without_a_stream_teaches_nothing():
 
 @pytest.mark.parametrize(("seconds", "taken"), [(0.15, False), (0.25, True)])
 def test_an_offer_takes_the_place_of_ours_once_ours_waits_for_longer_than_answers_take(seconds, taken):
-    """With the outer step there is one slot, and we wait for half a second: long after answers that take 0.1 s."""
-    side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
+    """Where streams are long there is one slot, and we wait for half a second: long after answers that take 0.1 s."""
+    side = used_to(Side(partners=(F, B), config=OUTER), 0.1, stream_s=1.0)
     x = side.exchanges
     x.begin(0.0)
     x.snapshotted(1, 0.0)

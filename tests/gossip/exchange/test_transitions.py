@@ -88,10 +88,12 @@ class Anything(Side):
         self.ahead = mixing == "ahead" and rng.choice([0.3, 0.6, 0.9])  # share of what happens
         outer = {"outer_momentum": 0.5, "outer_rate": 0.7} if self.ahead else {}
         mixing = "pair" if self.ahead else mixing
-        config = Config(mixing=mixing, filter="none", incoming_exchanges=rng.choice([1, 1, 3]), **size, **outer)
+        incoming = 1 if self.ahead else rng.choice([1, 1, 3])
+        config = Config(mixing=mixing, filter="none", incoming_exchanges=incoming, **size, **outer)
         super().__init__(rng.choice([A, F]), OTHERS, config)
         for partner in OTHERS if self.ahead > 0.5 else ():
-            self.exchanges.streams.add(partner, 0.1)  # what is usual is known
+            self.exchanges.streams.add(partner, 0.1)  # what is usual is known, and so long that none overlap
+            self.exchanges.answers.add(partner, 0.001)
         self.offers = {"pair": ("pair", 0.0), "group": ("pair", 0.0)}.get(mixing, ("push", 1.0))
         self.mixes, self.now = 0, 0.0  # a group counts mixes
         rare = [0.01, 0.03, 0.1, 1.0] if self.ahead else [0.01, 0.1, 1.0]

@@ -1,0 +1,113 @@
+"""Exchanges that overlap: when they may, how many, and with whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gossip.arithmetic.mixing import pair_cap
+from gossip.config import Config
+from gossip.effects import Send, Snapshot
+from gossip.exchange import exchanges
+from gossip.exchange.exchanges import SHORT
+from gossip.exchange.session import State
+from gossip.wire.messages import Accept, Busy
+from tests.gossip.exchange.sides import ELEMENTS, A, B, C, D, E, Side, offer
+
+OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
+
+
+def used_to(side, answer_s, stream_s):
+    """The side knows what answers and streams take."""
+    for partner in (B, C, D, E):
+        side.exchanges.answers.add(partner, answer_s)
+        side.exchanges.streams.add(partner, stream_s)
+    return side
+
+
+def waiting(partners=(B, C, D, E), config=OUTER, **local):
+    """A side most of whose exchanges' time is waiting."""
+    return used_to(Side(partners=partners, config=config, **local), 0.1, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("answer_s", "stream_s", "overlapping"),
+    [(0.1, 0.1 * SHORT, True), (0.1, 0.11 * SHORT, False), (0.001, 10.0, False), (10.0, 0.001, True)],
+)
+def test_exchanges_overlap_where_streams_are_short_beside_answers(answer_s, stream_s, overlapping):
+    assert used_to(Side(config=OUTER), answer_s, stream_s).exchanges.overlapping is overlapping
+
+
+def test_exchanges_do_not_overlap_before_their_times_are_known():
+    assert not Side(config=OUTER).exchanges.overlapping
+
+
+@pytest.mark.parametrize("config", [Config(), Config(outer_momentum=0.5, outer_rate=0.7, part="fragments 4")])
+def test_exchanges_overlap_only_with_an_outer_step_of_the_whole_vector(config):
+    assert not waiting(config=config).exchanges.overlapping
+
+
+def test_exchanges_of_large_vectors_do_not_overlap(monkeypatch):
+    monkeypatch.setattr(exchanges, "LARGEST", ELEMENTS - 1)
+    assert not waiting().exchanges.overlapping
+
+
+def test_own_mixes_begin_beside_each_other_with_different_partners_up_to_the_limit():
+    side = waiting()
+    x = side.exchanges
+    for session, partner in ((1, B), (2, C), (3, D)):
+        assert x.begin(0.0) == [Snapshot(session)]
+        [sent] = x.snapshotted(session, 0.0)
+        assert sent.to == partner, "and none that one is under way with"
+        assert sent.message.weight == pair_cap(session)
+    assert x.begin(0.0) == []
+    assert x.on_offer(E, offer(9), 0.0) == [Send(E, Busy(9))]
+    assert x.moving == x.most == 3
+
+
+def test_long_streams_are_alone():
+    side = used_to(Side(partners=(B, C, D, E), config=OUTER), 0.1, 5.0)
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    assert x.begin(0.0) == []
+    assert x.on_offer(E, offer(9), 0.0) == [Send(E, Busy(9))]
+
+
+def test_where_everybody_mixes_with_us_already_nobody_is_asked():
+    side = waiting(partners=(B,))
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    assert x.begin(0.0) == []
+
+
+def test_beside_a_stream_its_partner_begins_no_other():
+    side = waiting()
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.1)
+    assert x.table[1].state is State.STREAMING
+    assert x.on_offer(B, offer(9), 0.2) == [Send(B, Busy(9))]
+    assert x.on_offer(C, offer(10), 0.2) == [Snapshot(10)]
+
+
+def test_nobody_agrees_ahead_where_exchanges_overlap():
+    side = waiting()
+    x = side.exchanges
+    x.begin(0.0)
+    x.snapshotted(1, 0.0)
+    x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.1)
+    assert x.look_ahead(0.1) == []
+    assert x.on_offer(C, replace(offer(9), mixing="ahead"), 0.1) == [Send(C, Busy(9))]
+
+
+def test_each_exchange_under_way_puts_off_the_next_mix():
+    side = waiting(me=A)
+    x = side.exchanges
+    assert x.coming == 0
+    x.begin(0.0)
+    x.begin(0.0)
+    assert x.coming == 2
