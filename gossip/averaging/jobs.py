@@ -32,8 +32,8 @@ class Mixing:
     """An exchange that happened, on its way to the step boundary. Without a difference the snapshot itself comes
     back."""
 
-    __slots__ = ("averager", "credit", "difference", "elements", "every", "generation", "late", "later", "mass", "own_sq",
-                 "plain", "positions", "result", "since", "snapshot", "unweighted", "weight")  # fmt: skip
+    __slots__ = ("averager", "credit", "difference", "elements", "every", "generation", "late", "later", "mass",
+                 "own_sq", "plain", "positions", "result", "since", "snapshot", "unweighted", "weight")  # fmt: skip
 
     def __init__(
         self, averager: Averager, snapshot: Vector, difference: Vector | None, positions: Positions | None,
