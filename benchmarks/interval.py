@@ -147,7 +147,8 @@ def print_grid(seeds):
     for settings in SETTINGS:
         keys = [[key_of(world, settings, seed) for seed in range(1, seeds + 1)] for world in WORLDS]
         cells = [cell([cache[key] for key in row if key in cache]) for row in keys]
-        print(f"| {settings} | " + " | ".join(cells) + " |")
+        if set(cells) != {cell([])}:
+            print(f"| {settings} | " + " | ".join(cells) + " |")
     print("\n*: one seed")
 
 
