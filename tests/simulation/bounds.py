@@ -106,12 +106,14 @@ def check_exchanges(world: World, host: Host) -> None:
     exchanges = peer.exchanges
     promised = sum(one.state in (State.ASKED, State.AHEAD) for one in exchanges.table.values())
     host.overlapped = host.overlapped or exchanges.overlapping
-    most = exchanges.most if host.overlapped else 1
+    most = 1 + peer.partners.incoming() if host.overlapped else 1
     if promised > 1 or (exchanges.foresees and exchanges.moving > most):
         text = f"{host!r}: {exchanges.moving} under way, {promised} agreed ahead"
         world.fail("so many exchanges at a time, and one next", text)
     for number, one in peer.exchanges.table.items():
         ahead = one.state in (State.ASKED, State.AHEAD)  # beside another, of which it waits for the end
+        if -number in host.since and not ahead and number not in host.since and exchanges.moving > 1:
+            world.fail("so many exchanges at a time, and one next", f"{host!r}: {number:x} begins beside another")
         begun = host.since.setdefault(-number if ahead else number, now)
         waits = one.initiator and one.state is State.PREPARING  # for its own next boundary, however far that is
         if one.deadline == math.inf and not waits:

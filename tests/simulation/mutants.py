@@ -199,18 +199,6 @@ def group_gives_up(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, now: self.fail("broken")
 
 
-@mutant(Exchanges, "on_commit")
-def next_beside(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What is agreed ahead begins when the partner has all of ours, beside the exchange before it."""
-
-    def on_commit(self: Any, sender: Any, session: int, now: float) -> list[Effect]:
-        said = original(self, sender, session, now)
-        early = session in self.table and self.upcoming is not None
-        return [*said, *self.tell(self.upcoming, Event.FREED, now)] if early else said
-
-    return on_commit
-
-
 # -- members and joins -----------------------------------------------------------------------------------------------
 @mutant(Myself, "accused")
 def lost_refutation(original: Callable[..., Any]) -> Callable[..., Any]:
