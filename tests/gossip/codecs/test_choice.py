@@ -52,9 +52,9 @@ def test_who_offers_goes_by_its_own_passes_and_the_other_takes_that(compiled, co
 
 def test_a_partner_without_a_past_is_offered_what_the_others_links_bear():
     exchanges = Side(config=Config(codec="auto")).exchanges
-    assert exchanges.codec(B) == "bf16"
+    assert exchanges.codec(B, ALL) == "bf16"
     exchanges.durations.add(C, 1.0, 10_000_000)
-    assert exchanges.codec(B) == exchanges.codec(C) == "int8"
+    assert exchanges.codec(B, ALL) == exchanges.codec(C, ALL) == "int8"
 
 
 def test_who_reads_our_vectors_where_they_lie_is_offered_fp32_whatever_the_links_rate():

@@ -197,7 +197,8 @@ def test_each_round_leads_the_exponential_graph_one_place_on(by_steps):
 def test_exchanges_of_others_beside_our_own_are_as_many_as_configured():
     peers = ids(5)
     assert partners(peers[0], peers, incoming_exchanges=3).incoming() == 3
-    assert partners(peers[0], peers, outer_momentum=0.5, outer_rate=0.7).incoming() == 1
+    assert partners(peers[0], peers, outer_momentum=0.5, outer_rate=0.7).incoming() == 2
+    assert partners(peers[0], peers, outer_momentum=0.5, outer_rate=0.7, part="fragments 2").incoming() == 1
 
 
 # -- all neighbours at once --------------------------------------------------------------------------------------------
