@@ -126,8 +126,8 @@ class Optimizer:
     def parse(cls, value: object) -> Optimizer:
         """From a table, or a name alone. adamw and muon must name their lr: sgd's default would make them diverge."""
         table: Any = {"name": value} if isinstance(value, str) else value
-        if isinstance(table, Mapping) and table.get("name") in USUAL_RATES and "lr" not in table:
-            name = table["name"]
+        name = table.get("name") if isinstance(table, Mapping) else None
+        if isinstance(name, str) and name in USUAL_RATES and "lr" not in table:
             raise KeyFault("lr", f"is missing: {name} needs one of its own, as {USUAL_RATES[name]}.")
         return tables.record(cls, table)
 

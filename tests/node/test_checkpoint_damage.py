@@ -107,9 +107,9 @@ def test_a_header_that_nobody_wrote_is_one_sentence(tmp_path, document):
 
 def test_a_newer_format_is_refused_by_its_number(tmp_path):
     safetensors.torch.save_file(
-        {"w": torch.ones(3)}, tmp_path / "run.safetensors", metadata=header_with({"version": 2})
+        {"w": torch.ones(3)}, tmp_path / "run.safetensors", metadata=header_with({"version": 3})
     )
-    with pytest.raises(CheckpointError, match="has format 2, this version reads 1"):
+    with pytest.raises(CheckpointError, match="has format 3, this version reads 2"):
         checkpoint.load(tmp_path / "run")
 
 

@@ -133,7 +133,7 @@ def test_a_slow_one_holds_up_nobody_and_what_is_too_much_is_dropped_and_counted(
     assert listeners.dropped == 50
     assert len(listeners.history()) == KEPT
     assert listeners.history()[-1] == notice(number=WAITING + 49)
-    assert [record.message for record in caplog.records if "slower" in record.message] != []
+    assert [record.message for record in caplog.records if "too slow" in record.message] != []
     assert len(caplog.records) == 1, "said once"
     hold.set()
     until(lambda: len(heard) == WAITING + 1)
