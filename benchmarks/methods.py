@@ -211,7 +211,7 @@ def play(job):
         "average": last["accuracy_average_model"], "distance": last["consensus_distance"],
         "mb": last["bytes_sent"] / peers / 1e6, "virtual_s": swarm.now, "steps": training.steps / peers,
         "mixes": last["mixes"], "failed": failed / max(began, 1), "cpu_s": time.process_time() - began_s,
-        "refused": sum(simulation.level.refused().values()) / max(simulation.level.mixes, 1),
+        "cut_off": sum(simulation.level.refused().values()) / max(simulation.level.mixes, 1),
     }  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def detail(figures, names, dataset, condition):
             name, percent(runs, "mixed"), plain(runs, "mixed_worst", scale=100), percent(runs, "now"),
             plain(runs, "average", scale=100), plain(runs, "distance", 2), plain(runs, "mb", 2),
             plain(runs, "virtual_s", 0), plain(runs, "mixes", 0), plain(runs, "failed", 0, 100) + " %",
-            plain(runs, "refused", 1, 100) + " %",
+            plain(runs, "cut_off", 1, 100) + " %",
         ])  # fmt: skip
     return table(heads, lines)
 
