@@ -227,9 +227,10 @@ class Exchanges(Ledger[One]):
     @property
     def engaged(self) -> bool:
         """Whether no mix of our own may begin beside what is under way: that is a mix already, and a second one would
-        share its bandwidth."""
+        share its bandwidth. Where mixes overlap, one of ours that still waits for its snapshot holds up the next: else
+        a loop that stands would begin as many as there may be."""
         if self.overlapping:
-            return self.moving >= self.most
+            return self.moving >= self.most or any(one.state is State.PREPARING for one in self.outgoing.values())
         single = self.single
         return True in [not one.idle for one in self.table.values() if single or one.initiator]
 

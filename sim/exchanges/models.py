@@ -132,9 +132,7 @@ class Models:
         self.mixed_at[rows] = steps
         return trained
 
-    def mixed(
-        self, rows: I64, ours: F32, agreed: F64, own: F64, difference: F32
-    ) -> tuple[tuple[F32, F64] | None, F64]:
+    def mixed(self, rows: I64, ours: F32, agreed: F64, own: F64, difference: F32) -> tuple[tuple[F32, F64] | None, F64]:
         """``difference`` becomes what exchanges bring, all first sides and then all second ones: ``ours`` are the
         snapshots (rows, elements) after ``own`` intervals of each, ``agreed`` the weights that the sides agreed on.
         Returns what :meth:`shift` does, and the weights that a filter left."""

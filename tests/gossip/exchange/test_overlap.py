@@ -108,6 +108,8 @@ def test_each_exchange_under_way_puts_off_the_next_mix():
     side = waiting(me=A)
     x = side.exchanges
     assert x.coming == 0
-    x.begin(0.0)
+    [snapshot] = x.begin(0.0)
+    assert x.begin(0.0) == [], "of a loop that stands one waits for its snapshot"
+    x.snapshotted(snapshot.session, 0.0)
     x.begin(0.0)
     assert x.coming == 2
