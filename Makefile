@@ -26,7 +26,7 @@ demo: $(READY) ## train on real data with four processes, kill the first, let a 
 	$(VENV)/bin/gossip demo
 
 test: $(READY) ## run the tests, minutes on two cores
-	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not slow and not netns and not frameworks and not engines and not built"
+	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m "not slow and not netns and not frameworks and not engines and not built"
 
 test-slow: $(READY) ## run the tests that take longer
 	$(PY) -m pytest -q -m "slow and not netns and not frameworks and not engines and not built"
